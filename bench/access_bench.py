@@ -40,7 +40,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.access import RULES, USERS, User, encode
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.testing.local_cluster import LocalCluster
-from spark_stream.wire.messages import AskedTopic, ListedOffsets, ListOffsets
+from spark_stream.wire.offset_messages import AskedTopic, ListOffsets
 
 TURNS: Final = 7
 ROUNDS: Final = 4_000
@@ -106,8 +106,8 @@ class _Place:
 
     def offsets_call(self) -> Callable[[], object]:
         """Return a call of a cheap action."""
-        asked, act = ListOffsets.of(topics=[AskedTopic.of(topic=TOPIC)]), self._connection.act
-        return lambda: act("list-offsets", asked, ListedOffsets)
+        asked, call = ListOffsets.of(topics=[AskedTopic.of(topic=TOPIC)]), self._connection.call
+        return lambda: call(asked)
 
     def restricted(self) -> _Place:
         """Return the same place for a holder of a token that is good for this topic alone."""

@@ -27,7 +27,8 @@ from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
-from spark_stream.wire.messages import BrokerStatus, PartitionOffsets
+from spark_stream.wire.cluster_messages import BrokerStatus
+from spark_stream.wire.offset_messages import PartitionOffsets
 from tests.examples import is_quick
 from tests.forks import Fork, forks
 

@@ -18,7 +18,7 @@ from spark_stream.datasource.options.table import OPTIONS, Use, options_for
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.offsets import TopicOffsets, to_json
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text()

@@ -24,7 +24,8 @@ def test_a_place_that_the_page_names_is_there(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["option of `format", "action", "setting of a topic", "rule", "error", "command line"]
+    "what",
+    ["option of `format", "remote call", "setting of a topic", "rule", "error", "command line"],
 )
 def test_there_is_a_list_of_places_for_each_thing_that_people_add(what: str) -> None:
     section = next(each for each in ADDING.split("\n### ")[1:] if what in each.partition("\n")[0])

@@ -85,6 +85,9 @@ class Resource(NamedTuple):
 
 THE_CLUSTER: Final = Resource(ResourceKind.CLUSTER)
 
+Need = tuple[Operation, Resource]
+"""An operation that a caller must be allowed, and its resource."""
+
 
 class Pattern(NamedTuple):
     """The resources of a rule: one of them, or all whose name begins with ``name``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.counting import Histogram, NamedCounts, TrafficBook
-from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.calls import CALLS
 
 SHRINK, EXPAND = "shrink", "expand"
 CLEAN, UNCLEAN = "clean", "unclean"
@@ -19,7 +19,7 @@ class BrokerCounts:
         """From when a batch was decoded until it is answered, by the producer's isolation."""
         self.fetches = Histogram()
         """What a fetch spends on reading the log, without its waits."""
-        self.actions = {name: Histogram() for name in ACTIONS}
+        self.actions = {name: Histogram() for name in CALLS}
         self.forces = Histogram()
         self.store_reads = Histogram()
         self.store_writes = Histogram()

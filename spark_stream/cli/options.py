@@ -20,7 +20,7 @@ from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLog
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"

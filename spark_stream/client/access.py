@@ -8,26 +8,26 @@ from collections.abc import Iterable
 from spark_stream.access.quotas import Quota
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.access_messages import (
-    Authenticated,
+    AddRule,
     CheckAccess,
     CreatedToken,
     CreateToken,
     Decision,
+    DeleteUser,
     GrantText,
-    NamedPrincipal,
-    NamedToken,
-    NamedUser,
+    ListQuotas,
+    ListRules,
+    ListTokens,
+    ListUsers,
     OpenSession,
     PutUser,
-    QuotaList,
-    RuleList,
+    RemoveQuota,
+    RemoveRule,
+    RevokeToken,
     RuleText,
     SetQuota,
     TokenDescription,
-    TokenList,
-    UserList,
 )
-from spark_stream.wire.messages import Empty
 
 
 class AccessClient:
@@ -51,15 +51,15 @@ class AccessClient:
         asked = PutUser.of(
             name=name, password=password, is_new=is_new, request_id=secrets.token_hex(8)
         )
-        self._connection.act("put-user", asked, Empty)
+        self._connection.call(asked)
 
     def remove_user(self, name: str) -> None:
         """Remove a user, or raise InvalidRequest if there is none of this name."""
-        self._connection.act("delete-user", NamedUser.of(name=name), Empty)
+        self._connection.call(DeleteUser.of(name=name))
 
     def users(self) -> list[str]:
         """Return the names of all users."""
-        return self._connection.act("list-users", Empty(), UserList).users
+        return self._connection.call(ListUsers()).users
 
     def create_token(
         self,
@@ -81,7 +81,7 @@ class AccessClient:
             grants=None if grants is None else _texts(grants),
             sliding=sliding,
         )
-        return self._connection.act("create-token", asked, CreatedToken)
+        return self._connection.call(asked)
 
     def open_session(self, grants: Iterable[tuple[str, str]], lifetime_s: float) -> str:
         """Return a token for the caller that no broker stores, with these grants and this lifetime.
@@ -89,35 +89,35 @@ class AccessClient:
         It ends sooner if the password changes, or the token that it was made with is revoked.
         """
         asked = OpenSession(grants=_texts(grants), lifetime_ms=int(lifetime_s * 1000))
-        answer = self._connection.act("open-session", asked, Authenticated)
+        answer = self._connection.call(asked)
         assert answer.session is not None
         return answer.session
 
     def tokens(self) -> list[TokenDescription]:
         """Return all tokens, or only the caller's own if it may not see others."""
-        return self._connection.act("list-tokens", Empty(), TokenList).tokens
+        return self._connection.call(ListTokens()).tokens
 
     def revoke_token(self, token_id: str) -> None:
         """Revoke a token by its id."""
-        self._connection.act("revoke-token", NamedToken.of(id=token_id), Empty)
+        self._connection.call(RevokeToken.of(id=token_id))
 
     def add_rule(self, effect: str, principal: str, operation: str, resource: str) -> None:
         """Add a rule, unless it already exists."""
-        asked = RuleText.of(
+        asked = AddRule.of(
             effect=effect, principal=principal, operation=operation, resource=resource
         )
-        self._connection.act("add-rule", asked, Empty)
+        self._connection.call(asked)
 
     def remove_rule(self, effect: str, principal: str, operation: str, resource: str) -> None:
         """Remove a rule, or raise InvalidRequest if it does not exist."""
-        asked = RuleText.of(
+        asked = RemoveRule.of(
             effect=effect, principal=principal, operation=operation, resource=resource
         )
-        self._connection.act("remove-rule", asked, Empty)
+        self._connection.call(asked)
 
     def rules(self) -> list[RuleText]:
         """Return all rules, by principal and resource."""
-        return self._connection.act("list-rules", Empty(), RuleList).rules
+        return self._connection.call(ListRules()).rules
 
     def set_quota(
         self,
@@ -136,20 +136,20 @@ class AccessClient:
             "connections": connections,
         }
         asked = SetQuota.of(principal=principal, quota=quota)
-        self._connection.act("set-quota", asked, Empty)
+        self._connection.call(asked)
 
     def remove_quota(self, principal: str) -> None:
         """Remove a principal's quota; InvalidRequest if it has none of its own."""
-        self._connection.act("remove-quota", NamedPrincipal.of(principal=principal), Empty)
+        self._connection.call(RemoveQuota.of(principal=principal))
 
     def quotas(self) -> dict[str, Quota]:
         """Return all quotas, by principal."""
-        return self._connection.act("list-quotas", Empty(), QuotaList).quotas
+        return self._connection.call(ListQuotas()).quotas
 
     def check(self, principal: str, operation: str, resource: str) -> Decision:
         """Return whether the principal may do this, and the rules that apply."""
         asked = CheckAccess.of(principal=principal, operation=operation, resource=resource)
-        return self._connection.act("check-access", asked, Decision)
+        return self._connection.call(asked)
 
 
 def _texts(grants: Iterable[tuple[str, str]]) -> list[GrantText]:

@@ -10,18 +10,22 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import ask_each
-from spark_stream.client.topics import named_topic
+from spark_stream.client.topics import checked_topic
 from spark_stream.errors import InvalidRequest, IsologError, MetadataLost, UnknownBroker
 from spark_stream.wire.cluster_messages import (
+    BrokerStatus,
+    CancelMoves,
     ClusterDescription,
-    Elected,
+    Decommission,
+    DescribeCluster,
     ElectPreferred,
+    GetStatus,
     MoveReplicas,
-    NamedBroker,
     Problem,
     ProblemKind,
+    Recommission,
+    RestoreMetadata,
 )
-from spark_stream.wire.messages import BrokerStatus, Empty
 
 _TAKEN_S: Final = 10.0  # brokers check many times a second
 _TAKEN_PAUSE_S: Final = 0.1
@@ -42,38 +46,38 @@ class ClusterClient:
 
     def describe(self) -> ClusterDescription:
         """Return the cluster as it is now."""
-        return self._connection.act("describe-cluster", Empty(), ClusterDescription)
+        return self._connection.call(DescribeCluster())
 
     def inspect(self) -> tuple[ClusterDescription, dict[str, BrokerStatus]]:
         """Return the cluster with all its problems, and the status of each broker that answers."""
         found = self.describe()
         links = {each.id: each.address for each in found.brokers if each.alive}
-        statuses = ask_each(self._connection, links, "status", Empty(), BrokerStatus)
+        statuses = ask_each(self._connection, links, GetStatus())
         return with_refusals(found, statuses), statuses
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begin to move the replicas of these partitions."""
         moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
-        asked = MoveReplicas.of(topic=named_topic(topic).topic, partitions=moves)
-        self._connection.act("move-replicas", asked, Empty)
+        asked = MoveReplicas.of(topic=checked_topic(topic), partitions=moves)
+        self._connection.call(asked)
 
     def cancel_moves(self, topic: str) -> None:
         """Cancel the moves of the topic's partitions that are under way."""
-        asked = MoveReplicas.of(topic=named_topic(topic).topic)
-        self._connection.act("cancel-moves", asked, Empty)
+        asked = CancelMoves.of(topic=checked_topic(topic))
+        self._connection.call(asked)
 
     def elect_preferred_leaders(self, topic: str | None) -> int:
         """Make preferred leaders lead; return how many partitions changed their leader."""
-        asked = ElectPreferred.of(topic=None if topic is None else named_topic(topic).topic)
-        return self._connection.act("elect-preferred", asked, Elected).elected
+        asked = ElectPreferred.of(topic=None if topic is None else checked_topic(topic))
+        return self._connection.call(asked).elected
 
     def decommission(self, broker: str | int) -> None:
         """Begin to take the broker out of the cluster."""
-        self._connection.act("decommission", _named(broker), Empty)
+        self._connection.call(Decommission(broker=_checked_broker(broker)))
 
     def recommission(self, broker: str | int) -> None:
         """Cancel a decommission."""
-        self._connection.act("recommission", _named(broker), Empty)
+        self._connection.call(Recommission(broker=_checked_broker(broker)))
 
     def restore_metadata(self) -> None:
         """Have the brokers write back a deleted metadata store; wait until all of them use it.
@@ -82,7 +86,7 @@ class ClusterClient:
             InvalidRequest: Nothing is missing, or another file is in its place.
             MetadataLost: Running brokers do not use what was written back.
         """
-        self._connection.act("restore-metadata", Empty(), Empty)
+        self._connection.call(RestoreMetadata())
         deadline = time.monotonic() + _TAKEN_S
         while reasons := self._without_store():
             if time.monotonic() > deadline:
@@ -101,7 +105,7 @@ class ClusterClient:
                 continue
             link = self._connection.to(broker.id, broker.address)
             try:
-                facts = link.act("describe-cluster", Empty(), ClusterDescription, _TAKEN_S)
+                facts = link.call(DescribeCluster(), _TAKEN_S)
             except IsologError as error:
                 reasons[broker.id] = error.message
                 continue
@@ -134,8 +138,8 @@ def with_refusals(
     return replace(cluster, problems=(*causes, *disks, *effects)) if disks else cluster
 
 
-def _named(broker: str | int) -> NamedBroker:
+def _checked_broker(broker: str | int) -> str:
     try:
-        return NamedBroker.of(broker=str(broker))
+        return Decommission.of(broker=str(broker)).broker
     except InvalidRequest:
         raise UnknownBroker(f"there is no broker {str(broker)!r}") from None

@@ -21,13 +21,12 @@ from spark_stream.errors import InvalidRequest, UnknownConsumer, UnknownPartitio
 from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
     ConsumerDescription,
-    ConsumerDescriptions,
+    ListConsumers,
     PinnedStart,
     PinStart,
     RecordProgress,
 )
-from spark_stream.wire.messages import Empty
-from spark_stream.wire.transaction_messages import NamedConsumer
+from spark_stream.wire.transaction_messages import DeleteConsumer
 
 
 class MovedPosition(Struct, frozen=True):
@@ -49,11 +48,11 @@ class ConsumersClient:
 
     def pin_start(self, asked: PinStart) -> PinnedStart:
         """Return where the query of this name first started."""
-        return self._connection.act("pin-start", asked, PinnedStart)
+        return self._connection.call(asked)
 
     def record_progress(self, asked: RecordProgress, timeout_s: float | None = None) -> None:
         """Store how far a query has come; raise ConsumerFenced if another run has its name."""
-        self._connection.act("record-progress", asked, Empty, timeout_s)
+        self._connection.call(asked, timeout_s)
 
     def all(self) -> list[ConsumerDescription]:
         """Return every known name, sorted, with where it reads and how much is left."""
@@ -68,8 +67,8 @@ class ConsumersClient:
 
     def delete(self, name: str) -> None:
         """Forget all that is known under a name, or raise UnknownConsumer."""
-        asked = NamedConsumer.of(consumer=name)
-        self._connection.act("delete-consumer", asked, Empty)
+        asked = DeleteConsumer.of(consumer=name)
+        self._connection.call(asked)
 
     def reset(
         self,
@@ -153,7 +152,7 @@ class ConsumersClient:
         return offsets, lineages
 
     def _list(self) -> list[ConsumerDescription]:
-        return self._connection.act("list-consumers", Empty(), ConsumerDescriptions).consumers
+        return self._connection.call(ListConsumers()).consumers
 
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
         """Add the ends of the partitions, and the numbers of records that are held back."""

@@ -33,7 +33,6 @@ from spark_stream.wire.consumer_messages import (
     TakenPartitions,
     TakePartitions,
 )
-from spark_stream.wire.messages import Empty
 
 logger = logger_of(__name__)
 
@@ -204,7 +203,7 @@ class Membership:
             session_ms=round(1_000 * self._session_s),
             isolation=self._isolation,
         )
-        self._take_answer(core, self._connection.act("join-group", asked, GroupAnswer))
+        self._take_answer(core, self._connection.call(asked))
         self._topics, self._renewed_at = topics, now
 
     # -- for the consumer's thread ----------------------------------------------------------------
@@ -226,7 +225,7 @@ class Membership:
     def ask_where_to_begin(self, added: list[Assigned], timeout_s: float) -> TakenPartitions:
         """Return where to begin in partitions; raise ConsumerFenced if they are another's."""
         asked = TakePartitions(consumer=self.group, member=self._core.member, assigned=added)
-        return self._connection.act("take-partitions", asked, TakenPartitions, timeout_s)
+        return self._connection.call(asked, timeout_s)
 
     def take(self, added: list[Assigned]) -> None:
         """As :meth:`MembershipCore.take`."""
@@ -263,7 +262,7 @@ class Membership:
         self.is_fenced = True
         asked = LeaveGroup(consumer=self.group, member=self._core.member, hangs=hangs)
         try:
-            self._connection.act("leave-group", asked, Empty, min(LEAVE_S, self._timeout_s))
+            self._connection.call(asked, min(LEAVE_S, self._timeout_s))
         except IsologError as error:
             logger.warning("cannot leave the group %r in order: %s", self.group, error)
 
@@ -315,7 +314,7 @@ class Membership:
             consumer=self.group, member=core.member, released=released, renew=renew
         )
         try:
-            found = self._connection.act("group-heartbeat", asked, GroupAnswer, self._timeout_s)
+            found = self._connection.call(asked, self._timeout_s)
         except ConsumerFenced:
             self.is_fenced |= core is self._core
         except IsologError as error:
@@ -344,7 +343,7 @@ class Membership:
             idle_ms=round(1_000 * idle_s) if is_idle else 0,
         )
         with suppress(IsologError):  # it is for people who watch
-            self._connection.act("reader-heartbeat", asked, Empty, self._timeout_s)
+            self._connection.call(asked, self._timeout_s)
 
     def _take_answer(self, core: MembershipCore, found: GroupAnswer) -> None:
         with self._lock:

@@ -14,24 +14,22 @@ from msgspec import Struct
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
-from spark_stream.wire.messages import (
+from spark_stream.wire.cluster_messages import ListBrokers
+from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.offset_messages import (
     AskedTopic,
-    BrokerList,
-    Empty,
-    ListedOffsets,
     ListOffsets,
-    Message,
     PartitionFacts,
     PartitionOffset,
 )
 
-T = TypeVar("T", bound=Message)
+A = TypeVar("A", bound=Message)
 
 _PATIENCE_S: Final = 2.0
 _BROKERS_AT_ONCE: Final = 8
 
 Note = Callable[[str, str, float | None], None]
-"""A function of a broker, an action, and the seconds until the answer (None without one)."""
+"""A function of a broker, a call's name, and the seconds until the answer (None without one)."""
 
 
 class PartitionSeen(Struct, frozen=True):
@@ -50,25 +48,23 @@ Partitions = Mapping[str, Mapping[int, PartitionSeen]]
 def ask_each(
     connection: ClusterConnection,
     links: Mapping[str, str],
-    action: str,
-    body: Message,
-    result: type[T],
+    call: Call[A],
     note: Note | None = None,
-) -> dict[str, T]:
-    """Send a request to brokers (id → address) in parallel, and return the answers in time."""
+) -> dict[str, A]:
+    """Call brokers (id → address) in parallel, and return the answers in time."""
 
-    def answer(broker: str) -> T | None:
+    def answer(broker: str) -> A | None:
         began = time.monotonic()
         found, has_answered = None, True
         try:
             link = connection.to(broker, links[broker])
-            found = link.act(action, body, result, _PATIENCE_S)
+            found = link.call(call, _PATIENCE_S)
         except (BrokerUnavailable, RequestTimeout):
             has_answered = False
         except IsologError:
             pass  # a refusal is an answer
         if note is not None:
-            note(broker, action, time.monotonic() - began if has_answered else None)
+            note(broker, call.wire_name, time.monotonic() - began if has_answered else None)
         return found
 
     answers = in_parallel(answer, links, _BROKERS_AT_ONCE)
@@ -82,9 +78,9 @@ def see_partitions(
     if not topics:
         return {}
     request = ListOffsets(topics=[AskedTopic(topic=name, facts=True) for name in topics])
-    brokers = connection.act("list-brokers", Empty(), BrokerList).brokers
+    brokers = connection.call(ListBrokers()).brokers
     links = {each.id: each.address for each in brokers}
-    answers = ask_each(connection, links, "list-offsets", request, ListedOffsets, note)
+    answers = ask_each(connection, links, request, note)
     now = time.time()
     return {
         name: {

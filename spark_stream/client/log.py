@@ -32,11 +32,11 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, OffsetEvicted, UnknownPartition
 from spark_stream.sql.ddl import parse_schema
-from spark_stream.wire.cluster_messages import ClusterDescription
+from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription, GetStatus
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import BrokerStatus, Empty, TopicDescription
 from spark_stream.wire.sink_messages import SinkDescription
+from spark_stream.wire.topic_messages import TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
 _READERS_MAX: Final = 4
@@ -316,7 +316,7 @@ class Log(Closing):
 
     def status(self) -> BrokerStatus:
         """Return the status that the broker reports."""
-        return self._connection.act("status", Empty(), BrokerStatus)
+        return self._connection.call(GetStatus())
 
     # -- transactions ---------------------------------------------------------------------------
 

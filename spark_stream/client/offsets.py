@@ -20,14 +20,14 @@ from spark_stream.client.connecting.link import seconds_left
 from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.client.connecting.router import Router
 from spark_stream.errors import IsologError, LeaderUnavailable
-from spark_stream.wire.messages import (
+from spark_stream.wire.offset_messages import (
     AskedTopic,
-    LeaderFacts,
     ListedOffsets,
     ListOffsets,
     PartitionOffset,
     PartitionOffsets,
 )
+from spark_stream.wire.topic_messages import LeaderFacts
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
@@ -62,7 +62,7 @@ def looked_up(
     request = ListOffsets(topics=list(asked), names=names)
     pause = _PAUSE_FIRST_S
     for rounds in count():
-        first = connection.act("list-offsets", request, ListedOffsets, seconds_left(deadline))
+        first = connection.call(request, seconds_left(deadline))
         lookup = _LookUp(connection, router, asked, first, deadline, rounds)
         lookup.ask_leaders()
         missing = lookup.missing()
@@ -149,7 +149,7 @@ class _LookUp:
         try:
             link = self._connection.at(address)
             turn = self._connection.turn(self._deadline, self._rounds)
-            answer = link.act("list-offsets", asked, ListedOffsets, turn)
+            answer = link.call(asked, turn)
         except IsologError as error:
             if not error.retriable:
                 raise

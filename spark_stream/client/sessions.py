@@ -21,7 +21,6 @@ from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import at_end_while_used, new_lock
 from spark_stream.wire.consumer_messages import ReaderHeartbeat
-from spark_stream.wire.messages import Empty
 
 logger = logger_of(__name__)
 
@@ -115,7 +114,7 @@ class ReaderHeartbeats:
         idle_s = max(0.0, time.monotonic() - self.active_at - self.patience_s)
         asked = replace(self._asked, idle_ms=round(1_000 * idle_s), ending=ending)
         try:
-            self._connection.act("reader-heartbeat", asked, Empty, timeout_s)
+            self._connection.call(asked, timeout_s)
         except IsologError as error:
             # A later reader has the name, or the broker is of a release without heartbeats.
             self._is_over |= not error.retriable

@@ -32,18 +32,14 @@ from spark_stream.schema.schemas import (
 )
 from spark_stream.schema.stored_types import check_levels
 from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.messages import (
+from spark_stream.wire.offset_messages import AskedTopic, PartitionOffsets
+from spark_stream.wire.topic_messages import (
     AlterTopic,
-    AskedTopic,
     CreateTopic,
     DeleteTopic,
-    Empty,
+    DescribeTopic,
     ListTopics,
-    NamedTopic,
-    PartitionOffsets,
     TopicDescription,
-    TopicNames,
-    Trimmed,
     TrimTopic,
 )
 
@@ -86,12 +82,10 @@ class TopicsClient:
 
     def names(self, *, readable: bool = False) -> list[str]:
         """Return the names of the topics that the caller may describe, or may read."""
-        return self._connection.act("list-topics", ListTopics(readable=readable), TopicNames).topics
+        return self._connection.call(ListTopics(readable=readable)).topics
 
     def describe(self, topic: str) -> TopicDescription:
-        return self._remember(
-            self._connection.act("describe-topic", named_topic(topic), TopicDescription)
-        )
+        return self._remember(self._connection.call(DescribeTopic(topic=checked_topic(topic))))
 
     def known(self, topic: str) -> TopicDescription:
         """Return the topic as this client last saw it: it may have been altered since.
@@ -126,7 +120,7 @@ class TopicsClient:
         _check_schema(schema)
         _check_agree(partitions, replication_factor, assignment)
         asked = CreateTopic.of(
-            topic=named_topic(topic).topic,
+            topic=checked_topic(topic),
             partitions=1 if partitions is None else partitions,
             replication_factor=replication_factor,
             schema_ipc=schema,
@@ -136,7 +130,7 @@ class TopicsClient:
         )
         for _ in range(_TRIES):
             try:
-                return self._remember(self._connection.act("create-topic", asked, TopicDescription))
+                return self._remember(self._connection.call(asked))
             except TopicExists:
                 if not if_not_exists:
                     raise
@@ -164,16 +158,14 @@ class TopicsClient:
     ) -> TopicDescription:
         _check_schema(schema)
         asked = AlterTopic.of(
-            topic=named_topic(topic).topic,
+            topic=checked_topic(topic),
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
             schema_ipc=schema,
         )
         rest = replace(asked, schema=None)  # of a retry that finds the schema of an earlier attempt
-        return self._remember(
-            self._connection.act("alter-topic", asked, TopicDescription, instead=rest)
-        )
+        return self._remember(self._connection.call(asked, instead=rest))
 
     def delete(self, topic: str) -> None:
         """Delete the topic that has this name now.
@@ -185,10 +177,10 @@ class TopicsClient:
             UnknownTopic: there is none, or it was deleted and created again meanwhile.
         """
         self.forget(topic)
-        named = named_topic(topic)
-        asked = DeleteTopic(topic=named.topic, topic_id=self._id_of(named.topic))
+        checked_topic(topic)
+        asked = DeleteTopic(topic=topic, topic_id=self._id_of(topic))
         try:
-            self._connection.act("delete-topic", asked, Empty)
+            self._connection.call(asked)
         except UnknownTopic as error:
             if "topic_id" in error.details:  # there is a later one
                 raise
@@ -201,7 +193,7 @@ class TopicsClient:
         ``dry_run``: only check the offsets, and return the present log starts.
         """
         asked = TrimTopic.of(topic=topic, topic_id=topic_id, before=dict(before), dry_run=dry_run)
-        return self._connection.act("trim-topic", asked, Trimmed).log_starts
+        return self._connection.call(asked).log_starts
 
     def _id_of(self, topic: str) -> str:
         """Return the topic's id, as the metadata store has it; ask no leader."""
@@ -221,7 +213,7 @@ class TopicsClient:
         lineages: Mapping[int, Iterable[Lineage]] | None = None,
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
-        """Return the offset of a place in each partition; see ``wire.messages.AskedTopic``."""
+        """Return the offset of a place in each partition; see :class:`AskedTopic`."""
         asked = AskedTopic.of(
             topic=topic,
             partitions=partitions,
@@ -282,12 +274,12 @@ def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> N
         )
 
 
-def named_topic(topic: str) -> NamedTopic:
-    """Return the request that names this topic, or raise InvalidTopic."""
+def checked_topic(topic: str) -> str:
+    """Return the name of a topic, or raise InvalidTopic if no topic can have it."""
     try:
-        asked = NamedTopic.of(topic=topic)
+        DescribeTopic.of(topic=topic)
         topic.encode()  # half of a surrogate pair has no UTF-8
-        return asked
+        return topic
     except (InvalidRequest, UnicodeEncodeError):
         raise InvalidTopic(f"{topic!r} is not a topic name", topic=ascii(topic)) from None
 

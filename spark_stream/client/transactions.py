@@ -10,32 +10,36 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import Partitions, held_back, see_partitions
 from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.errors import InvalidRequest, UnknownTransaction
-from spark_stream.wire.messages import AtomicCut, Cut, CutTopic, Empty
+from spark_stream.wire.offset_messages import AtomicCut, CutTopic
 from spark_stream.wire.sink_messages import (
-    DropBranchRequest,
+    AbortBranch,
+    DeleteSink,
+    ListSinks,
     OpenBranch,
     RenewBatch,
     SettledBatch,
+    SettleSinkBatch,
     SinkDescription,
-    SinkList,
     StopRun,
 )
 from spark_stream.wire.transaction_messages import (
     UNFINISHED,
+    AbortTransaction,
     BeginTransaction,
     Branch,
+    CheckConsumer,
+    CommitPosition,
     CommitTransaction,
-    EndTransaction,
+    DescribeTransaction,
+    GetPosition,
     InitTransactions,
     KillTransaction,
-    NamedConsumer,
-    NamedTransaction,
-    OwnedConsumer,
-    Positions,
+    ListTransactions,
+    NewProducer,
     ProducerFacts,
+    RenewTransaction,
     TakeConsumer,
     TransactionDescription,
-    TransactionList,
     TransactionPartition,
 )
 
@@ -48,14 +52,14 @@ class TransactionsClient:
 
     def new_producer(self, timeout_s: float | None = None) -> ProducerFacts:
         """Return a producer id for writes outside transactions."""
-        return self._connection.act("new-producer", Empty(), ProducerFacts, timeout_s)
+        return self._connection.call(NewProducer(), timeout_s)
 
     def init(self, transactional_id: str, instance: str, timeout_ms: int) -> TransactionDescription:
         """Take over the transactional id; see ``wire.transaction_messages.InitTransactions``."""
         asked = InitTransactions.of(
             transactional_id=transactional_id, instance=instance, timeout_ms=timeout_ms
         )
-        return self._connection.act("init-transactions", asked, TransactionDescription)
+        return self._connection.call(asked)
 
     def begin(self, transactional_id: str, instance: str, after: int) -> Branch:
         """Begin the transaction that follows number ``after``.
@@ -65,7 +69,7 @@ class TransactionsClient:
             InvalidTransaction: a transaction is open.
         """
         asked = BeginTransaction(transactional_id=transactional_id, instance=instance, after=after)
-        return self._connection.act("begin-transaction", asked, Branch)
+        return self._connection.call(asked)
 
     def open_branch(self, asked: OpenBranch) -> Branch:
         """Open a branch under which to write a sink's batch.
@@ -74,54 +78,56 @@ class TransactionsClient:
             SinkInUse, StaleBatch, ProducerFenced.
             TransactionAborted: the driver that planned the batch has abandoned it.
         """
-        return self._connection.act("open-branch", asked, Branch)
+        return self._connection.call(asked)
 
-    def settle_batch(self, asked: OpenBranch) -> SettledBatch:
+    def settle_batch(self, asked: SettleSinkBatch) -> SettledBatch:
         """Return whether the batch is committed. If it is not, abort what the sink has open.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
         """
-        return self._connection.act("settle-batch", asked, SettledBatch)
+        return self._connection.call(asked)
 
     def renew_batch(
         self, transactional_id: str, instance: str, batch: int, timeout_s: float | None = None
     ) -> None:
         """Extend the deadline of the transaction that writes the batch, if it is open."""
         asked = RenewBatch(transactional_id=transactional_id, instance=instance, batch=batch)
-        self._connection.act("renew-batch", asked, Empty, timeout_s)
+        self._connection.call(asked, timeout_s)
 
     def drop_branch(
         self, transactional_id: str, instance: str, number: int, producer_id: int
     ) -> None:
         """Abort one branch of a transaction that continues."""
-        asked = DropBranchRequest(
+        asked = AbortBranch(
             transactional_id=transactional_id,
             instance=instance,
             number=number,
             producer_id=producer_id,
         )
-        self._connection.act("drop-branch", asked, Empty)
+        self._connection.call(asked)
 
     def stop_run(self, run: str, planned: int, batch: int) -> None:
         """Abort what the driver planned up to ``planned``; its late tasks can open no branch."""
-        self._connection.act("stop-run", StopRun(run=run, planned=planned, batch=batch), Empty)
+        self._connection.call(StopRun(run=run, planned=planned, batch=batch))
 
     def sinks(self) -> list[SinkDescription]:
         """Return all sinks, by id."""
-        return self._connection.act("list-sinks", Empty(), SinkList).sinks
+        return self._connection.call(ListSinks()).sinks
 
     def delete_sink(self, transactional_id: str) -> None:
         """Forget a sink, or raise UnknownTransaction or InvalidTransaction."""
-        asked = NamedTransaction.of(transactional_id=transactional_id)
-        self._connection.act("delete-sink", asked, Empty)
+        asked = DeleteSink.of(transactional_id=transactional_id)
+        self._connection.call(asked)
 
     def renew(
         self, transactional_id: str, instance: str, number: int, timeout_s: float | None = None
     ) -> TransactionDescription:
         """Set the deadline of an open transaction to now plus its timeout."""
-        asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
-        return self._connection.act("renew-transaction", asked, TransactionDescription, timeout_s)
+        asked = RenewTransaction(
+            transactional_id=transactional_id, instance=instance, number=number
+        )
+        return self._connection.call(asked, timeout_s)
 
     def commit(
         self,
@@ -152,25 +158,27 @@ class TransactionsClient:
             positions=list(positions),
             owners=dict(owners or {}),
         )
-        return self._connection.act("commit-transaction", asked, TransactionDescription)
+        return self._connection.call(asked)
 
     def abort(self, transactional_id: str, instance: str, number: int) -> TransactionDescription:
         """Abort, or raise InvalidTransaction if the commit is decided: it is never undone."""
-        asked = EndTransaction(transactional_id=transactional_id, instance=instance, number=number)
-        return self._connection.act("abort-transaction", asked, TransactionDescription)
+        asked = AbortTransaction(
+            transactional_id=transactional_id, instance=instance, number=number
+        )
+        return self._connection.call(asked)
 
     def all(self) -> list[TransactionDescription]:
         """Return all transactional ids with their present or last transaction."""
-        found = self._connection.act("list-transactions", Empty(), TransactionList).transactions
+        found = self._connection.call(ListTransactions()).transactions
         return self._with_places(found)
 
     def describe(self, transactional_id: str) -> TransactionDescription:
         """Return one transactional id with its transaction, or raise UnknownTransaction."""
         try:
-            asked = NamedTransaction.of(transactional_id=transactional_id)
+            asked = DescribeTransaction.of(transactional_id=transactional_id)
         except InvalidRequest:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}") from None
-        found = self._connection.act("describe-transaction", asked, TransactionDescription)
+        found = self._connection.call(asked)
         return self._with_places([found])[0]
 
     def kill(self, transactional_id: str, number: int | None = None) -> TransactionDescription:
@@ -187,7 +195,7 @@ class TransactionsClient:
         asked = KillTransaction(
             transactional_id=transactional_id, number=None if number < 0 else number
         )
-        return self._connection.act("kill-transaction", asked, TransactionDescription)
+        return self._connection.call(asked)
 
     def _with_places(self, found: Sequence[TransactionDescription]) -> list[TransactionDescription]:
         """Add what the leaders of the partitions of unfinished transactions answer."""
@@ -203,20 +211,20 @@ class TransactionsClient:
 
     def position(self, consumer: str) -> list[PositionOf]:
         """Return where a named consumer continues; empty if it never committed a position."""
-        asked = NamedConsumer.of(consumer=consumer)
-        return self._connection.act("consumer-position", asked, Positions).positions
+        asked = GetPosition.of(consumer=consumer)
+        return self._connection.call(asked).positions
 
     def take_consumer(
         self, consumer: str, instance: str, *, keeps_group: bool = False
     ) -> list[PositionOf]:
         """Take over the consumer's name. Return its stored positions."""
         asked = TakeConsumer.of(consumer=consumer, instance=instance, keeps_group=keeps_group)
-        return self._connection.act("take-consumer", asked, Positions).positions
+        return self._connection.call(asked).positions
 
     def check_consumer(self, consumer: str, instance: str) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
-        asked = OwnedConsumer(consumer=consumer, instance=instance)
-        self._connection.act("check-consumer", asked, Empty)
+        asked = CheckConsumer(consumer=consumer, instance=instance)
+        self._connection.call(asked)
 
     def commit_position(
         self,
@@ -225,12 +233,12 @@ class TransactionsClient:
         timeout_s: float | None = None,
     ) -> None:
         """Store positions outside any transaction; raise ConsumerFenced if others own the names."""
-        asked = Positions(positions=list(positions), owners=dict(owners))
-        self._connection.act("commit-position", asked, Empty, timeout_s)
+        asked = CommitPosition(positions=list(positions), owners=dict(owners))
+        self._connection.call(asked, timeout_s)
 
     def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
         """Return a cut, by topic and partition: offsets that split no transaction."""
-        return self._connection.act("atomic-cut", AtomicCut(topics=list(topics)), Cut).offsets
+        return self._connection.call(AtomicCut(topics=list(topics))).offsets
 
 
 def _placed(at: TransactionPartition, number: int, seen: Partitions) -> TransactionPartition:

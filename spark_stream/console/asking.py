@@ -29,14 +29,16 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import field_type_name
-from spark_stream.wire.messages import BrokerStatus, Empty, to_plain
+from spark_stream.wire.cluster_messages import BrokerStatus, GetStatus
+from spark_stream.wire.messages import to_plain
+from spark_stream.wire.offset_messages import ListOffsets
 from spark_stream.wire.transaction_messages import UNFINISHED
 
 _TOPICS_AT_ONCE: Final = 200
 _CHANGES_MAX: Final = 200
 _EPOCHS_MAX: Final = 16  # of a partition
 _ON_DISK_MAX: Final = 3
-_ACTIONS: Final = ("status", "list-offsets")
+_CALLS: Final = (GetStatus.wire_name, ListOffsets.wire_name)
 """What each broker is asked for again and again."""
 
 
@@ -57,7 +59,7 @@ class Asking:
 
     def status(self) -> BrokerStatus:
         """Return the status of one broker, which also says who the caller is."""
-        return self.connection.act("status", Empty(), BrokerStatus)
+        return self.connection.call(GetStatus())
 
     # -- the cluster ------------------------------------------------------------------------------
 
@@ -65,10 +67,8 @@ class Asking:
         """Return the cluster, with the status of each broker that answers."""
         found = self._cluster.describe()
         links = {each.id: each.address for each in found.brokers if each.alive}
-        statuses = ask_each(
-            self.connection, links, "status", Empty(), BrokerStatus, self._note_answer
-        )
-        self.answers.keep({(each, action) for each in links for action in _ACTIONS})
+        statuses = ask_each(self.connection, links, GetStatus(), self._note_answer)
+        self.answers.keep({(each, action) for each in links for action in _CALLS})
         shown: dict[str, Any] = plain(with_refusals(found, statuses))
         for each in shown["brokers"]:
             status = statuses.get(each["id"])
@@ -90,13 +90,13 @@ class Asking:
     def note_process(self, broker: str, uptime_s: float) -> None:
         """Discard the answers of a broker's earlier process if the broker was restarted."""
         if uptime_s < self._uptimes_s.get(broker, 0.0):
-            for action in _ACTIONS:
+            for action in _CALLS:
                 self.answers.drop((broker, action))
         self._uptimes_s[broker] = uptime_s
 
     def answers_of(self, broker: str) -> BrokerAnswers:
         """Return a broker's answers, with the time of ``status``: all do the same work for it."""
-        status, offsets = (answers_of(self.answers.of((broker, each))) for each in _ACTIONS)
+        status, offsets = (answers_of(self.answers.of((broker, each))) for each in _CALLS)
         return BrokerAnswers(
             status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s
         )

@@ -30,7 +30,8 @@ from spark_stream.console.snippets import ShownRange, python_snippet, spark_snip
 from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.texts import shown
-from spark_stream.wire.messages import STATES_MAX, AskedTopic, PartitionOffset, TopicDescription
+from spark_stream.wire.offset_messages import STATES_MAX, AskedTopic, PartitionOffset
+from spark_stream.wire.topic_messages import TopicDescription
 
 LIMIT_MAX: Final = 500
 _WINDOW_MAX: Final = 1 << 16

@@ -1,10 +1,10 @@
-"""What client and broker both know. Control messages are JSON, data is Arrow.
+"""Messages and limits that client and broker share. Control messages are JSON, data is Arrow.
 
-``messages``       append envelopes, acknowledgements, what is asked about topics
-``fetch_messages``  tickets, and what comes with the records
-``transaction_messages``, ``sink_messages``  what producers and sinks ask about transactions
-``consumer_messages``  what is asked about consumers' names
-``actions``        every action with its messages: the one table
+``messages``       the base of all messages, and of the calls
+``topic_messages``, ``offset_messages``, ``cluster_messages``, ``access_messages``  calls
+``transaction_messages``, ``sink_messages``, ``consumer_messages``  calls
+``calls``          the table of all calls, made from their classes
+``append_messages``, ``fetch_messages``, ``replication_messages``  streams
 ``flight``         errors as Flight carries them
 ``limits``         every limit in one place, with its reason
 ``allocator``      how a process gets and keeps its memory

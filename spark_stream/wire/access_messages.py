@@ -1,4 +1,4 @@
-"""Messages about who calls, and about users, tokens, rules and quotas."""
+"""The calls about users, tokens, rules and quotas, and the authentication of callers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
+from spark_stream.access.needs import anybody, described, on_cluster
 from spark_stream.access.quotas import Quota
-from spark_stream.wire.messages import Description, Message
+from spark_stream.access.rules import Operation
+from spark_stream.wire.messages import Call, Description, Empty, Message
+
+ADMIN = Operation.ADMIN
 
 Principal = Annotated[str, Meta(min_length=1, max_length=255)]
 GRANTS_MAX: Final = 1_000
@@ -50,8 +54,8 @@ class GrantText(Message):
     resource: Annotated[str, Meta(max_length=300)]
 
 
-class PutUser(Message):
-    """Adds a user, or changes a user's password. ``is_new``: the user must not exist yet.
+class PutUser(Call[Empty], name="put-user", needs=on_cluster(ADMIN)):
+    """Add a user, or change a user's password. ``is_new``: the user must not exist yet.
 
     ``request_id``: a text that no other request has. A request whose id is on record was carried
     out before, and changes nothing.
@@ -68,8 +72,8 @@ class PutUser(Message):
         return f"PutUser(name={self.name!r}, …)"
 
 
-class NamedUser(Message):
-    """Names a user."""
+class DeleteUser(Call[Empty], name="delete-user", needs=on_cluster(ADMIN)):
+    """Delete a user and the user's tokens."""
 
     name: Principal
 
@@ -80,24 +84,8 @@ class UserList(Description):
     users: list[str]
 
 
-class CreateToken(Message):
-    """Makes a token for a principal. ``lifetime_ms`` None: it does not expire.
-
-    ``principal`` None: for the caller. ``grants`` None: all that its principal may do. ``sliding``:
-    it expires once it was not used for its lifetime.
-    """
-
-    principal: Principal | None = None
-    lifetime_ms: Annotated[int, Meta(ge=1_000, le=LIFETIME_DAYS_MAX * 86_400_000)] | None = None
-    grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)] | None = None
-    sliding: bool = False
-
-
-class OpenSession(Message):
-    """Asks for a token that no broker stores, for the caller, with these grants and lifetime."""
-
-    grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)]
-    lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]
+class ListUsers(Call[UserList], name="list-users", needs=on_cluster(ADMIN)):
+    """List the names of all users."""
 
 
 class CreatedToken(Message):
@@ -110,6 +98,26 @@ class CreatedToken(Message):
 
     def __repr__(self) -> str:
         return f"CreatedToken(id={self.id!r}, …)"
+
+
+class CreateToken(Call[CreatedToken], name="create-token", needs=anybody):
+    """Make a token for a principal. ``lifetime_ms`` None: it does not expire.
+
+    ``principal`` None: for the caller. ``grants`` None: all that its principal may do. ``sliding``:
+    it expires once it was not used for its lifetime.
+    """
+
+    principal: Principal | None = None
+    lifetime_ms: Annotated[int, Meta(ge=1_000, le=LIFETIME_DAYS_MAX * 86_400_000)] | None = None
+    grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)] | None = None
+    sliding: bool = False
+
+
+class OpenSession(Call[Authenticated], name="open-session", needs=anybody):
+    """Make a token that no broker stores, for the caller, with these grants and lifetime."""
+
+    grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)]
+    lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]
 
 
 class TokenDescription(Description):
@@ -128,8 +136,12 @@ class TokenList(Description):
     tokens: list[TokenDescription]
 
 
-class NamedToken(Message):
-    """Names a token by its id."""
+class ListTokens(Call[TokenList], name="list-tokens", needs=described):
+    """List all tokens, or those of the caller if it may not see others."""
+
+
+class RevokeToken(Call[Empty], name="revoke-token", needs=anybody):
+    """Revoke a token by its id."""
 
     id: str
 
@@ -149,15 +161,27 @@ class RuleList(Description):
     rules: list[RuleText]
 
 
-class SetQuota(Message):
-    """Gives a principal a quota, in the place of the one that it has; ``*``: the default."""
+class AddRule(RuleText, Call[Empty], name="add-rule", needs=on_cluster(ADMIN)):
+    """Add a rule, unless it already exists."""
+
+
+class RemoveRule(RuleText, Call[Empty], name="remove-rule", needs=on_cluster(ADMIN)):
+    """Remove a rule."""
+
+
+class ListRules(Call[RuleList], name="list-rules", needs=on_cluster(ADMIN)):
+    """List all rules."""
+
+
+class SetQuota(Call[Empty], name="set-quota", needs=on_cluster(ADMIN)):
+    """Set a principal's quota; ``*``: the default."""
 
     principal: Principal
     quota: Quota
 
 
-class NamedPrincipal(Message):
-    """Names a principal, or all that have no quota of their own by ``*``."""
+class RemoveQuota(Call[Empty], name="remove-quota", needs=on_cluster(ADMIN)):
+    """Remove a principal's quota; ``*``: the default."""
 
     principal: Principal
 
@@ -168,12 +192,8 @@ class QuotaList(Description):
     quotas: dict[str, Quota]
 
 
-class CheckAccess(Message):
-    """Asks whether a principal may do something."""
-
-    principal: Principal
-    operation: str
-    resource: str
+class ListQuotas(Call[QuotaList], name="list-quotas", needs=on_cluster(ADMIN)):
+    """List all quotas."""
 
 
 class Decision(Description):
@@ -181,3 +201,11 @@ class Decision(Description):
 
     is_allowed: bool
     rules: list[RuleText]
+
+
+class CheckAccess(Call[Decision], name="check-access", needs=on_cluster(ADMIN)):
+    """Check whether a principal may do something."""
+
+    principal: Principal
+    operation: str
+    resource: str

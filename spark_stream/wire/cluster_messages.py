@@ -1,4 +1,4 @@
-"""The control messages about the cluster: its brokers, and where replicas and leaders are to be."""
+"""The calls about the cluster: its brokers, and the placement of replicas and leaders."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from spark_stream.access.needs import anybody, described, on_cluster
+from spark_stream.access.rules import Operation
 from spark_stream.structs import Name, PartitionField
-from spark_stream.wire.messages import Description, Message
+from spark_stream.wire.messages import Call, Description, Empty, Message
+
+ADMIN = Operation.ADMIN
 
 
 class BrokerDescription(Description, kw_only=False):
@@ -77,17 +81,27 @@ class ClusterDescription(Description, kw_only=False):
     problems: tuple[Problem, ...] = ()
 
 
-class MoveReplicas(Message):
-    """The brokers on which each partition is to be, the preferred leader first."""
+class DescribeCluster(
+    Call[ClusterDescription], name="describe-cluster", needs=on_cluster(Operation.DESCRIBE)
+):
+    """Describe the brokers, the number of partitions in each state, and the problems."""
+
+
+class _Placement(Message):
+    """The brokers of partitions, the preferred leader first."""
 
     topic: Name
     partitions: dict[PartitionField, list[str]] = {}
 
 
-class ElectPreferred(Message):
-    """Lets the first replica of each partition lead; ``topic`` None: of all topics."""
+class MoveReplicas(
+    _Placement, Call[Empty], name="move-replicas", needs=on_cluster(ADMIN), once=True
+):
+    """Begin to move the replicas of partitions to these brokers."""
 
-    topic: Name | None = None
+
+class CancelMoves(_Placement, Call[Empty], name="cancel-moves", needs=on_cluster(ADMIN), once=True):
+    """Cancel the moves of a topic's partitions (by default of all); only their numbers count."""
 
 
 class Elected(Message):
@@ -97,7 +111,105 @@ class Elected(Message):
     not_in_sync: int
 
 
-class NamedBroker(Message):
-    """The broker an action is about."""
+class ElectPreferred(Call[Elected], name="elect-preferred", needs=on_cluster(ADMIN), once=True):
+    """Make the first replica of each partition its leader; ``topic`` None: of all topics."""
+
+    topic: Name | None = None
+
+
+class Decommission(Call[Empty], name="decommission", needs=on_cluster(ADMIN), once=True):
+    """Begin to take a broker out of the cluster."""
 
     broker: Name
+
+
+class Recommission(Call[Empty], name="recommission", needs=on_cluster(ADMIN), once=True):
+    """Cancel a decommission."""
+
+    broker: Name
+
+
+class RestoreMetadata(Call[Empty], name="restore-metadata", needs=on_cluster(ADMIN)):
+    """Write back a metadata store that was deleted while the broker had it open."""
+
+
+class BrokerAddress(Message):
+    """A broker that is registered: it may have died since."""
+
+    id: str
+    address: str
+
+
+class BrokerList(Message):
+    """The brokers of the cluster."""
+
+    brokers: list[BrokerAddress]
+
+
+class ListBrokers(Call[BrokerList], name="list-brokers", needs=anybody):
+    """List the registered brokers, alive or dead."""
+
+
+class PrincipalUse(Description):
+    """What a principal uses of a broker, and for how long its quota has delayed it."""
+
+    connections: int
+    write_delayed_s: float
+    read_delayed_s: float
+
+
+class RolledBack(Description, kw_only=False):
+    """Records that a broker's replica removed, because its new leader did not have them.
+
+    Those are the offsets ``start`` to ``end - 1``. ``leader_epoch``: that of the leader.
+    ``were_committed``: some were below the high watermark; only an unclean election loses those.
+    """
+
+    topic: str
+    partition: int
+    leader_epoch: int
+    start: int
+    end: int
+    at_ms: int
+    were_committed: bool = False
+
+
+class BrokerStatus(Description, kw_only=False):
+    """The status that a broker reports; ``memory`` in bytes, without mapped files.
+
+    ``flight``: the address at which it serves Flight; empty if it does not.
+
+    ``checked_ms``: when the last check of all segments ended, in ms since the epoch; None: none
+    has. Of its replicas, by ``"topic/partition"``: ``damaged``, the first offset that is known to
+    be damaged; ``refused``, the code of the last error of those whose logs take no writes, such as
+    DISK_FULL. ``principal``: that of the caller; what a caller may not know of the cluster is
+    empty. ``principals``: those that are connected, or that a quota has delayed since the broker
+    started. ``log_bytes``: the stored bytes of its replicas; ``disk_free`` and ``disk_total``:
+    bytes of the disk with its directory. ``rolled_back``: what its replicas removed after failovers
+    since it started, the latest of each.
+    """
+
+    version: str
+    pid: int
+    address: str
+    directory: str
+    cluster_id: str
+    topics: int
+    partitions: int
+    uptime_s: float
+    memory: int
+    broker_id: str = ""
+    flight: str = ""
+    checked_ms: int | None = None
+    damaged: dict[str, int] = {}
+    refused: dict[str, str] = {}
+    principal: str = ""
+    principals: dict[str, PrincipalUse] = {}
+    log_bytes: int = 0
+    disk_free: int = 0
+    disk_total: int = 0
+    rolled_back: tuple[RolledBack, ...] = ()
+
+
+class GetStatus(Call[BrokerStatus], name="status", needs=described):
+    """Report the broker's own status."""

@@ -1,7 +1,4 @@
-"""The control messages about consumers' names: those of queries, of clients and of groups.
-
-They are bodies and results of DoAction, by the action's name (``wire.actions``).
-"""
+"""The calls about consumers' names: those of queries, of clients and of groups."""
 
 from __future__ import annotations
 
@@ -9,34 +6,23 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from spark_stream.access.needs import described, join, on_consumer
+from spark_stream.access.rules import Operation
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding, ReaderState, state_of
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
-from spark_stream.wire.messages import Description, Message
+from spark_stream.wire.messages import Call, Description, Empty, Message
+
+READ = Operation.READ
 
 TextField = Annotated[str, Meta(max_length=1 << 20)]
 StartField = Annotated[str, Meta(max_length=1 << 24)]
 """A start has some 50 characters a partition, and a name for each topic."""
 MemberId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 """Made by the client: no two members that ever were have the same."""
-
-
-class PinStart(Message):
-    """A run of a query takes its name, and asks where the query first started.
-
-    ``start``: where it would start, as its source writes it: this is pinned if nothing is yet. None
-    if it only asks.
-    """
-
-    consumer: Name
-    instance: Name
-    selection: TextField
-    isolation: Isolation
-    starting: TextField = ""
-    start: StartField | None = None
 
 
 class PinnedStart(Message):
@@ -53,8 +39,23 @@ class PinnedStart(Message):
     started_ms: int | None = None
 
 
-class RecordProgress(Message):
-    """How far a run of a query has come. ``claim``: the run also takes the name over."""
+class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
+    """Take a query's name for a run, and return where the query first started.
+
+    ``start``: where it would start, as its source writes it: this is pinned if nothing is yet. None
+    if it only asks.
+    """
+
+    consumer: Name
+    instance: Name
+    selection: TextField
+    isolation: Isolation
+    starting: TextField = ""
+    start: StartField | None = None
+
+
+class RecordProgress(Call[Empty], name="record-progress", needs=on_consumer(READ)):
+    """Store how far a run of a query has come. ``claim``: the run also takes the name over."""
 
     consumer: Name
     instance: Name
@@ -64,8 +65,16 @@ class RecordProgress(Message):
     claim: bool = False
 
 
-class JoinGroup(Message):
-    """A member joins a group, or changes which topics it reads.
+class GroupAnswer(Message):
+    """All that is assigned to a member since the ``epoch``, and which of that it is to release."""
+
+    epoch: OffsetField
+    assigned: list[Assigned]
+    revoked: list[Assigned]
+
+
+class JoinGroup(Call[GroupAnswer], name="join-group", needs=join):
+    """Add a member to a group, or change the topics that it reads.
 
     Without a heartbeat that renews its session it is removed after ``session_ms``.
     """
@@ -77,8 +86,8 @@ class JoinGroup(Message):
     isolation: Isolation
 
 
-class GroupHeartbeat(Message):
-    """A member asks what it reads now. ``renew``: it also renews its session.
+class GroupHeartbeat(Call[GroupAnswer], name="group-heartbeat", needs=on_consumer(READ)):
+    """Return the present assignment of a member. ``renew``: it also renews its session.
 
     ``released``: what it reads no longer, since it was told to release it.
     """
@@ -89,8 +98,8 @@ class GroupHeartbeat(Message):
     renew: bool = False
 
 
-class LeaveGroup(Message):
-    """A member leaves its group.
+class LeaveGroup(Call[Empty], name="leave-group", needs=on_consumer(READ)):
+    """Remove a member from its group.
 
     ``hangs``: its program no longer requests records, or has failed.
     """
@@ -100,8 +109,8 @@ class LeaveGroup(Message):
     hangs: bool = False
 
 
-class ReaderHeartbeat(Message):
-    """The reader of a name is alive, or has ended.
+class ReaderHeartbeat(Call[Empty], name="reader-heartbeat", needs=on_consumer(READ)):
+    """Record that the reader of a name is alive, or that it has ended.
 
     ``instance``: the run of a query, a consumer, or a member of a group (only if it is idle: its
     session is renewed by ``group-heartbeat``). ``idle_ms``: since its program last asked for
@@ -118,22 +127,6 @@ class ReaderHeartbeat(Message):
     claim: bool = False
 
 
-class GroupAnswer(Message):
-    """All that is assigned to a member since the ``epoch``, and which of that it is to release."""
-
-    epoch: OffsetField
-    assigned: list[Assigned]
-    revoked: list[Assigned]
-
-
-class TakePartitions(Message):
-    """A member begins to read partitions that were assigned to it."""
-
-    consumer: Name
-    member: MemberId
-    assigned: list[Assigned]
-
-
 class TakenPartitions(Message):
     """Where a member begins. ``added``: partitions to read from their first record on.
 
@@ -142,6 +135,14 @@ class TakenPartitions(Message):
 
     positions: list[PositionOf]
     added: list[Assigned]
+
+
+class TakePartitions(Call[TakenPartitions], name="take-partitions", needs=on_consumer(READ)):
+    """Return where a member begins to read partitions that were assigned to it."""
+
+    consumer: Name
+    member: MemberId
+    assigned: list[Assigned]
 
 
 class ConsumedPartition(Description):
@@ -245,3 +246,7 @@ class ConsumerDescriptions(Message):
     """All that is known under consumers' names, by name."""
 
     consumers: list[ConsumerDescription]
+
+
+class ListConsumers(Call[ConsumerDescriptions], name="list-consumers", needs=described):
+    """List the consumers' names that the caller may describe."""

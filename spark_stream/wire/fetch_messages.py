@@ -5,23 +5,20 @@ See :mod:`spark_stream.wire.messages` for what all messages have in common.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from spark_stream.access.needs import on_topic
+from spark_stream.access.rules import Need, Operation, Resource, ResourceKind
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.errors import IsologError
 from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField
+from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.limits import WAIT_MS_MAX
-from spark_stream.wire.messages import (
-    EARLIEST,
-    BrokerAddress,
-    LineageField,
-    Message,
-    decoded,
-    decoder,
-)
+from spark_stream.wire.messages import EARLIEST, Call, LineageField, Message, decoded, decoder
 
 
 class _Read(Message):
@@ -98,6 +95,11 @@ class Fetch(Message):
     def __post_init__(self) -> None:
         if len(self.ranges) > 1 and any(each.wait_ms or each.follow for each in self.ranges):
             raise ValueError("one of several ranges neither waits nor follows")
+
+    def needs(self) -> Sequence[Need]:
+        """Return the permissions of the caller: to read the topics of all ranges."""
+        names = dict.fromkeys(each.topic for each in self.ranges)
+        return [(Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names]
 
 
 class FilePlace(Message):
@@ -191,8 +193,14 @@ class EntryRuns(Message):
             raise ValueError("indexes come in pairs: the first of a run, and how many")
 
 
-class LocateEntries(Message):
-    """Asks a replica, leader or follower, where the messages of entries lie in its files.
+class LocatedEntries(Message):
+    """One place for each of the runs asked for, or None if it is not whole in one file here."""
+
+    places: list[FilePlace | None]
+
+
+class LocateEntries(Call[LocatedEntries], name="locate-entries", needs=on_topic(Operation.READ)):
+    """Locate the messages of entries in the files of a replica, leader or follower.
 
     ``doubted``: a reader has found other bytes there. The replica checks whether they are damaged.
     """
@@ -202,12 +210,6 @@ class LocateEntries(Message):
     partition: PartitionField
     runs: Annotated[list[EntryRuns], Meta(min_length=1)]
     doubted: bool = False
-
-
-class LocatedEntries(Message):
-    """One place for each of the runs asked for, or None if it is not whole in one file here."""
-
-    places: list[FilePlace | None]
 
 
 class EndFacts(Message, tag_field="kind", tag="end"):

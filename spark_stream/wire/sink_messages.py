@@ -1,4 +1,4 @@
-"""The control messages that only sinks send: bodies and results of DoAction, as in ``messages``."""
+"""The calls that only sinks send."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from spark_stream.access.needs import anybody, described, on_transaction
+from spark_stream.access.rules import Operation
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX
-from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
+from spark_stream.wire.messages import (
+    Call,
+    Description,
+    Empty,
+    Message,
+    TimeoutField,
+    TransactionalId,
+)
+from spark_stream.wire.transaction_messages import Branch
+
+WRITE = Operation.WRITE
 
 
-class OpenBranch(Message):
-    """Opens a branch of the transaction that writes a sink's batch; begins it if need be.
+class SinkBatch(Message):
+    """A batch of a sink.
 
-    ``query`` is the sink's owner for good, ``instance`` the query's present run: a new run fences
+    ``query`` is the sink's owner for ever, ``instance`` the query's present run: a new run fences
     those before it. ``run`` names the driver, ``planned`` says when it planned the batch (see
     ``StopRun``). ``renamed``: what the query committed under other ids before counts here.
     ``query_name``: the query's name for people.
@@ -34,11 +46,21 @@ class OpenBranch(Message):
     query_name: Annotated[str, Meta(max_length=QUERY_NAME_LENGTH_MAX)] = ""
 
 
+class OpenBranch(SinkBatch, Call[Branch], name="open-branch", needs=on_transaction(WRITE)):
+    """Open a branch of the transaction that writes a sink's batch; begin it if need be."""
+
+
 class SettledBatch(Message):
     """Whether a sink's batch is committed, and what it wrote (None if it is not known)."""
 
     committed: bool
     content: list[Content] | None = None
+
+
+class SettleSinkBatch(
+    SinkBatch, Call[SettledBatch], name="settle-batch", needs=on_transaction(WRITE)
+):
+    """Return whether the batch is committed. If it is not, abort what the sink has open."""
 
 
 class SinkDescription(Description, kw_only=False):
@@ -62,16 +84,26 @@ class SinkList(Message):
     sinks: list[SinkDescription]
 
 
-class RenewBatch(Message):
-    """A task of a sink's batch is alive: its transaction, if it is open, gets a new deadline."""
+class ListSinks(Call[SinkList], name="list-sinks", needs=described):
+    """List the sinks that the caller may describe."""
+
+
+class DeleteSink(Call[Empty], name="delete-sink", needs=on_transaction(Operation.DELETE)):
+    """Delete a sink and the number of its last committed batch."""
+
+    transactional_id: TransactionalId
+
+
+class RenewBatch(Call[Empty], name="renew-batch", needs=on_transaction(WRITE)):
+    """Extend the deadline of the transaction that writes a sink's batch, if it is open."""
 
     transactional_id: TransactionalId
     instance: Name
     batch: OffsetField
 
 
-class DropBranchRequest(Message):
-    """Aborts one branch (a producer id) of transaction ``number``; the others go on."""
+class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
+    """Abort one branch (a producer id) of transaction ``number``; the others continue."""
 
     transactional_id: TransactionalId
     instance: Name
@@ -79,8 +111,8 @@ class DropBranchRequest(Message):
     producer_id: OffsetField
 
 
-class StopRun(Message):
-    """Aborts what the driver ``run`` planned up to ``planned``: it has given up the batch."""
+class StopRun(Call[Empty], name="stop-run", needs=anybody):
+    """Abort what the driver ``run`` planned up to ``planned``: it has abandoned the batch."""
 
     run: Name
     planned: OffsetField

@@ -1,7 +1,4 @@
-"""The control messages about transactions and named consumers, whose positions move with them.
-
-They are bodies and results of DoAction, by the action's name (``wire.actions``).
-"""
+"""The calls about transactions and named consumers, whose positions move with them."""
 
 from __future__ import annotations
 
@@ -9,9 +6,28 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from spark_stream.access.needs import (
+    anybody,
+    commit,
+    described,
+    on_consumer,
+    on_transaction,
+    positions,
+)
+from spark_stream.access.rules import Operation
 from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.structs import INT64_MAX, Name, OffsetField
-from spark_stream.wire.messages import Description, Message, TimeoutField, TransactionalId
+from spark_stream.wire.messages import (
+    Call,
+    Description,
+    Empty,
+    Message,
+    TimeoutField,
+    TransactionalId,
+)
+
+READ, WRITE = Operation.READ, Operation.WRITE
+DELETE, DESCRIBE = Operation.DELETE, Operation.DESCRIBE
 
 
 class ProducerFacts(Message):
@@ -21,92 +37,8 @@ class ProducerFacts(Message):
     epoch: int
 
 
-class InitTransactions(Message):
-    """``instance`` takes over an id: the one before is fenced, its open transaction aborted.
-
-    ``instance`` is any text that no other producer has; every later call names it.
-    """
-
-    transactional_id: TransactionalId
-    instance: Name
-    timeout_ms: TimeoutField = 60_000
-
-
-class BeginTransaction(Message):
-    """Begins the transaction after number ``after`` (-1: the first of this instance)."""
-
-    transactional_id: TransactionalId
-    instance: Name
-    after: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
-
-
-class Branch(Description, kw_only=True):
-    """The identity that a producer has in transaction ``number`` of its transactional id.
-
-    ``committed``: the batch is in the log, and nothing is to be written; there is no producer id.
-    """
-
-    transactional_id: str
-    number: int
-    producer_id: int = -1
-    epoch: int = 0
-    committed: bool = False
-
-
-class CommitTransaction(Message):
-    """Commits transaction ``number`` with the ``branches`` (producer ids) it takes.
-
-    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
-    ``owners`` are those of the consumers whose ``positions`` move with it. The
-    answer comes when the transaction is visible.
-    """
-
-    transactional_id: TransactionalId
-    instance: Name
-    number: OffsetField
-    branches: list[OffsetField]
-    batch: OffsetField | None = None
-    content: list[Content] | None = None
-    positions: list[PositionOf] = []
-    owners: dict[Name, Name] = {}
-
-
-class EndTransaction(Message):
-    """Aborts (or renews the deadline of) transaction ``number``."""
-
-    transactional_id: TransactionalId
-    instance: Name
-    number: OffsetField
-
-
-class NamedTransaction(Message):
-    """The transactional id that an operator's action is about."""
-
-    transactional_id: TransactionalId
-
-
-class KillTransaction(Message):
-    """Aborts the open transaction of an id; with ``number`` only the one of this number."""
-
-    transactional_id: TransactionalId
-    number: OffsetField | None = None
-
-
-UNFINISHED: Final = ("open", "committing", "aborting")
-"""The states of a transaction that may hold records back."""
-
-
-class TransactionPartition(Description, kw_only=False):
-    """A partition a transaction wrote to; ``first_offset`` while it is open there.
-
-    ``held_back``: the replicated records that read_committed does not return because of it. The
-    client adds it from the answer of the partition's leader, None if the leader did not answer.
-    """
-
-    topic: str
-    partition: int
-    first_offset: int | None = None
-    held_back: int | None = None
+class NewProducer(Call[ProducerFacts], name="new-producer", needs=anybody):
+    """Make a producer id for writes outside transactions."""
 
 
 class TransactionDescription(Description, kw_only=False):
@@ -133,30 +65,143 @@ class TransactionDescription(Description, kw_only=False):
     query_name: str = ""
 
 
+class InitTransactions(
+    Call[TransactionDescription], name="init-transactions", needs=on_transaction(WRITE)
+):
+    """Take over an id for ``instance``. Fence the one before, and abort its open transaction.
+
+    ``instance`` is any text that no other producer has; every later call names it.
+    """
+
+    transactional_id: TransactionalId
+    instance: Name
+    timeout_ms: TimeoutField = 60_000
+
+
+class Branch(Description, kw_only=True):
+    """The identity that a producer has in transaction ``number`` of its transactional id.
+
+    ``committed``: the batch is in the log, and nothing is to be written; there is no producer id.
+    """
+
+    transactional_id: str
+    number: int
+    producer_id: int = -1
+    epoch: int = 0
+    committed: bool = False
+
+
+class BeginTransaction(Call[Branch], name="begin-transaction", needs=on_transaction(WRITE)):
+    """Begin the transaction after number ``after`` (-1: the first of this instance)."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    after: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
+
+
+class CommitTransaction(Call[TransactionDescription], name="commit-transaction", needs=commit):
+    """Commit transaction ``number`` with the ``branches`` (producer ids) it takes.
+
+    Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
+    ``owners`` are those of the consumers whose ``positions`` move with it. The
+    answer comes when the transaction is visible.
+    """
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+    branches: list[OffsetField]
+    batch: OffsetField | None = None
+    content: list[Content] | None = None
+    positions: list[PositionOf] = []
+    owners: dict[Name, Name] = {}
+
+
+class _Owned(Message):
+    """Transaction ``number`` of the instance that owns the id."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+
+
+class RenewTransaction(
+    _Owned, Call[TransactionDescription], name="renew-transaction", needs=on_transaction(WRITE)
+):
+    """Restart the timeout of an open transaction."""
+
+
+class AbortTransaction(
+    _Owned, Call[TransactionDescription], name="abort-transaction", needs=on_transaction(WRITE)
+):
+    """Abort an open transaction."""
+
+
+class DescribeTransaction(
+    Call[TransactionDescription], name="describe-transaction", needs=on_transaction(DESCRIBE)
+):
+    """Describe the present or last transaction of an id."""
+
+    transactional_id: TransactionalId
+
+
+class KillTransaction(
+    Call[TransactionDescription],
+    name="kill-transaction",
+    needs=on_transaction(DELETE),
+    once=True,
+):
+    """Abort the open transaction of an id; with ``number`` only the one of this number."""
+
+    transactional_id: TransactionalId
+    number: OffsetField | None = None
+
+
+UNFINISHED: Final = ("open", "committing", "aborting")
+"""The states of a transaction that may hold records back."""
+
+
+class TransactionPartition(Description, kw_only=False):
+    """A partition a transaction wrote to; ``first_offset`` while it is open there.
+
+    ``held_back``: the replicated records that read_committed does not return because of it. The
+    client adds it from the answer of the partition's leader, None if the leader did not answer.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int | None = None
+    held_back: int | None = None
+
+
 class TransactionList(Message):
     """All transactional ids, by name."""
 
     transactions: list[TransactionDescription]
 
 
+class ListTransactions(Call[TransactionList], name="list-transactions", needs=described):
+    """List the transactional ids that the caller may describe, with their transactions."""
+
+
 # -- consumers ------------------------------------------------------------------------------------
 
 
-class NamedConsumer(Message):
-    """A consumer's name."""
+class Positions(Message):
+    """The stored positions of named consumers."""
 
-    consumer: Name
+    positions: list[PositionOf]
 
 
-class OwnedConsumer(Message):
-    """A consumer's name, and the instance that owns it."""
+class CheckConsumer(Call[Empty], name="check-consumer", needs=on_consumer(READ)):
+    """Check that an instance owns a consumer's name."""
 
     consumer: Name
     instance: Name
 
 
-class TakeConsumer(Message):
-    """A consumer's name, and the instance that takes it over.
+class TakeConsumer(Call[Positions], name="take-consumer", needs=on_consumer(READ)):
+    """Take over a consumer's name for an instance, and return the stored positions.
 
     ``keeps_group``: the name stays that of its group. So a reset fences the earlier owner only.
     """
@@ -166,8 +211,20 @@ class TakeConsumer(Message):
     keeps_group: bool = False
 
 
-class Positions(Message):
-    """Where named consumers go on. ``owners``: by name, the instance that must own the name."""
+class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(DESCRIBE)):
+    """Return where a named consumer continues."""
+
+    consumer: Name
+
+
+class CommitPosition(Call[Empty], name="commit-position", needs=positions):
+    """Store positions of consumers. ``owners``: by name, the instance that must own the name."""
 
     positions: list[PositionOf]
     owners: dict[Name, Name] = {}
+
+
+class DeleteConsumer(Call[Empty], name="delete-consumer", needs=on_consumer(DELETE)):
+    """Delete all that is stored under a consumer's name."""
+
+    consumer: Name

@@ -35,7 +35,7 @@ from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.access_messages import Authenticate, Authenticated
-from spark_stream.wire.messages import BrokerStatus, Empty
+from spark_stream.wire.cluster_messages import GetStatus
 from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH
 from tests.asking import PASSWORD, admin, as_, asking, client_of
 from tests.support import BrokerProcess, eventually, values
@@ -500,7 +500,7 @@ def test_a_credential_is_not_sent_to_another_cluster(
     given = access_of({"user": "root", "password": PASSWORD}, {})
     connection = ClusterConnection(asking.address, access=given, cluster_id="another")
     with pytest.raises(WrongCluster):
-        connection.act("status", Empty(), BrokerStatus)
+        connection.call(GetStatus())
     connection.close()
 
 

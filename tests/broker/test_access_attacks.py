@@ -43,8 +43,8 @@ from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.streams import CallFailed
 from spark_stream.transport.tls import client_context
 from spark_stream.wire.access_messages import Authenticate
+from spark_stream.wire.append_messages import AppendTo, Envelope
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.messages import AppendTo, Envelope
 from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE, FETCH, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.asking import PASSWORD, admin, as_, asking, asking_broker, client_of

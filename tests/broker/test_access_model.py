@@ -16,6 +16,7 @@ from spark_stream.access.rules import (
     OPERATIONS,
     THE_CLUSTER,
     Effect,
+    Need,
     Operation,
     Pattern,
     Resource,
@@ -28,17 +29,15 @@ from spark_stream.broker.access.authorizer import (
     AccessSettings,
     Authorizer,
     ConnectionIdentity,
-    Need,
     StreamPermit,
 )
-from spark_stream.broker.access.needs import append, fetch
-from spark_stream.broker.actions.table import TABLE
 from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
-from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.append_messages import AppendTo
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import JoinGroup
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.messages import AppendTo, Message
+from spark_stream.wire.messages import Message
 from tests.clocks import FakeClock
 from tests.simulation.store import MemoryRecords, MemoryStore
 
@@ -51,13 +50,13 @@ LIFE_MS = 1_000
 
 def requests() -> Iterator[tuple[str, list[Need]]]:
     """(name, needs) of a request of every kind, about the resources called ``a`` or ``ab``."""
-    for name, action in ACTIONS.items():
+    for name, call in CALLS.items():
         for resource in ("a", "ab"):
-            yield f"{name} {resource}", list(TABLE[name].needs(_About(action.request, resource)))
+            yield f"{name} {resource}", list(call.needs(_About(call, resource)))
     ranges = [FetchRange(topic=each, partition=0, start=0) for each in ("a", "b")]
-    yield "fetch", list(fetch(Fetch(ranges=ranges)))
-    yield "append", list(append(AppendTo(topic="a")))
-    yield "append in a transaction", list(append(AppendTo(topic="a", transactional_id="ab")))
+    yield "fetch", list(Fetch(ranges=ranges).needs())
+    yield "append", list(AppendTo(topic="a").needs())
+    yield "append in a transaction", list(AppendTo(topic="a", transactional_id="ab").needs())
 
 
 class _About:
@@ -150,7 +149,7 @@ PERMISSIONS = {
 """What each request needs a permission for, as people want it. Empty: nothing that a rule says."""
 
 
-@pytest.mark.rule("which permission each request needs", "broker/actions/table.py")
+@pytest.mark.rule("which permission each request needs", "access/needs.py")
 def test_each_request_needs_what_it_should():
     found = {
         name.removesuffix(" a"): ", ".join(f"{operation} {on.kind}" for operation, on in needs)

@@ -17,19 +17,16 @@ from isolog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from spark_stream.access.rules import Effect, Operation, Pattern, Rule
-from spark_stream.broker.access.authorizer import Need
-from spark_stream.broker.access.needs import append, fetch
-from spark_stream.broker.actions.table import TABLE
+from spark_stream.access.rules import Effect, Need, Operation, Pattern, Rule
 from spark_stream.client.access import AccessClient
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.append_messages import AppendTo
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.messages import AppendTo
 from spark_stream.wire.methods import (
     ACT,
     APPEND,
@@ -115,8 +112,8 @@ class Request(NamedTuple):
 
 def requests() -> Iterator[Request]:
     for on in ("a", "b"):
-        for name, action in ACTIONS.items():
-            fields = msgspec.structs.fields(action.request)
+        for name, call in CALLS.items():
+            fields = msgspec.structs.fields(call)
             named = dict.fromkeys(("topic", "transactional_id", "consumer"), on)
             given = {
                 each.encode_name: named.get(each.name, SAMPLES.get(each.name))
@@ -130,13 +127,13 @@ def requests() -> Iterator[Request]:
             elif name == "commit-position":
                 given["owners"] = {on: "instance"}
             body = json.dumps(given).encode()
-            needs = TABLE[name].needs(action.request.from_bytes(body))
+            needs = call.needs(call.from_bytes(body))
             yield Request(f"{name} {on}", ACT, name.encode(), body, needs)
         asked = Fetch(ranges=[FetchRange(topic=on, partition=0, start=0)])
-        yield Request(f"fetch {on}", FETCH, b"", asked.to_bytes(), fetch(asked))
+        yield Request(f"fetch {on}", FETCH, b"", asked.to_bytes(), asked.needs())
         for owner in (None, on):
             to, schema = AppendTo(topic=on, transactional_id=owner), DEFAULT_SCHEMA.serialize()
-            yield Request(f"append {on} {owner}", APPEND, to.to_bytes(), bytes(schema), append(to))
+            yield Request(f"append {on} {owner}", APPEND, to.to_bytes(), bytes(schema), to.needs())
 
 
 REQUESTS = list(requests())

@@ -14,7 +14,7 @@ import pytest
 import isolog
 from isolog.errors import UnknownTopic
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.limits import CONTROL_BYTES_MAX
 from tests.support import CALL, NUMBERS, act, answers, fetched, listed, numbers, ticket, typed
 
@@ -316,7 +316,7 @@ def test_every_action_that_is_listed_can_be_called(flight, hundred):
     for action in flight.list_actions(CALL):
         assert "→" in action.description
         call = fl.Action(action.type, b"{}")
-        fields = msgspec.structs.fields(ACTIONS[action.type].request)
+        fields = msgspec.structs.fields(CALLS[action.type])
         if action.type in refuses or any(each.required for each in fields):
             assert code_of(lambda c=call: list(flight.do_action(c, CALL))) == "INVALID_REQUEST"
         else:

@@ -10,11 +10,11 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
+    BrokerStatus,
     ClusterDescription,
     Problem,
     ProblemKind,
 )
-from spark_stream.wire.messages import BrokerStatus
 
 GENERATION = Generation("g")
 

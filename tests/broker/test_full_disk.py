@@ -15,7 +15,7 @@ from isolog.errors import DiskFull, IsologError
 from spark_stream.cli.operating.frames import frame_of
 from spark_stream.cli.operating.top import look_at
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.wire.messages import BrokerStatus, Empty
+from spark_stream.wire.cluster_messages import BrokerStatus, GetStatus
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 NO_LIMIT = resource.RLIM_INFINITY
@@ -28,7 +28,7 @@ def limited(broker: BrokerProcess, size: int) -> None:
 
 def status_of(broker: BrokerProcess) -> BrokerStatus:
     with closing(ClusterConnection(broker.address)) as connection:
-        return connection.act("status", Empty(), BrokerStatus)
+        return connection.call(GetStatus())
 
 
 def only_segment(broker: BrokerProcess, topic: str) -> Path:

@@ -28,10 +28,10 @@ from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed, ConnectionLost
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import split_address
+from spark_stream.wire.append_messages import AppendTo, Envelope
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.messages import AppendTo, Envelope
 from spark_stream.wire.methods import (
     ACT,
     APPEND,
@@ -150,7 +150,7 @@ def called(channel: ClientChannel, method: str, header: bytes, body: bytes) -> N
         is_typed(failure_of(error, ""), method, header, body)
 
 
-CALLED = [each for each in ACTIONS if each not in SKIPPED]
+CALLED = [each for each in CALLS if each not in SKIPPED]
 
 
 def bodies(chance: random.Random) -> Iterator[tuple[str, bytes, bytes]]:
@@ -159,7 +159,7 @@ def bodies(chance: random.Random) -> Iterator[tuple[str, bytes, bytes]]:
     for _ in range(INPUTS):
         name = chance.choice(CALLED)
         kinds: list[tuple[str, bytes, bytes]] = [
-            (ACT, name.encode(), message(chance, ACTIONS[name].request)),
+            (ACT, name.encode(), message(chance, CALLS[name])),
             (ACT, changed(chance, name.encode()), b"{}"),
             (FETCH, b"", nothing.to_bytes()),
             (
@@ -296,7 +296,7 @@ def test_any_call_by_flight_gets_a_typed_error(fuzzed: BrokerProcess, seed: int)
     with fuzzed.flight() as client:
         for number in range(INPUTS):
             name = chance.choice(CALLED)
-            body = message(chance, ACTIONS[name].request)
+            body = message(chance, CALLS[name])
             if chance.random() < 0.5:
                 body = changed(chance, body)
             if b"wait_ms" in body or b"follow" in body:

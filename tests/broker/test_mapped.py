@@ -17,8 +17,8 @@ from spark_stream.protocol.connection import ConnectionLimits
 from spark_stream.storage.format.chunks import TIMESTAMP, Chunk, Stored
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.structs import INT64_MAX
+from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.fetch_messages import FetchRange
-from spark_stream.wire.messages import BrokerAddress
 
 CHUNKS = 40
 FOLLOWER = BrokerAddress(id="b" * 200, address="a" * 200)

@@ -38,7 +38,7 @@ def test_calls_of_clients_hold_up_no_steps_of_brokers(
         released.wait(60)
         raise BrokerBusy("released")
 
-    monkeypatch.setattr(serving, "run_action", held)
+    monkeypatch.setattr(serving, "run_call", held)
     client = ClientChannel(broker.address, timeout_s=20)
     peer = ClientChannel(broker.peer_address, timeout_s=20)
     try:

@@ -14,7 +14,7 @@ from isolog.errors import (
     RequestTimeout,
 )
 from spark_stream.client.leaders import ask_each
-from spark_stream.wire.messages import Empty
+from spark_stream.wire.cluster_messages import GetStatus
 
 
 class Refusing:
@@ -26,7 +26,7 @@ class Refusing:
     def to(self, broker: str, address: str) -> Refusing:
         return self
 
-    def act(self, *_: object) -> Any:
+    def call(self, *_: object) -> Any:
         raise self.error
 
 
@@ -46,9 +46,7 @@ def test_a_refusal_is_an_answer_of_the_broker(error: IsologError, is_answer: boo
     found = ask_each(
         connection,
         {"1": "127.0.0.1:1"},
-        "list-offsets",
-        Empty(),
-        Empty,
+        GetStatus(),
         lambda broker, _, took_s: noted.append((broker, took_s is not None)),
     )
     assert (found, noted) == ({}, [("1", is_answer)])

@@ -24,10 +24,12 @@ from isolog.errors import (
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.access_messages import PutUser
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
-from spark_stream.wire.messages import Message
-from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
+from spark_stream.wire.topic_messages import AlterTopic
 from tests.asking import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
@@ -43,13 +45,13 @@ class Losses:
         self.is_on = False
         self.error: type[IsologError] = RequestTimeout
         self.lost: list[str] = []
-        self._seen: list[Message] = []  # by identity: a retry sends the same message
+        self._seen: list[Call[Any]] = []  # by identity: a retry sends the same message
 
-    def lose(self, name: str, body: Message) -> bool:
-        if not self.is_on or any(body is each for each in self._seen):
+    def lose(self, call: Call[Any]) -> bool:
+        if not self.is_on or any(call is each for each in self._seen):
             return False
-        self._seen.append(body)
-        self.lost.append(name)
+        self._seen.append(call)
+        self.lost.append(call.wire_name)
         return True
 
     @contextlib.contextmanager
@@ -64,17 +66,15 @@ class Losses:
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
     found = Losses()
-    answered = BrokerLink.act
+    answered = BrokerLink.call
 
-    def act(
-        link: BrokerLink, name: str, body: Message, result: type[Message], timeout_s: float
-    ) -> Message:
-        answer = answered(link, name, body, result, timeout_s)
-        if found.lose(name, body):
+    def passed(link: BrokerLink, call: Call[Any], timeout_s: float) -> Message:
+        answer = answered(link, call, timeout_s)
+        if found.lose(call):
             raise found.error("the answer was lost")
         return answer
 
-    monkeypatch.setattr(BrokerLink, "act", act)
+    monkeypatch.setattr(BrokerLink, "call", passed)
     return found
 
 
@@ -165,17 +165,17 @@ def test_a_broker_without_request_ids_adds_the_user(
     asking: BrokerProcess, admin: AccessClient, monkeypatch: pytest.MonkeyPatch
 ):
     """The previous release refuses a field that it does not have."""
-    answered, sent = BrokerLink.act, []
+    answered, sent = BrokerLink.call, []
 
-    def act(link: BrokerLink, name: str, body: Message, *rest: Any) -> Message:
-        if name == "put-user":
-            fields = json.loads(body.to_bytes())
+    def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Message:
+        if isinstance(call, PutUser):
+            fields = json.loads(call.to_bytes())
             sent.append("request_id" in fields)
             if "request_id" in fields:
                 raise InvalidRequest("PutUser: request_id: unknown field", field="request_id")
-        return answered(link, name, body, *rest)
+        return answered(link, call, *rest)
 
-    monkeypatch.setattr(BrokerLink, "act", act)
+    monkeypatch.setattr(BrokerLink, "call", passed)
     admin.add_user("mon", PASSWORD)
     as_(asking, "mon").close()
     assert sent == [True, False]
@@ -184,20 +184,20 @@ def test_a_broker_without_request_ids_adds_the_user(
 def test_an_alteration_is_repeated_while_its_first_attempt_still_runs(
     asking: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    answered = BrokerLink.act
+    answered = BrokerLink.call
     errors = [
         InvalidTopic("changed by somebody else at the same time", changed_meanwhile=True),
         RequestTimeout("the answer was lost"),
     ]
 
-    def act(link: BrokerLink, name: str, *rest: Any) -> Message:
-        if name == "alter-topic" and errors:
+    def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Message:
+        if isinstance(call, AlterTopic) and errors:
             raise errors.pop()
-        return answered(link, name, *rest)
+        return answered(link, call, *rest)
 
     with as_(asking, "root") as log:
         log.create_topic("altered")
-        monkeypatch.setattr(BrokerLink, "act", act)
+        monkeypatch.setattr(BrokerLink, "call", passed)
         log.alter_topic("altered", partitions=2)
         assert not errors
         errors.append(InvalidTopic("another client's change", changed_meanwhile=True))
@@ -277,7 +277,7 @@ ELSEWHERE = {"decommission", "restore-metadata"}
 
 
 def test_each_action_is_repeated_by_a_test_or_changes_no_record():
-    assert set(ACTIONS) == READS | OF_ACCESS | OF_DATA | ELSEWHERE
+    assert set(CALLS) == READS | OF_ACCESS | OF_DATA | ELSEWHERE
 
 
 def test_a_change_of_data_succeeds_if_its_answer_is_lost(asking: BrokerProcess, losses: Losses):
@@ -329,7 +329,7 @@ def _use_transactions(log: isolog.Log, losses: Losses) -> None:
         branch = calls.open_branch(OpenBranch(**claim))
         calls.renew_batch("sink/lost", "i", 0)
         calls.drop_branch("sink/lost", "i", branch.number, branch.producer_id)
-        calls.settle_batch(OpenBranch(**claim))
+        calls.settle_batch(SettleSinkBatch(**claim))
         calls.stop_run("run", 1, 0)
         log.delete_sink("sink/lost")
     assert log.sinks() == []

@@ -28,7 +28,8 @@ from isolog.errors import (
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.wire.messages import Message
+from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.topic_messages import DeleteTopic
 from tests.support import NUMBERS, numbers
 
 
@@ -100,14 +101,14 @@ class Requests:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.deletes: list[Callable[[], object]] = []
         self.before: Callable[[Message], object] = lambda _: None
-        self._act = ClusterConnection.act
-        monkeypatch.setattr(ClusterConnection, "act", lambda *asked: self.pass_on(*asked))
+        self._call = ClusterConnection.call
+        monkeypatch.setattr(ClusterConnection, "call", lambda *asked: self.pass_on(*asked))
 
-    def pass_on(self, connection: ClusterConnection, name: str, body: Message, *more: Any) -> Any:
-        if name == "delete-topic":
-            self.deletes.append(partial(self._act, connection, name, body, *more))
-            self.before(body)
-        return self._act(connection, name, body, *more)
+    def pass_on(self, connection: ClusterConnection, call: Call[Any], *more: Any) -> Any:
+        if isinstance(call, DeleteTopic):
+            self.deletes.append(partial(self._call, connection, call, *more))
+            self.before(call)
+        return self._call(connection, call, *more)
 
 
 @pytest.fixture
@@ -136,15 +137,15 @@ def test_a_repeated_request_finds_its_topic_gone_and_is_done(log, topic, request
 
 def test_a_broker_that_takes_no_id_deletes_by_the_name(log, topic, monkeypatch):
     """Those of the release before."""
-    answered = BrokerLink.act
+    answered = BrokerLink.call
 
-    def act(link: BrokerLink, name: str, body: Message, *rest: Any) -> Any:
-        if name == "delete-topic" and b"topic_id" in body.to_bytes():
+    def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Any:
+        if isinstance(call, DeleteTopic) and b"topic_id" in call.to_bytes():
             raise InvalidRequest("DeleteTopic: topic_id: unknown field", field="topic_id")
-        return answered(link, name, body, *rest)
+        return answered(link, call, *rest)
 
     log.create_topic(topic)
-    monkeypatch.setattr(BrokerLink, "act", act)
+    monkeypatch.setattr(BrokerLink, "call", passed)
     log.delete_topic(topic)
     assert topic not in log.topics()
 

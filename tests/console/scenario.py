@@ -23,7 +23,6 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.wire.consumer_messages import PinStart, ReaderHeartbeat, RecordProgress
-from spark_stream.wire.messages import Empty
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.support import eventually
 
@@ -194,7 +193,7 @@ class Scenario:
             isolation=Isolation.READ_COMMITTED,
             idle_ms=idle_ms,
         )
-        self._connection.act("reader-heartbeat", asked, Empty)
+        self._connection.call(asked)
 
     def close(self) -> None:
         """End everything."""

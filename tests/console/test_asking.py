@@ -8,7 +8,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import PartitionSeen
 from spark_stream.console.asking import Asking, partition_shown
 from spark_stream.console.samples import BrokerAnswers
-from spark_stream.wire.messages import OpenExtent, PartitionFacts, PartitionOffset
+from spark_stream.wire.offset_messages import OpenExtent, PartitionFacts, PartitionOffset
 
 
 def test_a_partition_shows_records_held_back_up_to_the_high_watermark():

@@ -6,7 +6,7 @@ import pytest
 
 from spark_stream.console.asking import PartitionSeen, leader_changes, note_leaders, on_disks
 from spark_stream.console.samples import BrokerAnswers, RecentSamples, answers_of, full_in_s, growth
-from spark_stream.wire.messages import EpochStart, PartitionFacts, PartitionOffset
+from spark_stream.wire.offset_messages import EpochStart, PartitionFacts, PartitionOffset
 
 
 def test_a_rate_is_that_of_the_last_seconds():

@@ -8,7 +8,7 @@ import pytest
 from isolog.errors import SchemaMismatch
 from spark_stream.datasource.reading.planning import planned_view
 from spark_stream.schema.schemas import OFFSET
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
 SECOND = pa.schema([("id", pa.int64()), ("x", pa.float64()), ("name", pa.string())])

@@ -28,7 +28,7 @@ from spark_stream.datasource.writing.dead_letters import (
 from spark_stream.datasource.writing.routing import as_stored
 from spark_stream.schema.record_sizes import record_sizes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 from tests.examples import examples
 
 LIMIT = 64

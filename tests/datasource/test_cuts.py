@@ -14,7 +14,7 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.values.offsets import TopicOffsets
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.wire.messages import CutTopic
+from spark_stream.wire.offset_messages import CutTopic
 
 OPTIONS = SourceOptions(Place(path="x"), Selection(("a", "b")), Isolation.READ_ATOMIC)
 

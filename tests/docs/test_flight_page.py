@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 import isolog
-from spark_stream.wire.actions import ACTIONS
-from spark_stream.wire.cluster_messages import ClusterDescription
+from spark_stream.wire.calls import CALLS
+from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription
 from spark_stream.wire.fetch_messages import FetchRange
-from spark_stream.wire.messages import BrokerStatus, Message, PartitionDescription, TopicDescription
+from spark_stream.wire.messages import Message
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.conftest import ROOT
 from tests.support import BrokerProcess, flight_address
@@ -77,7 +78,7 @@ def test_the_ticket_has_the_fields_of_the_page() -> None:
 
 
 def test_the_actions_are_those_of_the_page() -> None:
-    assert column("## DoAction") == set(ACTIONS)
+    assert column("## DoAction") == set(CALLS)
 
 
 @pytest.mark.parametrize(

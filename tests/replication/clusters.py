@@ -16,7 +16,7 @@ from spark_stream.consistency.entries import ENTRY
 from spark_stream.storage.format.codec import first_broken_batch, intact_entries
 from spark_stream.storage.format.stored import digest
 from spark_stream.storage.log.looking import base_of, whole_rows
-from spark_stream.wire.messages import PartitionDescription
+from spark_stream.wire.topic_messages import PartitionDescription
 from tests.support import eventually, numbers
 
 # Others take over from a broker that stands still after this time: the default would make most

@@ -60,8 +60,8 @@ from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import Stream
+from spark_stream.wire.append_messages import Ack, AppendTo, Envelope
 from spark_stream.wire.fetch_messages import Fetch
-from spark_stream.wire.messages import Ack, AppendTo, Envelope
 from spark_stream.wire.methods import APPEND, FETCH
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.simulation.appends import SimulatedAppends

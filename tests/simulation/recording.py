@@ -14,7 +14,7 @@ from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.scripts.transactions.deciding import Commit
-from spark_stream.wire.messages import Ack, BatchRefused
+from spark_stream.wire.append_messages import Ack, BatchRefused
 from tests.histories.writing import HistoryWriter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session

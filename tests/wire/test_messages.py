@@ -14,8 +14,16 @@ from msgspec import NODEFAULT, structs
 
 from isolog.errors import InvalidRecord, InvalidRequest
 from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.structs import INT64_MAX
 from spark_stream.wire.access_messages import UserList
-from spark_stream.wire.actions import ACTIONS
+from spark_stream.wire.append_messages import (
+    Acknowledged,
+    AppendTo,
+    BatchRefused,
+    Envelope,
+    ack_from_bytes,
+)
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
@@ -26,17 +34,8 @@ from spark_stream.wire.fetch_messages import (
     fetch_answer,
 )
 from spark_stream.wire.limits import CONTROL_BYTES_MAX
-from spark_stream.wire.messages import (
-    INT64_MAX,
-    Acknowledged,
-    AppendTo,
-    BatchRefused,
-    Envelope,
-    FindLeaders,
-    ListOffsets,
-    PartitionDescription,
-    ack_from_bytes,
-)
+from spark_stream.wire.offset_messages import ListOffsets
+from spark_stream.wire.topic_messages import FindLeaders, PartitionDescription
 
 FETCH = {"topic": "t", "partition": 0}
 
@@ -109,7 +108,7 @@ def test_a_message_that_is_too_long_is_not_read():
 
 
 @given(
-    st.sampled_from(sorted(ACTIONS)),
+    st.sampled_from(sorted(CALLS)),
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: (
@@ -120,7 +119,7 @@ def test_a_message_that_is_too_long_is_not_read():
 )
 def test_no_body_of_an_action_fails_in_another_way(name, body):
     with suppress(InvalidRequest):
-        ACTIONS[name].request.from_bytes(json.dumps(body).encode())
+        CALLS[name].from_bytes(json.dumps(body).encode())
 
 
 def test_values_of_a_user_are_checked_as_bytes_are():
@@ -252,7 +251,7 @@ def test_a_request_loses_the_hints_that_an_earlier_release_does_not_have():
     assert asked.without_hint(InvalidRequest("there is no action")) is None
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(each.request for each in ACTIONS.values()))
+@pytest.mark.parametrize("kind", CALLS.values())
 def test_a_hint_is_a_field_with_a_default(kind):
     optional = {each.name for each in structs.fields(kind) if each.default is not NODEFAULT}
     assert optional >= kind.HINTS

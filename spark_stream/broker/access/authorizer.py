@@ -28,7 +28,7 @@ from spark_stream.access.credentials import (
     sign_session,
     token_id_of,
 )
-from spark_stream.access.rules import Operation, Resource, ResourceKind
+from spark_stream.access.rules import Need, Operation, Resource, ResourceKind
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.cluster.access import Token
@@ -63,9 +63,6 @@ _HINT: Final = (
 _NO_TOKEN: Final = (
     "A token begins with isolog_, or is a JWT of the issuer that brokers know; a file is tokenFile."
 )
-
-Need = tuple[Operation, Resource]
-"""What a caller has to be allowed to do, and with which resource."""
 
 
 class AccessSettings(Struct, frozen=True):

@@ -21,7 +21,7 @@ from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import ANYBODY, Operation
 from spark_stream.environment import Clock
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT
-from spark_stream.wire.messages import PrincipalUse
+from spark_stream.wire.cluster_messages import PrincipalUse
 
 LOOK_S: Final = 0.5
 """How often whoever waits has to look: a quota may have changed."""

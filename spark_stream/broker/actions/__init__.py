@@ -1,7 +1,7 @@
-"""Short requests: one message in, one message out.
+"""Calls: one message in, one message out.
 
-``table``         which method carries out which action
-``context``       what actions act on
-``topics``, ``transactions``, ``consumers``, ``cluster``  carry them out
-``mapped``        where records lie, for readers on the same machine
+``running``       runs a call, if its caller may make it
+``context``       what the calls act on, and which function handles which call
+``topics``, ``transactions``, ``consumers``, ``cluster``, ``access``  the handlers
+``mapped``        the places of records, for readers on the same machine
 """

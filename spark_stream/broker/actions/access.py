@@ -20,24 +20,30 @@ from spark_stream.access.rules import (
     RuleSet,
     check_operation,
 )
-from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.cluster.access import QUOTAS, TOKENS, USERS, Token, User, encode, rule_key
 from spark_stream.errors import InvalidRequest, PermissionDenied, Unauthenticated
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
     GRANTS_MAX,
+    AddRule,
     Authenticated,
     CheckAccess,
     CreatedToken,
     CreateToken,
     Decision,
+    DeleteUser,
     GrantText,
-    NamedPrincipal,
-    NamedToken,
-    NamedUser,
+    ListQuotas,
+    ListRules,
+    ListTokens,
+    ListUsers,
     OpenSession,
     PutUser,
     QuotaList,
+    RemoveQuota,
+    RemoveRule,
+    RevokeToken,
     RuleList,
     RuleText,
     SetQuota,
@@ -54,6 +60,7 @@ _OF_JWT_MS: Final = 7 * 86_400_000
 """How long a token lasts at most that was made with a JWT: nobody can revoke the JWT."""
 
 
+@handles(PutUser)
 def put_user(context: BrokerContext, asked: PutUser) -> Empty:
     if asked.name == ANYBODY:
         raise InvalidRequest("a user cannot be called *: rules use it for everybody")
@@ -79,7 +86,8 @@ def put_user(context: BrokerContext, asked: PutUser) -> Empty:
     return Empty()
 
 
-def delete_user(context: BrokerContext, asked: NamedUser) -> Empty:
+@handles(DeleteUser)
+def delete_user(context: BrokerContext, asked: DeleteUser) -> Empty:
     """Delete the user's tokens, the user, and the tokens that were made meanwhile."""
     _delete_tokens(context, asked.name)
     found = _put(context, USERS + asked.name, None)
@@ -96,11 +104,13 @@ def _delete_tokens(context: BrokerContext, principal: str) -> None:
             _put(context, TOKENS + each.id, None)
 
 
-def list_users(context: BrokerContext, asked: Empty) -> UserList:
+@handles(ListUsers)
+def list_users(context: BrokerContext, asked: ListUsers) -> UserList:
     context.host.refresh()
     return UserList(users=sorted(context.host.view.now.access.users))
 
 
+@handles(OpenSession)
 def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
     """Sign a session of the caller that is restricted to what is asked for.
 
@@ -175,6 +185,7 @@ def _text(grant: Grant) -> str:
     return f"{grant.operation or ALL} {grant.resources}"
 
 
+@handles(CreateToken)
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     """Make a token for the caller; an administrator may make one for anybody.
 
@@ -244,7 +255,8 @@ def _remove_ended(context: BrokerContext, principal: str, now_ms: int) -> None:
             _put(context, TOKENS + each.id, None)
 
 
-def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
+@handles(ListTokens)
+def list_tokens(context: BrokerContext, asked: ListTokens) -> TokenList:
     context.host.refresh()
     known = context.host.view.now.access.tokens.values()
     return TokenList(
@@ -262,7 +274,8 @@ def list_tokens(context: BrokerContext, asked: Empty) -> TokenList:
     )
 
 
-def revoke_token(context: BrokerContext, asked: NamedToken) -> Empty:
+@handles(RevokeToken)
+def revoke_token(context: BrokerContext, asked: RevokeToken) -> Empty:
     context.host.refresh()
     found = context.host.view.now.access.tokens.get(asked.id)
     if found is None or not _may_see(context, found):
@@ -283,41 +296,48 @@ def _may_see(context: BrokerContext, token: Token) -> bool:
     return shown in (token.id, token.parent)
 
 
-def add_rule(context: BrokerContext, asked: RuleText) -> Empty:
+@handles(AddRule)
+def add_rule(context: BrokerContext, asked: AddRule) -> Empty:
     rule = _rule(asked)
     check_operation(rule.operation, rule.resources.kind)
     _put(context, rule_key(rule), encode(rule))
     return Empty()
 
 
-def remove_rule(context: BrokerContext, asked: RuleText) -> Empty:
+@handles(RemoveRule)
+def remove_rule(context: BrokerContext, asked: RemoveRule) -> Empty:
     rule = _rule(asked)
     if _put(context, rule_key(rule), None) is None:
         raise _missing(f"there is no rule {str(rule)!r}", "See `isolog acl list`.")
     return Empty()
 
 
-def list_rules(context: BrokerContext, asked: Empty) -> RuleList:
+@handles(ListRules)
+def list_rules(context: BrokerContext, asked: ListRules) -> RuleList:
     context.host.refresh()
     return RuleList(rules=_texts(context.host.view.now.access.rules))
 
 
+@handles(SetQuota)
 def set_quota(context: BrokerContext, asked: SetQuota) -> Empty:
     _put(context, QUOTAS + asked.principal, encode(asked.quota))
     return Empty()
 
 
-def remove_quota(context: BrokerContext, asked: NamedPrincipal) -> Empty:
+@handles(RemoveQuota)
+def remove_quota(context: BrokerContext, asked: RemoveQuota) -> Empty:
     if _put(context, QUOTAS + asked.principal, None) is None:
         raise _missing(f"{asked.principal!r} has no quota of its own", "See `isolog quota list`.")
     return Empty()
 
 
-def list_quotas(context: BrokerContext, asked: Empty) -> QuotaList:
+@handles(ListQuotas)
+def list_quotas(context: BrokerContext, asked: ListQuotas) -> QuotaList:
     context.host.refresh()
     return QuotaList(quotas=dict(sorted(context.host.view.now.access.quotas.items())))
 
 
+@handles(CheckAccess)
 def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:
     context.host.refresh()
     known = context.host.view.now.access

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.access.rules import THE_CLUSTER, Operation, ResourceKind
-from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.broker.node.placing import check_stay
 from spark_stream.cluster.brokers import BrokerState
 from spark_stream.cluster.partitions import PartitionId
@@ -26,16 +26,25 @@ from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataLost
 from spark_stream.scripts import moving
 from spark_stream.version import VERSION
 from spark_stream.wire.cluster_messages import (
+    BrokerAddress,
     BrokerDescription,
+    BrokerList,
+    BrokerStatus,
+    CancelMoves,
     ClusterDescription,
+    Decommission,
+    DescribeCluster,
     Elected,
     ElectPreferred,
+    GetStatus,
+    ListBrokers,
     MoveReplicas,
-    NamedBroker,
     Problem,
     ProblemKind,
+    Recommission,
+    RestoreMetadata,
 )
-from spark_stream.wire.messages import BrokerAddress, BrokerList, BrokerStatus, Empty
+from spark_stream.wire.messages import Empty
 
 _NAMES_MAX: Final = 20
 
@@ -66,7 +75,8 @@ class Watched(Struct, frozen=True):
         )
 
 
-def list_brokers(context: BrokerContext, asked: Empty) -> BrokerList:
+@handles(ListBrokers)
+def list_brokers(context: BrokerContext, asked: ListBrokers) -> BrokerList:
     found = context.host.view.now.brokers.values()
     return BrokerList(brokers=[BrokerAddress(id=each.id, address=each.address) for each in found])
 
@@ -148,7 +158,8 @@ def _of_partitions(kind: ProblemKind, those: Iterable[Watched], what: str) -> Pr
     return Problem(kind, f"partitions {what}: {len(found)}", len(found), tuple(names[:_NAMES_MAX]))
 
 
-def describe_cluster(context: BrokerContext, asked: Empty) -> ClusterDescription:
+@handles(DescribeCluster)
+def describe_cluster(context: BrokerContext, asked: DescribeCluster) -> ClusterDescription:
     context.host.contact.try_refresh()
     return known_cluster(context)
 
@@ -215,6 +226,7 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
     )
 
 
+@handles(MoveReplicas)
 def move_replicas(context: BrokerContext, asked: MoveReplicas) -> Empty:
     context.host.refresh()  # another broker may have changed the topic a moment ago
     topic = context.host.find(asked.topic)
@@ -241,7 +253,8 @@ def move_replicas(context: BrokerContext, asked: MoveReplicas) -> Empty:
     return Empty()
 
 
-def cancel_moves(context: BrokerContext, asked: MoveReplicas) -> Empty:
+@handles(CancelMoves)
+def cancel_moves(context: BrokerContext, asked: CancelMoves) -> Empty:
     context.host.refresh()
     topic = context.host.find(asked.topic)
     numbers = asked.partitions or range(topic.partitions)
@@ -255,6 +268,7 @@ def cancel_moves(context: BrokerContext, asked: MoveReplicas) -> Empty:
     return Empty()
 
 
+@handles(ElectPreferred)
 def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
     context.host.refresh()
     topics: Sequence[Topic] = (
@@ -276,7 +290,8 @@ def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
     )
 
 
-def decommission(context: BrokerContext, asked: NamedBroker) -> Empty:
+@handles(Decommission)
+def decommission(context: BrokerContext, asked: Decommission) -> Empty:
     context.host.refresh()
     others = context.members.takers(context.members.alive()).keys() - {asked.broker}
     if context.members.get(asked.broker) is not None and not others:
@@ -289,17 +304,20 @@ def decommission(context: BrokerContext, asked: NamedBroker) -> Empty:
     return Empty()
 
 
-def recommission(context: BrokerContext, asked: NamedBroker) -> Empty:
+@handles(Recommission)
+def recommission(context: BrokerContext, asked: Recommission) -> Empty:
     context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
     return Empty()
 
 
-def restore_metadata(context: BrokerContext, asked: Empty) -> Empty:
+@handles(RestoreMetadata)
+def restore_metadata(context: BrokerContext, asked: RestoreMetadata) -> Empty:
     context.store.write_back()
     return Empty()
 
 
-def status(context: BrokerContext, asked: Empty) -> BrokerStatus:
+@handles(GetStatus)
+def status(context: BrokerContext, asked: GetStatus) -> BrokerStatus:
     hosted, checked = context.host.topics(), context.scrub.last
     replicas = context.host.open_replicas()
     free, total = disk_room(context.facts.directory)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from spark_stream.access.rules import ResourceKind
-from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.groups import Group, GroupMember, MemberAnswer, Place
 from spark_stream.consistency.isolation import Isolation
@@ -28,6 +28,7 @@ from spark_stream.wire.consumer_messages import (
     GroupHeartbeat,
     JoinGroup,
     LeaveGroup,
+    ListConsumers,
     PinnedStart,
     PinStart,
     ReaderHeartbeat,
@@ -37,8 +38,10 @@ from spark_stream.wire.consumer_messages import (
 )
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.transaction_messages import (
-    NamedConsumer,
-    OwnedConsumer,
+    CheckConsumer,
+    CommitPosition,
+    DeleteConsumer,
+    GetPosition,
     Positions,
     TakeConsumer,
 )
@@ -48,6 +51,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
 """What may be the name of a topic, or a part of one in a pattern."""
 
 
+@handles(PinStart)
 def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
     query = Query(
         asked.instance,
@@ -71,6 +75,7 @@ def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
     )
 
 
+@handles(RecordProgress)
 def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
     query = Query(
         asked.instance,
@@ -86,6 +91,7 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
     return Empty()
 
 
+@handles(ReaderHeartbeat)
 def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> Empty:
     session = ReaderSession(
         asked.instance, asked.session_ms, asked.isolation, asked.idle_ms, asked.ending
@@ -97,7 +103,8 @@ def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> Empty:
     return Empty()
 
 
-def list_consumers(context: BrokerContext, asked: Empty) -> ConsumerDescriptions:
+@handles(ListConsumers)
+def list_consumers(context: BrokerContext, asked: ListConsumers) -> ConsumerDescriptions:
     found = context.transactions.run(queries.read_named())
     clients = [
         _client(context, name, positions, found) for name, positions in found.consumers.items()
@@ -230,11 +237,13 @@ def _partitions(
     )
 
 
-def delete_consumer(context: BrokerContext, asked: NamedConsumer) -> Empty:
+@handles(DeleteConsumer)
+def delete_consumer(context: BrokerContext, asked: DeleteConsumer) -> Empty:
     context.transactions.run(queries.forget_name(asked.consumer))
     return Empty()
 
 
+@handles(TakeConsumer)
 def take_consumer(context: BrokerContext, asked: TakeConsumer) -> Positions:
     script = consumers.take_consumer(
         context.transactions.finished,
@@ -246,12 +255,14 @@ def take_consumer(context: BrokerContext, asked: TakeConsumer) -> Positions:
     return _shown(context, context.transactions.run(script))
 
 
-def check_consumer(context: BrokerContext, asked: OwnedConsumer) -> Empty:
+@handles(CheckConsumer)
+def check_consumer(context: BrokerContext, asked: CheckConsumer) -> Empty:
     context.transactions.run(positions.check_owners({asked.consumer: asked.instance}))
     return Empty()
 
 
-def consumer_position(context: BrokerContext, asked: NamedConsumer) -> Positions:
+@handles(GetPosition)
+def consumer_position(context: BrokerContext, asked: GetPosition) -> Positions:
     script = consumers.go_on(context.transactions.finished, asked.consumer)
     return _shown(context, context.transactions.run(script))
 
@@ -263,7 +274,8 @@ def _shown(context: BrokerContext, found: Iterable[PositionOf]) -> Positions:
     )
 
 
-def commit_position(context: BrokerContext, asked: Positions) -> Empty:
+@handles(CommitPosition)
+def commit_position(context: BrokerContext, asked: CommitPosition) -> Empty:
     context.transactions.run(positions.commit_positions(asked.positions, asked.owners))
     return Empty()
 
@@ -271,6 +283,7 @@ def commit_position(context: BrokerContext, asked: Positions) -> Empty:
 # -- groups ---------------------------------------------------------------------------------------
 
 
+@handles(JoinGroup)
 def join_group(context: BrokerContext, asked: JoinGroup) -> GroupAnswer:
     member = GroupMember(
         asked.member,
@@ -282,17 +295,20 @@ def join_group(context: BrokerContext, asked: JoinGroup) -> GroupAnswer:
     return _told(context.transactions.run(groups.join(asked.consumer, member)))
 
 
+@handles(GroupHeartbeat)
 def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> GroupAnswer:
     script = groups.beat(asked.consumer, asked.member, asked.released, renew=asked.renew)
     return _told(context.transactions.run(script))
 
 
+@handles(LeaveGroup)
 def leave_group(context: BrokerContext, asked: LeaveGroup) -> Empty:
     script = context.leaves.leave(asked.consumer, asked.member, hangs=asked.hangs)
     context.transactions.run(script)
     return Empty()
 
 
+@handles(TakePartitions)
 def take_partitions(context: BrokerContext, asked: TakePartitions) -> TakenPartitions:
     script = groups.take_partitions(
         context.transactions.finished, asked.consumer, asked.member, asked.assigned

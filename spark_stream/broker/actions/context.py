@@ -1,9 +1,10 @@
-"""What the actions of a broker act on."""
+"""What the calls of a broker act on, and their handlers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
@@ -21,6 +22,10 @@ from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.environment import Clock
 from spark_stream.errors import PermissionDenied, UnknownTopic
 from spark_stream.scripts.groups import Leaves
+from spark_stream.wire.messages import Call, Message
+
+A = TypeVar("A", bound=Message)
+C = TypeVar("C", bound=Call[Any])
 
 
 class BrokerFacts(Struct, frozen=True):
@@ -90,3 +95,19 @@ class BrokerContext(Struct, frozen=True):
             name = error.details.get("topic")
             told = "there is no such topic" if name is None else f"there is no topic {name!r}"
             raise UnknownTopic(told, **error.details) from None
+
+
+HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Message]]] = {}
+"""The function that carries out each call."""
+
+
+def handles(
+    call: type[Call[A]],
+) -> Callable[[Callable[[BrokerContext, C], A]], Callable[[BrokerContext, C], A]]:
+    """Register a function as the handler of a call; its answer must be that of the call."""
+
+    def register(handler: Callable[[BrokerContext, C], A]) -> Callable[[BrokerContext, C], A]:
+        HANDLERS[call] = handler
+        return handler
+
+    return register

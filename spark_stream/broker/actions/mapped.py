@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.isolation import VisibleRange
@@ -26,6 +26,7 @@ from spark_stream.schema.schemas import TIMESTAMP
 from spark_stream.storage.format.chunks import Chunk, Stored
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.fetch_messages import (
     EntryRuns,
     FetchRange,
@@ -35,7 +36,6 @@ from spark_stream.wire.fetch_messages import (
     PlacesFacts,
     StoredFacts,
 )
-from spark_stream.wire.messages import BrokerAddress
 
 # With less than this, to open a file costs more than to send the records.
 _MAPPED_BYTES_MIN: Final = 256 << 10
@@ -79,6 +79,7 @@ def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
     return None
 
 
+@handles(LocateEntries)
 def locate_entries(context: BrokerContext, asked: LocateEntries) -> LocatedEntries:
     """Answer the action ``locate-entries``.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from spark_stream.access.rules import Operation, Resource, ResourceKind
-from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.node.observing import Observation
@@ -33,25 +33,26 @@ from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.scripts import trimming
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
-from spark_stream.wire.messages import (
-    EARLIEST,
+from spark_stream.wire.cluster_messages import BrokerAddress
+from spark_stream.wire.messages import EARLIEST, Empty
+from spark_stream.wire.offset_messages import (
     STATES_MAX,
-    AlterTopic,
     AskedTopic,
-    BrokerAddress,
+    ListedOffsets,
+    ListOffsets,
+    PartitionOffset,
+    PartitionOffsets,
+)
+from spark_stream.wire.topic_messages import (
+    AlterTopic,
     CreateTopic,
     DeleteTopic,
-    Empty,
+    DescribeTopic,
     FindLeaders,
     LeaderFacts,
     Leaders,
-    ListedOffsets,
-    ListOffsets,
     ListTopics,
-    NamedTopic,
     PartitionDescription,
-    PartitionOffset,
-    PartitionOffsets,
     TopicDescription,
     TopicNames,
     Trimmed,
@@ -59,6 +60,7 @@ from spark_stream.wire.messages import (
 )
 
 
+@handles(CreateTopic)
 def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription:
     hosted = context.topics.create(
         asked.topic,
@@ -77,6 +79,7 @@ def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription
     return structs.replace(described, warning=warning or described.warning)
 
 
+@handles(AlterTopic)
 def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
     altered = context.topics.alter(
         asked.topic, asked.partitions, asked.config, asked.assignment, asked.schema
@@ -84,11 +87,13 @@ def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
     return _described(context, altered)
 
 
+@handles(DeleteTopic)
 def delete_topic(context: BrokerContext, asked: DeleteTopic) -> Empty:
     context.topics.delete(asked.topic, asked.topic_id)
     return Empty()
 
 
+@handles(TrimTopic)
 def trim_topic(context: BrokerContext, asked: TrimTopic) -> Trimmed:
     context.host.refresh()  # another broker may have added a partition a moment ago
     hosted = context.host.topic(asked.topic, asked.topic_id)
@@ -100,11 +105,13 @@ def trim_topic(context: BrokerContext, asked: TrimTopic) -> Trimmed:
     return Trimmed(log_starts=starts)
 
 
-def describe_topic(context: BrokerContext, asked: NamedTopic) -> TopicDescription:
+@handles(DescribeTopic)
+def describe_topic(context: BrokerContext, asked: DescribeTopic) -> TopicDescription:
     context.host.contact.try_refresh()  # another broker may have changed it a moment ago
     return _described(context, context.host.topic(asked.topic))
 
 
+@handles(ListTopics)
 def list_topics(context: BrokerContext, asked: ListTopics) -> TopicNames:
     context.host.contact.try_refresh()
     operation = Operation.READ if asked.readable else Operation.DESCRIBE
@@ -120,6 +127,7 @@ def _names(context: BrokerContext, operation: Operation) -> list[str]:
     ]
 
 
+@handles(ListOffsets)
 def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
     found: dict[str, PartitionOffsets] = {}
     unknown: dict[str, IsologError] = {}
@@ -308,6 +316,7 @@ def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordR
     return partition.record_states(start, end)
 
 
+@handles(FindLeaders)
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
     context.host.contact.check_may_answer()  # otherwise another broker is to be asked
     topic = context.host.find(asked.topic, asked.topic_id)

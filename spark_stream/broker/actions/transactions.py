@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from spark_stream.access.rules import ResourceKind
-from spark_stream.broker.actions.context import BrokerContext
+from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
@@ -15,25 +15,33 @@ from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.scripts.transactions import deciding, records, sinks
 from spark_stream.scripts.transactions.deciding import Commit
-from spark_stream.wire.messages import AtomicCut, Cut, Empty
+from spark_stream.wire.messages import Empty
+from spark_stream.wire.offset_messages import AtomicCut, Cut
 from spark_stream.wire.sink_messages import (
-    DropBranchRequest,
+    AbortBranch,
+    DeleteSink,
+    ListSinks,
     OpenBranch,
     RenewBatch,
     SettledBatch,
+    SettleSinkBatch,
+    SinkBatch,
     SinkDescription,
     SinkList,
     StopRun,
 )
 from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
     BeginTransaction,
     Branch,
     CommitTransaction,
-    EndTransaction,
+    DescribeTransaction,
     InitTransactions,
     KillTransaction,
-    NamedTransaction,
+    ListTransactions,
+    NewProducer,
     ProducerFacts,
+    RenewTransaction,
     TransactionDescription,
     TransactionList,
     TransactionPartition,
@@ -42,7 +50,8 @@ from spark_stream.wire.transaction_messages import (
 # -- producers ------------------------------------------------------------------------------------
 
 
-def new_producer(context: BrokerContext, asked: Empty) -> ProducerFacts:
+@handles(NewProducer)
+def new_producer(context: BrokerContext, asked: NewProducer) -> ProducerFacts:
     return ProducerFacts(
         producer_id=context.transactions.run(iter(TakeNumber(Numbering.PRODUCERS))), epoch=0
     )
@@ -67,6 +76,7 @@ def check_id_owner(context: BrokerContext, transactional_id: str, instance: str 
         context.transactions.run(records.check_id_owner(transactional_id, principal, instance))
 
 
+@handles(InitTransactions)
 def init_transactions(context: BrokerContext, asked: InitTransactions) -> TransactionDescription:
     transactions = context.transactions
     _claim_id(context, asked.transactional_id)
@@ -84,6 +94,7 @@ def init_transactions(context: BrokerContext, asked: InitTransactions) -> Transa
     )
 
 
+@handles(BeginTransaction)
 def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
@@ -105,7 +116,8 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
     )
 
 
-def renew_transaction(context: BrokerContext, asked: EndTransaction) -> TransactionDescription:
+@handles(RenewTransaction)
+def renew_transaction(context: BrokerContext, asked: RenewTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     script = deciding.renew(
@@ -118,6 +130,7 @@ def renew_transaction(context: BrokerContext, asked: EndTransaction) -> Transact
     return _facts(context, transactions.run(script))
 
 
+@handles(CommitTransaction)
 def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
     commit = Commit(
@@ -135,7 +148,8 @@ def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> Tran
     )
 
 
-def abort_transaction(context: BrokerContext, asked: EndTransaction) -> TransactionDescription:
+@handles(AbortTransaction)
+def abort_transaction(context: BrokerContext, asked: AbortTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
     script = deciding.abort(
         context.transactions.finished, asked.transactional_id, asked.instance, asked.number
@@ -146,6 +160,7 @@ def abort_transaction(context: BrokerContext, asked: EndTransaction) -> Transact
 # -- sinks ----------------------------------------------------------------------------------------
 
 
+@handles(OpenBranch)
 def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
     transactions = context.transactions
     _claim_id(context, asked.transactional_id)
@@ -167,7 +182,8 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
     )
 
 
-def settle_batch(context: BrokerContext, asked: OpenBranch) -> SettledBatch:
+@handles(SettleSinkBatch)
+def settle_batch(context: BrokerContext, asked: SettleSinkBatch) -> SettledBatch:
     _claim_id(context, asked.transactional_id)
     finished, claim = context.transactions.finished, _claim(context, asked)
     script = sinks.settle_batch(finished, asked.transactional_id, claim, renamed=asked.renamed)
@@ -177,6 +193,7 @@ def settle_batch(context: BrokerContext, asked: OpenBranch) -> SettledBatch:
     return SettledBatch(committed=True, content=list(found.content))
 
 
+@handles(RenewBatch)
 def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
@@ -192,7 +209,8 @@ def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
     return Empty()
 
 
-def drop_branch(context: BrokerContext, asked: DropBranchRequest) -> Empty:
+@handles(AbortBranch)
+def drop_branch(context: BrokerContext, asked: AbortBranch) -> Empty:
     check_id_owner(context, asked.transactional_id, asked.instance)
     context.transactions.run(
         sinks.drop_branch(
@@ -206,6 +224,7 @@ def drop_branch(context: BrokerContext, asked: DropBranchRequest) -> Empty:
     return Empty()
 
 
+@handles(StopRun)
 def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
     context.check_has_rules()
     stop = Stop(_own_run(context, asked.run), asked.planned, asked.batch)
@@ -215,7 +234,8 @@ def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
     return Empty()
 
 
-def list_sinks(context: BrokerContext, asked: Empty) -> SinkList:
+@handles(ListSinks)
+def list_sinks(context: BrokerContext, asked: ListSinks) -> SinkList:
     found = [
         SinkDescription(
             transactional_id=each.transactional_id,
@@ -233,7 +253,8 @@ def list_sinks(context: BrokerContext, asked: Empty) -> SinkList:
     return SinkList(sinks=found)
 
 
-def delete_sink(context: BrokerContext, asked: NamedTransaction) -> Empty:
+@handles(DeleteSink)
+def delete_sink(context: BrokerContext, asked: DeleteSink) -> Empty:
     context.transactions.run(
         sinks.delete_sink(context.transactions.finished, asked.transactional_id)
     )
@@ -246,7 +267,7 @@ def _own_run(context: BrokerContext, run: str) -> str:
     return f"{len(principal)} {principal} {run}" if run and principal else run
 
 
-def _claim(context: BrokerContext, asked: OpenBranch) -> Claim:
+def _claim(context: BrokerContext, asked: SinkBatch) -> Claim:
     return Claim(
         query=asked.query,
         instance=asked.instance,
@@ -261,7 +282,8 @@ def _claim(context: BrokerContext, asked: OpenBranch) -> Claim:
 # -- operators ------------------------------------------------------------------------------------
 
 
-def list_transactions(context: BrokerContext, asked: Empty) -> TransactionList:
+@handles(ListTransactions)
+def list_transactions(context: BrokerContext, asked: ListTransactions) -> TransactionList:
     joins = defaultdict(list)
     for join in context.transactions.run(records.read_joins()):
         joins[join.number].append(join.at)
@@ -277,12 +299,16 @@ def list_transactions(context: BrokerContext, asked: Empty) -> TransactionList:
     )
 
 
-def describe_transaction(context: BrokerContext, asked: NamedTransaction) -> TransactionDescription:
+@handles(DescribeTransaction)
+def describe_transaction(
+    context: BrokerContext, asked: DescribeTransaction
+) -> TransactionDescription:
     script = deciding.describe(context.transactions.finished, asked.transactional_id)
     found = context.transactions.run(script)
     return _facts(context, found, context.transactions.run(records.read_places(found.number)))
 
 
+@handles(KillTransaction)
 def kill_transaction(context: BrokerContext, asked: KillTransaction) -> TransactionDescription:
     transactions = context.transactions
     found = transactions.run(deciding.describe(transactions.finished, asked.transactional_id))
@@ -340,6 +366,7 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
 # -- consumers ------------------------------------------------------------------------------------
 
 
+@handles(AtomicCut)
 def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:
     if len({each.topic for each in asked.topics}) != len(asked.topics):
         raise InvalidRequest("a topic is named twice")

@@ -30,7 +30,7 @@ from spark_stream.errors import EntriesGone
 from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.format.stored import StoredEntries
-from spark_stream.wire.messages import RolledBack
+from spark_stream.wire.cluster_messages import RolledBack
 
 logger = logger_of(__name__)
 

@@ -75,7 +75,7 @@ from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.storage.segment.checking import Suspect
 from spark_stream.storage.settings import LogSettings
-from spark_stream.wire.messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
+from spark_stream.wire.offset_messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
 
 _EPOCHS_MAX: Final = 16
 

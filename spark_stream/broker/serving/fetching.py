@@ -50,13 +50,7 @@ from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format.chunks import Chunk
 from spark_stream.storage.log.log import UNLIMITED
 from spark_stream.storage.segment.filtering import RecordFilter
-from spark_stream.wire.fetch_messages import (
-    ChunkFacts,
-    EndFacts,
-    FailureFacts,
-    Fetch,
-    FetchRange,
-)
+from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, FailureFacts, Fetch, FetchRange
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 FOLLOW_S: Final = 60.0

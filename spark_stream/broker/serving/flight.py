@@ -20,11 +20,10 @@ import pyarrow.flight as fl
 from msgspec.structs import replace
 
 from spark_stream.access.rules import Operation, Resource, ResourceKind
-from spark_stream.broker.access import needs
 from spark_stream.broker.access.authorizer import ConnectionIdentity, StreamPermit
 from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
@@ -49,11 +48,11 @@ from spark_stream.protocol import Bytes, nbytes_of
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.actions import ACTIONS
 from spark_stream.wire.addresses import location
+from spark_stream.wire.append_messages import AppendTo
+from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, ReadTopic
 from spark_stream.wire.flight import to_flight
-from spark_stream.wire.messages import AppendTo
 
 logger = logger_of(__name__)
 
@@ -174,7 +173,7 @@ class FlightFacade(fl.FlightServerBase):
             stream = ServedAppends(
                 self._appends, put, lambda: opening, put.over.set, partition, put.go.set
             )
-            admitted = self._here.authorizer.admit(identity, needs.append(request), stream.refuse)
+            admitted = self._here.authorizer.admit(identity, request.needs(), stream.refuse)
             if request.transactional_id is not None:
                 here = replace(self._here, caller=identity.known())
                 check_id_owner(here, request.transactional_id)
@@ -220,7 +219,7 @@ class FlightFacade(fl.FlightServerBase):
             request = Fetch.from_bytes(ticket.ticket)
             refusals: list[IsologError] = []
             identity = self._identity(context)
-            admitted = self._here.authorizer.admit(identity, needs.fetch(request), refusals.append)
+            admitted = self._here.authorizer.admit(identity, request.needs(), refusals.append)
             throttle = Throttle(self._here.quotas, identity.known(), Operation.READ)
             stream = FetchStream(host, request, cancelled, clock)
             answers = self._answers(stream, admitted, refusals, throttle, cancelled)
@@ -267,11 +266,11 @@ class FlightFacade(fl.FlightServerBase):
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}", self._refused):
-            answer = run_action(self._for(context), action.type, action.body.to_pybytes())
+            answer = run_call(self._for(context), action.type, action.body.to_pybytes())
             return iter([fl.Result(answer.to_bytes())])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        return [(name, str(action)) for name, action in ACTIONS.items()]
+        return [(name, call.signature()) for name, call in CALLS.items()]
 
     def list_flights(
         self, context: fl.ServerCallContext, criteria: bytes

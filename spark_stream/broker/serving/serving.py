@@ -32,12 +32,11 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from spark_stream.access.callers import Caller, KnownBy
-from spark_stream.access.rules import Operation
-from spark_stream.broker.access import needs
-from spark_stream.broker.access.authorizer import ConnectionIdentity, Need, host_of, who_calls
+from spark_stream.access.rules import Need, Operation
+from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, who_calls
 from spark_stream.broker.access.quotas import Throttle
 from spark_stream.broker.actions.context import BrokerContext
-from spark_stream.broker.actions.table import run_action
+from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
@@ -68,8 +67,8 @@ from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import IncomingConnection, Serve
 from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.access_messages import Authenticate
+from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.fetch_messages import Fetch
-from spark_stream.wire.messages import AppendTo
 from spark_stream.wire.methods import (
     APPEND,
     AUTHENTICATE,
@@ -318,7 +317,7 @@ class Serving:
         with self._activity.call():
             name = bytes(opened.header).decode("utf-8", "replace")
             here = replace(self._here, caller=identity.known())
-            answer = run_action(here, name, bytes(opened.body)).to_bytes()
+            answer = run_call(here, name, bytes(opened.body)).to_bytes()
             BlockingStream(stream).send(b"", answer, end=True)
 
     def _run_steps(
@@ -346,7 +345,7 @@ class Serving:
 
         def asked() -> tuple[AppendTo, pa.Schema]:
             request, schema = _asked(opened)
-            admitted = self._here.authorizer.admit(identity, needs.append(request), appends.refuse)
+            admitted = self._here.authorizer.admit(identity, request.needs(), appends.refuse)
             use.callback(lambda: admitted)  # it is held until the stream is over
             if request.transactional_id is not None:
                 here = replace(self._here, caller=identity.known())
@@ -359,7 +358,7 @@ class Serving:
 
         @cache
         def needed() -> Sequence[Need]:
-            return needs.append(AppendTo.from_bytes(bytes(opened.header)))
+            return AppendTo.from_bytes(bytes(opened.header)).needs()
 
         def check(*, is_open: bool) -> None:
             self._here.authorizer.check(identity.known(), needed(), is_open=is_open)
@@ -400,7 +399,7 @@ class Serving:
         """Begin a fetch, which goes on when this returns."""
         request = Fetch.from_bytes(bytes(opened.body))
         admitted = self._here.authorizer.admit(
-            identity, needs.fetch(request), lambda error: self._refuse(stream, error)
+            identity, request.needs(), lambda error: self._refuse(stream, error)
         )
         use = ExitStack()
         use.callback(lambda: admitted)  # it is held until the fetch is over

@@ -34,8 +34,7 @@ from spark_stream.cluster import backup as backups
 from spark_stream.cluster import migration
 from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.cluster_messages import BrokerDescription, ClusterDescription
-from spark_stream.wire.messages import BrokerStatus
+from spark_stream.wire.cluster_messages import BrokerDescription, BrokerStatus, ClusterDescription
 
 
 def show_cluster(

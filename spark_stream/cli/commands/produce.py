@@ -24,7 +24,7 @@ from spark_stream.schema.keys import PARTITION_BY, key_columns, split_names
 from spark_stream.schema.schemas import is_default, of_topic
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 _INPUT = "The input"
 _TRANSACTION = "A transaction"

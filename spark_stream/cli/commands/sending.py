@@ -29,7 +29,7 @@ from spark_stream.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 _LOOK_S: Final = 0.2  # how often to check for signals while waiting for the broker
 _BYTES: Final = 4096

@@ -28,7 +28,7 @@ from spark_stream.cli.output.show import record_count, show_names, show_topic
 from spark_stream.errors import InvalidOption, TopicExists
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.sql.ddl import parse_schema, schema_text
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 

@@ -33,7 +33,7 @@ from spark_stream.cli.output.show_transactions import (
 )
 from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
-from spark_stream.wire.messages import PartitionDescription
+from spark_stream.wire.topic_messages import PartitionDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
 app = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")

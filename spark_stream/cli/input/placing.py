@@ -19,7 +19,7 @@ from spark_stream.client.reading.columns import KAFKA_COLUMNS
 from spark_stream.client.writing.pending import split
 from spark_stream.errors import UnknownPartition
 from spark_stream.schema.schemas import METADATA, PARTITION, is_default
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 _ANYWHERE: Final = -1
 

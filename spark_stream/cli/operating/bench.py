@@ -32,7 +32,7 @@ from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.schema.schemas import is_default
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 _LOOK_S: Final = 0.1
 _SECONDS: Final = 10.0

@@ -33,7 +33,7 @@ from spark_stream.client.log import Log
 from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.errors import IsologError, PermissionDenied, StorageFailure, UnknownTopic
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 _INTERVAL_S: Final = 2.0
 _ONCE_S: Final = 1.0

@@ -17,7 +17,8 @@ from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.cli.texts import as_json, cell
 from spark_stream.schema.type_names import field_type_name
 from spark_stream.sql.ddl import schema_text
-from spark_stream.wire.messages import BrokerStatus, TopicDescription
+from spark_stream.wire.cluster_messages import BrokerStatus
+from spark_stream.wire.topic_messages import TopicDescription
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 _WIDTH_MAX: Final = 10_000

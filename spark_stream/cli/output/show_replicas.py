@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_stream.cli.texts import cell
-from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 
 _LEAST_IN_SYNC: Final = "min.insync.replicas"
 _WIDTH: Final = 80

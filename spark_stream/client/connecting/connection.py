@@ -43,12 +43,13 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import ProcessBound, new_lock, present_lifetime
+from spark_stream.wire.cluster_messages import ListBrokers
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import BrokerList, Empty, Message
+from spark_stream.wire.messages import Call, Message
 
 logger = logger_of(__name__)
 
-R = TypeVar("R", bound=Message)
+A = TypeVar("A", bound=Message)
 T = TypeVar("T")
 
 _BACKOFF_FIRST_S: Final = 0.05
@@ -59,22 +60,6 @@ _TURN_FIRST_S: Final = 1.5  # doubled with each try
 _TRIES_COUNTED: Final = 10
 _LONG_TURN_LEAST_S: Final = 2.0
 _LONG_TURN_PART: Final = 3
-# If one of these is repeated at another broker while the first still works on it, the answer may
-# be that it is done already. So each broker gets more time for them.
-_ONCE: Final = frozenset(
-    {
-        "alter-topic",
-        "cancel-moves",
-        "create-topic",
-        "decommission",
-        "delete-topic",
-        "elect-preferred",
-        "kill-transaction",
-        "move-replicas",
-        "recommission",
-        "trim-topic",
-    }
-)
 _ASK_AGAIN_S: Final = 30.0
 _ASK_AFTER_FAILURE_S: Final = 1.0
 BROKERS_MAX: Final = 256
@@ -159,16 +144,10 @@ class ClusterConnection(ProcessBound):
 
     # -- control calls --------------------------------------------------------------------------
 
-    def act(
-        self,
-        name: str,
-        body: Message,
-        result: type[R],
-        timeout_s: float | None = None,
-        *,
-        instead: Message | None = None,
-    ) -> R:
-        """Run an action and return its result; retry what can be retried.
+    def call(
+        self, call: Call[A], timeout_s: float | None = None, *, instead: Call[A] | None = None
+    ) -> A:
+        """Call a broker and return its answer. Retry after retriable errors.
 
         A retry may find the effect of an earlier attempt whose answer was lost. The error for that
         (``already_done``) is then the success of the earlier attempt. An error that another change
@@ -179,12 +158,12 @@ class ClusterConnection(ProcessBound):
         """
         may_be_done = False
 
-        def call(link: BrokerLink, within_s: float) -> R:
+        def attempt(link: BrokerLink, within_s: float) -> A:
             nonlocal may_be_done
             deadline = time.monotonic() + within_s
             link.connect(within_s)  # an attempt that reaches no broker has no effect
             try:
-                return _act(link, name, body, result, deadline)
+                return _call(link, call, deadline)
             except _LOST:
                 may_be_done = True
                 raise
@@ -193,15 +172,15 @@ class ClusterConnection(ProcessBound):
                     raise
                 if error.details.get("changed_meanwhile"):
                     raise RequestTimeout(
-                        f"an earlier attempt of {name} may still run: {error.message}"
+                        f"an earlier attempt of {call.wire_name} may still run: {error.message}"
                     ) from None
                 if not error.details.get("already_done"):
                     raise
                 if instead is None:
-                    return result()
-                return _act(link, name, instead, result, deadline)
+                    return call.answer_from(b"")
+                return _call(link, instead, deadline)
 
-        return self.retry(call, timeout_s, once=name in _ONCE)
+        return self.retry(attempt, timeout_s, once=call.once)
 
     def retry(
         self,
@@ -402,7 +381,7 @@ class ClusterConnection(ProcessBound):
     def ask_for_brokers(self, link: BrokerLink, timeout_s: float) -> None:
         """Fetch the list of brokers. After a failure, the next call fetches it again."""
         try:
-            found = link.act("list-brokers", Empty(), BrokerList, timeout_s)
+            found = link.call(ListBrokers(), timeout_s)
         except IsologError:
             self._ask_at = time.monotonic() + _ASK_AFTER_FAILURE_S
             return
@@ -429,16 +408,16 @@ class ClusterConnection(ProcessBound):
             each.close()
 
 
-def _act(link: BrokerLink, name: str, body: Message, result: type[R], deadline: float) -> R:
-    """Run an action at one broker, without the hints that its release does not have."""
+def _call(link: BrokerLink, call: Call[A], deadline: float) -> A:
+    """Call one broker, without the hints that its release does not have."""
     while True:
         try:
-            return link.act(name, body, result, seconds_left(deadline))
+            return link.call(call, seconds_left(deadline))
         except InvalidRequest as error:
-            older = body.without_hint(error)
+            older = call.without_hint(error)
             if older is None:
                 raise
-            body = older
+            call = older
 
 
 def rack_of(given: str | None, environment: Mapping[str, str] = os.environ) -> str | None:

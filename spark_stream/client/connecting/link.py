@@ -12,10 +12,10 @@ from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
-from spark_stream.wire.messages import Message
+from spark_stream.wire.messages import Call, Message
 from spark_stream.wire.methods import ACT
 
-R = TypeVar("R", bound=Message)
+A = TypeVar("A", bound=Message)
 
 
 class LogIdentity:
@@ -62,26 +62,27 @@ class BrokerLink:
         self._shared: SharedChannel | None = None
         self._closed = False
 
-    def act(self, name: str, body: Message, result: type[R], timeout_s: float) -> R:
-        """Run an action of this broker, in one try.
+    def call(self, call: Call[A], timeout_s: float) -> A:
+        """Call this broker, in one try.
 
         Raises:
-            BrokerUnavailable, RequestTimeout: no answer; the action may have run.
+            BrokerUnavailable, RequestTimeout: No answer arrived. The broker may have run the call.
             WrongCluster: the broker is of another log.
             Unauthenticated: the broker does not take the credential.
         """
         deadline = time.monotonic() + timeout_s
         with suppress(SessionOver):
-            return self._act(name, body, result, deadline)
-        return self._act(name, body, result, deadline)
+            return self._call(call, deadline)
+        return self._call(call, deadline)
 
-    def _act(self, name: str, body: Message, result: type[R], deadline: float) -> R:
-        shared, sent = self.connect(seconds_left(deadline)), body.to_bytes()
+    def _call(self, call: Call[A], deadline: float) -> A:
+        shared, sent = self.connect(seconds_left(deadline)), call.to_bytes()
         try:
-            answer = shared.channel.call(ACT, name.encode(), sent, seconds_left(deadline))
+            name = call.wire_name.encode()
+            answer = shared.channel.call(ACT, name, sent, seconds_left(deadline))
         except TRANSPORT_ERRORS as error:
             raise shared.failure_of(error) from None
-        return result.from_bytes(bytes(answer.body))
+        return call.answer_from(bytes(answer.body))
 
     def connect(self, timeout_s: float) -> SharedChannel:
         """Return a connection to the broker that is not known to be lost.

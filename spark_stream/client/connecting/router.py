@@ -28,7 +28,8 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.messages import BrokerAddress, FindLeaders, LeaderFacts, Leaders
+from spark_stream.wire.cluster_messages import BrokerAddress
+from spark_stream.wire.topic_messages import FindLeaders, LeaderFacts
 
 # After these errors the partition's leader has to be looked up again.
 _DOUBTFUL: Final = (
@@ -228,7 +229,7 @@ class Router:
             place.asked_at = time.monotonic()
         asked = FindLeaders.of(topic=topic, topic_id=topic_id, rack=rack, machine=machine)
         try:
-            found = self._connection.act("find-leaders", asked, Leaders, timeout_s)
+            found = self._connection.call(asked, timeout_s)
         except UnknownTopic:
             with self._lock:
                 self._topics.pop((topic, topic_id), None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.wire.messages import BrokerAddress, LeaderFacts
+from spark_stream.wire.cluster_messages import BrokerAddress
+from spark_stream.wire.topic_messages import LeaderFacts
 
 
 class Route(Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from spark_stream.client.reading.positions import Key
 from spark_stream.client.transactions import TransactionsClient
-from spark_stream.wire.messages import CutTopic
+from spark_stream.wire.offset_messages import CutTopic
 
 
 def cut_of(

@@ -46,7 +46,6 @@ from spark_stream.wire.fetch_messages import (
     EntryRuns,
     FetchRange,
     FilePlace,
-    LocatedEntries,
     LocateEntries,
     PlacesFacts,
     StoredFacts,
@@ -93,7 +92,7 @@ def placed(
     where = f"{asked.topic}/{asked.partition}: broker {replica.id}"
     try:
         link = router.link_to(replica.id, replica.address)
-        found = link.act("locate-entries", request, LocatedEntries, min(timeout_s, _PATIENCE_S))
+        found = link.call(request, min(timeout_s, _PATIENCE_S))
     except IsologError as error:
         message = f"{where} does not say where its files are: {error}"
         raise CannotMap(message, lasting=True) from None

@@ -18,13 +18,13 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest
-from spark_stream.wire.transaction_messages import NamedConsumer
+from spark_stream.wire.transaction_messages import GetPosition
 
 
 def check_name(name: str, option: str) -> None:
     """Raise InvalidOption if a consumer or a group cannot have this name, which ``option`` gave."""
     try:
-        NamedConsumer.of(consumer=name).to_bytes()
+        GetPosition.of(consumer=name).to_bytes()
     except (InvalidRequest, UnicodeEncodeError):
         whose = "a group's" if option == "group" else "a consumer's"
         text = f"{whose} name is a text of 1 to 255 characters, not {name!r}"

@@ -21,7 +21,7 @@ from spark_stream.client.reading.fetch_core import AskRange
 from spark_stream.client.reading.fetching import Source
 from spark_stream.errors import IsologError
 from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.messages import BrokerAddress
+from spark_stream.wire.cluster_messages import BrokerAddress
 
 _CALL_S: Final = 5.0  # then the next call runs; the core tries again
 

@@ -20,8 +20,9 @@ from spark_stream.protocol import Bytes, Credited, Received, StreamOver
 from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
-from spark_stream.wire.messages import Ack, AppendTo, TopicDescription, ack_from_bytes
+from spark_stream.wire.append_messages import Ack, AppendTo, ack_from_bytes
 from spark_stream.wire.methods import APPEND
+from spark_stream.wire.topic_messages import TopicDescription
 
 # How much earlier than the client the leader gives up a batch, so that its answer, which has the
 # offsets, arrives in time; but at most 1 / _ANSWER_PART of the timeout.

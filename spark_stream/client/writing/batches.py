@@ -29,7 +29,7 @@ from spark_stream.schema.schemas import (
     of_topic,
 )
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 AnyHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 """A record's headers as ``send`` takes them; only a list of pairs can repeat a name."""

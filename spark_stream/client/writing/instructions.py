@@ -8,7 +8,7 @@ from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing.lanes import Outgoing, Settlement
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 
 class OpenStream(msgspec.Struct, frozen=True):

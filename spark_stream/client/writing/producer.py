@@ -56,7 +56,7 @@ from spark_stream.schema.schemas import fitted, is_default, of_topic
 from spark_stream.structs import INT64_MAX
 from spark_stream.transport.lifetime import ProcessBound, check_may_wait
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
 
 __all__ = ["Branch", "Producer"]

@@ -53,7 +53,7 @@ from spark_stream.transport.lifetime import (
     new_lock,
     watch_section,
 )
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
 

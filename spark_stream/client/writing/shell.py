@@ -45,7 +45,7 @@ from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import Lock
 from spark_stream.transport.loop import Loop, Timer
-from spark_stream.wire.messages import Ack, AppendTo, Envelope
+from spark_stream.wire.append_messages import Ack, AppendTo, Envelope
 
 logger = logger_of(__name__)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from spark_stream.client.connecting.connection import rack_of
-from spark_stream.client.topics import level, named_topic
+from spark_stream.client.topics import checked_topic, level
 from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.datasource.values.content import Replays
@@ -154,7 +154,7 @@ def bad_record(name: str, text: str) -> BadRecords:
 def topic_name(name: str, text: str) -> str:
     """Check the name of a topic."""
     try:
-        return named_topic(text.strip()).topic
+        return checked_topic(text.strip())
     except InvalidTopic as error:
         raise InvalidOption(f"{name}: {error.message}", option=name) from None
 

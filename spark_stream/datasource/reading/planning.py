@@ -52,7 +52,8 @@ from spark_stream.schema.type_names import told_apart
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.messages import AskedTopic, CutTopic, PartitionOffsets, TopicDescription
+from spark_stream.wire.offset_messages import AskedTopic, CutTopic, PartitionOffsets
+from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
 

@@ -42,7 +42,8 @@ from spark_stream.schema.schemas import fitted
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.writing import both
 from spark_stream.wire.allocator import keep_free_memory
-from spark_stream.wire.messages import EARLIEST, LATEST, TopicDescription
+from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
 

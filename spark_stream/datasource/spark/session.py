@@ -31,7 +31,7 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.spark import host as hosts
 from spark_stream.datasource.spark.place import Place
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
-from spark_stream.wire.messages import BrokerStatus, Empty
+from spark_stream.wire.cluster_messages import GetStatus
 
 
 class Session(Struct, frozen=True):
@@ -175,7 +175,7 @@ def recalled(place: Place, grants: Sequence[Grant], cluster_id: str | None) -> P
 
 def _still_there(known: Session) -> bool:
     try:
-        known.connection.act("status", Empty(), BrokerStatus)
+        known.connection.call(GetStatus())
     except (WrongCluster, UnknownLog):
         return False
     return True

@@ -31,7 +31,7 @@ from spark_stream.schema.not_null import null_rows
 from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import type_name
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 _DAYS_MAX: Final = 106_751_991
 """The most days before or after 1970 that a timestamp in microseconds can have."""

@@ -13,7 +13,7 @@ again and gets the same answer; and no abort undoes a decided commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, field, structs
 from msgspec.structs import replace
@@ -33,7 +33,7 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.loggers import logger_of
-from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
 from spark_stream.wire.transaction_messages import Branch
 
 logger = logger_of(__name__)
@@ -135,22 +135,23 @@ def open_branch(
         ProducerFenced: a later run of the query has taken over.
         TransactionAborted: the driver has given the batch up.
     """
-    branch = transactions.open_branch(_claim(identity, plan, timeout_ms))
+    branch = transactions.open_branch(OpenBranch.of(**_claim(identity, plan, timeout_ms)))
     return TaskBranch(**structs.asdict(branch), instance=identity.instance, batch=identity.batch)
 
 
-def _claim(identity: BranchIdentity, plan: Plan, timeout_ms: int) -> OpenBranch:
-    return OpenBranch.of(
-        transactional_id=identity.transactional_id,
-        query=identity.query,
-        instance=identity.instance,
-        batch=identity.batch,
-        timeout_ms=timeout_ms,
-        run=plan.run,
-        planned=plan.planned,
-        renamed=identity.streaming,
-        query_name=identity.query_name,
-    )
+def _claim(identity: BranchIdentity, plan: Plan, timeout_ms: int) -> dict[str, Any]:
+    """Return the fields of a :class:`SinkBatch`."""
+    return {
+        "transactional_id": identity.transactional_id,
+        "query": identity.query,
+        "instance": identity.instance,
+        "batch": identity.batch,
+        "timeout_ms": timeout_ms,
+        "run": plan.run,
+        "planned": plan.planned,
+        "renamed": identity.streaming,
+        "query_name": identity.query_name,
+    }
 
 
 def commit(
@@ -175,7 +176,9 @@ def commit(
     content = summed(task.content for task in tasks)
     branches = [task.branch for task in tasks if task.branch is not None]
     if all(branch.committed for branch in branches):
-        settled = transactions.settle_batch(_claim(identity, NO_PLAN, TRANSACTION_TIMEOUT_MS))
+        settled = transactions.settle_batch(
+            SettleSinkBatch.of(**_claim(identity, NO_PLAN, TRANSACTION_TIMEOUT_MS))
+        )
         if settled.committed and settled.content is not None:
             earlier = summed(task.earlier for task in tasks)
             check_replay(identity, settled.content, content, earlier, replays)

@@ -27,7 +27,7 @@ from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import empty_batch
 from spark_stream.schema.texts import json_lines
 from spark_stream.schema.type_names import column_text
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 DEAD_LETTERS: Final = pa.schema(
     [

@@ -23,7 +23,7 @@ from spark_stream.schema.schemas import (
     of_topic,
 )
 from spark_stream.schema.type_names import type_name
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 TOPIC_COLUMN: Final = "topic"
 PARTITION_COLUMN: Final = "partition"

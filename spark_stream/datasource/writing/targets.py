@@ -29,7 +29,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.schema.keys import PARTITION_BY, key_columns, path_of, path_text
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
 

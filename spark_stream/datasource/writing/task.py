@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.topics import named_topic
+from spark_stream.client.topics import checked_topic
 from spark_stream.client.writing.keys import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.options import SinkOptions
@@ -61,7 +61,7 @@ from spark_stream.errors import InvalidRecord, InvalidTopic, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.schema.keys import DEFAULT_KEY, path_of
 from spark_stream.wire.allocator import keep_free_memory
-from spark_stream.wire.messages import TopicDescription
+from spark_stream.wire.topic_messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
 
 logger = logger_of(__name__)
@@ -257,7 +257,7 @@ class TaskWriter(Struct, frozen=True):
                 raise InvalidRecord("a row has no topic: its column 'topic' is null")
             return dead_letters
         try:
-            return named_topic(topic).topic
+            return checked_topic(topic)
         except InvalidTopic:
             if dead_letters is None:
                 raise

@@ -26,13 +26,7 @@ from spark_stream.transport.failures import failure_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Server
 from spark_stream.transport.streams import BlockingStream, CallFailed
-from spark_stream.wire.replication_messages import (
-    Acked,
-    Follow,
-    OpenReplication,
-    Welcome,
-    unpack,
-)
+from spark_stream.wire.replication_messages import Acked, Follow, OpenReplication, Welcome, unpack
 from tests.broker.replication.nodes import QUICK, START, Node, identity
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.broker.replication.test_streams import KEY, equal, follow

@@ -34,7 +34,7 @@ from spark_stream.wire.cluster_messages import (
     ProblemKind,
 )
 from spark_stream.wire.consumer_messages import ConsumedPartition, ConsumerDescription
-from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition
 from tests.cli.conftest import COMMAND, Call, Served
 from tests.support import NUMBERS, numbers

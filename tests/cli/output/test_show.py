@@ -15,7 +15,7 @@ from spark_stream.cli.options import Listing
 from spark_stream.cli.output.show import show_topic
 from spark_stream.cli.output.show_transactions import Aged, show_transactions
 from spark_stream.sql.ddl import parse_schema
-from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
 A, B, C = (name + "0123456789abcdef" * 2 for name in "abc")

@@ -19,7 +19,7 @@ from spark_stream.wire.cluster_messages import (
     Problem,
     ProblemKind,
 )
-from spark_stream.wire.messages import PartitionDescription, TopicDescription
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 
 
 def partition(

@@ -13,13 +13,15 @@ from spark_stream.client.connecting import connection as module
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.router import Router
-from spark_stream.wire.messages import (
+from spark_stream.wire.cluster_messages import (
     BrokerAddress,
     BrokerList,
-    Empty,
-    LeaderFacts,
-    Leaders,
+    DescribeCluster,
+    GetStatus,
+    ListBrokers,
 )
+from spark_stream.wire.messages import Call, Empty
+from spark_stream.wire.topic_messages import FindLeaders, LeaderFacts, Leaders
 
 
 class Cluster:
@@ -30,23 +32,23 @@ class Cluster:
         self.alive = set(listed)
         self.now = 1_000.0
         self.fails: BaseException | None = None
-        self.answers: dict[str, Callable[[str], Any]] = {"status": lambda _: Empty()}
+        self.answers: dict[type[Call[Any]], Callable[[str], Any]] = {GetStatus: lambda _: Empty()}
         self.asked: list[str] = []
 
     def connect(self, link: BrokerLink, _: float) -> None:
         if link.address not in self.alive:
             raise BrokerUnavailable(f"no broker answers at {link.address}")
 
-    def act(self, link: BrokerLink, name: str, *_: object) -> Any:
+    def call(self, link: BrokerLink, call: Call[Any], *_: object) -> Any:
         self.connect(link, 1.0)
-        if name == "list-brokers":
+        if isinstance(call, ListBrokers):
             self.asked.append(link.address)
             if self.fails is not None:
                 raise self.fails
             return BrokerList(
                 brokers=[BrokerAddress(id=each, address=each) for each in self.listed]
             )
-        return self.answers[name](link.address)
+        return self.answers[type(call)](link.address)
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
         sleep=lambda seconds: setattr(found, "now", found.now + seconds),
     )
     monkeypatch.setattr(BrokerLink, "connect", lambda link, within: found.connect(link, within))
-    monkeypatch.setattr(BrokerLink, "act", lambda link, *asked: found.act(link, *asked))
+    monkeypatch.setattr(BrokerLink, "call", lambda link, *asked: found.call(link, *asked))
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "call_elsewhere", lambda _, call: call(), raising=False)
     return found
@@ -66,7 +68,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def status(connection: ClusterConnection) -> str:
     """Make a call; return the address of the broker that answered it."""
-    connection.act("status", Empty(), Empty)
+    connection.call(GetStatus())
     return connection.address
 
 
@@ -109,7 +111,7 @@ def test_a_leader_and_a_follower_that_answers_named_are_used_too(cluster):
         leader_epoch=1,
         near=BrokerAddress(id="f", address="f:1"),
     )
-    cluster.answers["find-leaders"] = lambda _: Leaders(topic_id="id", partitions=[leader, near])
+    cluster.answers[FindLeaders] = lambda _: Leaders(topic_id="id", partitions=[leader, near])
     Router(connection).refresh("t", "id", 1.0)
     cluster.alive = {"f:1"}
     assert status(connection) == "f:1"
@@ -120,8 +122,8 @@ def test_a_leader_and_a_follower_that_answers_named_are_used_too(cluster):
             return Empty()
         raise NotLeader("another broker leads", leader="n", address="n:1")
 
-    cluster.answers["moved"] = redirect
-    connection.act("moved", Empty(), Empty)
+    cluster.answers[DescribeCluster] = redirect
+    connection.call(DescribeCluster())
     cluster.alive = {"n:1"}
     assert status(connection) == "n:1"
 
@@ -160,6 +162,6 @@ def test_a_connection_begins_with_the_addresses_of_another(cluster):
 def test_error_of_addresses_that_are_all_dead_names_the_remedy(cluster, bootstrap):
     """A program that is restarted has only these, and the brokers may have moved."""
     with pytest.raises(BrokerUnavailable, match="no broker answers at dead:1") as caught:
-        ClusterConnection(bootstrap).act("status", Empty(), Empty, 1.0)
+        ClusterConnection(bootstrap).call(GetStatus(), 1.0)
     assert "their new addresses in bootstrap" in caught.value.hint
     assert caught.value.details["address"] == bootstrap.replace(",", ", ")

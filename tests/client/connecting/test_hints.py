@@ -9,30 +9,31 @@ import pytest
 
 from isolog.errors import InvalidRequest
 from spark_stream.client.connecting.link import BrokerLink
-from spark_stream.wire.messages import Message
-from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
+from spark_stream.wire.topic_messages import FindLeaders
 from tests.support import BrokerProcess, values
 
 
 def test_a_reader_with_a_rack_reads_from_brokers_that_have_no_racks(
     shared: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, sent = BrokerLink.act, []
+    answered, sent = BrokerLink.call, []
 
-    def act(link: BrokerLink, name: str, body: Message, *rest: Any) -> Message:
-        if name == "find-leaders":
-            fields = json.loads(body.to_bytes())
+    def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Message:
+        if isinstance(call, FindLeaders):
+            fields = json.loads(call.to_bytes())
             sent.append(sorted(fields.keys() & {"rack", "machine"}))
             for field in sent[-1]:
                 what = f"FindLeaders: {field}: Object contains unknown field `{field}`"
                 raise InvalidRequest(what, field=field)
-        return answered(link, name, body, *rest)
+        return answered(link, call, *rest)
 
     with shared.connect() as log:
         log.create_topic(topic)
         with log.producer() as producer:
             producer.append(topic, values("a", "b"), partition=0).result(30)
-    monkeypatch.setattr(BrokerLink, "act", act)
+    monkeypatch.setattr(BrokerLink, "call", passed)
     monkeypatch.setenv("ISOLOG_RACK", "here")
     with shared.connect() as log:
         assert log.read(topic, isolation="read_committed")["value"].to_pylist() == [b"a", b"b"]
@@ -42,21 +43,20 @@ def test_a_reader_with_a_rack_reads_from_brokers_that_have_no_racks(
 def test_a_sink_of_a_named_query_writes_to_brokers_that_store_no_names(
     shared: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered = BrokerLink.act
+    answered = BrokerLink.call
 
-    def act(link: BrokerLink, name: str, body: Message, *rest: Any) -> Message:
-        if "query_name" in json.loads(body.to_bytes()):
+    def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Message:
+        if "query_name" in json.loads(call.to_bytes()):
             what = "OpenBranch: Object contains unknown field `query_name`"
             raise InvalidRequest(what, field="query_name")
-        return answered(link, name, body, *rest)
+        return answered(link, call, *rest)
 
-    monkeypatch.setattr(BrokerLink, "act", act)
+    monkeypatch.setattr(BrokerLink, "call", passed)
     sink = f"sink/{topic}"
-    asked = OpenBranch(
-        transactional_id=sink, query="an id", instance="run", batch=4, query_name="nightly"
-    )
+    asked = {"transactional_id": sink, "query": "an id", "instance": "run", "batch": 4}
+    asked |= {"query_name": "nightly"}
     with shared.connect() as log:
-        branch = log._transactions.open_branch(asked)
+        branch = log._transactions.open_branch(OpenBranch(**asked))
         assert log.describe_transaction(sink).query_name == ""
         log._transactions.abort(sink, "run", branch.number)
-        assert not log._transactions.settle_batch(asked).committed
+        assert not log._transactions.settle_batch(SettleSinkBatch(**asked)).committed

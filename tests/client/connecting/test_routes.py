@@ -16,7 +16,8 @@ from spark_stream.client.connecting import router
 from spark_stream.client.connecting.connection import ClusterConnection, rack_of
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Routes
-from spark_stream.wire.messages import BrokerAddress, LeaderFacts
+from spark_stream.wire.cluster_messages import BrokerAddress
+from spark_stream.wire.topic_messages import LeaderFacts
 
 
 def said(leader: str | None, epoch: int | None, partition: int = 0) -> LeaderFacts:

@@ -12,7 +12,7 @@ import pytest
 import isolog
 from isolog.errors import UnknownLog, WrongCluster
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.wire.messages import Empty, TopicNames
+from spark_stream.wire.topic_messages import ListTopics
 from tests.conftest import stop_broker
 from tests.support import BrokerProcess, values
 
@@ -59,9 +59,9 @@ def test_a_connection_that_expects_another_log_asks_nothing_of_this_one(two):
     first, second = two
     connection = ClusterConnection(first.address, cluster_id=cluster_id(second))
     with pytest.raises(WrongCluster, match=f"{first.address} .*{cluster_id(first)}"):
-        connection.act("list-topics", Empty(), TopicNames)
+        connection.call(ListTopics())
     connection = ClusterConnection(first.address, cluster_id=cluster_id(first))
-    assert connection.act("list-topics", Empty(), TopicNames).topics == []
+    assert connection.call(ListTopics()).topics == []
     assert connection.cluster_id == cluster_id(first)
 
 

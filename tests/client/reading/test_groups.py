@@ -24,8 +24,14 @@ from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.wire.consumer_messages import GroupAnswer, TakenPartitions, TakePartitions
-from spark_stream.wire.messages import Message
+from spark_stream.wire.consumer_messages import (
+    GroupAnswer,
+    GroupHeartbeat,
+    JoinGroup,
+    TakenPartitions,
+    TakePartitions,
+)
+from spark_stream.wire.messages import Call, Message
 from tests.support import eventually, values
 
 SLOW = pytest.mark.slow  # uses a broker
@@ -165,10 +171,10 @@ class Answers:
         self.on_beat: Callable[[], GroupAnswer] = lambda: answer(1)
         self.joins = answer(1)
 
-    def act(self, name: str, asked: Message, *_: object) -> Message:
-        if name == "join-group":
+    def call(self, asked: Call[Any], *_: object) -> Message:
+        if isinstance(asked, JoinGroup):
             return self.joins
-        if name == "group-heartbeat":
+        if isinstance(asked, GroupHeartbeat):
             return self.on_beat()
         assert isinstance(asked, TakePartitions)
         positions = [PositionOf("g", "t", "id", each.partition, 0) for each in asked.assigned]

@@ -16,7 +16,7 @@ from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.transactions.transactions import COMMITS, Transaction
 from spark_stream.scripts.transactions.deciding import Commit
-from spark_stream.wire.messages import Ack, BatchRefused
+from spark_stream.wire.append_messages import Ack, BatchRefused
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Course, Line, Seen, Sent
 from tests.simulation.invariants.base import Invariant, View

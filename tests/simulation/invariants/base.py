@@ -23,7 +23,7 @@ from spark_stream.consistency.transactions.transactions import PositionOf, Trans
 from spark_stream.scripts.steps import Marked, WriteMarkers
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.storage.settings import LogSettings
-from spark_stream.wire.messages import Ack
+from spark_stream.wire.append_messages import Ack
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import VirtualClock
 from tests.simulation.history import Course, Fetched, Finish, History, Line, Place, Seen, Sent

@@ -1,16 +1,14 @@
-"""What a request needs a permission for: functions of the request, for the table of actions."""
+"""The permissions that a request needs: functions of the request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, ResourceKind
-from spark_stream.broker.access.authorizer import Need
-from spark_stream.wire.fetch_messages import Fetch
-from spark_stream.wire.messages import AppendTo
+from spark_stream.access.rules import THE_CLUSTER, Need, Operation, Resource, ResourceKind
 
 Needs = Callable[[Any], Sequence[Need]]
+"""A function of a request. It returns the permissions that the caller needs."""
 
 
 def on_topic(operation: Operation) -> Needs:
@@ -72,17 +70,3 @@ def anybody(asked: Any) -> Sequence[Need]:
 def described(asked: Any) -> Sequence[Need]:
     """Need nothing; the handler leaves out of its answer what the caller may not describe."""
     return ()
-
-
-def fetch(asked: Fetch) -> Sequence[Need]:
-    """Need to read the topics of all ranges."""
-    names = dict.fromkeys(each.topic for each in asked.ranges)
-    return [(Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names]
-
-
-def append(asked: AppendTo) -> Sequence[Need]:
-    """Need to write to the topic, and in the transaction if there is one."""
-    needs = [(Operation.WRITE, Resource(ResourceKind.TOPIC, asked.topic))]
-    if asked.transactional_id is not None:
-        needs.append((Operation.WRITE, Resource(ResourceKind.TRANSACTION, asked.transactional_id)))
-    return needs
