@@ -18,6 +18,7 @@ from spark_stream.broker.actions import transactions as transaction_actions
 from spark_stream.broker.partition.appends import Appends
 from spark_stream.broker.partition.transactions import PartitionTransactions
 from spark_stream.scripts.transactions import finishing
+from spark_stream.scripts.transactions.finishing import Finisher
 from tests.support import BrokerProcess
 
 POINTS = {
@@ -26,7 +27,7 @@ POINTS = {
     "decided": (finishing, "seal_partitions", "before"),
     "half marked": (PartitionTransactions, "end", "after"),
     "marked": (finishing, "store_decided", "before"),
-    "positions stored": (finishing, "record_finish", "before"),
+    "positions stored": (Finisher, "record_finish", "before"),
     "finished": (transaction_actions, "_facts", "before"),
 }
 

@@ -49,8 +49,7 @@ from spark_stream.scripts.steps import (
     Refresh,
     Script,
 )
-from spark_stream.scripts.transactions.consumers import take_over
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.consumers import Consumers
 
 _UNRECORDED_MAX: Final = 10_000  # the sessions of further ones expire
 
@@ -132,7 +131,7 @@ class Leaves:
 
 
 def take_partitions(
-    finished: Finished, name: str, member_id: str, assigned: Iterable[Assigned]
+    consumers: Consumers, name: str, member_id: str, assigned: Iterable[Assigned]
 ) -> Script[tuple[list[PositionOf], Group]]:
     """Return where a member begins in partitions that were assigned to it, and the group.
 
@@ -142,8 +141,8 @@ def take_partitions(
         ConsumerFenced: one of them is no longer assigned to it.
     """
     wanted = {each.place: each.epoch for each in assigned}
-    found = yield from take_over(
-        finished, name, lambda each: (each.topic_id, each.partition) in wanted
+    found = yield from consumers.take_over(
+        name, lambda each: (each.topic_id, each.partition) in wanted
     )
     record = yield from Get(CONSUMERS + name)
     group = Group() if record is None else group_of(record.value) or Group()

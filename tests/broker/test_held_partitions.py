@@ -135,7 +135,7 @@ def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[Non
     return (
         owner,
         partitions,
-        join_together(broker.core.transactions.finished, partitions, stamp, owner.name, set()),
+        join_together(broker.core.transactions.decisions, partitions, stamp, owner.name, set()),
     )
 
 

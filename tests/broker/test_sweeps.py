@@ -25,7 +25,7 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State
 from spark_stream.scripts.steps import PartitionStep
-from spark_stream.scripts.transactions import deciding, records
+from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
@@ -86,18 +86,18 @@ class Desk:
 
     def begin(self, name: str, *, joins: bool) -> None:
         transactions, run = self.transactions, self.transactions.run
-        run(deciding.take_over(transactions.finished, name, "me", 1_000, 0))
-        begun = run(deciding.begin(transactions.finished, name, "me", -1, "here", 0))
+        run(transactions.decisions.take_over(name, "me", 1_000, 0))
+        begun = run(transactions.decisions.begin(name, "me", -1, "here", 0))
         if joins:
             place = Joined("t", "id", 0)
             run(
-                deciding.join(
-                    transactions.finished, name, begun.number, begun.producer_id, begun.epoch, place
+                transactions.decisions.join(
+                    name, begun.number, begun.producer_id, begun.epoch, place
                 )
             )
 
     def state(self, name: str) -> State:
-        return self.transactions.run(deciding.describe(self.transactions.finished, name)).state
+        return self.transactions.run(self.transactions.decisions.describe(name)).state
 
 
 @pytest.mark.rule("how often a broker looks at all transactions", "broker/scripting/coordinator.py")
@@ -161,9 +161,7 @@ def test_a_transaction_does_not_expire_because_of_an_outage_of_the_store(
 def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_path: Path):
     found = Desk(tmp_path)
     transactions = found.transactions
-    transactions.run(
-        deciding.take_over(transactions.finished, "unused", "me", 1_000, transactions.now_ms())
-    )
+    transactions.run(transactions.decisions.take_over("unused", "me", 1_000, transactions.now_ms()))
     transactions.run(transactions.sweeping())
     found.clock.pass_us(FORGET_AFTER_MS * 1_000 + 2 * SECOND_US)
     transactions.run(transactions.sweeping())
@@ -175,11 +173,11 @@ def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
     found = Desk(tmp_path)
     transactions, place = found.transactions, Joined("t", "id", 0)
     found.begin("x", joins=False)
-    begun = transactions.run(deciding.describe(transactions.finished, "x"))
+    begun = transactions.run(transactions.decisions.describe("x"))
     of = (begun.number, begun.producer_id, begun.epoch)
-    late = OnStore(found.store).start(deciding.join(transactions.finished, "x", *of, place))
+    late = OnStore(found.store).start(transactions.decisions.join("x", *of, place))
     late.advance()  # it has looked, and the transaction was open
-    transactions.run(deciding.abort(transactions.finished, "x", "me", begun.number))
+    transactions.run(transactions.decisions.abort("x", "me", begun.number))
     transactions.run(transactions.sweeping())
     with pytest.raises(TransactionAborted):
         late.end()

@@ -12,8 +12,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.scripts.steps import PutRecord, Script
-from spark_stream.scripts.transactions import deciding, records
-from spark_stream.scripts.transactions.finishing import record_finish
+from spark_stream.scripts.transactions import records
 from tests.broker.local_broker import LEASE_S, Surroundings
 from tests.broker.pairs import brokers as two_brokers
 from tests.broker.pairs import make_topic
@@ -50,15 +49,15 @@ class TwoBrokers:
     def begin_at_a(self, name: str = "x") -> Transaction:
         """A transaction of A that has a record in B's partition."""
         asked = self.a.transactions
-        asked.run(deciding.take_over(asked.finished, name, "me", int(TIMEOUT_S * 1000), 0))
-        begun = asked.run(deciding.begin(asked.finished, name, "me", -1, asked.coordinator, 0))
+        asked.run(asked.decisions.take_over(name, "me", int(TIMEOUT_S * 1000), 0))
+        begun = asked.run(asked.decisions.begin(name, "me", -1, asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
         at = self.partition
         pending = at.transactions.open_join(number, producer)
         assert pending is not None
         place = Joined(at.topic, at.topic_id, at.number)
         self.b.transactions.run(
-            deciding.join(self.b.transactions.finished, name, number, producer, epoch, place)
+            self.b.transactions.decisions.join(name, number, producer, epoch, place)
         )
         at.transactions.close_join(pending, on_record=True)
         at.append(numbers(0, 1), Stamp(producer, epoch, 0, number))
@@ -166,7 +165,7 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
     )  # B starts: it lost the marker with the power
     brokers.pass_time(2 * STEP_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTING, 0)
-    brokers.a.transactions.run(record_finish(brokers.a.transactions.finished, decided))
+    brokers.a.transactions.run(brokers.a.transactions.decisions.finisher.record_finish(decided))
     brokers.pass_time(2 * STEP_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
     assert not brokers.partition.log.has_aborted(0, 1)

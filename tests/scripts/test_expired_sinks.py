@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from isolog.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
-from spark_stream.scripts.transactions import deciding, records, sinks, sweeping
-from spark_stream.scripts.transactions.finishing import record_finish
+from spark_stream.scripts.transactions import deciding, records
 from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
 from tests.scripts.test_interleavings import A, B, watched
 from tests.scripts.world import World
@@ -21,14 +20,14 @@ NEXT_RUN = replace(CLAIM, instance="next run")
 
 
 def write_batch(world: World, sink: str = "s", claim: Claim = CLAIM) -> None:
-    finished = world.brokers[A].finished
-    found, producer = world.run(A, sinks.open_branch(finished, sink, claim, A, 0))
+    broker = world.brokers[A]
+    found, producer = world.run(A, broker.sinks.open_branch(sink, claim, A, 0))
     assert producer is not None
     asked = deciding.Commit(
         sink, claim.instance, found.number, (producer,), claim.batch, (), CONTENT
     )
-    decided = world.run(A, deciding.commit(finished, asked))
-    world.run(A, record_finish(finished, decided))
+    decided = world.run(A, broker.decisions.commit(asked))
+    world.run(A, broker.finisher.record_finish(decided))
 
 
 def sweep(world: World, sink: str, idle_s: float, age_ms: float) -> Swept:
@@ -37,9 +36,7 @@ def sweep(world: World, sink: str, idle_s: float, age_ms: float) -> Swept:
     record = world.store.transaction(sink)
     now_ms = int(record.deadline_ms - record.timeout_ms + age_ms)
     for seen_s in (0.0, idle_s):
-        swept = world.run(
-            A, sweeping.sweep_record(found.finished, found.watch, record, seen_s, now_ms)
-        )
+        swept = world.run(A, found.sweeper.sweep_record(record, seen_s, now_ms))
     return swept
 
 
@@ -48,8 +45,8 @@ def expire(world: World, sink: str = "s") -> None:
 
 
 def settle(world: World, sink: str, claim: Claim, *, renamed: bool = False) -> tuple[object, bool]:
-    finished = world.brokers[A].finished
-    found, committed = world.run(A, sinks.settle_batch(finished, sink, claim, renamed=renamed))
+    broker = world.brokers[A]
+    found, committed = world.run(A, broker.sinks.settle_batch(sink, claim, renamed=renamed))
     return found.content, committed
 
 
@@ -76,9 +73,9 @@ def test_a_batch_that_comes_again_after_its_id_expired_is_known():
     world = watched()
     write_batch(world)
     expire(world)
-    finished = world.brokers[B].finished
+    broker = world.brokers[B]
     assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
-    assert world.run(B, sinks.open_branch(finished, "s", NEXT_RUN, B, 0))[1] is None
+    assert world.run(B, broker.sinks.open_branch("s", NEXT_RUN, B, 0))[1] is None
     with pytest.raises(StaleBatch):
         settle(world, "s", replace(NEXT_RUN, batch=6))
     assert kept(world) == ["s"]
@@ -149,7 +146,7 @@ def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):
         write_batch(world)
         claim = replace(NEXT_RUN, batch=batch)
         expiry = world.start(A, records.expire_sink(world.store.transaction("s")))
-        call = world.start(B, sinks.open_branch(world.brokers[B].finished, "s", claim, B, 0))
+        call = world.start(B, world.brokers[B].sinks.open_branch("s", claim, B, 0))
         first, second = (expiry, call) if expiry_first else (call, expiry)
         for _ in range(steps):
             if not first.over:
@@ -166,36 +163,36 @@ def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):
 
 def test_a_sink_is_deleted_with_what_it_committed_once_nothing_of_it_is_open():
     world = watched()
-    finished = world.brokers[A].finished
+    broker = world.brokers[A]
     write_batch(world)
-    world.run(A, sinks.open_branch(finished, "s", replace(CLAIM, batch=8), A, 0))
+    world.run(A, broker.sinks.open_branch("s", replace(CLAIM, batch=8), A, 0))
     with pytest.raises(InvalidTransaction, match="batch 8 of 's' is being written"):
-        world.run(A, sinks.delete_sink(finished, "s"))
+        world.run(A, broker.sinks.delete("s"))
     assert settle(world, "s", replace(CLAIM, batch=8)) == (CONTENT, False)
-    [(found, expired)] = world.run(A, sinks.list_sinks(finished))
+    [(found, expired)] = world.run(A, broker.sinks.list_all())
     assert (found.transactional_id, found.state, expired) == ("s", State.ABORTED, False)
-    world.run(A, sinks.delete_sink(finished, "s"))
-    assert world.run(A, sinks.list_sinks(finished)) == []
+    world.run(A, broker.sinks.delete("s"))
+    assert world.run(A, broker.sinks.list_all()) == []
     assert settle(world, "s", NEXT_RUN) == (None, False)
 
 
 def test_an_expired_sink_is_listed_and_deleted_and_no_other():
     world = watched()
-    finished = world.brokers[A].finished
+    broker = world.brokers[A]
     for sink in ("s", "u"):
         write_batch(world, sink, replace(CLAIM, query=f"of {sink}"))
         expire(world, sink)
-    world.run(A, deciding.take_over(finished, "a producer", "me", 1_000, 0))
-    listed = world.run(A, sinks.list_sinks(finished))
+    world.run(A, broker.decisions.take_over("a producer", "me", 1_000, 0))
+    listed = world.run(A, broker.sinks.list_all())
     assert [(each.transactional_id, expired) for each, expired in listed] == [
         ("s", True),
         ("u", True),
     ]
-    world.run(A, sinks.delete_sink(finished, "s"))
+    world.run(A, broker.sinks.delete("s"))
     assert kept(world) == ["u"]
     for name in ("s", "a producer"):
         with pytest.raises(UnknownTransaction, match="there is no sink"):
-            world.run(A, sinks.delete_sink(finished, name))
+            world.run(A, broker.sinks.delete(name))
 
 
 # -- batch writes ---------------------------------------------------------------------------------
@@ -209,7 +206,7 @@ def listed(world: World, name: str, age_ms: int) -> bool:
     """Whether the list of transactions has the id so long after its last use."""
     record = world.store.transaction(name)
     now_ms = record.deadline_ms - record.timeout_ms + age_ms
-    found = world.run(B, deciding.describe_all(world.brokers[B].finished, now_ms))
+    found = world.run(B, world.brokers[B].decisions.describe_all(now_ms))
     return name in [each.transactional_id for each in found]
 
 
@@ -226,7 +223,7 @@ def test_finished_ids_of_batch_writes_leave_the_lists_after_an_hour(name, claim)
 
 def test_an_open_batch_write_stays_in_the_lists():
     world = watched()
-    world.run(A, sinks.open_branch(world.brokers[A].finished, "sink/s", NUMBERED, A, 0))
+    world.run(A, world.brokers[A].sinks.open_branch("sink/s", NUMBERED, A, 0))
     assert listed(world, "sink/s", 400 * DAY_MS)
 
 
@@ -239,5 +236,5 @@ def test_the_record_of_a_job_is_deleted_after_an_hour_and_that_of_a_numbered_bat
         assert sweep(world, name, SEEN_IDLE_S + 1, HOUR_MS + 1) is swept
     again = replace(NUMBERED, instance="batch/2")
     assert settle(world, "sink/s", again) == (CONTENT, True)
-    finished = world.brokers[B].finished
-    assert world.run(B, sinks.open_branch(finished, "sink/s", again, B, 0))[1] is None
+    broker = world.brokers[B]
+    assert world.run(B, broker.sinks.open_branch("sink/s", again, B, 0))[1] is None

@@ -22,8 +22,8 @@ from spark_stream.scripts import groups
 from spark_stream.scripts.queries import read_named
 from spark_stream.scripts.readers import SessionWatch
 from spark_stream.scripts.steps import FindTopic, ListRecords, Script
-from spark_stream.scripts.transactions.consumers import take_consumer
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.positions import own_name, store_positions
 from tests.scripts.on_store import OnStore
 from tests.simulation.broker import SCHEMA
@@ -190,11 +190,11 @@ def test_a_member_begins_where_a_partition_is_stored_if_it_is_its_own(on):
     told = on.run(groups.join("g", member("1")))
     owner = str(Owner("1", told.epoch, 0))
     on.run(store_positions([position(5)], {"g": owner}))
-    found, now = on.run(groups.take_partitions(Finished(), "g", "1", told.assigned))
+    found, now = on.run(groups.take_partitions(Consumers(Finisher()), "g", "1", told.assigned))
     assert found == [position(5)]
     assert not any(map(now.is_later, told.assigned))
     with pytest.raises(ConsumerFenced):
-        on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))
+        on.run(groups.take_partitions(Consumers(Finisher()), "g", "2", told.assigned))
 
 
 def test_an_earlier_assignment_of_the_same_partition_takes_nothing(on):
@@ -202,14 +202,14 @@ def test_an_earlier_assignment_of_the_same_partition_takes_nothing(on):
     on.run(groups.beat("g", "1", earlier))  # they are released, and assigned again
     later = on.run(groups.beat("g", "1")).assigned
     assert [each.place for each in later] == [each.place for each in earlier]
-    on.run(groups.take_partitions(Finished(), "g", "1", later))
+    on.run(groups.take_partitions(Consumers(Finisher()), "g", "1", later))
     with pytest.raises(ConsumerFenced):
-        on.run(groups.take_partitions(Finished(), "g", "1", earlier))
+        on.run(groups.take_partitions(Consumers(Finisher()), "g", "1", earlier))
 
 
 def reset_positions(place: PositionOf) -> Script[None]:
     """The two calls of a client's reset."""
-    yield from take_consumer(Finished(), "g", "reset", "operator", keeps_group=True)
+    yield from Consumers(Finisher()).take("g", "reset", "operator", keeps_group=True)
     yield from store_positions([place], {"g": "reset"})
 
 
@@ -223,7 +223,9 @@ def test_reset_keeps_the_group_and_waits_for_its_members(on):
     on.run(reset_positions(position(2)))
     assert (group(on), on.run(read_named()).consumers["g"]) == (before, [position(2)])
     told = on.run(groups.join("g", member("2")))
-    assert on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))[0] == [position(2)]
+    assert on.run(groups.take_partitions(Consumers(Finisher()), "g", "2", told.assigned))[0] == [
+        position(2)
+    ]
 
 
 @pytest.mark.parametrize("steps", range(5))
@@ -235,7 +237,7 @@ def test_reset_fails_if_a_member_joins_meanwhile(on, steps):
     for _ in range(steps):
         late.advance()
     told = on.run(groups.join("g", member("2")))
-    read, _ = on.run(groups.take_partitions(Finished(), "g", "2", told.assigned))
+    read, _ = on.run(groups.take_partitions(Consumers(Finisher()), "g", "2", told.assigned))
     with pytest.raises(IsologError) as refused:
         late.end()
     assert refused.type in (ConsumerFenced, InvalidRequest)

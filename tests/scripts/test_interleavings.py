@@ -18,9 +18,9 @@ from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.scripts.steps import Force, Get, PartitionStep, Pause, Script, WriteMarkers
 from spark_stream.scripts.topics import delete_topic
-from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping
-from spark_stream.scripts.transactions.deciding import Commit
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions import positions
+from spark_stream.scripts.transactions.deciding import Commit, Decisions
+from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.records import read_all
 from tests.examples import examples
 from tests.scripts.world import INVARIANTS, Append, Running, World
@@ -38,28 +38,28 @@ def watched() -> World:
 
 def begin(world: World, broker: str, name: str, after: int = -1) -> tuple[int, int, int]:
     """Number, producer id and epoch of a new transaction of the instance ``me``."""
-    finished = world.brokers[broker].finished
+    scripts = world.brokers[broker]
     if after < 0:
-        world.run(broker, deciding.take_over(finished, name, "me", 60_000, 0))
-    found = world.run(broker, deciding.begin(finished, name, "me", after, broker, 0))
+        world.run(broker, scripts.decisions.take_over(name, "me", 60_000, 0))
+    found = world.run(broker, scripts.decisions.begin(name, "me", after, broker, 0))
     return found.number, found.producer_id, found.epoch
 
 
 def write(name: str, begun: tuple[int, int, int], place, value: int) -> Script[None]:
     """A batch comes to a partition: it joins, then it is appended."""
     number, producer_id, epoch = begun
-    yield from deciding.join(Finished(), name, number, producer_id, epoch, place)
+    yield from Decisions(Finisher()).join(name, number, producer_id, epoch, place)
     yield Append(place, number, producer_id, value)
 
 
 def commit(world: World, broker: str, name: str, begun: tuple[int, int, int], **more) -> Running:
     asked = Commit(name, "me", begun[0], (begun[1],), **more)
-    finished = world.brokers[broker].finished
-    return world.start(broker, deciding.commit(finished, asked), "commit")
+    scripts = world.brokers[broker]
+    return world.start(broker, scripts.decisions.commit(asked), "commit")
 
 
 def abort(world: World, broker: str, name: str, begun: tuple[int, int, int]) -> Running:
-    script = deciding.abort(world.brokers[broker].finished, name, "me", begun[0])
+    script = world.brokers[broker].decisions.abort(name, "me", begun[0])
     return world.start(broker, script, "abort")
 
 
@@ -67,7 +67,7 @@ def sweep(world: World, broker: str, now_s: float = 0.0) -> Script[None]:
     """Looks after every record, as the broker that coordinates it does."""
     found = world.brokers[broker]
     for record in (yield from read_all()):
-        yield from sweeping.sweep_record(found.finished, found.watch, record, now_s, 0)
+        yield from found.sweeper.sweep_record(record, now_s, 0)
 
 
 def settle(world: World) -> None:
@@ -251,10 +251,10 @@ def test_commit_fails_if_a_topic_was_deleted(again):
         topic = Topic("t", "another id", pa.schema([]), 3, {})
         assert world.store.put(TOPICS + topic.name, encode(topic), 0)
     with pytest.raises(UnknownTopic, match="topic 't', which was deleted") as raised:
-        world.run(A, deciding.commit(Finished(), Commit("x", "me", begun[0], (begun[1],))))
+        world.run(A, Decisions(Finisher()).commit(Commit("x", "me", begun[0], (begun[1],))))
     assert raised.value.details["topic"] == "t"
     assert world.store.transaction("x").state is State.OPEN
-    world.run(A, deciding.abort(Finished(), "x", "me", begun[0]))
+    world.run(A, Decisions(Finisher()).abort("x", "me", begun[0]))
     assert world.partition(0).visible() == []
 
 
@@ -304,11 +304,11 @@ MOVE = PositionOf("c", "t", "id", 0, 7)
 def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, between):
     """The new owner asks another broker: no lock of one process can help."""
     world = watched()
-    assert world.run(A, consumers.take_consumer(world.brokers[A].finished, "c", "old")) == []
+    assert world.run(A, world.brokers[A].consumers.take("c", "old")) == []
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
     asked = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
-    taking = world.start(B, consumers.take_consumer(world.brokers[B].finished, "c", "new"))
+    taking = world.start(B, world.brokers[B].consumers.take("c", "new"))
     for _ in range(between):  # the new owner is under way when the commit goes on
         if not taking.over:
             world.advance(taking)
@@ -320,7 +320,7 @@ def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, be
     read = taking.result
     while not asked.over:
         world.advance(asked)
-    after = world.run(B, consumers.go_on(world.brokers[B].finished, "c"))
+    after = world.run(B, world.brokers[B].consumers.go_on("c"))
     assert after == read
     if isinstance(asked.error, ConsumerFenced):
         assert (read, world.store.transaction("x").state) == ([], State.OPEN)
@@ -333,7 +333,7 @@ def test_a_commit_with_other_positions_needs_an_announcement_of_its_own(before):
     """An earlier commit of other positions announced them, and its broker died."""
     world = watched()
     for name in ("c", "d"):
-        world.run(A, consumers.take_consumer(world.brokers[A].finished, name, "old"))
+        world.run(A, world.brokers[A].consumers.take(name, "old"))
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
     earlier = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
@@ -345,19 +345,19 @@ def test_a_commit_with_other_positions_needs_an_announcement_of_its_own(before):
     for _ in range(before):
         if not asked.over:
             world.advance(asked)
-    read = world.run(A, consumers.take_consumer(world.brokers[A].finished, "d", "new"))
+    read = world.run(A, world.brokers[A].consumers.take("d", "new"))
     while not asked.over:
         world.advance(asked)
-    assert world.run(A, consumers.go_on(world.brokers[A].finished, "d")) == read
+    assert world.run(A, world.brokers[A].consumers.go_on("d")) == read
     if isinstance(asked.error, ConsumerFenced):
         assert (read, world.store.transaction("x").state) == ([], State.OPEN)
     else:
         assert (asked.error, read) == (None, [other])
 
 
-def reset_position(finished, place):
+def reset_position(consumers, place):
     """The two calls of a client's reset."""
-    yield from consumers.take_consumer(finished, "c", "new", keeps_group=True)
+    yield from consumers.take("c", "new", keeps_group=True)
     yield from positions.store_positions([place], {"c": "new"})
 
 
@@ -368,12 +368,12 @@ def reset_position(finished, place):
 @pytest.mark.parametrize("between", range(6))
 def test_no_commit_of_the_fenced_owner_undoes_a_reset(before, between):
     world = watched()
-    world.run(A, consumers.take_consumer(world.brokers[A].finished, "c", "old"))
+    world.run(A, world.brokers[A].consumers.take("c", "old"))
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
     asked = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
     place = PositionOf("c", "t", "id", 0, 3)
-    reset = world.start(B, reset_position(world.brokers[B].finished, place))
+    reset = world.start(B, reset_position(world.brokers[B].consumers, place))
     for _ in range(between):
         if not reset.over:
             world.advance(reset)
@@ -385,7 +385,7 @@ def test_no_commit_of_the_fenced_owner_undoes_a_reset(before, between):
     while not asked.over:
         world.advance(asked)
     assert reset.error is None
-    assert world.run(A, consumers.go_on(world.brokers[A].finished, "c")) == [place]
+    assert world.run(A, world.brokers[A].consumers.go_on("c")) == [place]
     assert asked.error is None or isinstance(asked.error, ConsumerFenced)
 
 
@@ -399,7 +399,7 @@ def test_a_late_finisher_stores_no_old_position():
     while decided.state is not State.COMMITTING:
         world.advance(asked)
         decided = world.store.transaction("x")
-    late = world.start(A, finishing.finish(world.brokers[A].finished, decided))
+    late = world.start(A, world.brokers[A].finisher.finish(decided))
     for _ in range(3):  # sealed, marked, and the consumer's record read
         world.advance(late)
     world.run(B, sweep(world, B))
@@ -410,7 +410,7 @@ def test_a_late_finisher_stores_no_old_position():
         world.advance(done)
     while not late.over:
         world.advance(late)
-    assert world.run(A, consumers.go_on(world.brokers[A].finished, "c")) == [further]
+    assert world.run(A, world.brokers[A].consumers.go_on("c")) == [further]
 
 
 def test_a_commit_that_others_have_finished_is_answered_for_its_own_transaction():
@@ -445,7 +445,7 @@ def test_a_commit_forces_each_partition_once_although_the_transaction_is_renewed
         step = asked.parts[0] if asked.parts else asked.step
         if isinstance(step, Force):
             forces += 1
-            renewal = deciding.renew(world.brokers[B].finished, "x", "me", begun[0], now_ms)
+            renewal = world.brokers[B].decisions.renew("x", "me", begun[0], now_ms)
             world.run(B, renewal)
         world.advance(asked)
     assert asked.result.state is State.COMMITTED

@@ -23,8 +23,8 @@ from spark_stream.consistency.transactions.transactions import (
     Transaction,
 )
 from spark_stream.scripts.steps import CatchUp, Get, PutMany
-from spark_stream.scripts.transactions import deciding
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.deciding import Decisions
+from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.records import (
     as_judge,
     change,
@@ -135,7 +135,7 @@ def test_joins_from_many_brokers_are_all_on_record(tmp_path: Path):
     def join(which: int) -> None:
         for number in range(10):
             at = Joined("t", "id", 10 * which + number)
-            brokers[which].run(deciding.join(Finished(), "x", 1, 2, 0, at))
+            brokers[which].run(Decisions(Finisher()).join("x", 1, 2, 0, at))
 
     at_once(*(lambda which=which: join(which) for which in range(4)))
     found = brokers[0].run(read_places(1))
@@ -152,7 +152,7 @@ def test_what_a_join_writes_does_not_grow_with_the_joins_before_it():
     costs = []
     for first in (0, 1_000):
         for number in range(first, first + 1_000):
-            on.run(deciding.join(Finished(), "x", 1, 2, 0, Joined("t", "id", number)))
+            on.run(Decisions(Finisher()).join("x", 1, 2, 0, Joined("t", "id", number)))
         puts = [step for step in on.steps if isinstance(step, PutMany)]
         values = [json.dumps(put.value) for each in puts for put in each.puts]
         costs.append((len(puts), sum(map(len, values))))
@@ -167,7 +167,7 @@ def test_partitions_that_join_together_cost_one_write_and_two_reads():
     begin(on, "x")
     on.steps.clear()
     places = [Joined("t", "id", number) for number in range(2_000)]
-    on.run(deciding.join(Finished(), "x", 1, 2, 0, *places))
+    on.run(Decisions(Finisher()).join("x", 1, 2, 0, *places))
     assert [type(step) for step in on.steps] == [Get, PutMany, CatchUp, Get]
     assert [step.fresh for step in on.steps if isinstance(step, Get)] == [False, False]
     assert set(on.run(read_places(1))) == set(places)
@@ -177,13 +177,13 @@ def test_a_join_that_comes_after_the_decision_is_refused():
     """Its record may be too late to be found by the broker that finishes the transaction."""
     on = in_memory()
     begin(on, "x")
-    finished = Finished()
-    late = on.start(deciding.join(finished, "x", 1, 2, 0, Joined("t", "id", 0)))
+    finisher = Finisher()
+    late = on.start(Decisions(finisher).join("x", 1, 2, 0, Joined("t", "id", 0)))
     late.advance()  # it has looked, and the transaction was open
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
     with pytest.raises(InvalidTransaction):
         late.end()
-    assert finished.ended == {1: "x"}  # the next sweep looks whether its record can go
+    assert finisher.ended == {1: "x"}  # the next sweep looks whether its record can go
 
 
 def test_a_stamp_that_is_wrong_puts_no_join_on_record():
@@ -191,7 +191,7 @@ def test_a_stamp_that_is_wrong_puts_no_join_on_record():
     begin(on, "x")
     for name, number, producer in (("x", 2, 2), ("x", 1, 9), ("y", 1, 2)):
         with pytest.raises(IsologError):
-            on.run(deciding.join(Finished(), name, number, producer, 0, Joined("t", "id", 0)))
+            on.run(Decisions(Finisher()).join(name, number, producer, 0, Joined("t", "id", 0)))
     assert on.run(read_joins()) == []
 
 
@@ -199,7 +199,7 @@ def test_the_joins_of_a_transaction_go_once_it_is_finished_on_record():
     on = in_memory()
     begin(on, "x")
     for number in range(3):
-        on.run(deciding.join(Finished(), "x", 1, 2, 0, Joined("t", "id", number)))
+        on.run(Decisions(Finisher()).join("x", 1, 2, 0, Joined("t", "id", number)))
     ended = [(1, "x")]
     assert on.run(forget_joins(ended)) == []  # it is open: who finishes it comes back to it
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))

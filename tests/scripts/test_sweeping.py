@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from isolog.errors import LeaderUnavailable
 from spark_stream.consistency.transactions.transactions import Cause, State
 from spark_stream.scripts.steps import Seal, Step
-from spark_stream.scripts.transactions import deciding, finishing, sweeping
+from spark_stream.scripts.transactions import sweeping
 from spark_stream.scripts.transactions.records import read_all
 from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
 from tests.scripts.test_interleavings import A, B, begin, commit, watched, write
@@ -40,9 +40,7 @@ def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
     return [
         world.run(
             broker,
-            sweeping.sweep_record(
-                found.finished, found.watch, record, clock.monotonic(), clock.wall_ms
-            ),
+            found.sweeper.sweep_record(record, clock.monotonic(), clock.wall_ms),
         )
         for record in world.run(broker, read_all())
     ]
@@ -77,7 +75,7 @@ def test_a_sign_of_life_begins_the_time_anew_though_the_wall_clock_stands_still(
     for _ in range(5):
         assert sweep(world, clock) == [Swept.LEFT]
         clock.seconds += TIMEOUT_S * 0.9
-        world.run(A, deciding.renew(world.brokers[A].finished, "x", "me", begun[0], 0))
+        world.run(A, world.brokers[A].decisions.renew("x", "me", begun[0], 0))
     assert sweep(world, clock) == [Swept.LEFT]
     clock.seconds += TIMEOUT_S + 0.001
     assert sweep(world, clock) == [Swept.EXPIRED]
@@ -102,8 +100,8 @@ def test_a_sign_of_life_that_comes_before_the_expiry_is_decided_wins():
     clock.seconds += TIMEOUT_S + 1
     found = world.brokers[A]
     record = world.store.transaction("x")
-    late = world.start(A, sweeping.sweep_record(found.finished, found.watch, record, 2_000.0, 0))
-    world.run(B, deciding.renew(world.brokers[B].finished, "x", "me", begun[0], 5))
+    late = world.start(A, found.sweeper.sweep_record(record, 2_000.0, 0))
+    world.run(B, world.brokers[B].decisions.renew("x", "me", begun[0], 5))
     while not late.over:
         world.advance(late)
     assert (late.result, world.store.transaction("x").state) == (Swept.LEFT, State.OPEN)
@@ -213,8 +211,8 @@ def test_a_memory_that_is_lost_costs_only_that_it_is_finished_once_more():
         world.advance(asked)
     world.crash(A)
     found = world.store.transaction("x")
-    assert world.brokers[A].finished.settled(found) == found
-    done = world.run(B, finishing.finish(world.brokers[B].finished, found))
+    assert world.brokers[A].finisher.settled(found) == found
+    done = world.run(B, world.brokers[B].finisher.finish(found))
     assert replace(done, state=State.COMMITTING) == found
     assert world.partitions[world.at(0)].visible() == [1]
 

@@ -53,8 +53,11 @@ from spark_stream.scripts.steps import (
     Together,
     WriteMarkers,
 )
-from spark_stream.scripts.transactions.finishing import Finished
-from spark_stream.scripts.transactions.sweeping import Watch
+from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.deciding import Decisions
+from spark_stream.scripts.transactions.finishing import Finisher
+from spark_stream.scripts.transactions.sinks import Sinks
+from spark_stream.scripts.transactions.sweeping import Sweeper
 from tests.scripts.on_store import answer_of
 
 BLOCK = 3
@@ -145,14 +148,16 @@ class ModelPartition:
         return [value for number, who, value in self.batches if self.ends.get((number, who))]
 
 
-@dataclass
 class Broker:
-    """What a broker keeps in memory."""
+    """The scripts of a broker, with its memory of what it has finished."""
 
-    name: str
-    finished: Finished = field(default_factory=Finished)
-    watch: Watch = field(default_factory=Watch)
-    blocks: dict[str, list[int]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.finisher = Finisher()
+        self.decisions = Decisions(self.finisher)
+        self.sinks = Sinks(self.decisions)
+        self.consumers = Consumers(self.finisher)
+        self.sweeper = Sweeper(self.finisher)
+        self.blocks: dict[str, list[int]] = {}
 
 
 @dataclass
@@ -177,7 +182,7 @@ class World:
         self.store = ModelStore()
         topic = Topic("t", "id", pa.schema([]), 3, {})
         self.store.put(TOPICS + topic.name, encode(topic), 0)
-        self.brokers = {f"broker {n}": Broker(f"broker {n}") for n in range(brokers)}
+        self.brokers = {f"broker {n}": Broker() for n in range(brokers)}
         self.partitions: dict[Joined, ModelPartition] = {}
         self.running: list[Running] = []
         self.before_step: list[Callable[[Step], None]] = []
@@ -252,7 +257,7 @@ class World:
             each.script.close()
             each.over = True
             self.running.remove(each)
-        self.brokers[broker] = Broker(broker)
+        self.brokers[broker] = Broker()
 
     # -- steps ------------------------------------------------------------------------------------
 

@@ -480,7 +480,7 @@ class SimulatedBroker:
 
     def new_facts(self, asked: AppendTo) -> StreamFacts:
         """Return what the appends of one stream share."""
-        return StreamFacts(asked, self._around.clock, self.transactions.finished)
+        return StreamFacts(asked, self._around.clock, self.transactions.decisions)
 
     def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch that a client has sent."""
@@ -491,7 +491,7 @@ class SimulatedBroker:
         self, partitions: Sequence[Partition], stamp: Stamp, owner: str, known: set[WriterOf]
     ) -> Script[None]:
         """Let partitions join a transaction."""
-        return join_together(self.transactions.finished, partitions, stamp, owner, known)
+        return join_together(self.transactions.decisions, partitions, stamp, owner, known)
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
         """Note that a batch is answered."""

@@ -17,7 +17,7 @@ from spark_stream.consistency.transactions.transactions import PositionOf, ReadP
 from spark_stream.scripts import groups, queries, readers
 from spark_stream.scripts.queries import Named
 from spark_stream.scripts.readers import GROUP
-from spark_stream.scripts.transactions import consumers, positions
+from spark_stream.scripts.transactions import positions
 from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
     ConsumerDescription,
@@ -245,8 +245,7 @@ def delete_consumer(context: BrokerContext, asked: DeleteConsumer) -> Empty:
 
 @handles(TakeConsumer)
 def take_consumer(context: BrokerContext, asked: TakeConsumer) -> Positions:
-    script = consumers.take_consumer(
-        context.transactions.finished,
+    script = context.transactions.consumers.take(
         asked.consumer,
         asked.instance,
         context.known_principal,
@@ -263,7 +262,7 @@ def check_consumer(context: BrokerContext, asked: CheckConsumer) -> Empty:
 
 @handles(GetPosition)
 def consumer_position(context: BrokerContext, asked: GetPosition) -> Positions:
-    script = consumers.go_on(context.transactions.finished, asked.consumer)
+    script = context.transactions.consumers.go_on(asked.consumer)
     return _shown(context, context.transactions.run(script))
 
 
@@ -311,7 +310,7 @@ def leave_group(context: BrokerContext, asked: LeaveGroup) -> Empty:
 @handles(TakePartitions)
 def take_partitions(context: BrokerContext, asked: TakePartitions) -> TakenPartitions:
     script = groups.take_partitions(
-        context.transactions.finished, asked.consumer, asked.member, asked.assigned
+        context.transactions.consumers, asked.consumer, asked.member, asked.assigned
     )
     found, group = context.transactions.run(script)
     added = [each for each in asked.assigned if group.is_later(each)]

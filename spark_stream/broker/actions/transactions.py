@@ -13,7 +13,7 @@ from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts import cutting
 from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.steps import Numbering, TakeNumber
-from spark_stream.scripts.transactions import deciding, records, sinks
+from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.offset_messages import AtomicCut, Cut
@@ -83,8 +83,7 @@ def init_transactions(context: BrokerContext, asked: InitTransactions) -> Transa
     return _facts(
         context,
         transactions.run(
-            deciding.take_over(
-                transactions.finished,
+            transactions.decisions.take_over(
                 asked.transactional_id,
                 asked.instance,
                 asked.timeout_ms,
@@ -99,8 +98,7 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     begun = transactions.run(
-        deciding.begin(
-            transactions.finished,
+        transactions.decisions.begin(
             asked.transactional_id,
             asked.instance,
             asked.after,
@@ -120,8 +118,7 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
 def renew_transaction(context: BrokerContext, asked: RenewTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
-    script = deciding.renew(
-        transactions.finished,
+    script = transactions.decisions.renew(
         asked.transactional_id,
         asked.instance,
         asked.number,
@@ -143,16 +140,14 @@ def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> Tran
         None if asked.content is None else tuple(asked.content),
         asked.owners,
     )
-    return _facts(
-        context, context.transactions.run(deciding.commit(context.transactions.finished, commit))
-    )
+    return _facts(context, context.transactions.run(context.transactions.decisions.commit(commit)))
 
 
 @handles(AbortTransaction)
 def abort_transaction(context: BrokerContext, asked: AbortTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
-    script = deciding.abort(
-        context.transactions.finished, asked.transactional_id, asked.instance, asked.number
+    script = context.transactions.decisions.abort(
+        asked.transactional_id, asked.instance, asked.number
     )
     return _facts(context, context.transactions.run(script))
 
@@ -165,8 +160,7 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
     transactions = context.transactions
     _claim_id(context, asked.transactional_id)
     found, producer_id = transactions.run(
-        sinks.open_branch(
-            transactions.finished,
+        transactions.sinks.open_branch(
             asked.transactional_id,
             _claim(context, asked),
             transactions.coordinator,
@@ -185,8 +179,10 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
 @handles(SettleSinkBatch)
 def settle_batch(context: BrokerContext, asked: SettleSinkBatch) -> SettledBatch:
     _claim_id(context, asked.transactional_id)
-    finished, claim = context.transactions.finished, _claim(context, asked)
-    script = sinks.settle_batch(finished, asked.transactional_id, claim, renamed=asked.renamed)
+    claim = _claim(context, asked)
+    script = context.transactions.sinks.settle_batch(
+        asked.transactional_id, claim, renamed=asked.renamed
+    )
     found, committed = context.transactions.run(script)
     if not committed or found.content is None:
         return SettledBatch(committed=committed)
@@ -198,8 +194,7 @@ def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     transactions.run(
-        sinks.renew_batch(
-            transactions.finished,
+        transactions.sinks.renew_batch(
             asked.transactional_id,
             asked.instance,
             asked.batch,
@@ -213,8 +208,7 @@ def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
 def drop_branch(context: BrokerContext, asked: AbortBranch) -> Empty:
     check_id_owner(context, asked.transactional_id, asked.instance)
     context.transactions.run(
-        sinks.drop_branch(
-            context.transactions.finished,
+        context.transactions.sinks.drop_branch(
             asked.transactional_id,
             asked.instance,
             asked.number,
@@ -229,7 +223,7 @@ def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
     context.check_has_rules()
     stop = Stop(_own_run(context, asked.run), asked.planned, asked.batch)
     context.transactions.run(
-        sinks.stop_run(context.transactions.finished, stop, context.transactions.now_ms())
+        context.transactions.sinks.stop_run(stop, context.transactions.now_ms())
     )
     return Empty()
 
@@ -245,9 +239,7 @@ def list_sinks(context: BrokerContext, asked: ListSinks) -> SinkList:
             last_used_ms=each.deadline_ms - each.timeout_ms,
             query_name=each.query_name,
         )
-        for each, expired in context.transactions.run(
-            sinks.list_sinks(context.transactions.finished)
-        )
+        for each, expired in context.transactions.run(context.transactions.sinks.list_all())
         if context.may_describe(ResourceKind.TRANSACTION, each.transactional_id)
     ]
     return SinkList(sinks=found)
@@ -255,9 +247,7 @@ def list_sinks(context: BrokerContext, asked: ListSinks) -> SinkList:
 
 @handles(DeleteSink)
 def delete_sink(context: BrokerContext, asked: DeleteSink) -> Empty:
-    context.transactions.run(
-        sinks.delete_sink(context.transactions.finished, asked.transactional_id)
-    )
+    context.transactions.run(context.transactions.sinks.delete(asked.transactional_id))
     return Empty()
 
 
@@ -288,7 +278,7 @@ def list_transactions(context: BrokerContext, asked: ListTransactions) -> Transa
     for join in context.transactions.run(records.read_joins()):
         joins[join.number].append(join.at)
     transactions = context.transactions
-    script = deciding.describe_all(transactions.finished, transactions.now_ms())
+    script = transactions.decisions.describe_all(transactions.now_ms())
     found = transactions.run(script)
     return TransactionList(
         transactions=[
@@ -303,7 +293,7 @@ def list_transactions(context: BrokerContext, asked: ListTransactions) -> Transa
 def describe_transaction(
     context: BrokerContext, asked: DescribeTransaction
 ) -> TransactionDescription:
-    script = deciding.describe(context.transactions.finished, asked.transactional_id)
+    script = context.transactions.decisions.describe(asked.transactional_id)
     found = context.transactions.run(script)
     return _facts(context, found, context.transactions.run(records.read_places(found.number)))
 
@@ -311,9 +301,9 @@ def describe_transaction(
 @handles(KillTransaction)
 def kill_transaction(context: BrokerContext, asked: KillTransaction) -> TransactionDescription:
     transactions = context.transactions
-    found = transactions.run(deciding.describe(transactions.finished, asked.transactional_id))
+    found = transactions.run(transactions.decisions.describe(asked.transactional_id))
     places = transactions.run(records.read_places(found.number))  # they are removed when it ends
-    script = deciding.kill(transactions.finished, asked.transactional_id, asked.number)
+    script = transactions.decisions.kill(asked.transactional_id, asked.number)
     return _facts(context, transactions.run(script), places)
 
 

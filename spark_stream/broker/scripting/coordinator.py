@@ -21,9 +21,12 @@ from spark_stream.errors import IsologError, MetadataUnavailable
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records, sweeping
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.deciding import Decisions
+from spark_stream.scripts.transactions.finishing import Finisher
+from spark_stream.scripts.transactions.sinks import Sinks
 from spark_stream.scripts.transactions.stopped import forget_stopped
-from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S, LostMarker, Swept, Watch
+from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S, LostMarker, Sweeper, Swept
 
 logger = logger_of(__name__)
 
@@ -54,8 +57,11 @@ class TransactionCoordinator:
         self.coordinator = coordinator
         self._leases = leases
         self._sink_expiry_s = sink_expiry_s
-        self.finished = Finished()
-        self._watch = Watch()
+        self._finisher = Finisher()
+        self.decisions = Decisions(self._finisher)
+        self.sinks = Sinks(self.decisions)
+        self.consumers = Consumers(self._finisher)
+        self._sweeper = Sweeper(self._finisher, sink_expiry_s)
         self._complaints: dict[str, str] = {}
         self._all_at = -math.inf  # when it last looked at all records
         self._found_open: list[tuple[Joined, int]] = []  # when this broker began to lead
@@ -78,7 +84,7 @@ class TransactionCoordinator:
         """Finish what is decided, and write markers that were lost; before the first reader."""
         yield from self.sweeping()
         for join in (yield from records.read_joins()):  # whose brokers died before removing them
-            self.finished.ended[join.number] = join.transactional_id
+            self._finisher.ended[join.number] = join.transactional_id
         for record in (yield from self._mine(whole=False)):
             try:
                 yield from sweeping.mark_dropped_again(record)
@@ -102,12 +108,12 @@ class TransactionCoordinator:
         try:
             found = yield from self._mine(whole=whole)
         except MetadataUnavailable:
-            self._watch.restart()
+            self._sweeper.watch.restart()
             raise
         self.open = tuple(each for each in found if each.state is State.OPEN)
         if whole:
             self._all_at = began
-            self._watch.keep_only(found)
+            self._sweeper.watch.keep_only(found)
         for record in found:
             if self._looks_after(record.coordinator):  # sweeping the one before may have taken long
                 yield from self._sweep_record(record)
@@ -150,11 +156,11 @@ class TransactionCoordinator:
 
     def _forget_joins(self) -> Script[None]:
         """Remove the joins of transactions that have ended, many with one write."""
-        ended = [self.finished.ended.popitem() for _ in range(len(self.finished.ended))]
+        ended = [self._finisher.ended.popitem() for _ in range(len(self._finisher.ended))]
         try:
-            self.finished.ended.update((yield from records.forget_joins(ended)))
+            self._finisher.ended.update((yield from records.forget_joins(ended)))
         except IsologError:
-            self.finished.ended.update(ended)
+            self._finisher.ended.update(ended)
             raise
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
@@ -174,12 +180,10 @@ class TransactionCoordinator:
     def _sweep_record(self, record: Transaction) -> Script[None]:
         now_s, now_ms = self._clock.monotonic(), self.now_ms()
         try:
-            swept = yield from sweeping.sweep_record(
-                self.finished, self._watch, record, now_s, now_ms, self._sink_expiry_s
-            )
+            swept = yield from self._sweeper.sweep_record(record, now_s, now_ms)
         except IsologError as error:
             if isinstance(error, MetadataUnavailable):
-                self._watch.restart(record)
+                self._sweeper.watch.restart(record)
             self._complain(record, error)
             return
         self._complaints.pop(record.transactional_id, None)

@@ -19,7 +19,7 @@ from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import InvalidTransaction, IsologError, ProducerFenced
 from spark_stream.scripts.steps import Script, Step
 from spark_stream.scripts.transactions import deciding
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.deciding import Decisions
 
 
 class TakeBatch(Step[Taken | None]):
@@ -53,7 +53,7 @@ WriterOf = tuple[int, int, int]
 
 
 def take_in_transaction(
-    finished: Finished,
+    decisions: Decisions,
     batch: TakeBatch,
     stamp: Stamp,
     transactional_id: str,
@@ -66,7 +66,7 @@ def take_in_transaction(
 
     Raises: as ``Partition.take``, and as ``deciding.join``.
     """
-    if not (yield from _join(finished, batch, stamp, transactional_id, known)):
+    if not (yield from _join(decisions, batch, stamp, transactional_id, known)):
         return None
     try:
         taken = yield from batch
@@ -77,7 +77,7 @@ def take_in_transaction(
 
 
 def _join(
-    finished: Finished,
+    decisions: Decisions,
     batch: TakeBatch,
     stamp: Stamp,
     transactional_id: str,
@@ -98,7 +98,7 @@ def _join(
     pending = at.transactions.open_join(stamp.transaction, stamp.producer_id, batch.patience_s)
     if pending is None:
         return False
-    yield from _put_on_record(finished, [(at, pending)], stamp, transactional_id, waits=True)
+    yield from _put_on_record(decisions, [(at, pending)], stamp, transactional_id, waits=True)
     _note(known, writer)
     return True
 
@@ -109,7 +109,7 @@ def _note(known: set[WriterOf], writer: WriterOf) -> None:
 
 
 def join_together(
-    finished: Finished,
+    decisions: Decisions,
     partitions: Iterable[Partition],
     stamp: Stamp,
     transactional_id: str,
@@ -131,12 +131,12 @@ def join_together(
             if pending is not None:
                 opened.append((each, pending))
     if opened:
-        yield from _put_on_record(finished, opened, stamp, transactional_id, waits=False)
+        yield from _put_on_record(decisions, opened, stamp, transactional_id, waits=False)
         _note(known, (stamp.transaction, stamp.producer_id, stamp.epoch))
 
 
 def _put_on_record(
-    finished: Finished,
+    decisions: Decisions,
     opened: Sequence[tuple[Partition, PendingJoin]],
     stamp: Stamp,
     transactional_id: str,
@@ -147,8 +147,8 @@ def _put_on_record(
     on_record = False
     places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
     try:
-        yield from deciding.join(
-            finished, transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, *places
+        yield from decisions.join(
+            transactional_id, stamp.transaction, stamp.producer_id, stamp.epoch, *places
         )
         on_record = True
     finally:

@@ -44,7 +44,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.wire.append_messages import Ack, Acknowledged, AppendTo, BatchRefused, Envelope
 
 logger = logger_of(__name__)
@@ -61,7 +61,7 @@ class StreamFacts(Struct, frozen=True):
 
     request: AppendTo
     clock: Clock
-    finished: Finished
+    decisions: Decisions
     wake: Callable[[tuple[WakeUp, ...]], None] = wake_all
     counts: BrokerCounts = field(default_factory=BrokerCounts)
     known: set[WriterOf] = field(default_factory=set)
@@ -205,7 +205,7 @@ class Append:
         if name is None:
             raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
         facts = self._stream
-        return (yield from take_in_transaction(facts.finished, batch, stamp, name, facts.known))
+        return (yield from take_in_transaction(facts.decisions, batch, stamp, name, facts.known))
 
     def _seconds_left(self) -> float:
         return self.deadline - self._stream.clock.monotonic()

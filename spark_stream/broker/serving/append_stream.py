@@ -248,7 +248,7 @@ class ServedAppends:
         self._facts = StreamFacts(
             request,
             streams.clock,
-            streams.transactions.finished,
+            streams.transactions.decisions,
             streams.wake,
             streams.host.counts,
         )
@@ -365,7 +365,7 @@ class ServedAppends:
         for stamp, partitions in joins_of(batches):
             try:
                 known = self._facts.known
-                script = join_together(transactions.finished, partitions, stamp, name, known)
+                script = join_together(transactions.decisions, partitions, stamp, name, known)
                 transactions.run(script)
             except IsologError:
                 pass

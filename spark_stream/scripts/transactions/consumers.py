@@ -29,41 +29,53 @@ from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.scripts.readers import end_fenced
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.finishing import Finished, finish
+from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.positions import own_name, read_positions
 
 
-def take_consumer(
-    finished: Finished,
-    consumer: str,
-    instance: str,
-    principal: str = "",
-    *,
-    keeps_group: bool = False,
-) -> Script[list[PositionOf]]:
-    """Give the principal's instance the consumer's name. Return its stored positions.
+class Consumers:
+    """Named consumers, at one broker."""
 
-    ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner's session
-    ends: the new owner reads nothing.
-    """
-    yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
-    if keeps_group:
-        yield from end_fenced("client", consumer, instance)
-    return (yield from take_over(finished, consumer, lambda position: True))
+    def __init__(self, finisher: Finisher) -> None:
+        self._finisher = finisher
 
+    def take(
+        self,
+        consumer: str,
+        instance: str,
+        principal: str = "",
+        *,
+        keeps_group: bool = False,
+    ) -> Script[list[PositionOf]]:
+        """Give the principal's instance the consumer's name. Return its stored positions.
 
-def take_over(
-    finished: Finished, consumer: str, concerns: Callable[[PositionOf], bool]
-) -> Script[list[PositionOf]]:
-    """Return where a new owner continues.
+        ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner's
+        session ends: the new owner reads nothing.
+        """
+        yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
+        if keeps_group:
+            yield from end_fenced("client", consumer, instance)
+        return (yield from self.take_over(consumer, lambda position: True))
 
-    ``concerns``: whether a position is the new owner's from now on. Transactions that are about to
-    move one must check again who owns it.
-    """
-    for record in (yield from FindTransactions(By.CONSUMER, consumer)):
-        if record.state is State.OPEN and any(map(concerns, record.positions)):
-            yield from withdraw_announcement(record.transactional_id, record.number, consumer)
-    return (yield from go_on(finished, consumer))
+    def take_over(
+        self, consumer: str, concerns: Callable[[PositionOf], bool]
+    ) -> Script[list[PositionOf]]:
+        """Return where a new owner continues.
+
+        ``concerns``: whether a position is the new owner's from now on. Transactions that are about
+        to move one must check again who owns it.
+        """
+        for record in (yield from FindTransactions(By.CONSUMER, consumer)):
+            if record.state is State.OPEN and any(map(concerns, record.positions)):
+                yield from withdraw_announcement(record.transactional_id, record.number, consumer)
+        return (yield from self.go_on(consumer))
+
+    def go_on(self, consumer: str) -> Script[list[PositionOf]]:
+        """Return where a named consumer goes on, after finishing its decided transactions."""
+        for record in (yield from FindTransactions(By.CONSUMER, consumer)):
+            if record.state is State.COMMITTING:
+                yield from self._finisher.finish(record)
+        return (yield from read_positions(consumer))
 
 
 def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
@@ -71,11 +83,3 @@ def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> 
     yield from records.change(
         transactional_id, records.as_judge(lambda found: withdraw(found, number, consumer))
     )
-
-
-def go_on(finished: Finished, consumer: str) -> Script[list[PositionOf]]:
-    """Return where a named consumer goes on, after finishing its decided transactions."""
-    for record in (yield from FindTransactions(By.CONSUMER, consumer)):
-        if record.state is State.COMMITTING:
-            yield from finish(finished, record)
-    return (yield from read_positions(consumer))

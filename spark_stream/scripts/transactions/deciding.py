@@ -1,8 +1,7 @@
 """Calls of producers and operators on a transaction; a decided transaction is finished at once.
 
 Every call can be repeated: a decision stays, and the next call or the next sweep finishes what a
-broker left half done when it died. ``finished`` is the memory of the broker that handles the call
-(``finishing.Finished``), ``now_ms`` that broker's time, for people to see.
+broker left half done when it died. ``now_ms`` is the time of the broker that handles the call.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from spark_stream.scripts.steps import (
     ask_present_leaders,
 )
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.finishing import Finished, finish
+from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.positions import check_owners
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 
@@ -131,20 +130,213 @@ class Commit(Struct, frozen=True):
     owners: Mapping[str, str] = field(default_factory=dict)
 
 
-# -- what all calls use ---------------------------------------------------------------------------
+class Decisions:
+    """Calls of producers and operators on transactions, at one broker."""
 
+    def __init__(self, finisher: Finisher) -> None:
+        self.finisher = finisher
 
-def judge_record(finished: Finished, transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """Apply the judge to the record, after finishing what must be finished before."""
+    def judge_record(self, transactional_id: str, judge: Judge) -> Script[Outcome]:
+        """Apply the judge to the record, after finishing what must be finished before."""
 
-    def settle_and_judge(found: Transaction) -> Script[Outcome]:
-        return (yield from judge(finished.settled(found)))
+        def settle_and_judge(found: Transaction) -> Script[Outcome]:
+            return (yield from judge(self.finisher.settled(found)))
 
-    while True:
-        outcome = yield from records.change(transactional_id, settle_and_judge)
-        if not (isinstance(outcome, Denied) and outcome.why is Denial.PENDING):
+        while True:
+            outcome = yield from records.change(transactional_id, settle_and_judge)
+            if not (isinstance(outcome, Denied) and outcome.why is Denial.PENDING):
+                return outcome
+            yield from self.finisher.finish(outcome.transaction)
+
+    def conclude(self, outcome: Outcome, number: int | None, asked: str) -> Script[Transaction]:
+        """Return the record, finishing a decided transaction, or raise the error for a denial."""
+        found = allowed(outcome, number, asked)
+        return (yield from self.finisher.finish(found)) if found.state in DECIDED else found
+
+    def apply_rule(
+        self, transactional_id: str, rule: Rule, number: int | None, asked: str
+    ) -> Script[Transaction]:
+        """Apply the rule to the record, finish a decided transaction, and return the record."""
+        outcome = yield from self.judge_record(transactional_id, as_judge(rule))
+        return (yield from self.conclude(outcome, number, asked))
+
+    def take_over(
+        self, transactional_id: str, instance: str, timeout_ms: int, now_ms: int
+    ) -> Script[Transaction]:
+        """Give the instance the id, and abort an open transaction.
+
+        Raises:
+            ProducerFenced: a later instance took the id over already.
+        """
+        return (
+            yield from self.apply_rule(
+                transactional_id,
+                lambda found: rules.init(found, instance, timeout_ms, now_ms),
+                None,
+                "taking it over",
+            )
+        )
+
+    def begin(
+        self,
+        transactional_id: str,
+        instance: str,
+        after: int,
+        coordinator: str,
+        now_ms: int,
+    ) -> Script[Transaction]:
+        """Begin a transaction of the owner; ``coordinator`` is this broker.
+
+        Raises:
+            ProducerFenced, InvalidTransaction, UnknownTransaction.
+        """
+        allotted = Allotted(-1, -1, coordinator)
+
+        def judge(found: Transaction) -> Script[Outcome]:
+            nonlocal allotted
+            wanted = rules.needs_producer_id(found)
+            allotted = yield from allot(found, allotted, producer_id=wanted)
+            return rules.begin(found, instance, after, allotted, now_ms)
+
+        outcome = yield from self.judge_record(transactional_id, judge)
+        return (yield from self.conclude(outcome, None, "beginning a transaction"))
+
+    def join(
+        self,
+        transactional_id: str,
+        number: int,
+        producer_id: int,
+        epoch: int,
+        *places: Joined,
+    ) -> Script[None]:
+        """Let these partitions join the transaction: all of them, or none.
+
+        Order of steps: the joins are put on record, then the transaction's record is read. If the
+        transaction is still open then, its decision comes later, and whoever finishes it finds the
+        joins. If not, the joins may have come too late to be found: they are refused, and the
+        broker's sweep removes them. The record is read as this broker knows it by then, unless a
+        join was on record already. A first check before both steps, of a cached record, mostly
+        keeps the joins of a wrong stamp off the record.
+
+        Raises:
+            ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
+            ForeignBranch: The partitions must not take batches of this stamp.
+        """
+        yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
+        written = yield from records.note_joins(transactional_id, number, places)
+        try:
+            if written:
+                yield CatchUp()  # with the joins: so the cached record is not older
+            yield from check_joins(transactional_id, number, producer_id, epoch, fresh=not written)
+        except IsologError:
+            self.finisher.ended[number] = transactional_id
+            raise
+
+    def renew(
+        self, transactional_id: str, instance: str, number: int, now_ms: int
+    ) -> Script[Transaction]:
+        """Restart the transaction's timeout: its owner is alive."""
+        return (
+            yield from self.apply_rule(
+                transactional_id,
+                lambda found: rules.renew(found, instance, number, now_ms),
+                number,
+                "a new deadline",
+            )
+        )
+
+    def commit(self, asked: Commit) -> Script[Transaction]:
+        """Commit; return when the markers are below the high watermark everywhere.
+
+        The transaction's records are forced before it is decided, if their topics ask for that.
+        Each partition is forced once: all records were acknowledged before this call, and renewals
+        of the transaction, which repeat the judgement, must not repeat a long force. Positions of
+        consumers whose names have owners are announced first: see ``consumers``.
+
+        Raises:
+            ConsumerFenced: a consumer whose position is to move has another owner; this call
+                decided nothing.
+            ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
+            InvalidTransaction: this call decided nothing.
+            UnknownTopic: a topic that the transaction wrote to was deleted before this call. This
+                call decided nothing.
+            DiskFull, StorageFailure, LeaderUnavailable: if forcing failed, this call decided
+                nothing. A later failure is after the decision: repeat the call, or the next sweep
+                finishes it.
+        """
+
+        forced: set[Joined] = set()
+
+        def judge(found: Transaction) -> Script[Outcome]:
+            outcome = rules.commit(
+                found,
+                asked.instance,
+                asked.number,
+                asked.taken,
+                asked.batch,
+                asked.positions,
+                asked.content,
+            )
+            if found.state is not State.OPEN or isinstance(outcome, Denied):
+                return outcome
+            if asked.owners and found.positions != asked.positions:
+                return rules.announce(found, asked.instance, asked.number, asked.positions)
+            yield from check_owners(asked.owners, asked.positions)
+            places = yield from records.read_places(found.number)
+            yield from force_partitions(each for each in places if each not in forced)
+            forced.update(places)
+            yield from check_topics(places, asked.transactional_id, asked.number)
             return outcome
-        yield from finish(finished, outcome.transaction)
+
+        while True:
+            outcome = yield from self.judge_record(asked.transactional_id, judge)
+            if isinstance(outcome, Denied) or outcome.state is not State.OPEN:
+                what = f"a commit of {sorted(asked.taken)}"
+                return (yield from self.conclude(outcome, asked.number, what))
+
+    def abort(self, transactional_id: str, instance: str, number: int) -> Script[Transaction]:
+        """Abort the transaction.
+
+        Raises:
+            InvalidTransaction: it is committed, and stays so.
+            ProducerFenced, UnknownTransaction.
+        """
+        return (
+            yield from self.apply_rule(
+                transactional_id,
+                lambda found: rules.abort(found, instance, number),
+                number,
+                "an abort",
+            )
+        )
+
+    def describe(self, transactional_id: str) -> Script[Transaction]:
+        """Return the record of the id, or raise UnknownTransaction."""
+        found = yield from records.read(transactional_id)
+        if found is None:
+            raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
+        return self.finisher.settled(found)
+
+    def describe_all(self, now_ms: int) -> Script[list[Transaction]]:
+        """Return the records of the transactional ids by id, without old ids of batch writes."""
+        found = [self.finisher.settled(record) for record in (yield from records.read_all())]
+        return [each for each in found if is_listed(each, now_ms)]
+
+    def kill(self, transactional_id: str, number: int | None) -> Script[Transaction]:
+        """Abort an open transaction, whoever owns it; with ``number``, only if that is its number.
+
+        Raises:
+            UnknownTransaction, InvalidTransaction: there is none, or it is not open.
+        """
+        present = yield from self.describe(transactional_id)
+        return (
+            yield from self.apply_rule(
+                transactional_id,
+                lambda found: rules.kill(found, number),
+                present.number if number is None else number,
+                "an abort",
+            )
+        )
 
 
 def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
@@ -152,22 +344,6 @@ def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
     if isinstance(outcome, Denied):
         raise of_transaction(outcome, number, asked)
     return outcome
-
-
-def conclude(
-    finished: Finished, outcome: Outcome, number: int | None, asked: str
-) -> Script[Transaction]:
-    """Return the record, finishing a decided transaction, or raise the error for a denial."""
-    found = allowed(outcome, number, asked)
-    return (yield from finish(finished, found)) if found.state in DECIDED else found
-
-
-def apply_rule(
-    finished: Finished, transactional_id: str, rule: Rule, number: int | None, asked: str
-) -> Script[Transaction]:
-    """Apply the rule to the record, finish a decided transaction, and return the record."""
-    outcome = yield from judge_record(finished, transactional_id, as_judge(rule))
-    return (yield from conclude(finished, outcome, number, asked))
 
 
 def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> Script[Allotted]:
@@ -178,85 +354,6 @@ def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> S
     if producer_id and producer < 0:
         producer = yield from TakeNumber(Numbering.PRODUCERS)
     return Allotted(number, producer, spare.coordinator)
-
-
-# -- calls of producers ---------------------------------------------------------------------------
-
-
-def take_over(
-    finished: Finished, transactional_id: str, instance: str, timeout_ms: int, now_ms: int
-) -> Script[Transaction]:
-    """Give the instance the id, and abort an open transaction.
-
-    Raises:
-        ProducerFenced: a later instance took the id over already.
-    """
-    return (
-        yield from apply_rule(
-            finished,
-            transactional_id,
-            lambda found: rules.init(found, instance, timeout_ms, now_ms),
-            None,
-            "taking it over",
-        )
-    )
-
-
-def begin(
-    finished: Finished,
-    transactional_id: str,
-    instance: str,
-    after: int,
-    coordinator: str,
-    now_ms: int,
-) -> Script[Transaction]:
-    """Begin a transaction of the owner; ``coordinator`` is this broker.
-
-    Raises:
-        ProducerFenced, InvalidTransaction, UnknownTransaction.
-    """
-    allotted = Allotted(-1, -1, coordinator)
-
-    def judge(found: Transaction) -> Script[Outcome]:
-        nonlocal allotted
-        wanted = rules.needs_producer_id(found)
-        allotted = yield from allot(found, allotted, producer_id=wanted)
-        return rules.begin(found, instance, after, allotted, now_ms)
-
-    outcome = yield from judge_record(finished, transactional_id, judge)
-    return (yield from conclude(finished, outcome, None, "beginning a transaction"))
-
-
-def join(
-    finished: Finished,
-    transactional_id: str,
-    number: int,
-    producer_id: int,
-    epoch: int,
-    *places: Joined,
-) -> Script[None]:
-    """Let these partitions join the transaction: all of them, or none.
-
-    Order of steps: the joins are put on record, then the transaction's record is read. If the
-    transaction is still open then, its decision comes later, and whoever finishes it finds the
-    joins. If not, the joins may have come too late to be found: they are refused, and the broker's
-    sweep removes them. The record is read as this broker knows it by then, unless a join was on
-    record already. A first check before both steps, of a cached record, mostly keeps the joins of a
-    wrong stamp off the record.
-
-    Raises:
-        ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
-        ForeignBranch: The partitions must not take batches of this stamp.
-    """
-    yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
-    written = yield from records.note_joins(transactional_id, number, places)
-    try:
-        if written:
-            yield CatchUp()  # with the joins: so the cached record is not older
-        yield from check_joins(transactional_id, number, producer_id, epoch, fresh=not written)
-    except IsologError:
-        finished.ended[number] = transactional_id
-        raise
 
 
 def check_joins(
@@ -280,70 +377,6 @@ def explain_refusal(transactional_id: str, number: int, error: IsologError) -> S
     if denied is None or denied.why not in (Denial.FENCED, Denial.ABORTED):
         return error
     return of_transaction(denied, number, _JOIN)
-
-
-def renew(
-    finished: Finished, transactional_id: str, instance: str, number: int, now_ms: int
-) -> Script[Transaction]:
-    """Restart the transaction's timeout: its owner is alive."""
-    return (
-        yield from apply_rule(
-            finished,
-            transactional_id,
-            lambda found: rules.renew(found, instance, number, now_ms),
-            number,
-            "a new deadline",
-        )
-    )
-
-
-def commit(finished: Finished, asked: Commit) -> Script[Transaction]:
-    """Commit; return when the markers are below the high watermark everywhere.
-
-    The transaction's records are forced before it is decided, if their topics ask for that. Each
-    partition is forced once: all records were acknowledged before this call, and renewals of the
-    transaction, which repeat the judgement, must not repeat a long force.
-    Positions of consumers whose names have owners are announced first: see ``consumers``.
-
-    Raises:
-        ConsumerFenced: a consumer whose position is to move has another owner; this call decided
-            nothing.
-        ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
-        InvalidTransaction: this call decided nothing.
-        UnknownTopic: a topic that the transaction wrote to was deleted before this call. This call
-            decided nothing.
-        DiskFull, StorageFailure, LeaderUnavailable: if forcing failed, this call decided nothing.
-            A later failure is after the decision: repeat the call, or the next sweep finishes it.
-    """
-
-    forced: set[Joined] = set()
-
-    def judge(found: Transaction) -> Script[Outcome]:
-        outcome = rules.commit(
-            found,
-            asked.instance,
-            asked.number,
-            asked.taken,
-            asked.batch,
-            asked.positions,
-            asked.content,
-        )
-        if found.state is not State.OPEN or isinstance(outcome, Denied):
-            return outcome
-        if asked.owners and found.positions != asked.positions:
-            return rules.announce(found, asked.instance, asked.number, asked.positions)
-        yield from check_owners(asked.owners, asked.positions)
-        places = yield from records.read_places(found.number)
-        yield from force_partitions(each for each in places if each not in forced)
-        forced.update(places)
-        yield from check_topics(places, asked.transactional_id, asked.number)
-        return outcome
-
-    while True:
-        outcome = yield from judge_record(finished, asked.transactional_id, judge)
-        if isinstance(outcome, Denied) or outcome.state is not State.OPEN:
-            what = f"a commit of {sorted(asked.taken)}"
-            return (yield from conclude(finished, outcome, asked.number, what))
 
 
 def check_topics(places: Iterable[Joined], transactional_id: str, number: int) -> Script[None]:
@@ -375,58 +408,3 @@ def force_partitions(places: Iterable[Joined]) -> Script[None]:
     for answer in (yield from ask_present_leaders(Force(at) for at in places)):
         if isinstance(answer, IsologError) and answer.code != "UNKNOWN_TOPIC":
             raise answer
-
-
-def abort(
-    finished: Finished, transactional_id: str, instance: str, number: int
-) -> Script[Transaction]:
-    """Abort the transaction.
-
-    Raises:
-        InvalidTransaction: it is committed, and stays so.
-        ProducerFenced, UnknownTransaction.
-    """
-    return (
-        yield from apply_rule(
-            finished,
-            transactional_id,
-            lambda found: rules.abort(found, instance, number),
-            number,
-            "an abort",
-        )
-    )
-
-
-# -- calls of operators ---------------------------------------------------------------------------
-
-
-def describe(finished: Finished, transactional_id: str) -> Script[Transaction]:
-    """Return the record of the id, or raise UnknownTransaction."""
-    found = yield from records.read(transactional_id)
-    if found is None:
-        raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
-    return finished.settled(found)
-
-
-def describe_all(finished: Finished, now_ms: int) -> Script[list[Transaction]]:
-    """Return the records of the transactional ids by id, without old ids of batch writes."""
-    found = [finished.settled(record) for record in (yield from records.read_all())]
-    return [each for each in found if is_listed(each, now_ms)]
-
-
-def kill(finished: Finished, transactional_id: str, number: int | None) -> Script[Transaction]:
-    """Abort an open transaction, whoever owns it; with ``number``, only if that is its number.
-
-    Raises:
-        UnknownTransaction, InvalidTransaction: there is none, or it is not open.
-    """
-    present = yield from describe(finished, transactional_id)
-    return (
-        yield from apply_rule(
-            finished,
-            transactional_id,
-            lambda found: rules.kill(found, number),
-            present.number if number is None else number,
-            "an abort",
-        )
-    )

@@ -70,14 +70,15 @@ _PAUSES_S: Final = (0.0005,) * 4 + (0.002,) * 8 + (0.01,) * 20 + (0.05,) * 96
 _NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
 
 
-class Finished:
-    """Transactions that this broker has finished, but not yet recorded as finished.
+class Finisher:
+    """The finisher of decided transactions at one broker.
 
-    FINISH can be put on record with the next change of the record, which saves a write for each
-    transaction. If this memory is lost, transactions are only finished once more, which changes
-    nothing. The memory is never wrong: a number is remembered only after its markers are written
-    everywhere, and a finished transaction stays finished. If a transaction moves positions, FINISH
-    is recorded at once instead: ``positions.store_decided`` relies on that.
+    Its memory has the transactions that are finished, but not yet recorded as finished. FINISH can
+    be put on record with the next change of the record, which saves a write for each transaction.
+    If this memory is lost, transactions are only finished once more, which changes nothing. The
+    memory is never wrong: a number is remembered only after its markers are written everywhere, and
+    a finished transaction stays finished. If a transaction moves positions, FINISH is recorded at
+    once instead: ``positions.store_decided`` relies on that.
     """
 
     def __init__(self) -> None:
@@ -87,14 +88,8 @@ class Finished:
 
         Transactions with a refused join are among them."""
 
-    def remember(self, decided: Transaction) -> None:
-        self._numbers[decided.transactional_id] = decided.number
-
-    def forget(self, decided: Transaction) -> None:
-        if self.holds(decided):
-            del self._numbers[decided.transactional_id]
-
     def holds(self, found: Transaction) -> bool:
+        """Return whether this broker has finished the transaction, but not yet recorded it."""
         return self._numbers.get(found.transactional_id) == found.number
 
     def settled(self, found: Transaction) -> Transaction:
@@ -104,24 +99,41 @@ class Finished:
         outcome = rules.finish(found, found.number)
         return outcome if isinstance(outcome, Transaction) else found
 
+    def finish(self, decided: Transaction) -> Script[Transaction]:
+        """Finish the transaction, and return the finished record.
 
-def finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Finish the transaction, and return the finished record.
+        Raises:
+            LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is
+            marked.
+            DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others
+            are.
+        """
+        places, failure = yield from seal_partitions(decided)
+        failure = (yield from write_markers(decided, places)) or failure
+        if failure is not None:
+            raise failure
+        self.ended[decided.number] = decided.transactional_id
+        if decided.state is State.COMMITTING and decided.positions:
+            yield from store_decided(decided)
+            return (yield from self.record_finish(decided))
+        self._numbers[decided.transactional_id] = decided.number
+        return self.settled(decided)
 
-    Raises:
-        LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is marked.
-        DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others are.
-    """
-    places, failure = yield from seal_partitions(decided)
-    failure = (yield from write_markers(decided, places)) or failure
-    if failure is not None:
-        raise failure
-    finished.ended[decided.number] = decided.transactional_id
-    if decided.state is State.COMMITTING and decided.positions:
-        yield from store_decided(decided)
-        return (yield from record_finish(finished, decided))
-    finished.remember(decided)
-    return finished.settled(decided)
+    def _forget(self, recorded: Transaction) -> None:
+        if self.holds(recorded):
+            del self._numbers[recorded.transactional_id]
+
+    def record_finish(self, decided: Transaction) -> Script[Transaction]:
+        """Record that the transaction is finished, and return its record."""
+        outcome = yield from records.change(
+            decided.transactional_id,
+            records.as_judge(lambda found: rules.finish(found, decided.number)),
+        )
+        self._forget(decided)
+        if isinstance(outcome, Transaction):
+            return outcome
+        over = rules.finish(decided, decided.number)  # others have finished it, and its id went on
+        return over if isinstance(over, Transaction) else decided
 
 
 def seal_partitions(
@@ -182,19 +194,6 @@ def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | No
         topic=left[0].at.topic,
         partition=left[0].at.partition,
     )
-
-
-def record_finish(finished: Finished, decided: Transaction) -> Script[Transaction]:
-    """Record that the transaction is finished, and return its record."""
-    outcome = yield from records.change(
-        decided.transactional_id,
-        records.as_judge(lambda found: rules.finish(found, decided.number)),
-    )
-    finished.forget(decided)
-    if isinstance(outcome, Transaction):
-        return outcome
-    over = rules.finish(decided, decided.number)  # others have finished it, and its id went on
-    return over if isinstance(over, Transaction) else decided
 
 
 def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:

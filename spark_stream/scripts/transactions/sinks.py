@@ -28,226 +28,211 @@ from spark_stream.consistency.transactions.transactions import (
 from spark_stream.errors import InvalidTransaction, TransactionAborted, UnknownTransaction
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.deciding import (
-    allot,
-    allowed,
-    apply_rule,
-    conclude,
-    judge_record,
-)
-from spark_stream.scripts.transactions.finishing import (
-    Finished,
-    finish,
-    mark_dropped,
-    record_finish,
-)
+from spark_stream.scripts.transactions.deciding import Decisions, allot, allowed
+from spark_stream.scripts.transactions.finishing import mark_dropped
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 from spark_stream.scripts.transactions.stopped import record_stop, stopped_until
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
 
 
-def open_branch(
-    finished: Finished,
-    transactional_id: str,
-    claim: Claim,
-    coordinator: str,
-    now_ms: int,
-    *,
-    renamed: bool = False,
-) -> Script[tuple[Transaction, int | None]]:
-    """Return the transaction that writes the claimed batch, and a producer id to use.
+class Sinks:
+    """Calls of sinks and on sinks, at one broker."""
 
-    The id is None if the batch is committed already. ``renamed``: the query may have written under
-    another transactional id before; what it committed there counts here.
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self._finisher = decisions.finisher
 
-    Raises:
-        SinkInUse, StaleBatch, ProducerFenced.
-        TransactionAborted: the driver that planned the batch has given it up.
-    """
-    if renamed:
-        yield from inherit_other_ids(finished, transactional_id, claim)
-    allotted = Allotted(-1, -1, coordinator)
+    def open_branch(
+        self,
+        transactional_id: str,
+        claim: Claim,
+        coordinator: str,
+        now_ms: int,
+        *,
+        renamed: bool = False,
+    ) -> Script[tuple[Transaction, int | None]]:
+        """Return the transaction that writes the claimed batch, and a producer id to use.
 
-    def judge(found: Transaction) -> Script[Outcome]:
-        nonlocal allotted
-        allotted = yield from allot(found, allotted)
-        return rules.branch(found, claim, allotted, now_ms)
+        The id is None if the batch is committed already. ``renamed``: the query may have written
+        under another transactional id before; what it committed there counts here.
 
-    while True:
-        outcome = yield from _judge_claim(finished, transactional_id, claim, judge)
-        if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
-            return outcome.transaction, None
-        # If this aborted what an earlier run left open, finish that; then try again.
-        found = yield from conclude(finished, outcome, None, _ASKED.format(claim))
-        if allotted.producer_id in found.branches:
-            break
-    yield from _end_if_given_up(finished, transactional_id, claim)
-    return found, allotted.producer_id
+        Raises:
+            SinkInUse, StaleBatch, ProducerFenced.
+            TransactionAborted: the driver that planned the batch has given it up.
+        """
+        if renamed:
+            yield from self.inherit_other_ids(transactional_id, claim)
+        allotted = Allotted(-1, -1, coordinator)
 
+        def judge(found: Transaction) -> Script[Outcome]:
+            nonlocal allotted
+            allotted = yield from allot(found, allotted)
+            return rules.branch(found, claim, allotted, now_ms)
 
-def _end_if_given_up(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    # Check only once the branch is on record: either this call finds that the run was stopped, or
-    # the call that stops the run finds the branch.
-    if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
-        return
-    stop = Stop(claim.run, claim.planned, claim.batch)
-    yield from _apply(finished, transactional_id, lambda found: rules.stop(found, stop))
-    raise TransactionAborted(
-        f"{_ASKED.format(claim)} was given up by its driver before this task began to write",
-        cause=Cause.ASKED.value,
-    )
+        while True:
+            outcome = yield from self._judge_claim(transactional_id, claim, judge)
+            if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
+                return outcome.transaction, None
+            # If this aborted what an earlier run left open, finish that; then try again.
+            found = yield from self._decisions.conclude(outcome, None, _ASKED.format(claim))
+            if allotted.producer_id in found.branches:
+                break
+        yield from self._end_if_given_up(transactional_id, claim)
+        return found, allotted.producer_id
 
-
-def settle_batch(
-    finished: Finished, transactional_id: str, claim: Claim, *, renamed: bool = False
-) -> Script[tuple[Transaction, bool]]:
-    """Abort what is open; return the sink's record, and whether the claimed batch is committed.
-
-    Raises:
-        SinkInUse, StaleBatch, ProducerFenced.
-    """
-    if renamed:
-        yield from inherit_other_ids(finished, transactional_id, claim)
-    outcome = yield from _judge_claim(
-        finished, transactional_id, claim, as_judge(lambda found: rules.settle(found, claim))
-    )
-    if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
-        return outcome.transaction, True
-    return (yield from conclude(finished, outcome, None, _ASKED.format(claim))), False
-
-
-def _judge_claim(
-    finished: Finished, transactional_id: str, claim: Claim, judge: Judge
-) -> Script[Outcome]:
-    """Apply the judge to the record, after adding what the query committed under expired ids.
-
-    Read the copies after the record: expiry writes a copy before it deletes the record.
-    """
-    expired: list[tuple[StoreRecord, Transaction]] = []
-
-    def inherit_and_judge(found: Transaction) -> Script[Outcome]:
-        expired.clear()
-        first = found.instance != claim.instance and claim.query != transactional_id
-        if first and found.state not in DECIDED:
-            every = yield from records.read_expired(claim.query)
-            expired.extend(each for each in every if records.is_of(each[1], found.principal))
-            found = rules.revive(found, [each for _, each in expired])
-        return (yield from judge(found))
-
-    outcome = yield from judge_record(finished, transactional_id, inherit_and_judge)
-    if not isinstance(outcome, Denied):
-        yield from records.delete_expired(expired)
-    return outcome
-
-
-def renew_batch(
-    finished: Finished, transactional_id: str, instance: str, batch: int, now_ms: int
-) -> Script[None]:
-    """Renew the batch's transaction if it is open: a task is alive.
-
-    Raises:
-        ProducerFenced: a later run of the query has taken over.
-    """
-    rule = as_judge(lambda found: rules.renew(found, instance, batch, now_ms))
-    outcome = yield from judge_record(finished, transactional_id, rule)
-    allowed(outcome, None, "a sign of life")
-
-
-def drop_branch(
-    finished: Finished, transactional_id: str, instance: str, number: int, producer_id: int
-) -> Script[None]:
-    """Abort what a failed task wrote; the transaction goes on.
-
-    Raises:
-        ProducerFenced, ForeignBranch: the branch is not the caller's.
-        DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
-    """
-    rule = as_judge(lambda found: rules.drop(found, instance, number, producer_id))
-    judged = yield from judge_record(finished, transactional_id, rule)
-    outcome = allowed(judged, number, "dropping a branch")
-    if outcome.state is State.OPEN and producer_id in outcome.dropped:
-        yield from mark_dropped(outcome, producer_id)
-
-
-def stop_run(finished: Finished, asked: Stop, now_ms: int) -> Script[None]:
-    """Abort the batch that the driver gave up, and keep it from being opened again."""
-    yield from record_stop(asked, now_ms)
-    for record in (yield from FindTransactions(By.RUN, asked.run)):
-        name = record.transactional_id
-        yield from _apply(finished, name, lambda found: rules.stop(found, asked))
-
-
-def inherit_other_ids(finished: Finished, transactional_id: str, claim: Claim) -> Script[None]:
-    """Take over what the query committed under other ids, once for each of its runs.
-
-    Ids of other principals are left alone: whoever knows a query's name need not be the query.
-    """
-    present = (yield from records.read(transactional_id)) or Transaction(transactional_id)
-    if present.instance == claim.instance:
-        return
-    for record in (yield from FindTransactions(By.QUERY, claim.query)):
-        name = record.transactional_id
-        if name == transactional_id or not records.is_of(record, present.principal):
-            continue
-        given = yield from _apply(
-            finished, name, lambda found: rules.hand_over(found, claim.instance)
+    def _end_if_given_up(self, transactional_id: str, claim: Claim) -> Script[None]:
+        # Check only once the branch is on record: either this call finds that the run was stopped,
+        # or the call that stops the run finds the branch.
+        if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
+            return
+        stop = Stop(claim.run, claim.planned, claim.batch)
+        yield from self._apply(transactional_id, lambda found: rules.stop(found, stop))
+        raise TransactionAborted(
+            f"{_ASKED.format(claim)} was given up by its driver before this task began to write",
+            cause=Cause.ASKED.value,
         )
-        if given.committed_batch >= 0:
-            inherit = partial(rules.inherit, before=given)
-            outcome = yield from judge_record(finished, transactional_id, as_judge(inherit))
-            allowed(outcome, None, "a sink's call")
 
+    def settle_batch(
+        self, transactional_id: str, claim: Claim, *, renamed: bool = False
+    ) -> Script[tuple[Transaction, bool]]:
+        """Abort what is open; return the sink's record, and whether the claimed batch is committed.
 
-# -- calls of operators ---------------------------------------------------------------------------
+        Raises:
+            SinkInUse, StaleBatch, ProducerFenced.
+        """
+        if renamed:
+            yield from self.inherit_other_ids(transactional_id, claim)
+        outcome = yield from self._judge_claim(
+            transactional_id, claim, as_judge(lambda found: rules.settle(found, claim))
+        )
+        if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
+            return outcome.transaction, True
+        return (yield from self._decisions.conclude(outcome, None, _ASKED.format(claim))), False
+
+    def _judge_claim(self, transactional_id: str, claim: Claim, judge: Judge) -> Script[Outcome]:
+        """Apply the judge to the record, after adding what the query committed under expired ids.
+
+        Read the copies after the record: expiry writes a copy before it deletes the record.
+        """
+        expired: list[tuple[StoreRecord, Transaction]] = []
+
+        def inherit_and_judge(found: Transaction) -> Script[Outcome]:
+            expired.clear()
+            first = found.instance != claim.instance and claim.query != transactional_id
+            if first and found.state not in DECIDED:
+                every = yield from records.read_expired(claim.query)
+                expired.extend(each for each in every if records.is_of(each[1], found.principal))
+                found = rules.revive(found, [each for _, each in expired])
+            return (yield from judge(found))
+
+        outcome = yield from self._decisions.judge_record(transactional_id, inherit_and_judge)
+        if not isinstance(outcome, Denied):
+            yield from records.delete_expired(expired)
+        return outcome
+
+    def renew_batch(
+        self, transactional_id: str, instance: str, batch: int, now_ms: int
+    ) -> Script[None]:
+        """Renew the batch's transaction if it is open: a task is alive.
+
+        Raises:
+            ProducerFenced: a later run of the query has taken over.
+        """
+        rule = as_judge(lambda found: rules.renew(found, instance, batch, now_ms))
+        outcome = yield from self._decisions.judge_record(transactional_id, rule)
+        allowed(outcome, None, "a sign of life")
+
+    def drop_branch(
+        self, transactional_id: str, instance: str, number: int, producer_id: int
+    ) -> Script[None]:
+        """Abort what a failed task wrote; the transaction goes on.
+
+        Raises:
+            ProducerFenced, ForeignBranch: the branch is not the caller's.
+            DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
+        """
+        rule = as_judge(lambda found: rules.drop(found, instance, number, producer_id))
+        judged = yield from self._decisions.judge_record(transactional_id, rule)
+        outcome = allowed(judged, number, "dropping a branch")
+        if outcome.state is State.OPEN and producer_id in outcome.dropped:
+            yield from mark_dropped(outcome, producer_id)
+
+    def stop_run(self, asked: Stop, now_ms: int) -> Script[None]:
+        """Abort the batch that the driver gave up, and keep it from being opened again."""
+        yield from record_stop(asked, now_ms)
+        for record in (yield from FindTransactions(By.RUN, asked.run)):
+            name = record.transactional_id
+            yield from self._apply(name, lambda found: rules.stop(found, asked))
+
+    def inherit_other_ids(self, transactional_id: str, claim: Claim) -> Script[None]:
+        """Take over what the query committed under other ids, once for each of its runs.
+
+        Ids of other principals are left alone: whoever knows a query's name need not be the query.
+        """
+        present = (yield from records.read(transactional_id)) or Transaction(transactional_id)
+        if present.instance == claim.instance:
+            return
+        for record in (yield from FindTransactions(By.QUERY, claim.query)):
+            name = record.transactional_id
+            if name == transactional_id or not records.is_of(record, present.principal):
+                continue
+            given = yield from self._apply(
+                name, lambda found: rules.hand_over(found, claim.instance)
+            )
+            if given.committed_batch >= 0:
+                inherit = partial(rules.inherit, before=given)
+                outcome = yield from self._decisions.judge_record(
+                    transactional_id, as_judge(inherit)
+                )
+                allowed(outcome, None, "a sink's call")
+
+    def list_all(self) -> Script[list[tuple[Transaction, bool]]]:
+        """Return the sinks by id, and whether each is expired."""
+        kept = [each for _, each in (yield from records.read_expired())]
+        used = [self._finisher.settled(each) for each in (yield from read_sinks())]
+        known = {(each.transactional_id, each.query) for each in used}
+        expired = [each for each in kept if (each.transactional_id, each.query) not in known]
+        every = [(each, False) for each in used] + [(each, True) for each in expired]
+        return sorted(every, key=lambda each: (each[0].transactional_id, each[0].query))
+
+    def delete(self, transactional_id: str) -> Script[None]:
+        """Forget a sink with all that it committed, expired or not.
+
+        Raises:
+            UnknownTransaction: there is no such sink.
+            InvalidTransaction: a batch is being written.
+        """
+        deleted = False
+        while (found := (yield from records.read(transactional_id))) and rules.is_sink(found):
+            if found.state is State.OPEN:
+                raise InvalidTransaction(
+                    f"batch {found.batch} of {transactional_id!r} is being written",
+                    hint="Stop the query first. If it is dead: isolog transactions abort.",
+                    transactional_id=transactional_id,
+                )
+            if found.state in DECIDED:
+                yield from self._finisher.finish(found)
+                yield from self._finisher.record_finish(found)
+            else:
+                deleted = (yield from records.forget(found)) or deleted
+        every = yield from records.read_expired()
+        gone = [each for each in every if each[1].transactional_id == transactional_id]
+        yield from records.delete_expired(gone)
+        if not deleted and not gone:
+            raise UnknownTransaction(
+                f"there is no sink {transactional_id!r}",
+                hint="`isolog sinks list` shows all sinks.",
+                already_done=True,
+            )
+
+    def _apply(self, transactional_id: str, rule: Rule) -> Script[Transaction]:
+        return (
+            yield from self._decisions.apply_rule(transactional_id, rule, None, "a sink's call")
+        )
 
 
 def read_sinks(*, fresh: bool = True) -> Script[list[Transaction]]:
     """Return the records of sinks; without ``fresh`` as they were a moment ago."""
     found = yield from FindTransactions(By.ANY, fresh=fresh)
     return [each for each in found if rules.is_sink(each)]
-
-
-def list_sinks(finished: Finished) -> Script[list[tuple[Transaction, bool]]]:
-    """Return the sinks by id, and whether each is expired."""
-    kept = [each for _, each in (yield from records.read_expired())]
-    used = [finished.settled(each) for each in (yield from read_sinks())]
-    known = {(each.transactional_id, each.query) for each in used}
-    expired = [each for each in kept if (each.transactional_id, each.query) not in known]
-    every = [(each, False) for each in used] + [(each, True) for each in expired]
-    return sorted(every, key=lambda each: (each[0].transactional_id, each[0].query))
-
-
-def delete_sink(finished: Finished, transactional_id: str) -> Script[None]:
-    """Forget a sink with all that it committed, expired or not.
-
-    Raises:
-        UnknownTransaction: there is no such sink.
-        InvalidTransaction: a batch is being written.
-    """
-    deleted = False
-    while (found := (yield from records.read(transactional_id))) and rules.is_sink(found):
-        if found.state is State.OPEN:
-            raise InvalidTransaction(
-                f"batch {found.batch} of {transactional_id!r} is being written",
-                hint="Stop the query first. If it is dead: isolog transactions abort.",
-                transactional_id=transactional_id,
-            )
-        if found.state in DECIDED:
-            yield from finish(finished, found)
-            yield from record_finish(finished, found)
-        else:
-            deleted = (yield from records.forget(found)) or deleted
-    every = yield from records.read_expired()
-    gone = [each for each in every if each[1].transactional_id == transactional_id]
-    yield from records.delete_expired(gone)
-    if not deleted and not gone:
-        raise UnknownTransaction(
-            f"there is no sink {transactional_id!r}",
-            hint="`isolog sinks list` shows all sinks.",
-            already_done=True,
-        )
-
-
-def _apply(finished: Finished, transactional_id: str, rule: Rule) -> Script[Transaction]:
-    return (yield from apply_rule(finished, transactional_id, rule, None, "a sink's call"))

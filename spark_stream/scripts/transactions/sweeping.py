@@ -33,12 +33,7 @@ from spark_stream.consistency.transactions.transactions import (
 from spark_stream.errors import IsologError, UnknownTopic
 from spark_stream.scripts.steps import Script, WriteMarkers
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.finishing import (
-    Finished,
-    finish,
-    mark_dropped,
-    record_finish,
-)
+from spark_stream.scripts.transactions.finishing import Finisher, mark_dropped
 
 FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
 SINK_EXPIRY_S: Final = 30 * 86_400.0
@@ -84,51 +79,52 @@ class Swept(StrEnum):
     FORGOTTEN = "forgotten"
 
 
-def sweep_record(
-    finished: Finished,
-    watch: Watch,
-    record: Transaction,
-    now_s: float,
-    now_ms: int,
-    sink_expiry_s: float = SINK_EXPIRY_S,
-) -> Script[Swept]:
-    """Do what is due for a record whose coordinator is this broker.
+class Sweeper:
+    """The sweeper of one broker.
 
     ``sink_expiry_s``: how long a sink that has committed a batch may be unused before it expires.
-
-    Raises:
-        IsologError: a partition could not be marked or reached; the next sweep tries again.
     """
-    unchanged_s = watch.unchanged_s(record, now_s)
-    if record.state in DECIDED:
-        if not finished.holds(record):
-            yield from finish(finished, record)
-        yield from record_finish(finished, record)
-        return Swept.FINISHED
-    if record.state is State.OPEN:
-        return (yield from _expire_if_due(finished, record, unchanged_s))
-    age_s, seen_idle_s = _kept_for(record, sink_expiry_s)
-    if (now_ms - record.deadline_ms) / 1000 <= age_s or unchanged_s <= seen_idle_s:
-        return Swept.LEFT
-    if is_sink(record) and record.committed_batch >= 0:
-        yield from records.expire_sink(record)
-    else:
-        yield from records.forget(record)
-    return Swept.FORGOTTEN
 
+    def __init__(self, finisher: Finisher, sink_expiry_s: float = SINK_EXPIRY_S) -> None:
+        self.watch = Watch()
+        self._finisher = finisher
+        self._sink_expiry_s = sink_expiry_s
 
-def _expire_if_due(finished: Finished, record: Transaction, unchanged_s: float) -> Script[Swept]:
-    if unchanged_s * 1000 <= record.timeout_ms:
-        return Swept.LEFT
-    outcome = yield from records.change(
-        record.transactional_id,
-        records.as_judge(lambda found: rules.expire(found, record.number, record.deadline_ms)),
-    )
-    if isinstance(outcome, Denied):
-        return Swept.LEFT
-    yield from finish(finished, outcome)
-    yield from record_finish(finished, outcome)
-    return Swept.EXPIRED
+    def sweep_record(self, record: Transaction, now_s: float, now_ms: int) -> Script[Swept]:
+        """Do what is due for a record whose coordinator is this broker.
+
+        Raises:
+            IsologError: a partition could not be marked or reached; the next sweep tries again.
+        """
+        unchanged_s = self.watch.unchanged_s(record, now_s)
+        if record.state in DECIDED:
+            if not self._finisher.holds(record):
+                yield from self._finisher.finish(record)
+            yield from self._finisher.record_finish(record)
+            return Swept.FINISHED
+        if record.state is State.OPEN:
+            return (yield from self._expire_if_due(record, unchanged_s))
+        age_s, seen_idle_s = _kept_for(record, self._sink_expiry_s)
+        if (now_ms - record.deadline_ms) / 1000 <= age_s or unchanged_s <= seen_idle_s:
+            return Swept.LEFT
+        if is_sink(record) and record.committed_batch >= 0:
+            yield from records.expire_sink(record)
+        else:
+            yield from records.forget(record)
+        return Swept.FORGOTTEN
+
+    def _expire_if_due(self, record: Transaction, unchanged_s: float) -> Script[Swept]:
+        if unchanged_s * 1000 <= record.timeout_ms:
+            return Swept.LEFT
+        outcome = yield from records.change(
+            record.transactional_id,
+            records.as_judge(lambda found: rules.expire(found, record.number, record.deadline_ms)),
+        )
+        if isinstance(outcome, Denied):
+            return Swept.LEFT
+        yield from self._finisher.finish(outcome)
+        yield from self._finisher.record_finish(outcome)
+        return Swept.EXPIRED
 
 
 def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
 from spark_stream.scripts import groups
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.transactions import deciding, positions
+from spark_stream.scripts.transactions import positions
 from spark_stream.scripts.transactions.deciding import Commit
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
@@ -208,7 +208,7 @@ class SimulatedMember:
             found, _ = yield from self._session.run(
                 "take",
                 lambda at: groups.take_partitions(
-                    at.transactions.finished, GROUP, core.member, change.added
+                    at.transactions.consumers, GROUP, core.member, change.added
                 ),
             )
         except ConsumerFenced:
@@ -267,8 +267,7 @@ class SimulatedMember:
     def _take_id(self) -> Body:
         yield from self._session.run(
             "take over",
-            lambda at: deciding.take_over(
-                at.transactions.finished,
+            lambda at: at.transactions.decisions.take_over(
                 self._id,
                 self._name,
                 2 * TIMEOUT_MS,
@@ -280,8 +279,7 @@ class SimulatedMember:
         session = self._session
         begun: Transaction = yield from session.run(
             "begin",
-            lambda at: deciding.begin(
-                at.transactions.finished,
+            lambda at: at.transactions.decisions.begin(
                 self._id,
                 self._name,
                 self._after,
@@ -311,9 +309,7 @@ class SimulatedMember:
         except ConsumerFenced:
             yield from session.run(
                 "abort",
-                lambda at: deciding.abort(
-                    at.transactions.finished, self._id, self._name, begun.number
-                ),
+                lambda at: at.transactions.decisions.abort(self._id, self._name, begun.number),
             )
             raise
 

@@ -9,7 +9,6 @@ from isolog.errors import IsologError
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.transactions.transactions import Transaction
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.transactions import deciding
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
 from tests.simulation.network import NoAnswer
@@ -25,9 +24,7 @@ def meddle(world: World, name: str) -> Body:
         try:
             found = yield from session.run(
                 "list",
-                lambda at: deciding.describe_all(
-                    at.transactions.finished, at.transactions.now_ms()
-                ),
+                lambda at: at.transactions.decisions.describe_all(at.transactions.now_ms()),
             )
             if found:
                 chosen = session.chance.choice(found)
@@ -37,7 +34,7 @@ def meddle(world: World, name: str) -> Body:
 
 
 def _kill(chosen: Transaction, at: SimulatedBroker) -> Script[Transaction]:
-    return deciding.kill(at.transactions.finished, chosen.transactional_id, chosen.number)
+    return at.transactions.decisions.kill(chosen.transactional_id, chosen.number)
 
 
 def make_and_delete_topics(world: World, name: str) -> Body:

@@ -8,7 +8,6 @@ from isolog.errors import IsologError
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Content
-from spark_stream.scripts.transactions import sinks
 from spark_stream.scripts.transactions.deciding import Commit
 from tests.simulation.clients.asking import Session
 from tests.simulation.clients.transactions import TIMEOUT_MS, commit
@@ -40,7 +39,7 @@ def write_batches(world: World, name: str) -> Body:
 def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
     """Whether the batch is committed."""
     _, done = yield from session.run(
-        "settle", lambda at: sinks.settle_batch(at.transactions.finished, sink, claim)
+        "settle", lambda at: at.transactions.sinks.settle_batch(sink, claim)
     )
     if done:
         return True
@@ -49,8 +48,7 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
     for _ in range(session.chance.randint(1, 3)):
         found, branch = yield from session.run(
             "open a branch",
-            lambda at: sinks.open_branch(
-                at.transactions.finished,
+            lambda at: at.transactions.sinks.open_branch(
                 sink,
                 claim,
                 at.transactions.coordinator,
@@ -69,7 +67,7 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
         stop = Stop(claim.run, claim.planned, claim.batch)
         yield from session.run(
             "stop",
-            lambda at: sinks.stop_run(at.transactions.finished, stop, at.transactions.now_ms()),
+            lambda at: at.transactions.sinks.stop_run(stop, at.transactions.now_ms()),
         )
         return False
     content = (Content("t", len(taken), claim.batch),)
@@ -106,7 +104,5 @@ def _write_all(session: Session, producer: SimulatedProducer) -> Body:
 def _drop(session: Session, sink: str, claim: Claim, number: int, branch: int) -> Body:
     yield from session.run(
         "drop a branch",
-        lambda at: sinks.drop_branch(
-            at.transactions.finished, sink, claim.instance, number, branch
-        ),
+        lambda at: at.transactions.sinks.drop_branch(sink, claim.instance, number, branch),
     )

@@ -7,7 +7,6 @@ from typing import Final
 
 from isolog.errors import IsologError, ProducerFenced, TransactionAborted
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
-from spark_stream.scripts.transactions import consumers, deciding
 from spark_stream.scripts.transactions.deciding import Commit
 from tests.simulation.clients.asking import Session
 from tests.simulation.history import Finish
@@ -37,8 +36,7 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
     timeout_ms = chance.choice((TIMEOUT_MS, TIMEOUT_MS, 2 * TIMEOUT_MS))
     yield from session.run(
         "take over",
-        lambda at: deciding.take_over(
-            at.transactions.finished,
+        lambda at: at.transactions.decisions.take_over(
             transactional_id,
             instance,
             timeout_ms,
@@ -75,7 +73,7 @@ def take_name(session: Session, consumer: str, instance: str) -> Body:
     """Takes a consumer's name; the offset after which it goes on."""
     found = yield from session.run(
         f"take {consumer}",
-        lambda at: consumers.take_consumer(at.transactions.finished, consumer, instance),
+        lambda at: at.transactions.consumers.take(consumer, instance),
     )
     session.world.notice("owned", consumer, instance, found)
     return max((each.offset for each in found), default=0)
@@ -86,8 +84,7 @@ def _begin(session: Session, transactional_id: str, instance: str, after: int) -
         return (
             yield from session.run(
                 "begin",
-                lambda at: deciding.begin(
-                    at.transactions.finished,
+                lambda at: at.transactions.decisions.begin(
                     transactional_id,
                     instance,
                     after,
@@ -146,7 +143,7 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
         if choice < 0.3:
             abort = session.run(
                 "abort",
-                lambda at: deciding.abort(at.transactions.finished, name, instance, begun.number),
+                lambda at: at.transactions.decisions.abort(name, instance, begun.number),
             )
             yield from _note_finish(session, abort, begun.number)
             return
@@ -186,7 +183,7 @@ def _commit(begun: Transaction, instance: str, moved: dict[str, int], chance: Ra
 
 def commit(session: Session, asked: Commit) -> Body:
     """Commits; raises as ``Session.run``."""
-    calling = session.run("commit", lambda at: deciding.commit(at.transactions.finished, asked))
+    calling = session.run("commit", lambda at: at.transactions.decisions.commit(asked))
     answer = yield from _note_finish(session, calling, asked.number, asked.taken)
     session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
     session.world.notice("committed", asked, answer)

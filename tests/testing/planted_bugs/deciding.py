@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker.scripting import joining, step_table
+from spark_stream.broker.scripting import step_table
 from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.consistency.control import election
@@ -13,8 +13,9 @@ from spark_stream.consistency.partition.joins import Joins
 from spark_stream.consistency.transactions import transactions as rules
 from spark_stream.consistency.transactions.transactions import State
 from spark_stream.scripts.steps import PutRecord, WriteMarkers, together
-from spark_stream.scripts.transactions import consumers, deciding, finishing, records, sweeping
-from spark_stream.scripts.transactions.finishing import Finished
+from spark_stream.scripts.transactions import deciding, finishing, records, sweeping
+from spark_stream.scripts.transactions.deciding import Decisions
+from spark_stream.scripts.transactions.finishing import Finisher
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 # -- deciding and finishing ------------------------------------------------------------------------
@@ -38,7 +39,7 @@ def a_join_is_not_judged_once_it_is_on_record(patch: Patch) -> None:
         deciding.allowed(outcome, number, "a write")
         yield from records.note_joins(transactional_id, number, at)
 
-    patch.setattr(deciding, "join", join)
+    patch.setattr(Decisions, "join", join)
 
 
 @bug
@@ -69,18 +70,18 @@ def batches_need_no_confirmed_join(patch: Patch) -> None:
 
 @bug
 def markers_come_before_the_decision(patch: Patch) -> None:
-    original = deciding.commit
+    original = Decisions.commit
 
-    def early(finished: Any, asked: Any) -> Any:
+    def early(self: Decisions, asked: Any) -> Any:
         found = yield from records.read(asked.transactional_id)
         if found is not None and (found.number, found.state) == (asked.number, State.OPEN):
             yield from together(
                 WriteMarkers(at, asked.number, asked.taken)
                 for at in (yield from records.read_places(found.number))
             )
-        return (yield from original(finished, asked))
+        return (yield from original(self, asked))
 
-    patch.setattr(deciding, "commit", early)
+    patch.setattr(Decisions, "commit", early)
 
 
 @bug
@@ -97,20 +98,19 @@ def a_commit_takes_all_branches(patch: Patch) -> None:
 
 @bug
 def a_transaction_is_finished_before_its_markers(patch: Patch) -> None:
-    original = finishing.finish
+    original = Finisher.finish
 
-    def hasty(finished: Finished, decided: Any) -> Any:
-        yield from finishing.record_finish(finished, decided)
-        return (yield from original(finished, decided))
+    def hasty(self: Finisher, decided: Any) -> Any:
+        yield from self.record_finish(decided)
+        return (yield from original(self, decided))
 
-    for module in (deciding, sweeping, consumers):
-        patch.setattr(module, "finish", hasty)
+    patch.setattr(Finisher, "finish", hasty)
 
 
 @bug
 def what_others_decided_counts_as_finished(patch: Patch) -> None:
-    patch.setattr(Finished, "holds", lambda self, found: True)
-    patch.setattr(Finished, "forget", lambda self, found: None)
+    patch.setattr(Finisher, "holds", lambda self, found: True)
+    patch.setattr(Finisher, "_forget", lambda self, recorded: None)
 
 
 @bug
@@ -166,7 +166,7 @@ def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
 
 @bug
 def the_record_does_not_name_the_partition(patch: Patch) -> None:
-    patch.setattr(joining.deciding, "join", no_steps)
+    patch.setattr(Decisions, "join", no_steps)
 
 
 # -- by itself -------------------------------------------------------------------------------------

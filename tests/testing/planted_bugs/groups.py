@@ -7,6 +7,8 @@ from typing import Any
 from spark_stream.consistency import groups as rules
 from spark_stream.scripts import groups
 from spark_stream.scripts.transactions import positions
+from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.finishing import Finisher
 from tests.testing.planted_bugs.planting import Patch, bug_in_groups
 
 
@@ -66,10 +68,16 @@ def a_late_position_is_stored(patch: Patch) -> None:
 
 @bug_in_groups
 def a_member_begins_before_a_decided_transaction_is_finished(patch: Patch) -> None:
-    def hasty(_: Any, consumer: str, __: Any) -> Any:
-        return (yield from positions.read_positions(consumer))
+    class Hasty(Consumers):
+        def take_over(self, consumer: str, concerns: Any) -> Any:
+            return (yield from positions.read_positions(consumer))
 
-    patch.setattr(groups, "take_over", hasty)
+    original = groups.take_partitions
+
+    def hasty(consumers: Consumers, *asked: Any) -> Any:
+        return original(Hasty(Finisher()), *asked)
+
+    patch.setattr(groups, "take_partitions", hasty)
 
 
 @bug_in_groups

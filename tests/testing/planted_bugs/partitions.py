@@ -14,7 +14,9 @@ from spark_stream.consistency.partition.producers import Accepted, Duplicate
 from spark_stream.consistency.replication import leader
 from spark_stream.consistency.transactions.transactions import State
 from spark_stream.scripts import cutting
-from spark_stream.scripts.transactions import consumers, deciding, finishing, positions, sweeping
+from spark_stream.scripts.transactions import consumers, finishing, positions
+from spark_stream.scripts.transactions.deciding import Decisions
+from spark_stream.scripts.transactions.finishing import Finisher
 from tests.testing.planted_bugs.planting import Patch, bug, no_steps
 
 # -- partitions ------------------------------------------------------------------------------------
@@ -88,29 +90,26 @@ def a_cut_is_where_each_partition_is_stable(patch: Patch) -> None:
 
 @bug
 def positions_move_before_the_decision(patch: Patch) -> None:
-    original = deciding.commit
+    original = Decisions.commit
 
-    def early(finished: Any, asked: Any) -> Any:
+    def early(self: Decisions, asked: Any) -> Any:
         yield from positions.store_positions(asked.positions, {})
-        return (yield from original(finished, asked))
+        return (yield from original(self, asked))
 
-    patch.setattr(deciding, "commit", early)
+    patch.setattr(Decisions, "commit", early)
 
 
 @bug
 def positions_are_stored_after_the_finish(patch: Patch) -> None:
-    original = finishing.record_finish
-
-    def finish(finished: Any, decided: Any) -> Any:
+    def finish(self: Finisher, decided: Any) -> Any:
         places, _ = yield from finishing.seal_partitions(decided)
         yield from finishing.write_markers(decided, places)
-        done = yield from original(finished, decided)
+        done = yield from self.record_finish(decided)
         if decided.state is State.COMMITTING:
             yield from positions.store_positions(decided.positions, {})
         return done
 
-    for module in (deciding, sweeping, consumers):
-        patch.setattr(module, "finish", finish)
+    patch.setattr(Finisher, "finish", finish)
 
 
 @bug
