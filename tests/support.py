@@ -316,12 +316,12 @@ def numbers(first: int, count: int) -> pa.RecordBatch:
 NUMBERS = pa.schema([("n", pa.int64())])
 
 
-# -- fixtures: a conftest imports those that its folder uses --------------------------------------
+# -- fixtures of all tests ------------------------------------------------------------------------
 
 _topics = itertools.count()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that no test may stop, stop up or slow down."""
     with BrokerProcess(tmp_path_factory.mktemp("shared") / "log") as found:

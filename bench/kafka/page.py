@@ -1,7 +1,7 @@
 """docs/benchmarks.md and its chart, from the results of a run; ``python -m bench.kafka.page``.
 
 The results lie beside the page as JSON. Nobody writes a figure into the page by hand:
-``tests/test_bench_kafka.py`` holds the page to its JSON.
+``tests/house/test_bench_kafka.py`` holds the page to its JSON.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ from pyspark.sql.streaming import DataStreamWriter
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.replication.clusters import patiently
 from tests.spark.conftest import end_jvm, session_builder
 from tests.spark.python_workers import python_workers
 from tests.support import end_process
+from tests.system.replication.clusters import patiently
 
 T = TypeVar("T")
 _COMPUTED = 4
@@ -301,6 +301,16 @@ class Attempts:
                 )
 
 
+def find_source(spark: SparkSession, cluster: LocalCluster, case: Case) -> None:
+    """Make Spark list its data sources before a worker is killed.
+
+    Spark lists them once for all sessions, in a Python worker. If that worker is killed, Spark
+    keeps an empty list, and each later query fails with DATA_SOURCE_NOT_FOUND.
+    """
+    reader = spark.read.format("isolog").option("bootstrap", cluster.bootstrap)
+    patiently(reader.option("subscribe", case.topic).load)
+
+
 def numbered(rows: DataFrame) -> DataFrame:
     """Add two columns that depend on the order of the rows within a task."""
     return rows.withColumn("at", monotonically_increasing_id()).withColumn("chance", rand(7))
@@ -344,6 +354,7 @@ def run(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
                 print(case, flush=True)
                 with cluster.connect() as log:
                     case.write(log)
+                find_source(spark, cluster, case)
                 with Strikes(cluster, seed) as strikes:
                     attempts = Attempts(spark, cluster, case, strikes, Path(folder) / str(seed))
                     try:

@@ -50,8 +50,8 @@ from tests.floods import KINDS, OPENS, Target, flooded
 from tests.histories.writing import HistoryWriter
 from tests.hosts.machines import SmallDisk, with_clock
 from tests.hosts.network import Network, can_make_hosts
-from tests.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.support import eventually
+from tests.system.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.views import ANYWHERE, disagreements
 
 if TYPE_CHECKING:

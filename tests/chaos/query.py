@@ -19,8 +19,8 @@ import isolog
 from isolog.testing import LocalCluster
 from tests.chaos.workers import SCHEMA, Notes
 from tests.histories.writing import HistoryWriter
-from tests.replication.clusters import patiently
 from tests.spark.conftest import session_builder
+from tests.system.replication.clusters import patiently
 
 SOURCE, TARGET = "t", "copied"
 _STARTS_MAX = 20

@@ -14,7 +14,7 @@ import pytest
 
 import isolog
 from spark_stream.cli.app import execute
-from tests.replication.conftest import forked
+from tests.system.replication.conftest import forked
 
 __all__ = ["forked"]
 

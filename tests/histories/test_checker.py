@@ -12,9 +12,9 @@ import pytest
 
 from tests.simulation.form import draw
 from tests.simulation.invariants.base import Invariant
+from tests.simulation.planted import BUGS
 from tests.simulation.runs import run, search
-from tests.testing.planted import BUGS
-from tests.testing.seeds import recorded
+from tests.simulation.seeds import recorded
 
 HERE = Path(__file__).parent
 RUNS = 100

@@ -23,8 +23,8 @@ from isolog.testing import LocalCluster
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.certificates import HERE, Files, conf_of
 from tests.conftest import ROOT
-from tests.replication.clusters import CONF, in_sync, restored
 from tests.support import flight_address
+from tests.system.replication.clusters import CONF, in_sync, restored
 
 EXAMPLES = ROOT / "examples"
 CACHE = ROOT / ".cache"

@@ -25,7 +25,7 @@ from spark_stream.scripts.steps import (
     Step,
     Together,
 )
-from tests.consistency.test_atomic import is_atomic, spans_of
+from tests.consistency.partition.test_atomic import is_atomic, spans_of
 from tests.support import NUMBERS
 
 PARTITIONS = 3

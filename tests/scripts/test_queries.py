@@ -11,7 +11,7 @@ from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.scripts.queries import forget_name, pin_start, read_named, record_progress
 from spark_stream.scripts.transactions.positions import store_positions
 from tests.scripts.on_store import OnStore
-from tests.scripts.test_positions import position
+from tests.scripts.transactions.test_positions import position
 from tests.simulation.store import MemoryRecords, MemoryStore
 
 OLD = Query("old", "subscribe t", "read_committed", "startingOffsets=latest", "start of old")

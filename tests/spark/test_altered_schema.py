@@ -203,7 +203,8 @@ def test_a_data_frame_of_the_old_schema_still_fits_and_others_do_not(
         assert said in str(caught.value)
 
 
-@pytest.mark.full  # of Spark's state; the types of a query: tests/datasource/test_altered_schema.py
+# Of Spark's state. The types of a query: tests/datasource/reading/test_planning_altered_schema.py.
+@pytest.mark.full
 def test_a_stateful_query_over_a_widened_column_goes_on_with_the_schema_that_pins_it(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import isolog
-from tests.datasource.test_refusals import READS
+from tests.datasource.test_source_refusals import READS
 from tests.examples import the_first
 from tests.spark.conftest import Queries
 

@@ -10,7 +10,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.console.snippets import ShownRange, spark_snippet
 from tests.support import NUMBERS, BrokerProcess, numbers
 
-pytestmark = pytest.mark.full  # tests/console/test_api.py runs the code for Python
+pytestmark = pytest.mark.full  # tests/console/test_app_api.py runs the code for Python
 
 
 def test_the_snippet_reads_the_offsets_that_are_shown(spark: SparkSession, tmp_path) -> None:

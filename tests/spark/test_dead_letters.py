@@ -187,7 +187,7 @@ def test_from_json_reads_every_type_of_a_dead_letter(
         assert row == other
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_dead_letters.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_dead_letters.py
 def test_a_task_that_is_tried_again_writes_no_letter_twice(
     queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
 ) -> None:

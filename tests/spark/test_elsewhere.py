@@ -38,7 +38,7 @@ class ElsewhereSource(IsologDataSource):
         return writer
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_session.py
+@pytest.mark.full  # without a JVM: tests/datasource/spark/test_session.py
 def test_tasks_on_another_host_than_the_path_is_on_read_and_write_nothing(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:

@@ -77,8 +77,9 @@ def mishaps(
     """Runs all that needs a driver of its own, in one, and kills it with all its processes.
 
     Its tests are those of `make test-all`. `make test` has the same rules without a JVM: of a batch
-    that comes again and of a new attempt in `tests/datasource/test_sink_tasks.py`, of a newer run
-    in `tests/consistency/test_sinks.py`. And below a micro-batch is replayed in the shared session.
+    that comes again and of a new attempt in `tests/datasource/writing/test_task.py`, of a newer run
+    in `tests/consistency/transactions/test_sinks.py`. And below a micro-batch is replayed in the
+    shared session.
 
     The faults at a commit wait there until they are killed. The older of two runs waits as well,
     until the newer one, of a copy of its checkpoint, has come to its end.
@@ -195,7 +196,7 @@ def present(transactions: TransactionsClient, query_name: str) -> TransactionDes
     "scripts/transactions/sweeping.py",
 )
 @pytest.mark.chaos
-@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
 def test_readers_go_on_soon_after_the_kill_of_a_driver_in_mid_batch(
     queries: Queries,
     log: isolog.Log,
@@ -222,7 +223,7 @@ def test_readers_go_on_soon_after_the_kill_of_a_driver_in_mid_batch(
 
 
 @pytest.mark.chaos
-@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
 def test_a_driver_paused_beyond_the_timeout_gets_an_error_and_its_batch_is_written_once(
     queries: Queries,
     log: isolog.Log,
@@ -314,7 +315,7 @@ def test_a_query_stopped_in_mid_batch_holds_no_reader_up(
     assert_nothing_open(log, target)
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
 def test_a_micro_batch_fails_with_the_name_of_a_topic_that_was_deleted(
     queries: Queries, log: isolog.Log, source: str, target: str, tmp_path: Path
 ) -> None:
@@ -332,7 +333,7 @@ def test_a_micro_batch_fails_with_the_name_of_a_topic_that_was_deleted(
     assert sorted(rows) == list(range(AT_BATCH * ROWS_PER_BATCH, ROWS))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
     queries: Queries, log: isolog.Log, target: str, tmp_path: Path
 ) -> None:
@@ -380,7 +381,8 @@ def test_a_query_restarted_from_its_checkpoint_goes_on(
 # -- the broker dies ------------------------------------------------------------------------------
 
 
-@pytest.mark.full  # brokers die in tests/spark/test_failover.py and tests/broker/test_sinks.py
+# Brokers die in tests/spark/test_failover.py and tests/system/transactions/test_sinks.py.
+@pytest.mark.full
 @pytest.mark.chaos
 def test_a_broker_killed_during_a_micro_batch(
     spark: SparkSession, source: str, log_dir: Path, tmp_path: Path

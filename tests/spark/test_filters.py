@@ -182,7 +182,7 @@ def test_kafkas_columns_are_filtered(
         assert sorted(row.offset for row in pushed.collect()) == [28, 29]
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_filters.py
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_pushing.py
 def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, tmp_path: Path
 ):

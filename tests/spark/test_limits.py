@@ -33,7 +33,7 @@ def test_the_most_and_the_least_records_and_the_most_bytes_together(
     assert rows == [300, 300, 100]
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_limits.py
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_limits.py
 def test_a_query_waits_for_the_least_and_no_longer_than_its_delay(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_query_waits_for_the_least_and_no_longer_than_its_delay(
         running.stop()
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_limits.py
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_limits.py
 def test_available_now_reaches_its_target_and_no_partition_that_came_later(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -83,7 +83,7 @@ def test_available_now_reaches_its_target_and_no_partition_that_came_later(
     assert read_back(spark, out) == list(range(160))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_tasks.py
 def test_ranges_are_split_and_no_record_is_dropped(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

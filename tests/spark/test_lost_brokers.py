@@ -11,7 +11,7 @@ from pyspark.sql.streaming import StreamingQuery
 from tests.support import NUMBERS, BrokerProcess, eventually, free_port, numbers
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_lost_brokers.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_writer_lost_brokers.py
 def test_a_query_waits_for_its_broker_goes_on_with_it_and_can_be_stopped_without_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_query_waits_for_its_broker_goes_on_with_it_and_can_be_stopped_without
         assert query.exception() is None
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_lost_brokers.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_writer_lost_brokers.py
 def test_a_query_stops_in_a_batch_whose_broker_hangs_or_was_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

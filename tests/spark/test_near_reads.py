@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from isolog.testing import LocalCluster
-from tests.replication.clusters import CONF, in_sync, written
 from tests.support import NUMBERS, eventually
+from tests.system.replication.clusters import CONF, in_sync, written
 
 
 @pytest.mark.chaos
@@ -24,7 +24,7 @@ from tests.support import NUMBERS, eventually
 def test_batch_and_stream_read_all_in_their_rack_and_go_on_without_its_broker(
     spark: SparkSession, tmp_path: Path, isolation: str
 ) -> None:
-    """Which replica was read shows in tests/datasource/test_near_reads.py."""
+    """Which replica was read shows in tests/datasource/reading/test_reader_near.py."""
     with (
         LocalCluster(2, conf=CONF | {"mapped_reads": False}, racks=["a", "b"]) as cluster,
         cluster.connect() as log,

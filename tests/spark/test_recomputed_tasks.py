@@ -23,7 +23,8 @@ PAD = pa.array([bytes(200)] * ROWS, pa.binary())
 SCHEMA = pa.schema([*NUMBERS, ("pad", pa.binary())])
 
 
-@pytest.mark.full  # tests/datasource/test_row_order.py has the order of the rows without Spark
+# tests/datasource/reading/test_reader_row_order.py has the order of the rows without Spark.
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_task_that_is_computed_again_gives_its_rows_in_the_same_order(tmp_path: Path) -> None:
     """Spark keeps the tasks that it has, so rows in another order are lost and doubled."""

@@ -98,7 +98,7 @@ def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
     assert copy.written() == list(range(15))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_branches.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_branches.py
 def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
     """As of two runs at once that both wrote a plan for it: one of the plans is in the log."""
     copy.add(*range(10))
@@ -114,7 +114,7 @@ def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
     assert copy.written() == list(range(10))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_branches.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_branches.py
 def test_a_batch_of_floats_alone_with_other_values(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_batch_of_floats_alone_with_other_values(
     assert copy.written() == [0.5, 1.25, 2.0]
 
 
-@pytest.mark.full  # without a JVM: tests/broker/test_sinks.py
+@pytest.mark.full  # without a JVM: tests/system/transactions/test_sinks.py
 def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy) -> None:
     copy.add(*range(10))
     assert copy.run() is None
@@ -145,7 +145,7 @@ def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy)
     assert copy.written() == list(range(11))
 
 
-@pytest.mark.full  # without a JVM: tests/broker/test_sinks.py
+@pytest.mark.full  # without a JVM: tests/system/transactions/test_sinks.py
 def test_a_replay_without_rows_ends_what_a_dead_run_left_open(
     copy: Copy, transactions: TransactionsClient
 ) -> None:

@@ -58,7 +58,7 @@ def test_a_sink_id_names_the_transactions_and_is_one_querys(
     assert_exactly_once(queries, target)
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/test_sink_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
 def test_the_same_sink_id_in_two_running_queries(
     queries: Queries, log: isolog.Log, topic: str, target: str, tmp_path: Path
 ) -> None:
@@ -79,7 +79,7 @@ def test_the_same_sink_id_in_two_running_queries(
     assert_exactly_once(queries, target, 20)
 
 
-@pytest.mark.full  # without a JVM: tests/consistency/test_sinks.py
+@pytest.mark.full  # without a JVM: tests/consistency/transactions/test_sinks.py
 def test_a_restored_old_checkpoint_is_refused(
     queries: Queries, source: str, target: str, tmp_path: Path
 ) -> None:

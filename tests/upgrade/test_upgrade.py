@@ -21,8 +21,8 @@ from tests.chaos.cluster import run
 from tests.chaos.test_cluster import holds
 from tests.conftest import ROOT
 from tests.etcd import needs_etcd
-from tests.replication.clusters import patiently
 from tests.support import eventually
+from tests.system.replication.clusters import patiently
 from tests.upgrade import client
 from tests.upgrade.releases import later_release, place_of, previous_release
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Call, Served
 from tests.storage.logs import flip
-from tests.storage.test_offline import state_of
+from tests.storage.offline.test_files import state_of
 
 
 @pytest.fixture(scope="module")

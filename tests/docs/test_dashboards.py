@@ -1,0 +1,184 @@
+"""conf/grafana and conf/prometheus use only what real brokers export."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import isolog
+from spark_stream.broker.metrics.table import TABLE
+from tests.broker.metrics.scraping import scraped
+from tests.broker.metrics.test_table_series import HOLDER
+from tests.broker.pairs import conf, make_topic
+from tests.conftest import ROOT
+from tests.support import BrokerProcess, act, eventually, flight_client, numbers
+from tests.system.transactions.test_sinks import Sink
+
+DASHBOARD = ROOT / "conf" / "grafana" / "isolog.json"
+ALERTS = ROOT / "conf" / "prometheus" / "alerts.yml"
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is not on PATH: it is in Debian's package prometheus"
+)
+
+TARGETS = {"job", "instance"}
+"""The labels that Prometheus adds."""
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+_SELECTOR = re.compile(r"(\b[a-z_]\w*)(?:\{([^}]*)\})?")
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
+_MATCHED = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return found
+
+
+def expressions() -> list[str]:
+    """All expressions of both, on one line each."""
+    rules = yaml.safe_load(ALERTS.read_text())["groups"]
+    alerts = [rule["expr"] for group in rules for rule in group["rules"]]
+    shown = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
+    return [re.sub(r"\s+", " ", each).strip() for each in (*alerts, *shown)]
+
+
+def used(expression: str) -> tuple[dict[str, set[str]], set[str]]:
+    """The names in an expression with the labels that they are selected by, and those it groups."""
+    plain = _TEXT.sub('""', expression)
+    grouped = {
+        label.strip() for labels in _GROUPING.findall(plain) for label in labels.split(",") if label
+    }
+    names: dict[str, set[str]] = {}
+    for name, labels in _SELECTOR.findall(_GROUPING.sub("", plain)):
+        if name.startswith(("isolog_", "process_")) or name == "up":
+            names.setdefault(name, set()).update(_MATCHED.findall(labels))
+    return names, grouped
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
+    """The names that two brokers with followers, readers and sinks export, with their labels."""
+    folder = tmp_path_factory.mktemp("shown")
+    with ExitStack() as ended:
+        brokers = [
+            ended.enter_context(
+                BrokerProcess(
+                    folder / name, conf=conf(folder, name) + 'metrics_listen = "127.0.0.1:0"\n'
+                )
+            )
+            for name in "ab"
+        ]
+        flight = ended.enter_context(flight_client(brokers[0].address))
+        make_topic(flight, "t", [["a", "b"]])
+        sink = Sink(flight)
+        sink.put("t", branch := sink.open(), 0)
+        sink.commit(branch)
+        with pytest.raises(Exception, match="UNKNOWN_TOPIC"):
+            act(flight, "describe-topic", topic="none")
+        with isolog.connect(brokers[0].address) as log:
+            with log.producer() as producer:
+                producer.append("t", numbers(1, 3))
+            with log.consumer("t", name="reader") as consumer:
+                next(iter(consumer.batches()))
+                consumer.commit()
+        address = json.loads((folder / "a" / "broker.json").read_text())["metrics_address"]
+
+        def all_there() -> dict[str, set[str]] | None:
+            names = scraped(address).names | {HOLDER: {"transactional_id", "topic", "partition"}}
+            seen = {"isolog_follower_lag_entries", "isolog_sink_committed_batch"}
+            return names if seen <= names.keys() else None
+
+        yield eventually(all_there)
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_an_expression_uses_what_a_broker_exports(
+    expression: str, exported: dict[str, set[str]]
+) -> None:
+    names, grouped = used(expression)
+    assert names
+    known = {**exported, "up": set[str]()}
+    for name, labels in names.items():
+        assert name in known
+        assert labels <= known[name] | TARGETS
+    assert grouped <= set[str]().union(*(known[name] for name in names)) | TARGETS | {"le"}
+
+
+def test_an_expression_with_another_name_or_label_is_found() -> None:
+    names, grouped = used('sum by (le, a) (rate(isolog_x_bucket{b=~"c{d=1}"}[5m])) or up == 0')
+    assert names == {"isolog_x_bucket": {"b"}, "up": set()}
+    assert grouped == {"le", "a"}
+
+
+def test_every_panel_has_a_place_of_its_own_and_says_what_it_shows() -> None:
+    places: set[tuple[int, int]] = set()
+    for panel in panels():
+        assert panel["title"]
+        at = panel["gridPos"]
+        mine = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not mine & places
+        assert at["x"] + at["w"] <= 24
+        places |= mine
+    assert len({each["id"] for each in panels()}) == len(panels())
+
+
+def test_every_alert_says_how_bad_it_is_and_what_is_wrong() -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"]
+    alerts = [rule for group in rules for rule in group["rules"]]
+    assert len({each["alert"] for each in alerts}) == len(alerts)
+    page = (ROOT / "docs" / "reference" / "alerts.md").read_text()
+    for each in alerts:
+        severity, said = each["labels"]["severity"], each["annotations"]
+        assert severity in ("page", "ticket")
+        assert said["summary"]
+        assert said["runbook"] == f"docs/reference/alerts.md#{each['alert'].lower()}"
+        assert f"\n## {each['alert']}\n\n{severity.capitalize()}. " in page
+    assert page.count("\n## ") == len(alerts)
+
+
+def test_what_one_page_lacks_is_in_no_alert_and_a_panel_says_so() -> None:
+    detailed = {each.name for each in TABLE if each.detailed}
+    assert not [each for each in detailed if each in ALERTS.read_text()]
+    for panel in panels():
+        names = {name for target in panel.get("targets", ()) for name in used(target["expr"])[0]}
+        assert bool(names & detailed) == ("/metrics/all" in panel.get("description", ""))
+
+
+def promtool(*arguments: str, folder: Path) -> None:
+    assert PROMTOOL is not None
+    command = [PROMTOOL, *arguments]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.full
+@needs_promtool
+def test_promtool_takes_the_alerts_and_all_expressions(tmp_path: Path) -> None:
+    promtool("check", "rules", str(ALERTS), folder=tmp_path)
+    rules = [
+        {"record": f"isolog:{number}", "expr": each.replace("$__rate_interval", "5m")}
+        for number, each in enumerate(expressions())
+    ]
+    (tmp_path / "all.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    promtool("check", "rules", "all.yml", folder=tmp_path)
+
+
+@pytest.mark.full
+@needs_promtool
+def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+    for file in (ALERTS, Path(__file__).with_name("alerts_test.yml")):
+        shutil.copy(file, tmp_path)
+    promtool("test", "rules", "alerts_test.yml", folder=tmp_path)

@@ -1,0 +1,98 @@
+"""The bench next to an earlier commit: whose turn it is, and what is made of the figures."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.against import Comparison, compare
+from bench.results import Figure
+from bench.turns import Bench
+
+pytestmark = pytest.mark.full
+
+HOME = Path(__file__).parents[2]
+PRINTS = """
+import sys
+from bench.results import Measure, Results
+from bench.turns import Told
+
+told = Told()
+results = Results(told.tell)
+print("what Spark's JVM prints is no figure")
+told.begin()
+for number in range(3):
+    open("log.txt", "a").write(f"{sys.argv[1]} {number}\\n")
+    results.add(f"figure {number}", "ms", measured=float(number))
+if "fails" in sys.argv:
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree whose bench writes down when it measures."""
+    shutil.copytree(HOME / "bench", tmp_path / "bench")
+    (tmp_path / "bench" / "__main__.py").write_text(PRINTS)
+    return tmp_path
+
+
+def test_two_benches_never_measure_at_once(tree):
+    log = tree / "log.txt"
+    with Bench(tree, tree, "one", []) as one, Bench(tree, tree, "two", []) as two:
+        assert not log.exists()  # both wait for their first turn
+        for number in range(3):
+            for bench in (one, two):
+                figure = bench.next_figure()
+                assert figure is not None
+                assert (figure["name"], figure["measured"]) == (f"figure {number}", number)
+        assert (one.next_figure(), two.next_figure()) == (None, None)
+        assert one.works
+        assert two.works
+    wanted = [f"{name} {number}" for number in range(3) for name in ("one", "two")]
+    assert log.read_text().splitlines() == wanted
+
+
+def test_a_bench_that_fails_says_so(tree):
+    with Bench(tree, tree, "one", ["fails"]) as bench:
+        while bench.next_figure() is not None:
+            assert bench.works
+        assert not bench.works
+
+
+def test_a_bench_that_nobody_listens_to_any_more_measures_no_more(tree):
+    with Bench(tree, tree, "one", []) as bench:
+        assert bench.next_figure() is not None
+    assert (tree / "log.txt").read_text().splitlines() == ["one 0"]
+
+
+def figure(name: str, unit: str, measured: float) -> Figure:
+    return {"name": name, "unit": unit, "measured": measured}
+
+
+def test_a_gain_above_1_is_better_whatever_the_unit():
+    pairs = [
+        (figure("append", "rows/s", 100.0 * n), figure("append", "rows/s", 200.0 * n))
+        for n in (1, 2, 3)
+    ]
+    pairs += [(figure("p50", "ms", 1.0), figure("p50", "ms", 4.0))]
+    assert compare(pairs) == [
+        Comparison("append", "rows/s", 200.0, 400.0, 2.0, 2.0, 2.0),
+        Comparison("p50", "ms", 1.0, 4.0, 0.25, 0.25, 0.25),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ((1.0, 1.0, 0.9), ""),
+        ((0.98, 0.98, 0.98), ""),
+        ((0.9, 0.8, 0.7), "fell"),
+        ((0.9, 0.8, 1.0), "fell, within the spread"),
+    ],
+)
+def test_a_figure_has_fallen_if_it_lost_more_than_3_percent(gains, verdict):
+    pairs = [(figure("append", "rows/s", 1.0), figure("append", "rows/s", gain)) for gain in gains]
+    assert [each.verdict for each in compare(pairs)] == [verdict]

@@ -1,0 +1,146 @@
+"""Who may import whom: layers.toml, held against every import statement."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "spark_stream"
+
+BESIDE = {"pyspark_isolog", "pytest_isolog"}  # modules that others find by their names
+
+_LAYERS = tomllib.loads((ROOT / "tests" / "house" / "layers.toml").read_text())
+MAY_IMPORT: dict[str, set[str]] = {part: set(names) for part, names in _LAYERS["parts"].items()}
+ROOM_MAY_IMPORT: dict[str, set[str]] = {
+    f"{folder}/{room}": set(rooms[:number])
+    for folder, rooms in _LAYERS["rooms"].items()
+    for number, room in enumerate(rooms)
+}
+"""A room, or module, of a folder (``client/writing``): what of that folder it may import."""
+
+
+def modules(part: str) -> list[Path]:
+    """The files of a part, or of a room of it."""
+    if part in BESIDE:
+        return [ROOT / f"{part}.py"]
+    single = PACKAGE / f"{part}.py"
+    return [single] if single.exists() else sorted((PACKAGE / part).rglob("*.py"))
+
+
+def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name below spark_stream) of every import of ours, inside functions too."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            source = ".".join(filter(None, (base, node.module)))
+            names = [f"{source}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            root, _, rest = name.partition(".")
+            if root == "spark_stream":
+                yield node.lineno, rest
+
+
+def within(name: str, parts: set[str]) -> bool:
+    """Whether the dotted name is one of these parts or below one."""
+    return any(name == each or name.startswith(each + ".") for each in parts)
+
+
+def allowed(part: str, name: str) -> bool:
+    return within(name, {part, *MAY_IMPORT[part]})
+
+
+def allowed_in_room(room: str, name: str) -> bool:
+    """Whether a room may import the name, as far as the name is of the room's own folder."""
+    folder, _, own = room.partition("/")
+    inside, _, rest = name.partition(".")
+    return inside != folder or within(rest, {own, *ROOM_MAY_IMPORT[room]})
+
+
+def strays(part: str, may_import: Callable[[str, str], bool]) -> list[str]:
+    assert modules(part)
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {name or 'spark_stream itself'}"
+        for path in modules(part)
+        for line, name in imports(path, path.read_text())
+        if not may_import(part, name)
+    ]
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_a_part_of_the_house_imports_only_what_is_below_it(part):
+    assert strays(part, allowed) == []
+
+
+@pytest.mark.parametrize("room", ROOM_MAY_IMPORT)
+def test_a_room_imports_only_what_its_folder_lets_it(room):
+    assert strays(room, allowed_in_room) == []
+
+
+def test_every_part_and_every_room_is_named():
+    parts = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    parts |= {path.stem for path in PACKAGE.glob("*.py")}
+    assert set(MAY_IMPORT) == parts | BESIDE
+    for folder in _LAYERS["rooms"]:
+        inside = {
+            f"{folder}/{path.stem}"
+            for path in (PACKAGE / folder).iterdir()
+            if not path.name.startswith("_")
+        }
+        assert {room for room in ROOM_MAY_IMPORT if room.startswith(f"{folder}/")} == inside
+
+
+def test_imports_point_one_way():
+    below = {part: {name.partition(".")[0] for name in names} for part, names in MAY_IMPORT.items()}
+    TopologicalSorter(below).prepare()  # raises CycleError
+
+
+def test_the_check_sees_imports_of_every_form():
+    """A check that sees nothing would pass as well: here is what it must see."""
+    sample = PACKAGE / "consistency" / "sample.py"
+    text = (
+        "import spark_stream.broker.host\n"
+        "from spark_stream import client\n"
+        "from spark_stream.storage.log.log import PartitionLog\n"
+        "from ..wire import messages\n"
+        "def late():\n"
+        "    from spark_stream.cluster import stores\n"
+    )
+    assert list(imports(sample, text)) == [
+        (1, "broker.host"),
+        (2, "client"),
+        (3, "storage.log.log.PartitionLog"),
+        (4, "wire.messages"),
+        (6, "cluster.stores"),
+    ]
+    assert not allowed("consistency", "broker.host")
+    assert allowed("datasource", "consistency.isolation.Isolation")
+    assert not allowed("datasource", "consistency.replication.leader")
+    assert not allowed_in_room("client/reading", "client.writing.core.ProducerCore")
+    assert allowed_in_room("client/log", "client.reading.feed.Feed")
+
+
+@pytest.mark.parametrize("part", ["consistency", "scripts"])
+def test_what_decides_knows_no_lock_no_clock_no_disk_no_thread_no_flight_and_no_chance(part):
+    forbidden = {"time", "datetime", "os", "io", "pathlib", "random", "secrets", "threading"}
+    forbidden |= {"asyncio", "socket", "subprocess", "uuid", "pyarrow", "logging", "concurrent"}
+    forbidden |= {"queue", "multiprocessing", "sqlite3"}
+    for path in modules(part):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert name.partition(".")[0] not in forbidden, f"{path.name}:{node.lineno}"

@@ -1,0 +1,61 @@
+"""docs/rules.md is what the marks of the tests say; ARCHITECTURE.md names files that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.test_layers import PACKAGE
+from tests.rules import PAGE, ROOT, page, rules
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def test_the_page_of_rules_is_what_the_marks_say() -> None:
+    assert PAGE.read_text() == page(), "run `make docs`"
+
+
+def test_a_rule_is_decided_in_files_that_are_there() -> None:
+    found = rules()
+    assert len(found) > 100
+    for rule in found:
+        assert rule.places, f"{rule.text}: which file decides it?"
+        roots = (PACKAGE, ROOT)
+        missing = [each for each in rule.places if not any((r / each).is_file() for r in roots)]
+        assert missing == [], rule.text
+
+
+def test_the_architecture_is_one_page_and_every_file_that_it_names_is_there() -> None:
+    assert len(ARCHITECTURE.splitlines()) <= 110
+    named = set(re.findall(r"`([\w./-]+\.(?:py|md|toml))`", ARCHITECTURE))
+    roots = (ROOT, PACKAGE, PACKAGE / "broker" / "replication")
+    missing = [name for name in named if not any((root / name).is_file() for root in roots)]
+    assert len(named) > 30
+    assert missing == []
+
+
+def modules_listed(docstring: str) -> set[str]:
+    """The modules that a folder's docstring lists: one opens a line, more may follow in it."""
+    lines = [line for line in docstring.splitlines()[1:] if re.match(r"``\w+``(?:  |, )", line)]
+    return {name for line in lines for name in re.findall(r"(?:^|[;,:] | and )``([a-z_]+)``", line)}
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [path.parent for path in sorted(PACKAGE.rglob("__init__.py"))],
+    ids=lambda path: path.name,
+)
+def test_a_folder_lists_no_module_that_is_not_there(folder: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    there = {path.stem for path in folder.glob("*.py")} | {
+        path.name for path in folder.iterdir() if path.is_dir()
+    }
+    assert modules_listed(docstring) <= there
+
+
+def test_folders_list_their_modules() -> None:
+    broker = ast.get_docstring(ast.parse((PACKAGE / "broker" / "__init__.py").read_text()))
+    assert {"partition", "background", "serving"} <= modules_listed(broker or "")

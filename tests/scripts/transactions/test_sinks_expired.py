@@ -1,0 +1,240 @@
+"""Ids of sinks that are not used expire, and no batch is written twice after that."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from isolog.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
+from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
+from spark_stream.consistency.transactions.transactions import Content, State
+from spark_stream.scripts.transactions import deciding, records
+from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
+from tests.scripts.transactions.test_deciding_interleavings import A, B, watched
+from tests.scripts.world import World
+
+CONTENT = (Content("t", 3, 77, 5),)
+DAY_MS = 86_400_000
+CLAIM = Claim("q", "run", 7)
+NEXT_RUN = replace(CLAIM, instance="next run")
+
+
+def write_batch(world: World, sink: str = "s", claim: Claim = CLAIM) -> None:
+    broker = world.brokers[A]
+    found, producer = world.run(A, broker.sinks.open_branch(sink, claim, A, 0))
+    assert producer is not None
+    asked = deciding.Commit(
+        sink, claim.instance, found.number, (producer,), claim.batch, (), CONTENT
+    )
+    decided = world.run(A, broker.decisions.commit(asked))
+    world.run(A, broker.finisher.record_finish(decided))
+
+
+def sweep(world: World, sink: str, idle_s: float, age_ms: float) -> Swept:
+    """A sweep's look at the sink, whose record has this age and was seen idle for so long."""
+    found = world.brokers[A]
+    record = world.store.transaction(sink)
+    now_ms = int(record.deadline_ms - record.timeout_ms + age_ms)
+    for seen_s in (0.0, idle_s):
+        swept = world.run(A, found.sweeper.sweep_record(record, seen_s, now_ms))
+    return swept
+
+
+def expire(world: World, sink: str = "s") -> None:
+    assert sweep(world, sink, SEEN_IDLE_S + 1, SINK_EXPIRY_S * 1000 + 1) is Swept.FORGOTTEN
+
+
+def settle(world: World, sink: str, claim: Claim, *, renamed: bool = False) -> tuple[object, bool]:
+    broker = world.brokers[A]
+    found, committed = world.run(A, broker.sinks.settle_batch(sink, claim, renamed=renamed))
+    return found.content, committed
+
+
+def kept(world: World) -> list[str]:
+    return [each.transactional_id for _, each in world.run(A, records.read_expired())]
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "age_ms", "swept"),
+    [
+        (SEEN_IDLE_S + 1, SINK_EXPIRY_S * 1000, Swept.LEFT),
+        (SEEN_IDLE_S, 400 * DAY_MS, Swept.LEFT),
+        (SEEN_IDLE_S + 1, SINK_EXPIRY_S * 1000 + 1, Swept.FORGOTTEN),
+    ],
+)
+def test_an_id_expires_by_its_age_and_only_if_it_was_seen_idle(idle_s, age_ms, swept):
+    world = watched()
+    write_batch(world)
+    assert sweep(world, "s", idle_s, age_ms) is swept
+    assert (world.run(A, records.read("s")) is None) == (swept is Swept.FORGOTTEN)
+
+
+def test_a_batch_that_comes_again_after_its_id_expired_is_known():
+    world = watched()
+    write_batch(world)
+    expire(world)
+    broker = world.brokers[B]
+    assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
+    assert world.run(B, broker.sinks.open_branch("s", NEXT_RUN, B, 0))[1] is None
+    with pytest.raises(StaleBatch):
+        settle(world, "s", replace(NEXT_RUN, batch=6))
+    assert kept(world) == ["s"]
+
+
+@pytest.mark.parametrize("sink", ["s", "another name"])
+def test_the_next_batch_takes_over_what_is_kept(sink):
+    world = watched()
+    write_batch(world)
+    expire(world)
+    write_batch(world, sink, replace(NEXT_RUN, batch=8))
+    assert world.store.transaction(sink).committed_batch == 8
+    assert kept(world) == []
+    expire(world, sink)
+    assert settle(world, sink, replace(NEXT_RUN, batch=8)) == (CONTENT, True)
+
+
+def test_a_batch_without_rows_takes_over_what_is_kept():
+    world = watched()
+    write_batch(world)
+    expire(world)
+    assert settle(world, "s", replace(NEXT_RUN, batch=8)) == (CONTENT, False)
+    assert kept(world) == []
+    assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
+    expire(world)  # it was not used for long before, and is not now
+    assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
+
+
+def test_of_two_ids_of_a_query_that_expired_the_later_batch_counts():
+    world = watched()
+    write_batch(world, "first")
+    write_batch(world, "second", replace(CLAIM, batch=9))
+    for sink in ("second", "first"):
+        expire(world, sink)
+    assert settle(world, "third", replace(NEXT_RUN, batch=9), renamed=True) == (CONTENT, True)
+
+
+def test_another_query_may_take_an_id_that_expired_and_the_first_one_is_refused_then():
+    world = watched()
+    write_batch(world)
+    with pytest.raises(SinkInUse):
+        write_batch(world, "s", Claim("another", "its run", 0))
+    expire(world)
+    write_batch(world, "s", Claim("another", "its run", 0))
+    with pytest.raises(SinkInUse):
+        settle(world, "s", NEXT_RUN)
+    assert settle(world, "s again", NEXT_RUN, renamed=True) == (CONTENT, True)
+
+
+def test_of_queries_one_of_whose_names_begins_with_the_others_each_has_its_own():
+    world = watched()
+    write_batch(world, "s", Claim("q/x", "run", 7))
+    expire(world)
+    assert settle(world, "s", NEXT_RUN) == (None, False)
+
+
+@pytest.mark.rule(
+    "when a sink's id expires, and what its query still knows then",
+    "scripts/transactions/sweeping.py",
+    "consistency/transactions/sinks.py",
+)
+@pytest.mark.parametrize("batch", [7, 8])
+@pytest.mark.parametrize("steps", range(14))
+def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):
+    """The expiry stops after so many steps of the query's first call, and the other way round."""
+    for expiry_first in (True, False):
+        world = watched()
+        write_batch(world)
+        claim = replace(NEXT_RUN, batch=batch)
+        expiry = world.start(A, records.expire_sink(world.store.transaction("s")))
+        call = world.start(B, world.brokers[B].sinks.open_branch("s", claim, B, 0))
+        first, second = (expiry, call) if expiry_first else (call, expiry)
+        for _ in range(steps):
+            if not first.over:
+                world.advance(first)
+        for each in (second, first):
+            while not each.over:
+                world.advance(each)
+        assert expiry.error is None
+        _, producer = call.result
+        assert (producer is None) == (batch == 7)
+        again = replace(claim, instance="third run", batch=7)
+        assert settle(world, "s", again) == (CONTENT, True)
+
+
+def test_a_sink_is_deleted_with_what_it_committed_once_nothing_of_it_is_open():
+    world = watched()
+    broker = world.brokers[A]
+    write_batch(world)
+    world.run(A, broker.sinks.open_branch("s", replace(CLAIM, batch=8), A, 0))
+    with pytest.raises(InvalidTransaction, match="batch 8 of 's' is being written"):
+        world.run(A, broker.sinks.delete("s"))
+    assert settle(world, "s", replace(CLAIM, batch=8)) == (CONTENT, False)
+    [(found, expired)] = world.run(A, broker.sinks.list_all())
+    assert (found.transactional_id, found.state, expired) == ("s", State.ABORTED, False)
+    world.run(A, broker.sinks.delete("s"))
+    assert world.run(A, broker.sinks.list_all()) == []
+    assert settle(world, "s", NEXT_RUN) == (None, False)
+
+
+def test_an_expired_sink_is_listed_and_deleted_and_no_other():
+    world = watched()
+    broker = world.brokers[A]
+    for sink in ("s", "u"):
+        write_batch(world, sink, replace(CLAIM, query=f"of {sink}"))
+        expire(world, sink)
+    world.run(A, broker.decisions.take_over("a producer", "me", 1_000, 0))
+    listed = world.run(A, broker.sinks.list_all())
+    assert [(each.transactional_id, expired) for each, expired in listed] == [
+        ("s", True),
+        ("u", True),
+    ]
+    world.run(A, broker.sinks.delete("s"))
+    assert kept(world) == ["u"]
+    for name in ("s", "a producer"):
+        with pytest.raises(UnknownTransaction, match="there is no sink"):
+            world.run(A, broker.sinks.delete(name))
+
+
+# -- batch writes ---------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+JOB = Claim("job/1", "job/1", 0, timeout_ms=DAY_MS)
+NUMBERED = Claim(f"{BATCH_WRITES}s", "batch/1", 7, timeout_ms=DAY_MS)
+
+
+def listed(world: World, name: str, age_ms: int) -> bool:
+    """Whether the list of transactions has the id so long after its last use."""
+    record = world.store.transaction(name)
+    now_ms = record.deadline_ms - record.timeout_ms + age_ms
+    found = world.run(B, world.brokers[B].decisions.describe_all(now_ms))
+    return name in [each.transactional_id for each in found]
+
+
+@pytest.mark.parametrize(("name", "claim"), [("job/1", JOB), ("sink/s", NUMBERED)])
+def test_finished_ids_of_batch_writes_leave_the_lists_after_an_hour(name, claim):
+    """Also with a timeout of a day: the time counts from the last use of the id."""
+    world = watched()
+    write_batch(world, name, claim)
+    assert listed(world, name, HOUR_MS)
+    assert not listed(world, name, HOUR_MS + 1)
+    write_batch(world, "s")  # a streaming query's
+    assert listed(world, "s", 400 * DAY_MS)
+
+
+def test_an_open_batch_write_stays_in_the_lists():
+    world = watched()
+    world.run(A, world.brokers[A].sinks.open_branch("sink/s", NUMBERED, A, 0))
+    assert listed(world, "sink/s", 400 * DAY_MS)
+
+
+def test_the_record_of_a_job_is_deleted_after_an_hour_and_that_of_a_numbered_batch_stays():
+    """So a numbered batch that is written again is recognised, and no row is stored twice."""
+    world = watched()
+    write_batch(world, "job/1", JOB)
+    write_batch(world, "sink/s", NUMBERED)
+    for name, swept in (("job/1", Swept.FORGOTTEN), ("sink/s", Swept.LEFT)):
+        assert sweep(world, name, SEEN_IDLE_S + 1, HOUR_MS + 1) is swept
+    again = replace(NUMBERED, instance="batch/2")
+    assert settle(world, "sink/s", again) == (CONTENT, True)
+    broker = world.brokers[B]
+    assert world.run(B, broker.sinks.open_branch("sink/s", again, B, 0))[1] is None

@@ -1,0 +1,241 @@
+"""What a broker does by itself: expiry by its own monotonic clock, forgetting, lost markers."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from isolog.errors import LeaderUnavailable
+from spark_stream.consistency.transactions.transactions import Cause, State
+from spark_stream.scripts.steps import Seal, Step
+from spark_stream.scripts.transactions import sweeping
+from spark_stream.scripts.transactions.records import read_all
+from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
+from tests.scripts.transactions.test_deciding_interleavings import (
+    A,
+    B,
+    begin,
+    commit,
+    watched,
+    write,
+)
+from tests.scripts.world import World
+
+TIMEOUT_S = 60.0
+YEAR_MS = 365 * 86_400_000
+
+
+class FakeClock:
+    """Monotonic seconds, and a wall clock that anybody may set."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+        self.wall_ms = 50 * YEAR_MS
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def steady_us(self) -> int:
+        return self.wall_ms * 1_000
+
+    def wall_us(self) -> int:
+        return self.wall_ms * 1_000
+
+
+def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
+    found = world.brokers[broker]
+    return [
+        world.run(
+            broker,
+            found.sweeper.sweep_record(record, clock.monotonic(), clock.wall_ms),
+        )
+        for record in world.run(broker, read_all())
+    ]
+
+
+@pytest.mark.rule(
+    "when a transaction expires",
+    "consistency/transactions/events.py",
+    "scripts/transactions/sweeping.py",
+)
+@pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
+def test_a_wall_clock_that_is_set_expires_nothing(jump_ms):
+    world, clock = watched(), FakeClock()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    assert sweep(world, clock) == [Swept.LEFT]
+    clock.wall_ms += jump_ms
+    clock.seconds += TIMEOUT_S / 2
+    assert sweep(world, clock) == [Swept.LEFT]
+    assert world.store.transaction("x").state is State.OPEN
+    clock.wall_ms -= jump_ms
+    clock.seconds += TIMEOUT_S / 2 + 0.001
+    assert sweep(world, clock) == [Swept.EXPIRED]
+    found = world.store.transaction("x")
+    assert (found.state, found.cause) == (State.ABORTED, Cause.EXPIRED)
+    assert world.partitions[world.at(0)].visible() == []
+
+
+def test_a_sign_of_life_begins_the_time_anew_though_the_wall_clock_stands_still():
+    world, clock = watched(), FakeClock()
+    begun = begin(world, A, "x")
+    for _ in range(5):
+        assert sweep(world, clock) == [Swept.LEFT]
+        clock.seconds += TIMEOUT_S * 0.9
+        world.run(A, world.brokers[A].decisions.renew("x", "me", begun[0], 0))
+    assert sweep(world, clock) == [Swept.LEFT]
+    clock.seconds += TIMEOUT_S + 0.001
+    assert sweep(world, clock) == [Swept.EXPIRED]
+
+
+def test_after_a_restart_the_time_begins_anew():
+    world, clock = watched(), FakeClock()
+    begin(world, A, "x")
+    sweep(world, clock)
+    clock.seconds += TIMEOUT_S * 2
+    world.crash(A)
+    clock.seconds = 3.0  # another process, perhaps another boot
+    assert sweep(world, clock) == [Swept.LEFT]
+    clock.seconds += TIMEOUT_S + 0.001
+    assert sweep(world, clock) == [Swept.EXPIRED]
+
+
+def test_a_sign_of_life_that_comes_before_the_expiry_is_decided_wins():
+    world, clock = watched(), FakeClock()
+    begun = begin(world, A, "x")
+    sweep(world, clock)
+    clock.seconds += TIMEOUT_S + 1
+    found = world.brokers[A]
+    record = world.store.transaction("x")
+    late = world.start(A, found.sweeper.sweep_record(record, 2_000.0, 0))
+    world.run(B, world.brokers[B].decisions.renew("x", "me", begun[0], 5))
+    while not late.over:
+        world.advance(late)
+    assert (late.result, world.store.transaction("x").state) == (Swept.LEFT, State.OPEN)
+
+
+def test_an_id_is_forgotten_only_after_it_was_seen_idle_whatever_the_wall_clock_says():
+    world, clock = watched(), FakeClock()
+    begun = begin(world, A, "x")
+    done = commit(world, A, "x", begun)
+    while not done.over:
+        world.advance(done)
+    assert sweep(world, clock) == [Swept.FINISHED]
+    clock.wall_ms = FORGET_AFTER_MS + YEAR_MS  # a host that starts with a wrong clock
+    assert sweep(world, clock) == [Swept.LEFT]
+    clock.seconds += SEEN_IDLE_S - 1
+    assert sweep(world, clock) == [Swept.LEFT]
+    clock.seconds += 2
+    assert sweep(world, clock) == [Swept.FORGOTTEN]
+    assert world.run(A, read_all()) == []
+
+
+# -- leaders that are not there -------------------------------------------------------------------
+
+
+def test_nothing_is_marked_while_a_leader_cannot_be_reached():
+    """Else a batch on its way to it would be missing where a reader has been already."""
+    world = watched()
+    begun = begin(world, A, "x")
+    for number in range(2):
+        world.run(A, write("x", begun, world.at(number), number))
+    gone = world.at(1)
+
+    def unreachable(step: Step) -> None:
+        if isinstance(step, Seal) and step.at == gone:
+            raise LeaderUnavailable("it is gone")
+
+    real = world.carry_out
+    world.carry_out = lambda broker, step: (unreachable(step), real(broker, step))[1]  # type: ignore[method-assign]
+    asked = commit(world, A, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    assert isinstance(asked.error, LeaderUnavailable)
+    assert world.store.transaction("x").state is State.COMMITTING
+    assert not world.partitions[world.at(0)].ends
+    world.carry_out = real  # type: ignore[method-assign]
+    assert sweep(world, FakeClock()) == [Swept.FINISHED]
+    assert [world.partitions[world.at(n)].visible() for n in range(2)] == [[0], [1]]
+
+
+# -- what damage took -----------------------------------------------------------------------------
+
+
+def test_a_marker_that_was_lost_is_written_as_the_record_says():
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    sweep(world, FakeClock())
+    partition = world.partitions[world.at(0)]
+    world.before_step.clear()  # the damage breaks what holds otherwise
+    partition.ends.clear()
+    partition.batches.append((999, 7, 5))  # of a transaction whose record has moved on
+    lost = world.run(A, sweeping.restore_markers([(world.at(0), begun[0]), (world.at(0), 999)]))
+    assert [(each.number, each.fate) for each in lost] == [
+        (begun[0], "committed"),
+        (999, "unknown: it is taken as aborted"),
+    ]
+    assert partition.visible() == [1]
+
+
+def test_what_is_open_or_decided_on_record_is_left_alone_at_a_start():
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    parts = [(world.at(0), begun[0])]
+    assert world.run(A, sweeping.restore_markers(parts)) == []
+    asked = commit(world, A, "x", begun)
+    while world.store.transaction("x").state is State.OPEN:
+        world.advance(asked)
+    assert world.run(B, sweeping.restore_markers(parts)) == []
+    assert world.partitions[world.at(0)].ends == {}
+
+
+def test_a_record_that_was_finished_in_memory_is_put_on_record_without_new_steps():
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    assert world.store.transaction("x").state is State.COMMITTING
+    seen: list[Step] = []
+    world.before_step.append(seen.append)
+    assert sweep(world, FakeClock()) == [Swept.FINISHED]
+    assert not [step for step in seen if isinstance(step, Seal)]
+    assert world.store.transaction("x").state is State.COMMITTED
+
+
+def test_a_memory_that_is_lost_costs_only_that_it_is_finished_once_more():
+    world = watched()
+    begun = begin(world, A, "x")
+    world.run(A, write("x", begun, world.at(0), 1))
+    asked = commit(world, A, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    world.crash(A)
+    found = world.store.transaction("x")
+    assert world.brokers[A].finisher.settled(found) == found
+    done = world.run(B, world.brokers[B].finisher.finish(found))
+    assert replace(done, state=State.COMMITTING) == found
+    assert world.partitions[world.at(0)].visible() == [1]
+
+
+def test_what_is_remembered_of_a_transaction_says_nothing_of_the_next():
+    """Broker A remembers the first; B decides the second and dies before it has marked it."""
+    world = watched()
+    first = begin(world, A, "x")
+    done = commit(world, A, "x", first)
+    while not done.over:
+        world.advance(done)
+    second = begin(world, A, "x", first[0])
+    world.run(A, write("x", second, world.at(0), 1))
+    asked = commit(world, B, "x", second)
+    while world.store.transaction("x").state is State.OPEN:
+        world.advance(asked)
+    world.crash(B)
+    assert sweep(world, FakeClock()) == [Swept.FINISHED]
+    assert world.partitions[world.at(0)].visible() == [1]

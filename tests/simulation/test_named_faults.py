@@ -1,0 +1,76 @@
+"""Runs with faults that no seed draws: bytes that change on a disk, a disk that takes no writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.broker.node.handover import Withdrawals
+from spark_stream.storage.log.kept import KeptSegments
+from spark_stream.storage.segment import segment
+from tests.simulation.form import Form
+from tests.simulation.planted_bugs.planting import no_steps
+from tests.simulation.runs import ACTORS, run
+from tests.simulation.world import World
+
+CLIENTS = ("transactions-0", "plain-1", "reader-2", "reader-3", "cutter-4")
+SEEDS = range(12)
+
+
+def form(seed: int) -> Form:
+    """Three brokers; two bytes of their logs may change."""
+    return Form(seed, 3, 1, (*CLIENTS, "changed-byte-5", "changed-byte-6"))
+
+
+def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
+    changed = 0
+    for seed in SEEDS:
+        world = World(form(seed), tells=True)
+        world.begin(ACTORS)
+        world.run()
+        changed += any("a byte changes" in line for line in world.story or ())
+    assert changed > len(SEEDS) // 2
+
+
+def changed_bytes(seed: int) -> Form:
+    """Three brokers, each of whose copies of one partition is damaged in another entry."""
+    return Form(seed, 3, 1, (*CLIENTS, "changed-bytes-5"))
+
+
+def test_nothing_is_lost_if_bytes_change_on_all_disks_each_in_another_entry():
+    taken = 0
+    for seed in SEEDS:
+        world = World(changed_bytes(seed), tells=True)
+        world.begin(ACTORS)
+        world.run()
+        taken += sum("a byte changes" in line for line in world.story or ())
+    assert taken > len(SEEDS)
+
+
+def test_a_log_that_keeps_nothing_of_what_it_cuts_at_damage_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(KeptSegments, "keep", lambda *_: None)
+    assert any(run(changed_bytes(seed)).finding for seed in range(100))  # the first found ends it
+
+
+def test_a_read_that_checks_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(segment, "first_broken_batch", lambda rows, *_: len(rows))
+    assert any(run(form(seed)).finding for seed in range(100))  # the first found ends it
+
+
+def dead_disk(seed: int) -> Form:
+    """Three brokers, one of whose disks takes no writes after a while."""
+    return Form(seed, 3, 1, ("transactions-0", "plain-1", "plain-2", "dead-disk-3"))
+
+
+def test_a_leader_whose_disk_takes_no_writes_hands_over():
+    findings = [run(dead_disk(seed)).finding for seed in SEEDS]
+    assert not any(findings), findings
+
+
+def test_a_leader_that_keeps_leading_on_a_disk_that_takes_no_writes_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(Withdrawals, "looking", no_steps)
+    found = [run(dead_disk(seed)).finding for seed in SEEDS]
+    assert {each.broken for each in found if each} == {"ALeaderThatCannotWriteHandsOver"}

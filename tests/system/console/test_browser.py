@@ -1,0 +1,363 @@
+"""The page in a real browser, over three brokers under load, with a failover and an abort.
+
+Pictures of every view are kept in ``build/console/``, for people to look at.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import isolog
+from tests.asking import PASSWORD, asking_broker, client_of
+from tests.conftest import ROOT
+from tests.console.conftest import started_console
+from tests.console.scenario import Scenario
+from tests.support import NUMBERS, BrokerProcess, eventually, numbers
+from tests.system.storage.test_full_disk import NO_LIMIT, limited, only_segment
+
+playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]
+
+PICTURES = ROOT / "build" / "console"
+WIDTHS = (1280, 390)
+WAIT_MS = 60_000
+
+# By name: the address, and words that the view must have found by asking.
+VIEWS = {
+    "cluster": ("/", ["rack-b", "controller", "Answers in", "Full in", "Query nightly is stalled"]),
+    "topics": ("/topics", ["flights", "fares", "greetings"]),
+    "topic": (
+        "/topics/flights",
+        ["array<string>", "places records", "retention.ms", "no limit", "256 MiB", "3 of 3"],
+    ),
+    "partition": ("/topics/flights/0", ["loader-1", "has everything", "back", "LSO"]),
+    "partition-rolled-back": ("/topics/fares/0", ["since offset 40 (leader epoch 1)"]),
+    "records": (
+        "/topics/flights/records?partition=0&after=0:395&limit=20",
+        ["aborted", "open", "committed", "dep_delay", "spark.read", "isolog.connect"],
+    ),
+    "records-committed": (
+        "/topics/flights/records?isolation=read_committed&filter=dep_delay+%3E+60&limit=20",
+        ["committed", "dep_delay &gt; 60"],
+    ),
+    "records-raw": ("/topics/greetings/records", ["\\xff\\xfe", "hello", '"lang"']),
+    "records-wrong": ("/topics/flights/records?filter=delay+%3E", ["INVALID_FILTER"]),
+    "consumers": (
+        "/consumers",
+        ["nightly", "stalled", "waiting at the LSO for loader-1", "sink/departures"],
+    ),
+    "consumer": ("/consumers/nightly", ["stalled", "read_committed", "earliest", "subscribe"]),
+    "group": ("/consumers/mailing", ["A consumer group", "Members", "greetings", "45 s"]),
+    "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),
+    "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated", "Led before"]),
+    "nowhere": ("/nowhere", ["There is no such page"]),
+}
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Iterator[Scenario]:
+    found = Scenario()
+    try:
+        found.begin()
+        yield found
+        assert not found.failures
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def address(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("console")
+    arguments = ("--bootstrap", scenario.cluster.bootstrap, "--allow-changes")
+    with started_console(folder, *arguments) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: playwright.Browser) -> Iterator[playwright.Page]:
+    with Opened(browser, 1280) as found:
+        yield found
+
+
+class Opened:
+    """A page that has no error of a script, and breaks no policy, until it is closed."""
+
+    def __init__(self, browser: playwright.Browser, width: int, scheme: str = "light") -> None:
+        self._page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        self._page.set_default_timeout(WAIT_MS)
+        playwright.expect.set_options(timeout=WAIT_MS)
+        self.wrong: list[str] = []
+        self._page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self._page.on("console", self._heard)
+
+    def _heard(self, message: playwright.ConsoleMessage) -> None:
+        # Chromium reports answers such as 400 as errors too.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.wrong.append(message.text)
+
+    def __enter__(self) -> playwright.Page:
+        return self._page
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._page.close()
+        if kind is None:
+            assert self.wrong == []
+
+
+def settle(page: playwright.Page) -> None:
+    """Wait until the view has what it asked for."""
+    playwright.expect(page.locator("#title")).to_be_visible()
+    playwright.expect(page.locator(".loading")).to_have_count(0)
+
+
+def check_accessible(page: playwright.Page) -> None:
+    found = axe.Axe().run(page).response["violations"]
+    serious = [
+        (each["id"], each["impact"], [node["html"][:200] for node in each["nodes"]][:3])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_shows_what_is_there_to_everybody(browser, address, view, width, scheme):
+    """axe finds nothing serious, nothing is wider than the page, and no script fails."""
+    path, words = VIEWS[view]
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with Opened(browser, width, scheme) as page:
+        page.goto(address + path)
+        settle(page)
+        for each in words:
+            shown = each.replace("&gt;", ">")
+            playwright.expect(page.locator("#app")).to_contain_text(shown)
+        page.screenshot(path=PICTURES / f"{view}-{width}-{scheme}.png", full_page=True)
+        check_accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_bounds_move_while_somebody_looks(page, address):
+    page.goto(f"{address}/topics/flights/1")
+    leo = page.locator("g.leo text")
+    before = leo.text_content()
+    playwright.expect(leo).not_to_have_text(before)
+    title = page.locator("svg.big").get_attribute("aria-label")
+    assert re.search(r"offsets 0 to [\d,]+, last stable offset", title)
+
+
+def test_an_address_is_a_view_that_reload_and_back_find_again(page, address):
+    page.goto(f"{address}/topics")
+    page.get_by_role("link", name="flights", exact=True).click()
+    page.get_by_role("link", name="Look at records").click()
+    settle(page)
+    page.get_by_text("read_committed", exact=True).click()
+    page.wait_for_url("**isolation=read_committed**")
+    page.get_by_label("Filter").fill("carrier = 'UA'")
+    page.get_by_label("Filter").press("Enter")
+    page.wait_for_url("**filter=carrier**")
+    playwright.expect(page.get_by_role("button", name="Older").first).to_be_enabled()
+    page.get_by_role("button", name="Older").first.click()
+    page.wait_for_url("**before=**")
+    settle(page)
+    offsets = page.locator("tbody th").all_text_contents()
+    carriers = set(page.locator("tbody td .value").all_text_contents())
+    assert "UA" in carriers
+    assert not carriers & {"AA", "DL", "B6"}
+    page.reload()
+    settle(page)
+    playwright.expect(page.locator("tbody th").first).to_have_text(offsets[0])
+    page.go_back()
+    page.go_back()
+    playwright.expect(page.get_by_label("Filter")).to_have_value("")
+    page.go_back()
+    page.go_back()
+    playwright.expect(page.get_by_role("heading", level=1)).to_have_text("flights")
+
+
+def test_everything_is_reached_by_keyboard(page, address):
+    page.goto(address)
+    settle(page)
+    page.keyboard.press("Tab")
+    playwright.expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("?")
+    playwright.expect(page.get_by_role("dialog")).to_contain_text("go to Transactions")
+    check_accessible(page)
+    page.keyboard.press("Escape")
+    playwright.expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
+    playwright.expect(page.get_by_role("heading", level=1)).to_be_focused()
+    page.keyboard.press("/")
+    page.keyboard.type("fl?g")  # where one writes, a key is a letter
+    playwright.expect(page.get_by_label("Find a topic")).to_have_value("fl?g")
+    playwright.expect(page.locator("#app")).to_contain_text("No topic has")
+
+
+def test_the_theme_is_chosen_and_kept(page, address):
+    page.goto(address)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="Theme: system").click()
+    page.get_by_role("button", name="Theme: light").click()
+    dark = page.evaluate(ground)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(ground) == dark
+
+
+def test_a_transaction_is_aborted_after_a_question(page, address, scenario):
+    page.goto(f"{address}/topics/flights/0")
+    button = page.get_by_role("button", name="Abort loader-1")
+    button.click()
+    dialog = page.get_by_role("dialog")
+    playwright.expect(dialog).to_contain_text("never visible to read_committed")
+    check_accessible(page)
+    page.screenshot(path=PICTURES / "abort-1280-light.png")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert scenario.log.describe_transaction("loader-1").state == "open"
+    button.click()
+    dialog.get_by_role("button", name="Abort the transaction").click()
+    playwright.expect(page.locator("#announcer")).to_contain_text("is aborted")
+    playwright.expect(page.locator("#app")).to_contain_text("No transaction is open here")
+    assert scenario.log.describe_transaction("loader-1").state == "aborted"
+
+
+def test_a_failover_is_told_in_words(page, address, scenario):
+    page.goto(address)
+    settle(page)
+    playwright.expect(page.locator("#app")).not_to_contain_text("is dead")
+    leader = scenario.cluster.leader("flights", 1)
+    scenario.cluster.kill(leader)
+    playwright.expect(page.locator("#app")).to_contain_text(f"Broker {leader} is dead")
+    playwright.expect(page.locator("header nav")).to_contain_text("amiss")
+    page.screenshot(path=PICTURES / "failover-1280-light.png", full_page=True)
+    check_accessible(page)
+    page.goto(f"{address}/topics/flights/1")
+    replicas = page.locator("#app .stripes").first
+    playwright.expect(replicas).to_contain_text(f"Broker {leader} is dead")
+    problems = page.locator("#app .notice")
+    playwright.expect(problems).to_contain_text(f"Broker {leader} is dead")
+    playwright.expect(problems).not_to_contain_text("flights/")
+    page.screenshot(path=PICTURES / "failover-partition-1280-light.png", full_page=True)
+    scenario.cluster.restart(leader)
+    page.goto(address)
+    playwright.expect(page.locator("#app")).to_contain_text("is stalled")
+    playwright.expect(page.locator("#app")).not_to_contain_text("is dead")
+
+
+def test_a_full_disk_is_told_where_writes_are_refused(browser, tmp_path: Path):
+    """Nothing is amiss, then writes are refused, then no longer."""
+    with (
+        BrokerProcess(tmp_path / "log") as broker,
+        broker.connect() as log,
+        log.producer() as producer,
+    ):
+        log.create_topic("audit", schema=NUMBERS)
+        producer.append("audit", numbers(0, 7_000), partition=0).result(20)
+        with started_console(tmp_path, "--bootstrap", broker.address) as address:
+            with Opened(browser, 1280) as page:
+                page.goto(address)
+                playwright.expect(page.locator("#app")).to_contain_text("Nothing is amiss")
+                limited(broker, only_segment(broker, "audit").stat().st_size)
+                assert producer.append("audit", numbers(0, 7_000), partition=0).exception(20)
+                refused = "is full: 1 replica refuses writes, and it leads audit/0"
+                playwright.expect(page.locator("#app")).to_contain_text(refused)
+                check_accessible(page)
+                page.goto(f"{address}/topics")
+                playwright.expect(page.locator("#app")).to_contain_text("amiss")
+            for width, scheme in ((1280, "dark"), (390, "light")):
+                with Opened(browser, width, scheme) as page:
+                    page.goto(f"{address}/topics/audit/0")
+                    playwright.expect(page.locator("#app")).to_contain_text(refused)
+                    settle(page)
+                    picture = PICTURES / f"full-disk-{width}-{scheme}.png"
+                    page.screenshot(path=picture, full_page=True)
+                    assert page.evaluate("document.documentElement.scrollWidth") <= width
+            limited(broker, NO_LIMIT)
+            with Opened(browser, 1280) as page:
+                page.goto(address)
+                settle(page)
+                playwright.expect(page.locator("#app")).not_to_contain_text("refuses writes")
+
+
+# -- logins ---------------------------------------------------------------------------------------
+
+
+def test_users_log_in_see_what_they_may_see_and_log_out(browser, tmp_path: Path):
+    with asking_broker(tmp_path) as broker:
+        with isolog.connect(broker.address, user="root", password=PASSWORD) as root:
+            root.create_topic("seen")
+            root.create_topic("hidden")
+        with client_of(broker) as admin:
+            admin.add_user("alice", PASSWORD)
+            for operation in ("read", "describe"):
+                admin.add_rule("allow", "alice", operation, "topic:seen")
+        with (
+            started_console(tmp_path, "--bootstrap", broker.address) as address,
+            Opened(browser, 390) as page,
+        ):
+            page.goto(f"{address}/topics")
+            page.get_by_label("User").fill("alice")
+            page.get_by_label("Password").fill("wrong")
+            page.get_by_role("button", name="Log in").click()
+            playwright.expect(page.locator("#app")).to_contain_text("does not take this login")
+            check_accessible(page)
+            page.screenshot(path=PICTURES / "login-390-light.png", full_page=True)
+            page.get_by_label("Password").fill(PASSWORD)
+            page.get_by_role("button", name="Log in").click()
+            playwright.expect(page.get_by_role("link", name="seen", exact=True)).to_be_visible()
+            assert page.get_by_role("link", name="hidden", exact=True).count() == 0
+            page.goto(address)
+            playwright.expect(page.locator("#app")).to_contain_text("PERMISSION_DENIED")
+            check_accessible(page)
+            page.screenshot(path=PICTURES / "denied-390-light.png", full_page=True)
+            page.get_by_role("button", name="Log out alice").click()
+            playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+            page.get_by_label("User").fill("alice")
+            page.get_by_label("Password").fill(PASSWORD)
+            page.get_by_role("button", name="Log in").click()
+            playwright.expect(page.locator("#app")).to_contain_text("PERMISSION_DENIED")
+            with client_of(broker) as admin:
+                admin.remove_user("alice")
+            playwright.expect(page.locator("#app")).to_contain_text("Your session is over")
+            playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+            page.go_back()
+            playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+
+
+def test_the_page_says_so_when_the_console_is_gone_and_connects_again(browser, tmp_path, scenario):
+    with Opened(browser, 1280) as page:
+        with started_console(tmp_path, "--bootstrap", scenario.cluster.bootstrap) as address:
+            page.goto(f"{address}/transactions")
+            settle(page)
+            assert page.get_by_role("button", name="Abort").count() == 0  # it only shows
+            playwright.expect(page.locator(".connection")).to_have_text("live")
+        playwright.expect(page.locator(".connection")).to_have_text("connection lost")
+    eventually(lambda: not scenario.failures)

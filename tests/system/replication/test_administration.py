@@ -1,0 +1,317 @@
+"""What an operator does to replicas and brokers, and what is refused with nothing changed."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from isolog.errors import (
+    InvalidAssignment,
+    InvalidConfig,
+    IsologError,
+    LeaderEpochFenced,
+    UnknownBroker,
+    UnknownLeaderEpoch,
+    WrongCluster,
+)
+from isolog.testing import LocalCluster
+from spark_stream.client.values import Written
+from tests.support import NUMBERS, eventually, fetched, flight_client, numbers, typed
+from tests.system.replication.clusters import (
+    CONF,
+    WAIT_S,
+    copies_are_equal,
+    folders,
+    in_sync,
+    partition,
+    patiently,
+    read,
+    written,
+)
+
+pytestmark = pytest.mark.chaos
+
+
+def made(log, topic: str, *assignment: list[int]) -> None:
+    """A topic whose partitions are at these brokers, with ten numbers in each."""
+    log.create_topic(topic, schema=NUMBERS, assignment=[[str(b) for b in a] for a in assignment])
+    for number in range(len(assignment)):
+        written(log, topic, 0, 10, number)
+    in_sync(log, topic, len(assignment[0]))
+
+
+def test_after_brokers_have_started_again_leaders_are_spread_without_a_command(topic):
+    conf = CONF | {"leader_balance_seconds": 0.5}
+    with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
+        made(log, topic, [1, 2], [2, 1])
+        for number in cluster.brokers:
+            cluster.stop(number)
+            eventually(
+                lambda n=number: (
+                    {leader_of(log, topic, 0), leader_of(log, topic, 1)} == {str(3 - n)}
+                )
+            )
+            cluster.restart(number)
+            eventually(lambda: [leader_of(log, topic, each) for each in (0, 1)] == ["1", "2"])
+        for number in (0, 1):
+            written(log, topic, 10, 5, number)
+
+
+def leader_of(log, topic: str, number: int) -> str | None:
+    return partition(log, topic, number).leader
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+def test_replicas_move_to_other_brokers_and_leave_nothing_behind(cluster, log, topic):
+    made(log, topic, [1, 2])
+    log.move_replicas(topic, {0: ["3", "2"]})
+    eventually(lambda: partition(log, topic).replicas == ("3", "2"))
+    in_sync(log, topic, 2)
+    eventually(lambda: set(folders(cluster, topic)) == {2, 3})
+    copies_are_equal(cluster, topic, count=2)
+    eventually(lambda: partition(log, topic).leader == "3")
+    written(log, topic, 10, 5)
+    assert read(log, topic) == list(range(15))
+
+
+def test_who_writes_and_reads_a_partition_that_moves_notices_nothing(cluster, log, topic):
+    """Its replica closes at the old broker: that is no end of the topic."""
+    made(log, topic, [1])
+    with (
+        cluster.connect(timeout=60) as other,
+        other.consumer(topic, isolation="read_committed") as consumer,
+        other.producer(isolation="read_committed", timeout_ms=60_000) as producer,
+        other.producer(transactional_id=topic) as transactional,
+    ):
+        futures: list[Future[Written]] = []
+        received: list[int] = []
+
+        def write() -> None:
+            while not over.wait(0.001):
+                futures.append(producer.append(topic, numbers(10 + len(futures), 1), 0))
+
+        def read_on() -> None:
+            for batch in consumer.batches():
+                received.extend(batch.column("n").to_pylist())
+                if -1 in received:
+                    return
+
+        over = threading.Event()
+        threads = [threading.Thread(target=each, daemon=True) for each in (write, read_on)]
+        for each in threads:
+            each.start()
+        for brokers in (["2"], ["3"], ["1"], ["2"], ["3"], ["1"]):
+            log.move_replicas(topic, {0: brokers})
+            with transactional.transaction():
+                transactional.append(topic, numbers(1_000_000, 1), 0)
+            eventually(lambda to=brokers: partition(log, topic).replicas == tuple(to))
+        over.set()
+        threads[0].join()
+        for future in futures:
+            future.result(WAIT_S)
+        producer.append(topic, numbers(-1, 1), 0).result(WAIT_S)
+        threads[1].join(WAIT_S)
+    plain = [each for each in received if each != 1_000_000]
+    assert plain == [*range(10 + len(futures)), -1]
+    assert len(received) - len(plain) == 6
+
+
+def test_a_move_goes_on_though_its_leader_and_its_target_die_on_the_way(cluster, log, topic):
+    made(log, topic, [1, 2])
+    cluster.kill(3)
+    log.move_replicas(topic, {0: ["3", "2"]})
+    written(log, topic, 10, 5)
+    cluster.kill(1)
+    eventually(lambda: partition(log, topic).leader == "2")
+    cluster.restart(3)
+    eventually(lambda: partition(log, topic).replicas == ("3", "2"))
+    cluster.restart(1)
+    eventually(lambda: set(folders(cluster, topic)) == {2, 3})
+    assert read(log, topic) == list(range(15))
+
+
+def test_a_move_is_cancelled(cluster, log, topic):
+    made(log, topic, [1, 2])
+    cluster.kill(3)
+    log.move_replicas(topic, {0: ["3"]})
+    log.cancel_moves(topic)
+    eventually(lambda: partition(log, topic).replicas == ("1", "2"))
+    cluster.restart(3)
+    eventually(lambda: set(folders(cluster, topic)) == {1, 2})
+    assert read(log, topic) == list(range(10))
+
+
+def test_the_preferred_leader_leads_again_when_it_is_asked_to(cluster, log, topic):
+    made(log, topic, [1, 2, 3], [2, 3, 1])
+    cluster.kill(1)
+    eventually(lambda: partition(log, topic).leader not in (None, "1"))
+    cluster.restart(1)
+    in_sync(log, topic)
+    log.elect_preferred_leaders(topic)
+    eventually(lambda: [partition(log, topic, n).leader for n in (0, 1)] == ["1", "2"])
+    written(log, topic, 10, 5)
+    assert read(log, topic) == [*range(15), *range(10)]
+
+
+# -- brokers that leave ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_broker_that_is_decommissioned_gives_its_replicas_away_dead_or_alive(topic, dead):
+    with LocalCluster(4, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        made(log, topic, [1, 2, 3], [2, 1, 3])
+        if dead:
+            cluster.kill(1)
+        patiently(lambda: log.decommission("1"))
+        eventually(lambda: [partition(log, topic, n).replicas.count("1") for n in (0, 1)] == [0, 0])
+        in_sync(log, topic)
+        eventually(lambda: "1" not in {each.id for each in log.cluster().brokers})
+        for number in range(2):
+            assert set(partition(log, topic, number).replicas) == {"2", "3", "4"}
+            written(log, topic, 10, 5, number)
+        assert read(log, topic) == [*range(15), *range(15)]
+
+
+def test_nothing_is_given_to_a_broker_that_leaves(topic):
+    """It would be moved away again, whatever the operator asked for."""
+    with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        made(log, topic, [1])
+        made(log, f"{topic}-stays", [1, 2])
+        log.decommission("2")
+        with pytest.raises(InvalidAssignment, match="'2' is leaving"):
+            log.move_replicas(topic, {0: ["2"]})
+        with pytest.raises(InvalidAssignment, match="'2' is leaving"):
+            log.create_topic(f"{topic}-new", schema=NUMBERS, assignment=[["2"]])
+        assert partition(log, topic).replicas == ("1",)
+        log.move_replicas(f"{topic}-stays", {0: ["2", "1"]})  # it has that one: only the order
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, topic):
+    with pytest.raises(InvalidAssignment, match="4"):
+        log.create_topic(topic, 1, 4, schema=NUMBERS)
+    for assignment, named in (
+        ([["1", "9"]], "9"),
+        ([["1", "1"]], "1"),
+        ([["1", "2"], ["1"]], "1"),
+        ([[]], "0"),
+    ):
+        with pytest.raises(IsologError, match=named):
+            log.create_topic(topic, schema=NUMBERS, assignment=assignment)
+    for numbers_ in ({"partitions": 3}, {"replication_factor": 3}):
+        with pytest.raises(InvalidAssignment, match="and 3 was asked for"):
+            log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2"]], **numbers_)
+    with pytest.raises(InvalidConfig):
+        log.create_topic(topic, 1, 3, schema=NUMBERS, config={"min.insync.replicas": 0})
+    assert topic not in log.topics()
+    assert folders(cluster, topic) == {}
+
+
+def test_replicas_of_a_new_topic_at_a_dead_broker_are_refused_at_once(cluster, log, topic):
+    """Each broker that gets one makes its folder first: so that a lost one is told from a new."""
+    made(log, topic, [1, 2])
+    cluster.kill(3)
+    for wish in ({"assignment": [["1", "3"]]}, {"partitions": 1, "replication_factor": 3}):
+        begun = time.monotonic()
+        with pytest.raises(InvalidAssignment, match=r"needs as many brokers|'3' is not alive"):
+            log.create_topic(f"{topic}-new", schema=NUMBERS, **wish)
+        assert time.monotonic() - begun < 20
+    with pytest.raises(InvalidAssignment, match="'3' is not alive"):
+        log.alter_topic(topic, 2, assignment=[["1", "3"]])
+    assert len(log.describe(topic).partitions) == 1
+    assert f"{topic}-new" not in log.topics()
+
+
+def test_moves_and_ends_that_cannot_be_are_refused_and_change_nothing(cluster, log, topic):
+    made(log, topic, [1, 2])
+    before = partition(log, topic)
+    for wrong in ({0: ["9"]}, {0: ["1", "1"]}, {0: []}, {7: ["1"]}):
+        with pytest.raises(IsologError) as caught:
+            log.move_replicas(topic, wrong)
+        assert not caught.value.retriable, caught.value
+    with pytest.raises(UnknownBroker):
+        log.decommission("9")
+    after = partition(log, topic)
+    assert (after.replicas, after.isr, after.leader) == (before.replicas, before.isr, before.leader)
+
+
+def test_a_read_in_an_old_epoch_is_fenced_and_in_a_future_one_refused(cluster, log, topic):
+    made(log, topic, [1, 2, 3])
+    cluster.kill(1)
+    eventually(lambda: partition(log, topic).leader not in (None, "1"))
+    found = partition(log, topic)
+    address = cluster.broker(int(found.leader)).address
+    with flight_client(address) as flight:
+        for epoch, expected in (
+            (found.leader_epoch - 1, LeaderEpochFenced),
+            (found.leader_epoch + 7, UnknownLeaderEpoch),
+        ):
+            with pytest.raises(Exception, match=str(found.leader_epoch)) as caught:
+                fetched(flight, topic, start=0, end=1, leader_epoch=epoch)
+            assert isinstance(typed(caught.value), expected)
+    assert patiently(lambda: read(log, topic)) == list(range(10))
+
+
+def test_a_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path):
+    made(log, topic, [1, 2, 3])
+    with LocalCluster(1, folder=tmp_path / "other") as other:
+        theirs = other.broker(1).directory
+        other.stop(1)
+        ours = cluster.broker(3).directory
+        cluster.stop(3)
+        kept = ours.with_name("kept")
+        ours.rename(kept)
+        try:
+            shutil.copytree(theirs, ours)
+            with pytest.raises(WrongCluster):
+                cluster.restart(3)
+        finally:
+            shutil.rmtree(ours)
+            kept.rename(ours)
+        cluster.restart(3)
+    in_sync(log, topic)
+    assert read(log, topic) == list(range(10))
+
+
+def test_a_second_broker_of_an_id_that_is_alive_is_refused(cluster, log, topic):
+    made(log, topic, [1, 2, 3])
+    first = cluster.broker(1)
+    twin = type(first)(1, cluster.folder / "twin", first._conf)
+    twin.directory.parent.mkdir()
+    twin.spawn()
+    with pytest.raises(IsologError, match="1") as caught:
+        twin.await_ready()
+    assert not twin.alive
+    assert not caught.value.retriable
+    assert first.alive
+    written(log, topic, 10, 1)
+    in_sync(log, topic)
+
+
+def test_a_topic_is_made_while_a_broker_is_dead_and_who_needs_it_is_told_its_name(
+    cluster, log, topic
+):
+    cluster.kill(3)
+    log.create_topic(topic, 4, 2, schema=NUMBERS)
+    in_sync(log, topic, 2)
+    for each in log.describe(topic).partitions:
+        assert set(each.replicas) == {"1", "2"}
+    more = f"{topic}-more"
+    with pytest.raises(InvalidAssignment, match="broker '3' is not alive"):
+        log.create_topic(more, 1, 3, schema=NUMBERS)
+    with pytest.raises(InvalidAssignment, match="broker '3' is not alive"):
+        log.create_topic(more, schema=NUMBERS, assignment=[["1", "3"]])
+    assert more not in log.topics()
+    for broker in cluster.brokers.values():
+        assert not list(broker.directory.glob(f"topics/{more}"))
+    usual = log.create_topic(f"{topic}-usual", schema=NUMBERS)
+    assert set(usual.partitions[0].replicas) == {"1", "2"}
+    assert "2 of the usual 3 replicas" in usual.warning

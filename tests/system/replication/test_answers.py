@@ -1,0 +1,68 @@
+"""What a client hears of its batches while some of them wait for followers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from isolog.errors import RecordTooLarge
+from isolog.testing import LocalCluster
+from tests.append_streams import Stream
+from tests.support import NUMBERS
+from tests.system.replication.clusters import WAIT_S, in_sync, written
+
+pytestmark = pytest.mark.chaos
+TEXT = pa.schema([pa.field("text", pa.string())])
+
+
+@contextmanager
+def nothing_replicated(cluster: LocalCluster, leader: int) -> Iterator[None]:
+    """Meanwhile the leader's followers stand still."""
+    followers = sorted({1, 2, 3} - {leader})
+    for each in followers:
+        cluster.pause(each)
+    yield
+    for each in followers:
+        cluster.resume(each)
+
+
+def test_a_refused_batch_does_not_overtake_one_that_waits_for_followers(cluster, log, topic):
+    """A client takes the answers of a partition in the order in which it has sent its batches."""
+    log.create_topic(topic, 2, 3, schema=NUMBERS)
+    written(log, topic, 0, 1)
+    in_sync(log, topic)
+    leader = cluster.leader(topic)
+    stream = Stream(cluster.brokers[leader].address, topic, isolation="read_committed")
+    with nothing_replicated(cluster, leader):
+        stream.send(0)
+        stream.send(0, leader_epoch=99)
+        stream.send(77)
+        assert stream.ack()["error"]["code"] == "UNKNOWN_PARTITION"  # the others are judged by now
+    first, second = stream.ack(), stream.ack()
+    assert (first["number"], first["offset"]) == (0, 1)
+    assert (second["number"], second["error"]["code"]) == (1, "UNKNOWN_LEADER_EPOCH")
+    stream.close()
+
+
+def test_a_producer_hears_of_a_bad_record_behind_a_batch_that_waits_for_followers(
+    cluster, log, topic
+):
+    log.create_topic(topic, 1, 3, schema=TEXT, config={"max.record.bytes": 1024})
+    with log.producer(isolation="read_committed", timeout_ms=60_000) as producer:
+        producer.append(topic, texts("small"), 0).result(WAIT_S)
+        in_sync(log, topic)
+        with nothing_replicated(cluster, cluster.leader(topic)):
+            good = producer.append(topic, texts("small"), 0)
+            bad = producer.append(topic, texts("x" * 2000), 0)
+            after = producer.append(topic, texts("small"), 0)
+        assert good.result(WAIT_S).offset == 1
+        with pytest.raises(RecordTooLarge):
+            bad.result(WAIT_S)
+        assert after.result(WAIT_S).offset == 2
+
+
+def texts(*values: str) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values)], schema=TEXT)

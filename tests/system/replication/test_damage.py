@@ -1,0 +1,224 @@
+"""Bytes that change on the disk of a broker: they are found, and healed from another copy."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import isolog
+from isolog.errors import DamagedSegment
+from isolog.testing import LocalCluster
+from tests.support import NUMBERS, eventually, numbers
+from tests.system.replication.clusters import (
+    CONF,
+    WAIT_S,
+    copies_are_equal,
+    entries,
+    folders,
+    in_sync,
+    partition,
+    patiently,
+    read,
+)
+
+pytestmark = pytest.mark.chaos
+
+BATCHES, ROWS = 40, 5
+SMALL = {"segment.entries": 16}
+NO_SCRUB = {"scrub_bytes_per_second": 0}
+ALL = list(range(BATCHES * ROWS))
+
+
+def fill(log, topic: str, copies: int, config: dict[str, Any] = SMALL) -> None:
+    """A topic of several segments, all of whose copies are whole."""
+    log.create_topic(topic, 1, copies, schema=NUMBERS, config=config)
+    with log.producer() as producer:
+        for first in range(0, len(ALL), ROWS):
+            producer.append(topic, numbers(first, ROWS), 0).result()  # an entry of its own
+    in_sync(log, topic, copies)
+
+
+def flip_first(folder: Path) -> Path:
+    """Changes one byte of a batch in the first segment; which file."""
+    file = min(folder.glob("*.arrow"))
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        byte = opened.read(1)[0]
+        opened.seek(-1, 1)
+        opened.write(bytes([byte ^ 0x10]))
+    return file
+
+
+def damaged_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
+    """The broker stops in order; a byte changes; it starts again."""
+    cluster.stop(number)
+    flip_first(folders(cluster, topic)[number])
+    cluster.restart(number)
+
+
+def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
+    """Waits until the broker has cut its log at what it found, and all copies are whole again."""
+    said = cluster.broker(number).log_text
+    eventually(lambda: f"{topic}/0: cut entries" in said(), WAIT_S)
+    assert f"{topic}/0: entries from" in said()
+    assert "they are lost" not in said()
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    assert read(log, topic) == ALL
+
+
+def test_a_follower_with_a_flipped_byte_leaves_the_isr_and_heals(cluster, log, topic):
+    fill(log, topic, 3)
+    leader = cluster.leader(topic)
+    follower = next(each for each in cluster.brokers if each != leader)
+    damaged_while_down(cluster, topic, follower)
+    healed(cluster, log, topic, follower)
+    assert partition(log, topic).leader == str(leader)
+
+
+def test_a_leader_that_finds_a_flipped_byte_steps_down_and_heals_as_a_follower(topic):
+    conf = CONF | {"scrub_seconds": 0.5}
+    with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
+        fill(log, topic, 3)
+        leader = cluster.leader(topic)
+        flip_first(folders(cluster, topic)[leader])  # of what it wrote itself, while it runs
+        healed(cluster, log, topic, leader)
+        assert cluster.leader(topic) != leader
+
+
+def test_the_only_copy_stays_as_it_is_and_says_so(cluster, log, topic):
+    fill(log, topic, 1)
+    leader = cluster.leader(topic)
+    cluster.stop(leader)
+    file = flip_first(folders(cluster, topic)[leader])
+    kept = file.read_bytes()
+    cluster.restart(leader)
+    said = cluster.broker(leader).log_text
+    eventually(lambda: "no other in-sync replica" in said(), WAIT_S)
+    with pytest.raises(DamagedSegment):
+        patiently(lambda: log.read(topic))
+    found = partition(log, topic)
+    assert found.log_end_offset == len(ALL)
+    assert found.leader == str(leader)
+    assert found.leader_epoch == 0
+    assert file.read_bytes() == kept
+    later = patiently(lambda: log.read(topic, start={0: 100}))
+    assert later.column("n").to_pylist() == ALL[100:]
+
+
+def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_segments(topic):
+    conf = CONF | {"scrub_bytes_per_second": 0}
+    with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
+        fill(log, topic, 3)
+        leader = cluster.leader(topic)
+        damaged_while_down(cluster, topic, leader)
+        in_sync(log, topic)
+        patiently(log.elect_preferred_leaders)
+        eventually(lambda: cluster.leader(topic) == leader)
+        assert read(log, topic) == ALL  # another leads before the reader is told anything
+        healed(cluster, log, topic, leader)
+        assert cluster.leader(topic) != leader
+
+
+@pytest.mark.rule(
+    "what a leader does whose entries arrive damaged",
+    "broker/partition/followers.py",
+    "broker/replication/leader_core.py",
+)
+@pytest.mark.parametrize("meets", ["a reader", "a refilled follower", "the slow look"])
+def test_a_leader_whose_active_segment_changed_leaves_and_heals_whoever_meets_it(topic, meets):
+    conf = CONF | ({"scrub_seconds": 0.5} if meets == "the slow look" else NO_SCRUB)
+    with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
+        fill(log, topic, 3, {})  # in one segment, which goes on growing
+        assert read(log, topic) == ALL
+        leader = cluster.leader(topic)
+        follower = next(each for each in cluster.brokers if each != leader)
+        if meets == "a refilled follower":
+            cluster.stop(follower)
+            flip_first(folders(cluster, topic)[leader])
+            shutil.rmtree(folders(cluster, topic)[follower].parent.parent)
+            cluster.restart(follower)
+        else:
+            flip_first(folders(cluster, topic)[leader])
+        if meets == "a reader":
+            assert read(log, topic) == ALL  # another leads before a wrong value could be given
+        healed(cluster, log, topic, leader)
+        assert cluster.leader(topic) != leader
+
+
+def flip_entry(folder: Path, index: int) -> None:
+    """Changes one byte of this entry's batch, in a log of one segment."""
+    (file,) = folder.glob("*.arrow")
+    row = entries(folder)[index]
+    with file.open("r+b") as opened:
+        opened.seek(int(row["position"] + row["length"]) - 1)
+        byte = opened.read(1)[0]
+        opened.seek(-1, 1)
+        opened.write(bytes([byte ^ 0x10]))
+
+
+@pytest.mark.rule(
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/kept.py"
+)
+def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
+    """Each broker cuts away sound copies of what another one turns out to have damaged."""
+    with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:
+        fill(log, topic, 3, {})
+        found = folders(cluster, topic)
+        for turn, broker in enumerate(partition(log, topic).replicas, 1):  # as they will lead
+            flip_entry(found[int(broker)], 10 * turn)
+
+        def is_read() -> bool:
+            with suppress(DamagedSegment):  # so it fails while the last one is alone in sync
+                return patiently(lambda: read(log, topic)) == ALL
+            return False
+
+        eventually(is_read, WAIT_S)
+        in_sync(log, topic)
+        kept = [folder / "cut" for folder in found.values()]
+        eventually(lambda: not any(each.exists() for each in kept), WAIT_S)
+        said = [broker.log_text() for broker in cluster.brokers.values()]
+        assert any("are taken from what was kept here" in text for text in said)
+        assert not any("they are lost" in text for text in said)
+
+
+def test_a_mapped_reader_tells_a_follower_of_its_damage_and_gets_the_leaders_records(topic):
+    """The leader does not give its own files away here, so a follower's are mapped."""
+    with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 1, 3, schema=NUMBERS)
+        eventually(lambda: partition(log, topic).leader is not None, WAIT_S)
+        leader = cluster.leader(topic)
+        cluster.restart(leader, conf={"mapped_reads": False})
+        in_sync(log, topic)
+        patiently(log.elect_preferred_leaders)
+        eventually(lambda: cluster.leader(topic) == leader, WAIT_S)
+        with log.producer() as producer:
+            for first in range(0, 100_000, 10_000):
+                producer.append(topic, numbers(first, 10_000), 0).result()
+        in_sync(log, topic)
+        for number, folder in folders(cluster, topic).items():
+            if number != leader:
+                flip_first(folder)
+        assert read(log, topic) == list(range(100_000))
+        said = [each.log_text for number, each in cluster.brokers.items() if number != leader]
+        eventually(lambda: any(f"{topic}/0: entries from" in text() for text in said), WAIT_S)
+        in_sync(log, topic)
+        assert read(log, topic) == list(range(100_000))
+
+
+def test_a_broker_says_when_it_looked_and_what_is_damaged(cluster, log, topic):
+    fill(log, topic, 1)
+    leader = cluster.broker(cluster.leader(topic))
+    damaged_while_down(cluster, topic, leader.number)
+    with isolog.connect(leader.address) as direct:
+        eventually(lambda: direct.status().checked_ms is not None, WAIT_S)
+        found = direct.status()
+    (place,) = folders(cluster, topic).values()
+    rows = entries(place)
+    damaged = found.damaged[f"{topic}/0"]
+    assert damaged in rows["base_offset"].tolist()
+    assert damaged < 16 * ROWS

@@ -1,0 +1,180 @@
+"""Followers that come back: with too much, with nothing, with damage, or to a later log."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from isolog.errors import IsologError
+from tests.support import NUMBERS, eventually, numbers
+from tests.system.replication.clusters import (
+    WAIT_S,
+    copies_are_equal,
+    entries,
+    folders,
+    in_sync,
+    partition,
+    patiently,
+    read,
+    written,
+)
+
+pytestmark = pytest.mark.chaos
+
+
+def others(cluster, *numbers_: int) -> list[int]:
+    return [each for each in cluster.brokers if each not in numbers_]
+
+
+def test_an_ex_leader_with_a_longer_tail_cuts_it_off_and_is_as_the_others(cluster, log, topic):
+    log.create_topic(topic, 1, 3, schema=NUMBERS)
+    written(log, topic, 0, 5)
+    in_sync(log, topic)
+    old = cluster.leader(topic)
+    cluster.cut_off(old)
+    with log.producer() as producer:
+        for first in (100, 200, 300):
+            producer.append(topic, numbers(first, 3), 0).result(WAIT_S)
+    assert len(read(log, topic, "read_uncommitted")) == 14
+    cluster.kill(old)  # the others elect a leader; what they lack, only the dead one has
+    eventually(lambda: partition(log, topic).leader not in (None, str(old)))
+    written(log, topic, 5, 4)
+    cluster.heal()
+    cluster.restart(old)
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    for level in ("read_uncommitted", "read_committed"):
+        assert read(log, topic, level) == list(range(9))
+
+
+@pytest.mark.parametrize("lost", ["topics", "everything"])
+def test_a_wiped_follower_is_filled_again(cluster, log, topic, lost):
+    log.create_topic(topic, 2, 3, schema=NUMBERS)
+    for number in range(2):
+        written(log, topic, 0, 50, number)
+    in_sync(log, topic)
+    wiped = others(cluster, cluster.leader(topic))[0]
+    broker = cluster.broker(wiped)
+    cluster.kill(wiped)
+    shutil.rmtree(broker.directory / "topics" if lost == "topics" else broker.directory)
+    written(log, topic, 50, 10)
+    cluster.restart(wiped)
+    in_sync(log, topic)
+    for number in range(2):
+        copies_are_equal(cluster, topic, number)
+    assert read(log, topic) == [*range(60), *range(50)]
+
+
+def test_a_follower_behind_the_logs_start_begins_at_the_start(cluster, log, topic):
+    config = {"segment.bytes": 65_536, "retention.bytes": 65_536, "replica.lag.time.max.ms": 500}
+    log.create_topic(topic, 1, 3, schema=NUMBERS, config=config)
+    written(log, topic, 0, 5)
+    in_sync(log, topic)
+    behind = others(cluster, cluster.leader(topic))[0]
+    cluster.kill(behind)
+    eventually(lambda: len(partition(log, topic).isr) == 2)
+    for first in range(5, 60_005, 6000):
+        written(log, topic, first, 6000)
+    eventually(lambda: partition(log, topic).log_start_offset > 5)
+    cluster.restart(behind)
+    in_sync(log, topic)
+    start = partition(log, topic).log_start_offset
+    copy = entries(folders(cluster, topic)[behind])
+    assert 5 < int(copy[0]["base_offset"]) <= start
+    assert read(log, topic) == list(range(start, 60_005))
+    cluster.kill(int(partition(log, topic).leader))
+    eventually(lambda: patiently(lambda: read(log, topic))[-1] == 60_004)
+
+
+def test_a_follower_whose_entries_were_damaged_while_it_was_stopped_heals(cluster, log, topic):
+    """It cannot vouch for its logs any more: it leaves the ISR, and comes back when it is whole."""
+    log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
+    for first in range(0, 400, 10):
+        written(log, topic, first, 10)
+    in_sync(log, topic)
+    hurt = others(cluster, cluster.leader(topic))[0]
+    cluster.stop(hurt)
+    file = sorted(folders(cluster, topic)[hurt].glob("*.entries"))[1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    cluster.restart(hurt)
+    written(log, topic, 400, 10)
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    for each in others(cluster, hurt):
+        cluster.kill(each)
+    assert patiently(lambda: read(log, topic)) == list(range(410))
+    assert cluster.leader(topic) == hurt
+
+
+@pytest.mark.parametrize("suffix", [".entries", ".arrow"])
+def test_a_replica_whose_log_cannot_be_opened_is_filled_again(cluster, log, topic, suffix):
+    log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
+    for first in range(0, 400, 10):
+        written(log, topic, first, 10)
+    in_sync(log, topic)
+    hurt = others(cluster, cluster.leader(topic))[0]
+    cluster.kill(hurt)
+    folder = folders(cluster, topic)[hurt]
+    lost = sorted(folder.glob(f"*{suffix}"))[1]
+    lost.unlink()
+    cluster.restart(hurt)
+    written(log, topic, 400, 10)
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    assert str(folder / "cut") in cluster.broker(hurt).log_text()
+    assert (folder / "cut" / "1" / sorted(folder.glob("*.arrow"))[0].name).exists()
+
+
+def test_a_topic_that_was_deleted_while_a_broker_was_down_goes_there_too(cluster, log, topic):
+    log.create_topic(topic, 2, 3, schema=NUMBERS)
+    written(log, topic, 0, 5)
+    in_sync(log, topic)
+    away = others(cluster, cluster.leader(topic))[0]
+    cluster.kill(away)
+    log.delete_topic(topic)
+    eventually(lambda: set(folders(cluster, topic)) <= {away})
+    cluster.restart(away)
+    eventually(lambda: not folders(cluster, topic))
+    assert not list(cluster.broker(away).directory.glob(f"topics/{topic}/*"))
+
+
+def test_a_topic_made_anew_while_a_broker_was_down_has_nothing_of_the_old_one(cluster, log, topic):
+    log.create_topic(topic, 1, 3, schema=NUMBERS)
+    written(log, topic, 0, 5)
+    in_sync(log, topic)
+    away = others(cluster, cluster.leader(topic))[0]
+    cluster.kill(away)
+    log.delete_topic(topic)
+    with pytest.raises(IsologError):
+        log.describe(topic)
+    alive = [str(each) for each in others(cluster, away)]
+    log.create_topic(topic, schema=NUMBERS, assignment=[alive])
+    written(log, topic, 100, 5)
+    cluster.restart(away)
+    eventually(lambda: set(folders(cluster, topic)) == set(others(cluster, away)))
+    log.move_replicas(topic, {0: [*alive, str(away)]})
+    in_sync(log, topic)
+    copies_are_equal(cluster, topic)
+    assert read(log, topic) == list(range(100, 105))
+
+
+def test_a_broker_that_ended_in_order_vouches_whatever_moved_or_was_deleted_meanwhile(
+    cluster, log, topic
+):
+    """Only its own logs speak against it: it stays in sync where it was, and alarms nobody."""
+    log.create_topic(topic, schema=NUMBERS, assignment=[["1"]])
+    for name in ("gone", "moved"):
+        log.create_topic(f"{topic}-{name}", schema=NUMBERS, assignment=[["1", "2"]])
+        written(log, f"{topic}-{name}", 0, 5)
+    written(log, topic, 0, 5)
+    before = len(cluster.broker(1).log_text())
+    cluster.stop(1)
+    log.delete_topic(f"{topic}-gone")
+    log.move_replicas(f"{topic}-moved", {0: ["2", "3"]})
+    eventually(lambda: partition(log, f"{topic}-moved").replicas == ("2", "3"))
+    cluster.restart(1)
+    assert read(log, topic) == list(range(5))
+    assert "cannot vouch" not in cluster.broker(1).log_text()[before:]

@@ -1,0 +1,32 @@
+"""The metadata store is held by somebody who stands still: nobody leads anew until it is free."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+
+import pytest
+
+from isolog.testing import LocalCluster
+from tests.support import NUMBERS, eventually
+from tests.system.replication.clusters import CONF, in_sync, partition, read, written
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_store_that_is_held_is_told_in_a_line_and_waited_for(topic):
+    with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2"]])
+        written(log, topic, 0, 5)
+        in_sync(log, topic, 2)
+        store = cluster.folder / "metadata" / "metadata.sqlite"
+        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as holder:
+            holder.execute("begin immediate")
+            cluster.kill(1)
+            survivor = cluster.broker(2)
+            eventually(lambda: "controller: [STORAGE_FAILURE]" in survivor.log_text(), 40)
+            assert partition(log, topic).leader is None, "the leader on record is dead"
+            holder.execute("rollback")
+        eventually(lambda: partition(log, topic).leader == "2", 40)
+        assert "Traceback" not in survivor.log_text()
+        assert read(log, topic) == list(range(5))

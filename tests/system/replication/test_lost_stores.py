@@ -1,0 +1,147 @@
+"""The metadata store is deleted under three brokers, or put back from an older backup."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import isolog
+from isolog.errors import InvalidRequest, MetadataLost
+from isolog.testing import LocalCluster
+from spark_stream.cluster.backup import back_up, put_back
+from tests.support import NUMBERS, eventually
+from tests.system.replication.clusters import (
+    CONF,
+    copies_are_equal,
+    in_sync,
+    partition,
+    read,
+    written,
+)
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_store_that_is_deleted_under_brokers_is_noticed_and_written_back(topic):
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 3, 3, schema=NUMBERS)
+        written(log, topic, 0, 5)
+        in_sync(log, topic)
+        store = cluster.folder / "metadata" / "metadata.sqlite"
+        for each in store.parent.glob("metadata.sqlite*"):
+            each.unlink()
+        for broker in cluster.brokers.values():
+            eventually(lambda b=broker: "METADATA_LOST" in b.log_text())
+        with pytest.raises(MetadataLost, match="was deleted"):
+            log.create_topic(f"{topic}-more", schema=NUMBERS)
+        written(log, topic, 5, 5)
+        assert read(log, topic) == list(range(10))
+        assert log.cluster().problems[0].kind == "metadata_lost"
+        cluster.stop(1)
+        with pytest.raises(MetadataLost, match="brokers run that have it open: 2, 3"):
+            cluster.restart(1)
+        with cluster.connect() as another:
+            another._cluster.restore_metadata()
+        cluster.restart(1)
+        eventually(lambda: not log.cluster().problems)
+        log.create_topic(f"{topic}-more", schema=NUMBERS)
+        for number in cluster.brokers:
+            cluster.stop(number)
+            cluster.restart(number)
+        eventually(lambda: not log.cluster().problems)
+        written(log, topic, 10, 5)
+        assert read(log, topic) == list(range(15))
+
+
+def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store(tmp_path, topic):
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 3, 3, schema=NUMBERS)
+        in_sync(log, topic)
+        store, backup = cluster.folder / "metadata" / "metadata.sqlite", tmp_path / "backup"
+        back_up(store, backup)
+        log.create_topic(f"{topic}-later", schema=NUMBERS)
+        store.rename(tmp_path / "away")
+        shutil.copyfile(backup, store)
+        cluster.kill(1)
+        with pytest.raises(MetadataLost, match="is not the file that running brokers have open"):
+            cluster.restart(1)
+        for each in store.parent.glob("metadata.sqlite*"):
+            each.unlink()
+        with cluster.connect() as another:
+            another._cluster.restore_metadata()
+        for number in (2, 3):
+            assert "it is in its place again" in cluster.broker(number).log_text()
+        cluster.restart(1)
+        eventually(lambda: not log.cluster().problems)
+        assert f"{topic}-later" in log.topics()
+
+
+@contextmanager
+def with_older_backup(
+    folder: Path, topic: str
+) -> Iterator[tuple[LocalCluster, isolog.Log, Path, Path]]:
+    """Give a cluster, a client, the store, and a backup by which broker 1 leads, in sync with all.
+
+    Broker 1 is stopped, and has missed what was acknowledged after the backup.
+    """
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
+        written(log, topic, 0, 5)
+        in_sync(log, topic)
+        store, backup = cluster.folder / "metadata" / "metadata.sqlite", folder / "backup"
+        back_up(store, backup)
+        cluster.stop(1)
+        eventually(lambda: "1" not in partition(log, topic).isr)
+        written(log, topic, 5, 5)
+        yield cluster, log, store, backup
+
+
+@pytest.mark.parametrize("how", ["overwritten", "copied while stopped"])
+def test_a_backup_that_is_copied_into_place_loses_nothing_acknowledged(tmp_path, topic, how):
+    with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):
+        if how == "overwritten":
+            shutil.copyfile(backup, store)
+            for number in (2, 3):
+                eventually(lambda n=number: "was overwritten" in cluster.broker(n).log_text())
+            with pytest.raises(MetadataLost, match="was overwritten"):
+                log.create_topic(f"{topic}-more", 1, 2, schema=NUMBERS)
+            with pytest.raises(MetadataLost, match="was overwritten"):
+                cluster.restart(1)
+        for number in (2, 3):
+            cluster.stop(number)
+        if how == "overwritten":
+            with pytest.raises(MetadataLost, match="is of another file"):
+                cluster.restart(1)
+        for suffix in ("-wal", "-shm"):
+            store.with_name(store.name + suffix).unlink(missing_ok=True)
+        shutil.copyfile(backup, store)
+        for number in cluster.brokers:
+            cluster.restart(number)
+        eventually(lambda: partition(log, topic).leader in ("2", "3"))
+        in_sync(log, topic)
+        assert read(log, topic) == list(range(10))
+        copies_are_equal(cluster, topic)
+
+
+def test_with_an_older_backup_no_broker_leads_that_lacks_what_was_acknowledged(tmp_path, topic):
+    with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):
+        epoch = partition(log, topic).leader_epoch
+        with pytest.raises(InvalidRequest, match=r"brokers run on .*: 2, 3"):
+            put_back(backup, store, force=True)
+        for number in (2, 3):
+            cluster.stop(number)
+        put_back(backup, store, force=True)
+        cluster.restart(1)
+        assert partition(log, topic).leader is None
+        for number in (2, 3):
+            cluster.restart(number)
+        eventually(lambda: partition(log, topic).leader in ("2", "3"))
+        in_sync(log, topic)
+        assert partition(log, topic).leader_epoch > epoch
+        written(log, topic, 10, 5)
+        assert read(log, topic) == list(range(15))
+        copies_are_equal(cluster, topic)

@@ -1,0 +1,127 @@
+"""Reads next to the data, where that is a follower's: the leader's machine is another one.
+
+All brokers of the tests are on one machine, of course. A leader that keeps its files to itself is,
+to a reader, as one that is elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import isolog
+from isolog.testing import LocalCluster
+from tests.mapped_files import by_flight, watch_mapped
+from tests.system.replication.clusters import CONF, folders, in_sync
+
+pytestmark = pytest.mark.chaos
+
+ROWS = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
+WIDER = pa.schema([("n", pa.int64()), ("filler", pa.binary()), ("more", pa.string())])
+
+
+def rows(first: int, count: int, size: int = 100) -> pa.RecordBatch:
+    filler = pa.array([os.urandom(size) for _ in range(count)], pa.binary())
+    return pa.record_batch([pa.array(range(first, first + count), pa.int64()), filler], ROWS)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two brokers; only the second one's files may be mapped."""
+    with LocalCluster(2, conf=CONF | {"mapped_reads": False}) as found:
+        found.restart(2, {"mapped_reads": True})
+        yield found
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return watch_mapped(monkeypatch)
+
+
+def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str, **config: object) -> None:
+    """A topic whose leader's files cannot be mapped, and whose follower's can."""
+    log.create_topic(
+        topic,
+        schema=ROWS,
+        assignment=[[cluster.broker(1).id, cluster.broker(2).id]],
+        config=config,
+    )
+    assert cluster.leader(topic) == 1
+
+
+def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 500) -> None:
+    with log.producer() as producer:
+        for n in range(batches):
+            producer.append(topic, rows(first + n * count, count), partition=0).result()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_followers_files_give_the_leaders_records(cluster, log, topic, mapped, compression):
+    led_by_the_first(
+        cluster, log, topic, **{"compression": compression, "segment.bytes": "1048576"}
+    )
+    write(log, topic, 0, 20)
+    with log.producer(transactional_id=topic) as producer:
+        for ends in ("abort", "commit", "abort"):
+            producer.begin_transaction()
+            producer.append(topic, rows(-1, 4_000), partition=0)
+            producer.flush()
+            getattr(producer, f"{ends}_transaction")()
+    write(log, topic, 10_000, 40)
+    log.alter_topic(topic, schema=WIDER)
+    write(log, topic, 30_000, 20)
+    in_sync(log, topic, 2)
+    for isolation in ("read_committed", "read_replicated", "read_uncommitted"):
+        for how in (
+            {},
+            {"columns": ["n"]},
+            {"columns": ["_timestamp", "more", "_offset", "n"]},
+            {"start": 777, "end": 33_333},
+        ):
+            read = partial(log.read, topic, isolation=isolation, **how)
+            found = read()
+            assert found.equals(by_flight(read))
+            assert found.num_rows > 20_000
+    follower = folders(cluster, topic)[2]
+    assert len(set(mapped)) > 1
+    assert all(Path(path).parent == follower for path in mapped)
+
+
+def test_a_follower_that_does_not_answer_is_left_alone(cluster, log, topic, mapped):
+    led_by_the_first(cluster, log, topic)
+    write(log, topic, 0, 20)
+    in_sync(log, topic, 2)
+    cluster.pause(2)
+    try:
+        for _ in range(3):
+            found = log.read(topic, isolation="read_uncommitted")
+            assert found.column("n").to_pylist() == list(range(10_000))
+    finally:
+        cluster.resume(2)
+    assert mapped == []
+
+
+def test_what_the_follower_has_not_got_yet_comes_from_the_leader(cluster, log, topic, mapped):
+    """It is cut off, and still in the ISR: who reads what is not replicated misses nothing."""
+    led_by_the_first(cluster, log, topic)
+    write(log, topic, 0, 20)
+    in_sync(log, topic, 2)
+    cluster.cut(1, 2)
+    try:
+        with log.producer(isolation="read_uncommitted") as producer:
+            for n in range(10_000, 20_000, 500):
+                producer.append(topic, rows(n, 500), partition=0).result()
+        for _ in range(2):
+            found = log.read(topic, isolation="read_uncommitted")
+            assert found.column("n").to_pylist() == list(range(20_000))
+    finally:
+        cluster.heal()
+    in_sync(log, topic, 2)
+    mapped.clear()
+    assert log.read(topic).num_rows == 20_000
+    assert mapped

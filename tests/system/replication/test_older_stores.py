@@ -1,0 +1,75 @@
+"""The metadata store is an older copy than the logs: epochs still never fall along a log."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from isolog.testing import LocalCluster
+from tests.support import NUMBERS, eventually
+from tests.system.replication.clusters import (
+    CONF,
+    copies_are_equal,
+    in_sync,
+    partition,
+    read,
+    written,
+)
+
+pytestmark = pytest.mark.chaos
+
+
+def test_a_leader_by_an_older_record_leads_after_all_epochs_of_its_log(tmp_path, topic):
+    """By the copy a broker is elected in an epoch that the logs have left behind."""
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
+        written(log, topic, 0, 5)
+        in_sync(log, topic)
+        shutil.copytree(cluster.folder / "metadata", tmp_path / "copy")
+        for first in (5, 10):
+            cluster.kill(1)
+            written(log, topic, first, 5)
+            cluster.restart(1)
+            in_sync(log, topic)
+            log.elect_preferred_leaders(topic)
+            eventually(lambda: partition(log, topic).leader == "1")
+        written(log, topic, 15, 5)
+        epoch = partition(log, topic).leader_epoch
+        for number in cluster.brokers:
+            cluster.kill(number)
+        shutil.rmtree(cluster.folder / "metadata")
+        shutil.copytree(tmp_path / "copy", cluster.folder / "metadata")
+        for number in cluster.brokers:
+            cluster.restart(number)
+        eventually(lambda: partition(log, topic).leader_epoch > epoch)
+        written(log, topic, 20, 5)
+        in_sync(log, topic)
+        copies_are_equal(cluster, topic)
+        assert read(log, topic) == list(range(25))
+
+
+def test_a_whole_cluster_that_was_copied_leads_on_in_new_epochs(tmp_path, topic):
+    """Each broker finds that its files are a copy's: none vouches, and the longest logs lead."""
+    backup = tmp_path / "backup"
+    with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
+        log.create_topic(topic, 3, 3, schema=NUMBERS)
+        for number in range(3):
+            written(log, topic, 100 * number, 5, number)
+        in_sync(log, topic)
+        epochs = [partition(log, topic, number).leader_epoch for number in range(3)]
+        for number in cluster.brokers:
+            cluster.stop(number)
+        shutil.copytree(cluster.folder, backup, ignore=shutil.ignore_patterns("*.sock", "leases"))
+    with (
+        LocalCluster(3, conf=CONF, cuttable=False, folder=backup) as cluster,
+        cluster.connect() as log,
+    ):
+        for number in range(3):
+            eventually(lambda n=number: partition(log, topic, n).leader_epoch > epochs[n])
+            written(log, topic, 100 * number + 5, 5, number)
+        in_sync(log, topic)
+        for number in range(3):
+            copies_are_equal(cluster, topic, number)
+        assert read(log, topic) == [n + 100 * part for part in range(3) for n in range(10)]
+        assert all("or a copy" in each.log_text() for each in cluster.brokers.values())

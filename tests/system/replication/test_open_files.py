@@ -1,0 +1,43 @@
+"""A broker with as many open files as its limit allows: another in-sync replica leads."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from tests.support import NUMBERS, eventually, numbers
+from tests.system.replication.clusters import WAIT_S, in_sync, patiently, read
+
+pytestmark = pytest.mark.chaos
+
+
+def leave_only_spares(pid: int) -> None:
+    """Lower the limit of the process to its unused descriptors and those opened before them."""
+    links = {int(each.name): os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    spares = [number for number, target in links.items() if number > 2 and target == os.devnull]
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(spares) + 1, hard))
+
+
+def test_a_leader_without_descriptors_names_its_limit_and_hands_over(cluster, log, topic):
+    log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
+    in_sync(log, topic)
+    leader = cluster.leader(topic)
+    leave_only_spares(cluster.broker(leader).pid)
+
+    def append(number: int) -> None:
+        with log.producer() as producer:
+            producer.append(topic, numbers(number, 1), 0).result()
+
+    for number in range(40):  # the second segment needs new files
+        patiently(lambda number=number: append(number))
+    assert cluster.leader(topic) != leader
+    assert read(log, topic) == list(range(40))
+    said = cluster.broker(leader).log_text
+    eventually(lambda: "another in-sync replica leads now" in said(), WAIT_S)
+    assert "as many open files as its limit allows" in said()
+    cluster.restart(leader)
+    in_sync(log, topic)

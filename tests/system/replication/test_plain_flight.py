@@ -1,0 +1,117 @@
+"""Any Flight client reads a cluster: pyarrow alone, without a line of isolog."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from isolog.errors import IsologError
+from isolog.testing import LocalCluster
+from tests.demo.test_readme import example
+from tests.docs.test_flight_page import NO_ISOLOG
+from tests.support import CALL, flight_address, flight_client, ticket, typed
+from tests.system.replication.clusters import in_sync
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def flights(shared: LocalCluster) -> LocalCluster:
+    """A topic with a partition at each of three leaders, and aborted records in each."""
+    with shared.connect() as log:
+        schema = pa.schema([("carrier", pa.string()), ("delay", pa.int64())])
+        assignment = [list(each) for each in ("123", "231", "312")]
+        log.create_topic("flights", assignment=assignment, schema=schema)
+        in_sync(log, "flights")
+        with log.producer(transactional_id="loader") as producer:
+            with producer.transaction():
+                for number in range(3):
+                    producer.append("flights", rows("kept", number), number)
+            with contextlib.suppress(KeyboardInterrupt), producer.transaction():
+                for number in range(3):
+                    producer.append("flights", rows("aborted", number), number)
+                producer.flush()
+                raise KeyboardInterrupt
+    return shared
+
+
+def rows(carrier: str, number: int) -> pa.RecordBatch:
+    return pa.record_batch({"carrier": [f"{carrier}-{number}"] * 4, "delay": [0, 10, 20, 30]})
+
+
+def read(cluster: LocalCluster, **asked: Any) -> tuple[list[dict[str, Any]], set[bytes]]:
+    """The rows of a command, and where they came from."""
+    client = flight_client(cluster.broker(1).address)
+    command = json.dumps({"topic": "flights"} | asked)
+    info = client.get_flight_info(fl.FlightDescriptor.for_command(command), CALL)
+    found: list[dict[str, Any]] = []
+    for endpoint in info.endpoints:
+        with fl.connect(endpoint.locations[0]) as leader:
+            found += leader.do_get(endpoint.ticket, CALL).read_all().to_pylist()
+    return found, {endpoint.locations[0].uri for endpoint in info.endpoints}
+
+
+def test_the_recipe_of_the_readme_reads_the_committed_records_of_three_brokers(
+    flights: LocalCluster, tmp_path: Path
+) -> None:
+    place = flight_address(flights.broker(2).address)
+    code = example("flight").replace("127.0.0.1:9193", place)
+    code = code.replace('"orders"', '"flights"').replace('"value"', '"carrier"')
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", NO_ISOLOG + code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"kept-{number}" in done.stdout for number in range(3))
+    assert "aborted" not in done.stdout
+
+
+def test_a_command_takes_isolation_columns_filter_and_range(flights: LocalCluster) -> None:
+    found, places = read(flights, isolation="read_committed", columns=["delay"], filter="delay > 5")
+    assert found == 3 * [{"delay": 10}, {"delay": 20}, {"delay": 30}]
+    assert len(places) == 3
+    found, places = read(flights, partition=1, start=2, end=6)
+    assert [each["carrier"] for each in found] == ["kept-1"] * 2 + ["aborted-1"] * 2
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "code"),
+    [
+        ({"topic": "nowhere"}, fl.FlightServerError, "UNKNOWN_TOPIC"),
+        ({"partition": 7}, fl.FlightServerError, "UNKNOWN_PARTITION"),
+        ({"columns": ["no"]}, fl.FlightServerError, "SCHEMA_MISMATCH"),
+        ({"filter": "delay >"}, fl.FlightServerError, "INVALID_FILTER"),
+        ({"isolation": "read_all"}, fl.FlightServerError, "INVALID_REQUEST"),
+        ({"unheard": 1}, fl.FlightServerError, "INVALID_REQUEST"),
+    ],
+)
+def test_an_error_of_a_command_has_its_code_and_hint_in_text_and_details(
+    flights: LocalCluster, asked: dict[str, Any], error: type[Exception], code: str
+) -> None:
+    with pytest.raises(error, match=rf"^\[{code}\] .* \(.+\)") as caught:
+        read(flights, **asked)
+    found = json.loads(caught.value.extra_info)
+    assert found["code"] == code
+    assert found["hint"]
+
+
+def test_a_broker_that_does_not_lead_a_partition_is_unavailable_for_it(
+    flights: LocalCluster,
+) -> None:
+    client = flight_client(flights.broker(1).address)
+    with pytest.raises(fl.FlightUnavailableError) as caught:
+        client.do_get(ticket("flights", 1), CALL).read_all()
+    error: IsologError = typed(caught.value)
+    assert error.code == "NOT_LEADER"

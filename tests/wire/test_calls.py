@@ -1,0 +1,64 @@
+"""The classes of calls: what one must have, and that the broker and the client use each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import pytest
+
+from spark_stream.access.needs import anybody
+from spark_stream.broker.actions import running
+from spark_stream.broker.actions.context import HANDLERS, BrokerContext
+from spark_stream.wire.calls import CALLS
+from spark_stream.wire.messages import Call, CallType, Empty
+from tests.house.test_layers import PACKAGE
+
+
+@pytest.mark.rule("a call without a permission cannot be defined", "wire/messages.py")
+@pytest.mark.parametrize("given", [{"name": "x"}, {"needs": anybody}, {}])
+def test_a_call_without_needs_or_name_cannot_be_defined(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="DoX: a call has a name, needs and an answer"):
+        CallType("DoX", (Call,), {"__orig_bases__": (Call[Empty],)}, **given)
+
+
+def test_a_call_without_an_answer_cannot_be_defined() -> None:
+    with pytest.raises(TypeError, match="a call has a name, needs and an answer"):
+
+        class DoX(Call, name="x", needs=anybody):  # type: ignore[type-arg]
+            """Fail."""
+
+
+def test_the_table_has_every_class_under_its_own_name() -> None:
+    found = Call.__subclasses__()
+    assert all(each.__doc__ for each in found)
+    assert {each.__name__: each for each in found} == {
+        each.__name__: each for each in CALLS.values()
+    }
+    assert len(found) == len(CALLS)
+
+
+@pytest.mark.rule("each call has one handler, with its request and its answer", "wire/messages.py")
+def test_the_broker_has_a_handler_for_each_call() -> None:
+    assert running.MODULES
+    found = {call: list(get_type_hints(handler).values()) for call, handler in HANDLERS.items()}
+    assert found == {call: [BrokerContext, call, call.answer] for call in CALLS.values()}
+
+
+def used_by_the_client() -> Iterator[str]:
+    """The classes that ``client/`` makes, by their names."""
+    for path in (PACKAGE / "client").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                made = node.func
+                if isinstance(made, ast.Attribute) and made.attr == "of":
+                    made = made.value
+                if isinstance(made, ast.Name):
+                    yield made.id
+
+
+def test_the_client_uses_each_call() -> None:
+    from_the_data_source = {"OpenBranch", "SettleSinkBatch", "PinStart", "RecordProgress"}
+    expected = {call.__name__ for call in CALLS.values()} - from_the_data_source
+    assert expected - set(used_by_the_client()) == set()
