@@ -27,7 +27,7 @@ from spark_stream.cli.input.formats import (
     readable,
     text_blocks,
 )
-from spark_stream.cli.input.json_lines import check_lines
+from spark_stream.cli.input.json_lines import check_lines, lines_in
 from spark_stream.cli.input.text_inputs import named
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.schema.schemas import METADATA
@@ -91,14 +91,17 @@ def _sample(reading: Reading) -> pa.Table:
     """Read the first records of a text file, with types inferred by Arrow."""
     assert reading.file is not None
     sample = bytearray()
+    first = 1
     with bytes_of(reading.file) as source:
         for block in text_blocks(reading, source, lambda _: None):
+            if reading.format is Format.JSON:
+                check_lines(block, first)
+                first += len(lines_in(block))
             sample += block
             if len(sample) >= _INFER_BYTES:
                 break
     size = len(sample) + 1
     if reading.format is Format.JSON:
-        check_lines(bytes(sample), 1)
         options = pajson.ReadOptions(block_size=size)
         return pajson.read_json(pa.BufferReader(sample), options)
     found = pacsv.read_csv(

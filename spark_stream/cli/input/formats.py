@@ -21,7 +21,8 @@ from spark_stream.cli.input.blocks import (
     uncompressed_suffix,
 )
 from spark_stream.cli.input.fitting import takes_empty_text
-from spark_stream.cli.input.json_lines import JsonBlocks, json_blocks
+from spark_stream.cli.input.json_arrays import json_blocks
+from spark_stream.cli.input.json_lines import JsonBlocks
 from spark_stream.cli.input.text_inputs import CsvBlocks, CsvRecords, Parse, line_records
 from spark_stream.errors import InvalidRecord
 

@@ -1,4 +1,4 @@
-"""JSON as Arrow batches: lines, as ``texts.json_lines`` writes them, and one array of objects.
+"""JSON lines, as ``texts.json_lines`` writes them, as Arrow batches.
 
 Arrow's own reader reads most blocks. It supports no objects with arbitrary keys, no ``"NaN"`` and
 no bytes that are not UTF-8; a block with one of these, or with an error, is read line by line.
@@ -9,19 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import re
-from codecs import BOM_UTF8
-from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pajson
 import pyarrow.types as pt
 from msgspec import Struct
 
-from spark_stream.cli.input.blocks import BLOCK_BYTES, Bytes, Idle, after_line, blocks
 from spark_stream.cli.input.fitting import bad_record, check_names, first_bad, misfit
 from spark_stream.errors import InvalidRecord
 from spark_stream.schema.schemas import empty_batch
@@ -34,7 +30,6 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NULL: Final = re.compile(rb"(?:^|\})[ \t\r]*null\b", re.MULTILINE)
 _NO_COLUMNS: Final = pa.schema([])
 _TEXT: Final = pa.string()
-_ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 """What reading a value raises if the value is not of its type."""
 
@@ -86,7 +81,7 @@ class JsonBlocks(Struct, frozen=True):
         return self._read_lines(block)
 
     def _read_lines(self, block: bytes) -> pa.RecordBatch:
-        rows = [_object(_loaded(each)) for each in _lines(block)]
+        rows = [_object(_loaded(each)) for each in lines_in(block)]
         everything = self._all
         names = dict.fromkeys(name for row in rows for name in row)
         check_names([*everything.names, *(set(names) - set(everything.names))], everything)
@@ -101,7 +96,7 @@ class JsonBlocks(Struct, frozen=True):
 
     def _refused(self, block: bytes, first: int) -> InvalidRecord:
         """Return the error for the first bad line: Arrow's own errors say too little."""
-        found = _lines(block)
+        found = lines_in(block)
         row = first_bad(len(found), lambda count: self._read_lines(b"\n".join(found[:count])))
         number, line = first + row, found[row]
         try:
@@ -122,80 +117,6 @@ class JsonBlocks(Struct, frozen=True):
                 return misfit(each, number, _plain(known[each.name]))
         check_names([*self.schema.names, *(set(names) - set(self._all.names))], self.schema)
         return bad_record(number, f"it cannot be read: {_shown(line)}")
-
-
-def json_blocks(source: Bytes, idle: Idle) -> Iterator[bytes]:
-    """Yield blocks of lines. If the input is one array, each of its elements becomes a line.
-
-    An array is read as a whole before its first block, with a view of the bytes for each element.
-
-    Raises:
-        InvalidRecord: the array is not JSON.
-        RecordTooLarge: as :func:`blocks`.
-    """
-    ahead = _Ahead(source, idle)
-    if ahead.held.lstrip().startswith(b"["):
-        yield from _elements(ahead.read_all())
-    else:
-        yield from blocks(ahead, after_line, idle)
-
-
-class _Ahead:
-    """An input whose first bytes were read to see whether it is an array, without its BOM."""
-
-    def __init__(self, source: Bytes, idle: Idle) -> None:
-        self._source, self._idle = source, idle
-        self.held = bytearray()
-        while not self.held.strip() and (data := self._next()):
-            self.held = (self.held + data).removeprefix(BOM_UTF8)
-
-    def read_all(self) -> bytearray:
-        while data := self._next():
-            self.held += data
-        return self.held
-
-    def _next(self) -> bytes:
-        if not self._source.ready():
-            self._idle(self._source.fileno())
-        return self._source.read()
-
-    def read(self) -> bytes:
-        data, self.held = bytes(self.held), bytearray()
-        return data or self._source.read()
-
-    def ready(self) -> bool:
-        return bool(self.held) or self._source.ready()
-
-    def fileno(self) -> int | None:
-        return self._source.fileno()
-
-    def part(self) -> float | None:
-        return self._source.part()
-
-
-def _size(element: msgspec.Raw) -> int:
-    return memoryview(element).nbytes
-
-
-def _elements(array: bytearray) -> Iterator[bytes]:
-    """Yield the elements of a JSON array as blocks of lines."""
-    try:
-        found = _ARRAY.decode(array)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRecord(
-            f"the JSON array cannot be read: {error}",
-            hint="Check that the file is one array of objects, or has one object on each line.",
-        ) from None
-    ends = np.cumsum(np.fromiter(map(_size, found), np.int64, len(found)))
-    first = 0
-    while first < len(found):
-        size = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, size + BLOCK_BYTES, side="right")))
-        # A raw line feed within an element lies between two tokens: JSON allows none in a text.
-        # No token is a raw null character, so it can stand for the end of an element.
-        block = b"\0".join([*found[first:last], b""])
-        yield block.replace(b"\n", b" ").replace(b"\0", b"\n")
-        first = last
 
 
 def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
@@ -250,7 +171,8 @@ class _Object(list[tuple[str, Any]]):
     """A JSON object as a list of pairs, since a map may have a key twice; not a JSON list."""
 
 
-def _lines(block: bytes) -> list[bytes]:
+def lines_in(block: bytes) -> list[bytes]:
+    """Return the lines of a block that are not blank."""
     return [each for each in block.split(b"\n") if each.strip()]
 
 
@@ -348,14 +270,14 @@ def _bytes(value: Any) -> bytes:
 def check_lines(block: bytes, first: int) -> None:
     """Raise InvalidRecord for a line that could crash Arrow's reader: a bare null, or too deep."""
     if _NULL.search(block):
-        for row, line in enumerate(_lines(block)):
+        for row, line in enumerate(lines_in(block)):
             if _NULL.search(_STRING.sub(b'""', line)):
                 raise bad_record(first + row, f"no JSON object: {_shown(line)}")
     if block.count(b"[") + block.count(b"{") <= DEPTH_MAX:
         return
     if _depth(block) <= DEPTH_MAX:  # brackets within strings are counted too
         return
-    for row, line in enumerate(_lines(block)):
+    for row, line in enumerate(lines_in(block)):
         if _depth(line) > DEPTH_MAX and _depth(_STRING.sub(b"", line)) > DEPTH_MAX:
             raise bad_record(
                 first + row, f"it is nested more than {DEPTH_MAX} deep: {_shown(line)}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import tracemalloc
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -15,12 +16,11 @@ import pytest
 from msgspec import structs
 
 from isolog.errors import InvalidRecord
-from spark_stream.cli.input.blocks import bytes_of
+from spark_stream.cli.input.blocks import BLOCK_BYTES, bytes_of
 from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import Reading, format_of, records
-from spark_stream.cli.input.json_lines import json_blocks
-from spark_stream.wire.limits import BATCH_BYTES_MAX
+from spark_stream.cli.input.json_arrays import json_blocks
 
 ARRAY = """
 [ {"name": "chevrolet, [chevelle]", "miles": 18, "origin": null,
@@ -156,40 +156,117 @@ def test_a_broken_array_is_refused_in_one_line(tmp_path: Path, text: str, proble
     assert len(refused.value.message) < 300
 
 
-def test_an_array_is_cut_into_blocks_without_a_copy_of_each_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("array", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_memory_does_not_depend_on_the_size_of_a_json_file(tmp_path: Path, array: bool) -> None:
+    """In processes of their own, whose peaks have nothing of other tests."""
+    tags = {f"k{n}": list("abc") for n in range(20)}
+    row = json.dumps({"id": 1, "text": "x" * 100, "places": [1, 2, 3], **tags}).encode()
+    start, between, end = (b"[", b",\n", b"]") if array else (b"", b"\n", b"\n")
+    peaks = []
+    for size in (1 << 20, 20 << 20):
+        file = tmp_path / f"{size}.json"
+        file.write_bytes(start + between.join([row] * (size // len(row))) + end)
+        read = subprocess.run(
+            [sys.executable, "-c", PEAK, str(file)], capture_output=True, text=True, check=True
+        )
+        peaks.append(int(read.stdout))
+    assert peaks[1] - peaks[0] < 200 << 10  # in KiB
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from msgspec import structs
+from spark_stream.cli.input.file_schemas import schema_of_file
+from spark_stream.cli.input.formats import Format, Reading, records
+reading = Reading(Format.JSON, Path(sys.argv[1]))
+columns = schema_of_file(reading.file, reading.format, reading)
+for each in records(structs.replace(reading, columns=columns), lambda _: None):
+    pass
+status = Path("/proc/self/status").read_text().splitlines()
+print(next(line for line in status if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def test_an_array_is_cut_into_blocks_of_some_size(tmp_path: Path) -> None:
     rows = 20_000
-    row = json.dumps({"id": 1, "text": "x" * 1000}).encode()
+    row = json.dumps({"id": 1, "text": "\\" * 500 + '"'}).encode()
     file = tmp_path / "a.json"
     file.write_bytes(b"[" + b",\n".join([row] * rows) + b"]")
-    size = file.stat().st_size
-    tracemalloc.start()
-    try:
-        with bytes_of(file) as source:
-            sizes = [len(block) for block in json_blocks(source, lambda _: None)]
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with bytes_of(file) as source:
+        sizes = [len(block) for block in json_blocks(source, lambda _: None)]
     assert sum(sizes) == rows * (len(row) + 1)
-    assert max(sizes) <= BATCH_BYTES_MAX / 2
-    assert peak < 1.2 * size + 4 * max(sizes) + 200 * rows
+    assert max(sizes) < 3 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_array_of_small_pieces_has_the_rows_of_json(seed: int) -> None:
+    """The pieces may end anywhere: in a text, or between a backslash and a quote."""
+    random = Random(seed)
+    texts = ['[{",:}]', "\\", '\\"', 'a"b', "", "é\n"]
+    rows = [
+        {random.choice(texts): [random.choice(texts), {"a": random.choice(texts)}]}
+        for _ in range(random.randrange(9))
+    ]
+    data = json.dumps(rows, indent=random.choice([None, 1])).encode()
+    found = b"".join(json_blocks(Pieces(data, random), lambda _: None))
+    assert [json.loads(each) for each in found.split(b"\n")[:-1]] == rows
+    for _ in range(30):
+        at = random.randrange(len(data))
+        damaged = data[:at] + random.choice([b"", b",", b"]", b"[", b'"']) + data[at + 1 :]
+        try:
+            expected = json.loads(damaged)
+        except ValueError:
+            expected = None
+        try:
+            found = b"".join(json_blocks(Pieces(damaged, random), lambda _: None))
+            if not damaged.startswith(b"["):
+                continue
+            assert [json.loads(each) for each in found.split(b"\n")[:-1]] == expected
+        except InvalidRecord:
+            assert expected is None
+
+
+@pytest.mark.parametrize("text", ['[{"a":1}, , {"a":2}]', '[{"a":1}, ]', '[,{"a":1}]'])
+def test_a_comma_without_an_element_is_refused_in_every_block(text: str) -> None:
+    with pytest.raises(InvalidRecord, match="the JSON array cannot be read"):
+        list(json_blocks(Pieces(text.encode(), Random(1)), lambda _: None))
+
+
+def test_the_error_of_a_later_block_names_the_place_in_the_file(tmp_path: Path) -> None:
+    text = "[" + '{"a":1},' * 1_000_000 + '{"a":1 2},' + '{"a":1}]'
+    with pytest.raises(InvalidRecord, match=rf"\(byte {text.index(' 2') + 1}\)"):
+        lines_of(text.encode(), tmp_path / "a.json")
+
+
+class Pieces:
+    """An input that arrives in small pieces, with a pause after each."""
+
+    def __init__(self, data: bytes, random: Random) -> None:
+        self._data, self._random = data, random
+
+    def read(self) -> bytes:
+        size = self._random.randrange(1, 12)
+        found, self._data = self._data[:size], self._data[size:]
+        return found
+
+    def ready(self) -> bool:
+        return False
+
+    def fileno(self) -> None:
+        return None
+
+    def part(self) -> None:
+        return None
 
 
 def test_lines_of_a_pipe_are_passed_on_before_it_ends(tmp_path: Path) -> None:
-    class Pipe:
+    class Pipe(Pieces):
         def __init__(self) -> None:
             self.parts = [b" \n", b'{"a":1}\n', b'{"a":2}\n{"a"', b":3}"]
 
         def read(self) -> bytes:
             return self.parts.pop(0) if self.parts else b""
-
-        def ready(self) -> bool:
-            return False
-
-        def fileno(self) -> None:
-            return None
-
-        def part(self) -> None:
-            return None
 
     pipe = Pipe()
     found = json_blocks(pipe, lambda _: None)
