@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from spark_stream.errors import InvalidOption
 
 _ADDRESS: Final = re.compile(r"(?:[^][/\\:,\s]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?=[/,]|\s*$)")
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]+):(?=/)")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+._-]+):(/?)")
 _FILE: Final = re.compile(r"file:(//[^/]*)?", re.IGNORECASE)
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 _VARIABLE: Final = re.compile(r"\$(?:\w+|\{[^}]*\})")
@@ -25,6 +25,11 @@ _OF_BROKERS: Final = re.compile(
     r"https?|isolog|kafka|grpc|tcp|tls|(sasl_)?(plaintext|ssl)", re.IGNORECASE
 )
 """The schemes of servers. Other schemes are those of file systems and object stores."""
+_OF_STORES: Final = re.compile(
+    r"s3[an]?|gs|gcs|hdfs|s?webhdfs|viewfs|abfss?|wasbs?|adl|az|dbfs|oss|cosn?|obs|swift|s?ftp",
+    re.IGNORECASE,
+)
+"""The schemes that are also detected without a slash behind the colon, as in ``s3:bucket``."""
 
 
 def local_directory(
@@ -51,7 +56,12 @@ def local_directory(
     if not text:
         raise refused("is empty", 'Name a directory: the working directory is ".".')
     file = _FILE.match(start)
-    if "\0" in (text if file is None else unquote(text)):
+    try:
+        decoded = text if file is None else unquote(text, errors="strict")
+        decoded.encode()
+    except UnicodeError:
+        raise refused(f"{text!r} is not UTF-8", "Name a directory whose path is UTF-8.") from None
+    if "\0" in decoded:
         raise refused("contains a null character", "Name a directory.")
     variable = _VARIABLE.search(text) or (None if file else _WINDOWS_VARIABLE.search(text))
     if variable is not None:
@@ -71,7 +81,8 @@ def local_directory(
             raise refused(f"{text!r} has no absolute path", "Write file:///PATH.")
         return Path(path)
     address, scheme = _ADDRESS.match(start), _SCHEME.match(start)
-    if address is not None or (scheme is not None and _OF_BROKERS.fullmatch(scheme[1])):
+    of_brokers = scheme is not None and _OF_BROKERS.fullmatch(scheme[1])
+    if address is not None or of_brokers:
         instead = (
             "Name a directory." if bootstrap is None else f"Give {bootstrap} HOST:PORT instead."
         )
@@ -79,7 +90,7 @@ def local_directory(
             f"{text!r} is the address of a broker, not a directory",
             f"{instead} A directory of this name is written ./{text}.",
         )
-    if scheme is not None:
+    if scheme is not None and (scheme[2] or _OF_STORES.fullmatch(scheme[1])):
         broker = "" if bootstrap is None else f", or {bootstrap} HOST:PORT of the log's broker"
         raise refused(
             f"{text!r} has the scheme {scheme[1]}, and a log is in a local directory of its"
