@@ -91,7 +91,7 @@ def ensure_broker(
             raise UnknownLog(f"there is no log at {directory}", path=str(directory))
         if not _readable(directory):
             return _start(directory, deadline, idle_seconds, os.devnull)  # raises the reason
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(directory)
         with _turn(directory, deadline):
             began = time.monotonic()
             while lock_held(directory):
@@ -110,6 +110,16 @@ def ensure_broker(
         if error.errno in _NOT_FOR_US:
             raise InvalidOption(f"path {directory}: {error.strerror}", option="path") from error
         raise StorageFailure(f"{directory}: {error.strerror or error}") from error
+
+
+def _make(directory: Path) -> None:
+    """Create the directory. A file system such as ``/proc`` has no place for new ones."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise InvalidOption(
+            f"path {directory}: its file system takes no new directories", option="path"
+        ) from error
 
 
 def live_address(directory: Path) -> str | None:
