@@ -31,7 +31,7 @@ from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, OffsetEvicted, UnknownPartition
-from spark_stream.sql.ddl import parse_schema
+from spark_stream.sql.ddl import parse_altered, parse_schema
 from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription, GetStatus
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
@@ -202,7 +202,8 @@ class Log(Closing):
         """
         if partitions is None and not config and schema is None:
             raise InvalidOption("nothing to change: give partitions, config, schema, or several")
-        return self._topics.alter(name, partitions, dict(config or {}), assignment, _schema(schema))
+        columns = parse_altered(schema) if isinstance(schema, str) else schema
+        return self._topics.alter(name, partitions, dict(config or {}), assignment, columns)
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""

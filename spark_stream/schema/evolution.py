@@ -31,7 +31,8 @@ _IN_DOUBLE: Final = 32  # bits of the widest integers that are all among the dou
 def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Schema:
     """Return the topic's next schema, or refuse a change that is not allowed.
 
-    Fields keep the metadata that is not given: comments, and declared types of Spark.
+    Fields keep the metadata that is not given: comments, and declared types of Spark. An empty
+    value removes an entry.
 
     Raises:
         SchemaMismatch: names the column, its types, and why not.
@@ -67,7 +68,8 @@ def _with_metadata(field: pa.Field, present: pa.Field) -> pa.Field:
     """Return the field with the metadata, at any depth, that it lacks and the present one has."""
     there = iter(inner_fields(present.type))  # new fields come last
     kind = with_inner(field.type, lambda inner: _with_metadata(inner, next(there, inner)))
-    metadata = {**(present.metadata or {}), **(field.metadata or {})}
+    given = {**(present.metadata or {}), **(field.metadata or {})}
+    metadata = {key: value for key, value in given.items() if value}
     return field.with_type(kind or field.type).with_metadata(metadata or None)
 
 

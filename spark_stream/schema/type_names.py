@@ -29,6 +29,7 @@ SIMPLE_TYPES: Final[Mapping[str, pa.DataType]] = {
     "timestamp_ltz": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "time": pa.time64("ns"),
+    "interval day to second": pa.duration("us"),
     "void": pa.null(),
 }
 """If a type has several names, the first one is shown."""
@@ -61,6 +62,11 @@ def declared_type(field: pa.Field) -> str | None:
     text = (field.metadata or {}).get(SPARK_TYPE, b"").decode(errors="replace")
     fits = any(holds(field.type) and form.fullmatch(text) for holds, form in _DECLARED)
     return text if fits else None
+
+
+def may_be_declared(kind: pa.DataType) -> bool:
+    """Return whether Spark may declare another type for fields of this Arrow type."""
+    return any(holds(kind) for holds, _ in _DECLARED)
 
 
 def field_type_name(field: pa.Field) -> str:

@@ -4,15 +4,15 @@
 
     columns := column ("," column)*
     column  := name [":"] type ["NOT" "NULL"] ["COMMENT" 'text']
-    type    := simple | decimal[(p[,s])] | varchar(n) | char(n)
-             | array<type> | map<type,type> | struct<[columns]>
+    type    := simple | decimal[(p[,s])] | varchar(n) | char(n) | time(p)
+             | interval unit ["to" unit] | array<type> | map<type,type> | struct<[columns]>
 
 sqlglot's lexer finds the words; the grammar is our own: sqlglot's has no ``void`` and no empty
 struct, reads a colon after a name as something else, and its errors name no column.
 
 The Arrow types are those in which Spark itself exports such columns: items of lists are named
 ``element``, timestamps are microseconds with the zone UTC or with none. A type that Arrow lacks
-(``char(n)``, ``varchar(n)``, ``time(p)``) is in the field's metadata.
+(``char(n)``, ``varchar(n)``, ``time(p)``, ``interval hour``) is in the field's metadata.
 """
 
 from __future__ import annotations
@@ -25,14 +25,32 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
-from spark_stream.schema.stored_types import LEVELS_MAX
-from spark_stream.schema.type_names import SIMPLE_TYPES, SPARK_TYPE, column_text
+from spark_stream.schema.stored_types import LEVELS_MAX, with_inner
+from spark_stream.schema.type_names import (
+    INTERVALS,
+    SIMPLE_TYPES,
+    SPARK_TYPE,
+    column_text,
+    may_be_declared,
+)
 
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = {"varchar": "varchar", "char": "char", "character": "char"}
 _TIME_PRECISION: Final = 6  # of TIME without a precision
 _TIME_PRECISION_MAX: Final = 9
-_KNOWN: Final = (*SIMPLE_TYPES, "decimal(p,s)", "varchar(n)", "array<…>", "map<…,…>", "struct<…>")
+_INTERVALS_ADVICE: Final = (
+    "an interval has one or two of the units day, hour, minute and second, such as"
+    " 'interval day to second'; store an interval of years and months as a number of months"
+)
+_KNOWN: Final = (
+    *SIMPLE_TYPES,
+    "interval hour",
+    "decimal(p,s)",
+    "varchar(n)",
+    "array<…>",
+    "map<…,…>",
+    "struct<…>",
+)
 _PRECISION_MAX: Final = 38
 _PART: Final = re.compile(r"\w+|[^\s\w]")
 _MARK: Final = re.compile(r"[^\s\w]")
@@ -49,6 +67,22 @@ def parse_schema(text: str) -> pa.Schema:
     if not fields:
         raise _bad("it names no column", "")
     return pa.schema(fields)
+
+
+def parse_altered(text: str) -> pa.Schema:
+    """Parse DDL of an existing topic's columns. A plain type replaces a declared one.
+
+    Raises: as :func:`parse_schema`.
+    """
+    return pa.schema([_undeclared(field) for field in parse_schema(text)])
+
+
+def _undeclared(field: pa.Field) -> pa.Field:
+    """Return the field with an empty declaration, at any depth, if it has none and may have one."""
+    field = field.with_type(with_inner(field.type, _undeclared) or field.type)
+    if field.metadata or not may_be_declared(field.type):
+        return field
+    return field.with_metadata({SPARK_TYPE: ""})
 
 
 class _Token(Struct, frozen=True):
@@ -178,6 +212,8 @@ class _Parser:
             raise _bad(f"expected a type, not {token.shown}", path)
         if name in SIMPLE_TYPES:
             return self._simple(called, name, path)
+        if name == "interval":
+            return self._interval(called, path)
         if name in _DECIMALS:
             return pa.field(called, self._decimal(path))
         if name in _TEXTS:
@@ -200,6 +236,15 @@ class _Parser:
             if precision != _TIME_PRECISION:
                 metadata = {SPARK_TYPE: f"time({precision})"}
         return pa.field(called, SIMPLE_TYPES[name], metadata=metadata)
+
+    def _interval(self, called: str, path: str) -> pa.Field:
+        name = f"interval {self._take().text.lower()}"
+        if self._accept("to"):
+            name += f" to {self._take().text.lower()}"
+        if name not in INTERVALS:
+            raise _bad(f"{name.strip()!r}: {_INTERVALS_ADVICE}", path)
+        metadata = None if name in SIMPLE_TYPES else {SPARK_TYPE: name}
+        return pa.field(called, pa.duration("us"), metadata=metadata)
 
     def _decimal(self, path: str) -> pa.DataType:
         precision, scale = 10, 0

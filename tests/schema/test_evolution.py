@@ -14,6 +14,7 @@ from spark_stream.batches import conformed
 from spark_stream.schema.evolution import check_evolution, evolves, misfit
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.schema.type_names import SPARK_TYPE
+from spark_stream.sql.ddl import parse_altered, parse_schema
 
 LADDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 PRESENT = pa.schema(
@@ -177,6 +178,18 @@ def test_declared_types_stay_unless_others_are_given() -> None:
     assert made.field("c").equals(declared("varchar(9)"), check_metadata=True)
     with pytest.raises(SchemaMismatch, match="nothing to change"):
         check_evolution("t", made, pa.schema([("c", pa.string()), ("nested", nested)]))
+
+
+def test_an_empty_declaration_removes_a_declared_type() -> None:
+    present = parse_schema("c char(5), nested array<char(5)>")
+    made = check_evolution("t", present, parse_altered("c string, nested array<string>"))
+    assert not made.field("c").metadata
+    assert not made.field("nested").type.value_field.metadata
+    with pytest.raises(SchemaMismatch, match="nothing to change"):
+        check_evolution("t", made, parse_altered("c string, nested array<string>"))
+    made = check_evolution("t", present, parse_altered("c char(9), nested array<char(5)>"))
+    assert made.field("c").equals(declared("char(9)"), check_metadata=True)
+    assert made.field("nested").equals(present.field("nested"), check_metadata=True)
 
 
 # -- any schemas ---------------------------------------------------------------------------------

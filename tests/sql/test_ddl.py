@@ -14,7 +14,8 @@ from spark_stream.sql.ddl import parse_schema, schema_text
 EVERY_TYPE = """
     b boolean, i8 tinyint, i16 SMALLINT, i32 int, i64 bigint NOT NULL, f float, d double,
     p decimal(10,2), p0 decimal, s string, v varchar(20), x binary, day date, ts timestamp,
-    ntz timestamp_ntz, t time, t0 time(0), tags array<char(3)>, m map<string, array<int>>,
+    ntz timestamp_ntz, t time, t0 time(0), i interval day to second, h INTERVAL HOUR,
+    dm array<interval day to minute>, tags array<char(3)>, m map<string, array<int>>,
     st struct<a: int NOT NULL, `b c`: struct<d date>>, n void
 """
 
@@ -39,6 +40,9 @@ def test_the_types_are_those_in_which_spark_hands_columns_over():
             st.StructField("ntz", st.TimestampNTZType()),
             st.StructField("t", st.TimeType()),
             st.StructField("t0", st.TimeType(0)),
+            st.StructField("i", st.DayTimeIntervalType()),
+            st.StructField("h", st.DayTimeIntervalType(1, 1)),
+            st.StructField("dm", st.ArrayType(st.DayTimeIntervalType(0, 2))),
             st.StructField("tags", st.ArrayType(st.CharType(3))),
             st.StructField("m", st.MapType(st.StringType(), st.ArrayType(st.IntegerType()))),
             st.StructField(
@@ -107,6 +111,9 @@ def test_types_are_nested_as_deep_as_a_topic_stores():
         ("p decimal(2,3)", "p", "scale 0 to the precision"),
         ("p decimal(x)", "p", "whole number"),
         ("t time(10)", "t", "precision is 0 to 9"),
+        ("i interval", "i", "units day, hour, minute and second"),
+        ("i interval second to day", "i", "units day, hour, minute and second"),
+        ("i interval year to month", "i", "store an interval of years"),
         ("v varchar", "v", "'('"),
         ("a array", "a", "'<'"),
         ("a array<array<foo>>", "a.element.element", "no type 'foo'"),

@@ -27,7 +27,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.show import record_count, show_names, show_topic
 from spark_stream.errors import InvalidOption, TopicExists
 from spark_stream.schema.keys import PARTITION_BY
-from spark_stream.sql.ddl import parse_schema, schema_text
+from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
 from spark_stream.wire.topic_messages import TopicDescription
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
@@ -221,7 +221,7 @@ def alter(
         )
     if schema is not None and add_column:
         raise InvalidOption("--schema and --add-column exclude each other", hint="Give one.")
-    columns = None if schema is None else parse_schema(schema)
+    columns = None if schema is None else parse_altered(schema)
     added = [field for text in add_column or [] for field in parse_schema(text)]
     with log(bootstrap, path) as opened:
         if added:
