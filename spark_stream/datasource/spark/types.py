@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 import pyspark.sql.types as st
 
-from spark_stream.errors import SchemaMismatch, UnsupportedType
-from spark_stream.schema.stored_types import LEVELS_MAX, check_levels
-from spark_stream.schema.type_names import INTERVALS, SPARK_TYPE, declared_type
+from spark_stream.errors import InvalidOption, SchemaMismatch, UnsupportedType
+from spark_stream.schema.stored_types import LEVELS_MAX, check_levels, inner_fields
+from spark_stream.schema.type_names import INTERVALS, SPARK_TYPE, declared_type, field_type_name
+from spark_stream.sql.ddl import parse_schema
 
 CHAR_OR_VARCHAR: Final = "__CHAR_VARCHAR_TYPE_STRING"
 """The key in a column's metadata under which Spark keeps its type if that has a char or varchar."""
@@ -92,7 +93,8 @@ def text_rule(schema: st.StructType, path: Iterable[str]) -> str | None:
     """
     kind: st.DataType = schema
     declared = ""
-    for name in path:
+    first, *within = path
+    for name in (first, *within):
         fields = kind.fields if isinstance(kind, st.StructType) else []
         found = next((each for each in fields if each.name.lower() == name.lower()), None)
         if found is None:
@@ -100,9 +102,26 @@ def text_rule(schema: st.StructType, path: Iterable[str]) -> str | None:
         declared = declared or (found.metadata or {}).get(CHAR_OR_VARCHAR, "")
         kind = found.dataType
     if isinstance(kind, st.StringType) and kind == st.StringType():
-        padded = _CHAR.search(declared)
+        padded = _CHAR.search(_declared_within(declared, within))
         return None if padded is None else padded[0]
     return kind.simpleString() if isinstance(kind, (st.StringType, st.CharType)) else None
+
+
+def _declared_within(text: str, path: Iterable[str]) -> str:
+    """Return the declared type of a column's field; the column's if it cannot be parsed."""
+    if not text.startswith("struct"):
+        return text
+    try:
+        field = parse_schema(f"declared {text}").field(0)
+    except InvalidOption:
+        return text
+    for name in path:
+        inner = inner_fields(field.type)
+        found = next((each for each in inner if each.name.lower() == name.lower()), None)
+        if found is None:
+            return text
+        field = found
+    return field_type_name(field)
 
 
 def _arrow_fields(struct: st.StructType, path: str) -> list[pa.Field]:

@@ -118,6 +118,7 @@ NAMES = pa.schema(
 )
 CASELESS = StringType("UTF8_LCASE")
 PADDED = {"__CHAR_VARCHAR_TYPE_STRING": "char(5)"}
+OTHER_PADDED = {"__CHAR_VARCHAR_TYPE_STRING": "struct<name:varchar(5),other:char(5),n:bigint>"}
 PADDED_WITHIN = {"__CHAR_VARCHAR_TYPE_STRING": "struct<name:char(5),n:bigint>"}
 
 
@@ -190,6 +191,7 @@ def test_filter_on_text_that_spark_does_not_compare_by_bytes_is_refused(
         (names_as(StringType(), name={"__CHAR_VARCHAR_TYPE_STRING": "varchar(5)"}), "name = 'abc'"),
         (StructType().add("n", "long"), "name = 'abc'"),
         (names_as(StringType(), name=PADDED), "deep.name = 'abc'"),
+        (names_as(StringType(), deep=OTHER_PADDED), "DEEP.Name = 'abc'"),
     ],
 )
 def test_filter_on_other_columns_of_such_a_query_is_applied(shared, names, shown, text):
