@@ -158,7 +158,7 @@ def _short(text: str) -> str:
 def row_bytes_max(known: TopicDescription) -> int:
     """Return how long a row's JSON may be in this topic."""
     others = _OTHERS_BYTES + _further_bytes(known)
-    return min(ROW_BYTES_MAX, int(known.config["max.record.bytes"]) - others)
+    return max(0, min(ROW_BYTES_MAX, int(known.config["max.record.bytes"]) - others))
 
 
 def _further(known: TopicDescription) -> list[pa.Field]:

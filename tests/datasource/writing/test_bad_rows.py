@@ -403,6 +403,14 @@ def test_a_letter_is_never_larger_than_its_topic_takes(values: list[bytes], name
         assert inspected(batch, required, RECORD_BYTES_MIN).flaw is None
 
 
+def test_letters_have_no_row_if_their_topic_takes_only_smaller_records() -> None:
+    """The setting may be lowered after the start of a query."""
+    limit = row_bytes_max(topic(DEAD_LETTERS, limit=1000))
+    bad = BadRows("t", BadRowReason.NULL_VALUE, "m", pa.record_batch({"n": ["x" * 9000]}))
+    (batch,) = letters_of(bad, ORIGIN, limit)
+    assert (batch["row"].to_pylist(), batch["truncated"].to_pylist()) == ([""], [True])
+
+
 def test_many_rows_and_large_ones_become_several_batches() -> None:
     many = pa.record_batch({"n": pa.array(range(10_000))})
     batches = list(letters_of(BadRows("t", BadRowReason.NULL_VALUE, "m", many), ORIGIN, 100))
