@@ -62,6 +62,7 @@ class KeptOpen:
         self._pause_s = timeout_ms / 1000 / _RENEWALS
         self._over = threading.Event()
         self._transaction: Transaction | None = None
+        self._outage = _Outage()
 
     def wrote(self, transaction: Transaction) -> None:
         """Record the transaction with the task's rows, for its renewal after the task."""
@@ -94,7 +95,9 @@ class KeptOpen:
         _due[name] = (which, time.monotonic() + self._pause_s)
         wait_s = self._pause_s * _WAIT_PAUSES
         # After a final error, the task's own writes fail with the same error.
-        return _renewable_after(lambda: self._transactions.renew_batch(*self._asked, wait_s))
+        return self._outage.renewable_after(
+            lambda: self._transactions.renew_batch(*self._asked, wait_s)
+        )
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._renew, name="isolog-renewal", daemon=True).start()
@@ -111,20 +114,32 @@ class KeptOpen:
             undecided.add(self._transactions, self._transaction, self._pause_s)
 
 
-def _renewable_after(renew: Callable[[], object]) -> bool:
-    """Renew once. Return False if a later renewal would fail, too.
+class _Outage:
+    """The time in which renewals fail. Only its first error is logged."""
 
-    An unexpected error must not end the thread, because the transaction would then time out.
-    """
-    try:
-        renew()
-    except IsologError as error:
-        if not error.retriable:
-            return False
-        logger.warning("a transaction's deadline could not be renewed: %s", error)
-    except Exception:
-        logger.exception("the renewal of a transaction failed unexpectedly")
-    return True
+    def __init__(self) -> None:
+        self._is_logged = False
+
+    def renewable_after(self, renew: Callable[[], object]) -> bool:
+        """Renew once. Return False if a later renewal would fail, too.
+
+        An unexpected error must not end the thread, because the transaction would then time out.
+        """
+        try:
+            renew()
+        except IsologError as error:
+            if not error.retriable:
+                return False
+            if not self._is_logged:
+                logger.warning("a transaction's deadline could not be renewed: %s", error)
+            self._is_logged = True
+        except Exception:
+            if not self._is_logged:
+                logger.exception("the renewal of a transaction failed unexpectedly")
+            self._is_logged = True
+        else:
+            self._is_logged = False
+        return True
 
 
 class _Undecided(Struct):
@@ -170,9 +185,10 @@ class UndecidedTransactions:
             self._changed.notify_all()
 
     def _renew(self, transactions: TransactionsClient) -> None:
+        outage = _Outage()
         while (following := self._next(transactions)) is not None:
             entry, wait_s = following
-            if not _renewable_after(partial(transactions.renew, *entry.transaction, wait_s)):
+            if not outage.renewable_after(partial(transactions.renew, *entry.transaction, wait_s)):
                 entry.until = -math.inf  # it is decided, or its id has another owner
 
     def _next(self, transactions: TransactionsClient) -> tuple[_Undecided, float] | None:

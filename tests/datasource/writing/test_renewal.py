@@ -47,6 +47,9 @@ class Calls:
         if self._errors:
             raise self._errors.pop(0)
 
+    def fail(self, *errors: Exception) -> None:
+        self._errors += errors
+
     renew = renew_batch
 
 
@@ -80,6 +83,19 @@ def test_a_transaction_is_renewed_after_its_task_until_it_is_decided() -> None:
     undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
     eventually(lambda: not undecided.pending)
     assert calls.made == [("query/q", "run", 5)] * 2
+
+
+def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = BrokerUnavailable("away"), BrokerUnavailable("away again")
+    calls = Calls(*[first] * 4)
+    undecided = UndecidedTransactions()
+    undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
+    eventually(lambda: len(calls.made) >= 6)
+    calls.fail(*[second] * 3, InvalidTransaction("it is committed"))
+    eventually(lambda: not undecided.pending)
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert ["again" in each for each in warned] == [False, True]
 
 
 def test_a_log_that_does_not_answer_delays_no_renewal_of_another_log() -> None:
