@@ -23,16 +23,18 @@ class FairCalls:
         self._pool = pool
         self._lock = threading.Lock()  # guards the next fields
         self._open = 0
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[tuple[Work, Work]] = deque()
 
-    def submit(self, work: Work) -> bool:
-        """Run a call on a thread of the pool. Return False if the pool has stopped."""
+    def submit(self, work: Work, refuse: Work) -> None:
+        """Run a call on a thread of the pool, or refuse it if the pool has stopped."""
         with self._lock:
             if self._open >= AT_ONCE:
-                self._waiting.append(work)
-                return True
+                self._waiting.append((work, refuse))
+                return
             self._open += 1
-        return self._start(work)
+        if not self._start(work):
+            refuse()
+            self._end()
 
     def _start(self, work: Work) -> bool:
         def run() -> None:
@@ -45,9 +47,12 @@ class FairCalls:
 
     def _end(self) -> None:
         """Start the next call in place of one that has ended."""
-        with self._lock:
-            if not self._waiting:
-                self._open -= 1
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._open -= 1
+                    return
+                work, refuse = self._waiting.popleft()
+            if self._start(work):
                 return
-            work = self._waiting.popleft()
-        self._start(work)
+            refuse()

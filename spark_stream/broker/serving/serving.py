@@ -213,8 +213,12 @@ class Serving:
         stream: Stream,
         pool: Pool | FairCalls | None = None,
     ) -> None:
-        if not (pool or self._pool).submit(partial(self._run, act, opened, stream)):
-            self._refuse(stream, BrokerStopping("the broker is about to stop"))
+        work = partial(self._run, act, opened, stream)
+        refuse = partial(self._refuse, stream, BrokerStopping("the broker is about to stop"))
+        if isinstance(pool, FairCalls):
+            pool.submit(work, refuse)
+        elif not (pool or self._pool).submit(work):
+            refuse()
 
     def _refuse(self, stream: Stream, error: IsologError) -> None:
         """End a stream with an error."""

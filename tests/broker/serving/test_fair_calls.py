@@ -18,13 +18,19 @@ class QueueOfWork(Pool):
 
     def __init__(self) -> None:
         self.queue: list[Work] = []
+        self.is_stopped = False
 
     def submit(self, work: Work) -> bool:
-        self.queue.append(work)
-        return True
+        if not self.is_stopped:
+            self.queue.append(work)
+        return not self.is_stopped
 
     def run_one(self) -> None:
         self.queue.pop(0)()
+
+
+def refused() -> None:
+    pytest.fail("a call was refused")
 
 
 @pytest.fixture
@@ -38,8 +44,8 @@ def test_calls_of_a_connection_wait_for_few_calls_of_another() -> None:
     pool, done = QueueOfWork(), list[str]()
     busy, other = FairCalls(pool), FairCalls(pool)
     for number in range(8_000):
-        busy.submit(partial(done.append, str(number)))
-    other.submit(partial(done.append, "other"))
+        busy.submit(partial(done.append, str(number)), refused)
+    other.submit(partial(done.append, "other"), refused)
     for _ in range(AT_ONCE + 1):
         pool.run_one()
     assert done == [*map(str, range(AT_ONCE)), "other"]
@@ -56,8 +62,8 @@ def test_call_that_fails_lets_the_next_one_begin() -> None:
         raise ValueError("a call failed")
 
     for _ in range(AT_ONCE):
-        calls.submit(fail)
-    calls.submit(partial(done.append, 1))
+        calls.submit(fail, refused)
+    calls.submit(partial(done.append, 1), refused)
     with pytest.raises(ValueError, match="a call failed"):
         pool.run_one()
     while pool.queue and not done:
@@ -69,15 +75,29 @@ def test_hung_calls_of_one_connection_leave_threads_to_others(loop: Loop) -> Non
     pool, free, done = Pool(loop), threading.Event(), threading.Event()
     hung, other = FairCalls(pool), FairCalls(pool)
     for _ in range(2 * MOST):
-        hung.submit(lambda: free.wait(30) and None)
-    other.submit(done.set)
+        hung.submit(lambda: free.wait(30) and None, lambda: None)
+    other.submit(done.set, refused)
     assert done.wait(30)
     assert not free.is_set()
     free.set()
     pool.stop()
 
 
+def test_calls_that_wait_when_the_pool_stops_are_rejected() -> None:
+    pool, rejected = QueueOfWork(), list[int]()
+    calls = FairCalls(pool)
+    for number in range(AT_ONCE + 3):
+        calls.submit(lambda: None, partial(rejected.append, number))
+    pool.is_stopped = True
+    while pool.queue:
+        pool.run_one()
+    assert rejected == [AT_ONCE, AT_ONCE + 1, AT_ONCE + 2]
+
+
 def test_calls_of_a_stopped_pool_are_rejected(loop: Loop) -> None:
     pool = Pool(loop)
     pool.stop()
-    assert not FairCalls(pool).submit(lambda: None)
+    calls, rejected = FairCalls(pool), list[int]()
+    for number in range(2 * AT_ONCE):
+        calls.submit(lambda: None, partial(rejected.append, number))
+    assert rejected == [*range(2 * AT_ONCE)]
