@@ -218,7 +218,13 @@ class BrokerCore:
         """
         if self.leases.is_overdue():
             return
-        yield from self.leaves.retry()
+        for group, member_id, error in (yield from self.leaves.retry()):
+            logger.warning(
+                "member %s of group %r was not removed, so its session expires: %s",
+                member_id,
+                group,
+                error,
+            )
         for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
             logger.warning("%s is lost: no heartbeat came while its session lasted", each)
         now_ms = self._clock.wall_us() // 1000

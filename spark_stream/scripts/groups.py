@@ -38,7 +38,7 @@ from spark_stream.consistency.groups import (
 )
 from spark_stream.consistency.reader_states import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.errors import ConsumerFenced, MetadataUnavailable, UnknownTopic
+from spark_stream.errors import ConsumerFenced, IsologError, MetadataUnavailable, UnknownTopic
 from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat, note_lost_member
 from spark_stream.scripts.steps import (
     DeleteRecord,
@@ -123,11 +123,24 @@ class Leaves:
                 self._unrecorded[name, member_id] = hangs
             raise
 
-    def retry(self) -> Script[None]:
-        """Remove the members with unrecorded leaves, unless they were removed since then."""
+    def retry(self) -> Script[list[tuple[str, str, IsologError]]]:
+        """Remove the members with unrecorded leaves, unless they were removed since then.
+
+        Return the group, the id and the error of each member that cannot be removed.
+
+        Raises:
+            MetadataUnavailable: the store records nothing at the moment.
+        """
+        failed = []
         for (name, member_id), hangs in list(self._unrecorded.items()):
-            yield from leave(name, member_id, hangs=hangs)
+            try:
+                yield from leave(name, member_id, hangs=hangs)
+            except MetadataUnavailable:
+                raise
+            except IsologError as error:  # it must not delay the other leaves
+                failed.append((name, member_id, error))
             del self._unrecorded[name, member_id]
+        return failed
 
 
 def take_partitions(

@@ -6,6 +6,7 @@ import pytest
 
 from isolog.errors import (
     ConsumerFenced,
+    InternalError,
     InvalidRequest,
     IsologError,
     MetadataUnavailable,
@@ -281,6 +282,28 @@ def test_looking_at_sessions_is_one_list(on):
     on.steps.clear()
     on.run(groups.end_sessions(SessionWatch(groups.session_ms_of), lambda: 0.0, 7))
     assert [type(step) for step in on.steps] == [ListRecords]
+
+
+def test_an_unrecorded_leave_that_fails_blocks_no_other(on, monkeypatch):
+    leaves, found = groups.Leaves(), groups.leave
+    for name in ("1", "2"):
+        on.run(groups.join("g", member(name)))
+    on.is_store_away = True
+    for name in ("1", "2"):
+        with pytest.raises(MetadataUnavailable):
+            on.run(leaves.leave("g", name))
+    on.is_store_away = False
+
+    def failing(name, member_id, *, hangs=False):
+        if member_id == "1":
+            raise InternalError("the record cannot be read")
+        yield from found(name, member_id, hangs=hangs)
+
+    monkeypatch.setattr(groups, "leave", failing)
+    (failed,) = on.run(leaves.retry())
+    assert failed[:2] == ("g", "1")
+    assert [each.id for each in group(on).members] == ["1"]
+    assert on.run(leaves.retry()) == []
 
 
 def test_a_leave_that_the_store_did_not_record_is_retried(on):
