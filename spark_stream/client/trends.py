@@ -59,7 +59,9 @@ def sample_of(at_s: float, partitions: Iterable[tuple[Hashable, int, int]]) -> L
     )
 
 
-def trend_of(samples: Sequence[LagSample], *, in_batches: bool = False) -> LagTrend:
+def trend_of(
+    samples: Sequence[LagSample], *, in_batches: bool = False, growth_s: float = 0.0
+) -> LagTrend:
     """Return the trend that the samples of one reader show, the oldest first.
 
     There is *none* if the lag was 0 at any time in the last half of the samples. Otherwise the lags
@@ -68,7 +70,8 @@ def trend_of(samples: Sequence[LagSample], *, in_batches: bool = False) -> LagTr
     differ. A lag that is read within ten seconds at the reader's pace does not grow.
 
     Samples before a change of the partitions do not count. ``in_batches``: the position moves only
-    when a micro-batch ends, so growth without progress is unknown.
+    when a micro-batch ends, so growth without progress is unknown. ``growth_s``: growth is also
+    unknown until the samples span this time.
     """
     samples = _comparable(samples)
     if not samples or not samples[-1].places:
@@ -91,7 +94,8 @@ def trend_of(samples: Sequence[LagSample], *, in_batches: bool = False) -> LagTr
     rises = all(before < after for before, after in pairwise(least))
     if not (rises and is_behind and is_more):
         return LagTrend.STEADY
-    return LagTrend.GROWS if moved or not in_batches else LagTrend.UNKNOWN
+    is_known = span_s >= growth_s and (moved or not in_batches)
+    return LagTrend.GROWS if is_known else LagTrend.UNKNOWN
 
 
 def _comparable(samples: Sequence[LagSample]) -> Sequence[LagSample]:
@@ -116,10 +120,9 @@ class Window:
         """
         kept = self._samples.setdefault(key, [])
         kept.append(sample)
-        while kept[0].at_s < sample.at_s - WINDOW_S or kept[0].places != sample.places:
+        while kept[0].at_s < sample.at_s - WINDOW_S:
             del kept[0]
-        trend, span_s = trend_of(kept, in_batches=in_batches), sample.at_s - kept[0].at_s
-        return LagTrend.UNKNOWN if trend is LagTrend.GROWS and span_s < _GROWS_S else trend
+        return trend_of(kept, in_batches=in_batches, growth_s=_GROWS_S)
 
     def keep(self, keys: Iterable[object]) -> None:
         """Forget all keys but these."""

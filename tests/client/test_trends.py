@@ -104,6 +104,17 @@ def test_a_trend_restarts_if_the_set_of_partitions_changes():
     assert window.add("a", sample_of(124.0, [])) is LagTrend.UNKNOWN
 
 
+def test_growth_is_unknown_while_the_samples_of_the_present_partitions_span_little():
+    window = Window()
+    for at in range(0, 60, 2):
+        window.add("a", sample_of(float(at), [(("id", 1), 0, 10)]))
+    trends = [
+        window.add("a", sample_of(60.0 + at, [(("id", 2), 0, 10 + 90 * at)]))
+        for at in range(0, 60, 2)
+    ]
+    assert LagTrend.GROWS not in trends
+
+
 def test_a_window_reports_growth_only_after_most_of_its_length():
     window = Window()
     trends = [window.add("a", sample(float(at), 0, 10 + at)) for at in range(0, 122, 2)]
