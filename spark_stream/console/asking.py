@@ -6,6 +6,7 @@ says so. All of them ask as the user of the connection, so they show what this u
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -53,7 +54,8 @@ class Asking:
         self._consumers = ConsumersClient(connection, self.topics)
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """How long each broker took for each action; None: it did not answer in time."""
-        self._uptimes_s: dict[str, float] = {}
+        self._started_s: dict[str, float] = {}
+        """The time, on this host's monotonic clock, before which each broker has started."""
         self._turn = 0
         self._seen: dict[str, Mapping[int, PartitionSeen]] = {}
 
@@ -67,13 +69,16 @@ class Asking:
         """Return the cluster, with the status of each broker that answers."""
         found = self._cluster.describe()
         links = {each.id: each.address for each in found.brokers if each.alive}
+        asked_s = time.monotonic()
         statuses = ask_each(self.connection, links, GetStatus(), self._note_answer)
+        answered_s = time.monotonic()
         self.answers.keep({(each, action) for each in links for action in _CALLS})
         shown: dict[str, Any] = plain(with_refusals(found, statuses))
         for each in shown["brokers"]:
             status = statuses.get(each["id"])
             if status is not None:
-                self.note_process(each["id"], status.uptime_s)
+                uptime_s = status.uptime_s
+                self.note_process(each["id"], asked_s - uptime_s, answered_s - uptime_s)
             each["status"] = None if status is None else plain(status)
             each["answers"] = plain(self.answers_of(each["id"]))
         shown["rolled_back"] = sorted(
@@ -87,12 +92,15 @@ class Asking:
         )
         return shown
 
-    def note_process(self, broker: str, uptime_s: float) -> None:
-        """Discard the answers of a broker's earlier process if the broker was restarted."""
-        if uptime_s < self._uptimes_s.get(broker, 0.0):
+    def note_process(self, broker: str, earliest_s: float, latest_s: float) -> None:
+        """Discard the answers of a broker's earlier process if the broker was restarted.
+
+        The broker's process started between these times. An answer takes some time, so they differ.
+        """
+        if earliest_s > self._started_s.get(broker, math.inf):
             for action in _CALLS:
                 self.answers.drop((broker, action))
-        self._uptimes_s[broker] = uptime_s
+        self._started_s[broker] = latest_s
 
     def answers_of(self, broker: str) -> BrokerAnswers:
         """Return a broker's answers, with the time of ``status``: all do the same work for it."""
