@@ -1,7 +1,7 @@
 # Two images from one file; docker-compose.yml uses both.
 #
-#   broker   the log, its command line and its Python client:   docker build --target broker -t isolog .
-#   demo     that, a Java, and the flights of 2013:             docker build --target demo -t isolog-demo .
+#   broker   the log, its command line and its Python client:        docker build --target broker -t isolog .
+#   demo     that, PySpark, a Java, and the flights of 2013:         docker build --target demo -t isolog-demo .
 
 # Bookworm is the Debian whose Java is a 17.
 ARG PYTHON=python:3.11-slim-bookworm
@@ -24,8 +24,7 @@ RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /
         /etc/isolog/certs /etc/isolog/authority
 COPY --from=build /opt/isolog /opt/isolog
 COPY conf/broker.toml /etc/isolog/broker.toml
-# The workers of a Spark that runs here are started by the second name.
-ENV PATH=/opt/isolog/bin:$PATH PYSPARK_PYTHON=/opt/isolog/bin/python PYTHONUNBUFFERED=1
+ENV PATH=/opt/isolog/bin:$PATH PYTHONUNBUFFERED=1
 USER isolog
 WORKDIR /home/isolog
 EXPOSE 9092
@@ -45,7 +44,8 @@ RUN apt-get update \
 COPY --from=build-demo /opt/isolog /opt/isolog
 COPY conf /demo/conf
 COPY examples /demo/examples
-ENV SPARK_CONF_DIR=conf
+# Spark starts its workers by the second name.
+ENV SPARK_CONF_DIR=conf PYSPARK_PYTHON=/opt/isolog/bin/python
 USER isolog
 WORKDIR /demo
 HEALTHCHECK NONE

@@ -45,7 +45,7 @@ def problem_of(error: ImportError) -> str:
         oldest = ".".join(map(str, NEEDED))
         return (
             f"which has PySpark {pyspark.__version__}, and isolog needs PySpark {oldest} or newer."
-            f" Install it (pip install 'pyspark>={oldest}'), and run the job with Spark {oldest} or"
+            f" Install it (pip install 'isolog[spark]'), and run the job with Spark {oldest} or"
             " newer."
         )
     return (

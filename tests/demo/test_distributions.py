@@ -1,4 +1,8 @@
-"""What pip installs, a wheel or an sdist, works without the checkout: the README's examples run."""
+"""What pip installs works without the checkout: the README's examples run.
+
+The wheel is built from the sdist. It is installed into an environment that has what it requires and
+no other package, so broker, client and command line run without PySpark and pandas.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
@@ -22,34 +29,56 @@ _MADE_HERE = ("venv", "cache", "git", "pytest_cache", "mypy_cache", "ruff_cache"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of both, built from a copy of the checkout, without a network."""
+    """The folder of the sdist, and of the wheel that is built from it, without a network."""
     source = tmp_path_factory.mktemp("source") / "isolog"
     ignored = shutil.ignore_patterns(*(f".{each}" for each in _MADE_HERE), "build", "*.egg-info")
     shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
     target = source.parent / "dist"
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source])
     return target
 
 
-@pytest.fixture(scope="module", params=["*.whl", "*.tar.gz"])
-def installed(
-    request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A fresh environment with one of them, and with what it needs from that of the tests."""
-    (distribution,) = built.glob(request.param)
+def run(command: Sequence[str | Path]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def link_requirements(packages: Path, extra: str) -> None:
+    """Link what isolog requires from the environment of the tests into this folder."""
+    (ours,) = Distribution.discover(name="isolog", path=[str(packages)])
+    pending, done = [Requirement(f"isolog[{extra}]" if extra else "isolog")], set()
+    while pending:
+        wanted = pending.pop()
+        if str(wanted) in done:
+            continue
+        done.add(str(wanted))
+        found = ours if wanted.name == "isolog" else distribution(wanted.name)
+        for required in map(Requirement, found.requires or ()):
+            extras = ("", *wanted.extras)
+            if not required.marker or any(required.marker.evaluate({"extra": x}) for x in extras):
+                pending.append(required)
+        for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (packages / name).exists():
+                (packages / name).symlink_to(str(found.locate_file(name)))
+
+
+@pytest.fixture(scope="module", params=["", "spark"], ids=["base", "spark"])
+def extra(request: pytest.FixtureRequest) -> str:
+    """The extra with which the wheel is installed."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def installed(extra: str, built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel."""
+    (wheel,) = built.glob("*.whl")
     place = tmp_path_factory.mktemp("installed") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python"]
+    run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel])
     paths = {"base": str(place), "platbase": str(place)}
-    packages = Path(sysconfig.get_path("purelib", "venv", paths))
-    (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install"]
-    offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
-    done = subprocess.run(
-        [*pip, *offline, distribution], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    link_requirements(Path(sysconfig.get_path("purelib", "venv", paths)), extra)
+    run([*pip, "check"])
     return place
 
 
@@ -82,6 +111,13 @@ def test_the_package_brings_its_data(user: Shell, python: Path, tmp_path: Path):
     assert [each for each in (*files, Path("py.typed")) if not (package / each).is_file()] == []
 
 
+def test_the_environment_has_spark_only_with_its_extra(
+    user: Shell, python: Path, extra: str, tmp_path: Path
+):
+    find = "from importlib.util import find_spec as f; print(bool(f('pyspark') or f('pandas')))"
+    assert user.run([python, "-c", find], tmp_path) == f"{bool(extra)}\n"
+
+
 def test_the_command_line_works(user: Shell, tmp_path: Path):
     try:
         said = user.run(["bash", "-eu", "-o", "pipefail", "-c", example("sh")], tmp_path)
@@ -90,11 +126,32 @@ def test_the_command_line_works(user: Shell, tmp_path: Path):
     assert "\nhello\n" in said
 
 
+def test_the_client_works(user: Shell, python: Path, tmp_path: Path):
+    try:
+        user.run([python, "-c", example("transactions")], tmp_path)
+        command = ["isolog", "consume", "audit", "--path", "my-log", "--output", "raw"]
+        assert "one was ordered" in user.run(command, tmp_path)
+    finally:
+        stop_broker(tmp_path / "my-log")
+
+
+@pytest.mark.parametrize("extra", [""], ids=["base"], indirect=True)
+def test_commands_for_spark_name_the_extra(user: Shell, tmp_path: Path):
+    said = user.run(["isolog", "prepare-spark"], tmp_path, code=2)
+    assert "pip install 'isolog[spark]'" in said
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_spark_finds_it(user: Shell, python: Path, tmp_path: Path):
+def test_spark_finds_it(user: Shell, python: Path, extra: str, tmp_path: Path):
+    """Without the extra PySpark is that of a cluster, which has no pandas either."""
+    home = Path(str(distribution("pyspark").locate_file("pyspark")))
+    job = tmp_path / "job.py"
+    job.write_text(example("spark"))
+    command = [python, job] if extra else [home / "bin" / "spark-submit", job]
+    place = {} if extra else {"SPARK_HOME": str(home)}
     try:
-        said = user.run([python, "-c", example("spark")], tmp_path)
+        said = user.run(command, tmp_path, **place)
     finally:
         stop_broker(tmp_path / "data")
     assert re.search(r"\|\s*1000\|\s*998001\|", said), said

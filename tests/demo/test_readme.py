@@ -120,12 +120,15 @@ def test_what_is_required_is_said_where_it_is_installed() -> None:
     needs = configparser.ConfigParser()
     needs.read(ROOT / "setup.cfg")
     python = needs["options"]["python_requires"].removeprefix(">=")
-    spark = re.search(r"pyspark>=([\d.]+)", needs["options"]["install_requires"])
+    extras = needs["options.extras_require"]
+    spark = re.search(r"pyspark>=([\d.]+)", extras["spark"])
     assert spark is not None
     assert f"Python {python} or newer" in install
     assert f"PySpark (and Spark) {spark[1]} or newer" in install
     assert "Java 17 or newer" in install
     assert install.index(".venv/bin/activate") < install.index("pip install")
+    inner = {"bench", "bench-kafka", "docs", "test"}  # for targets of make
+    assert {*re.findall(r"^\| `([\w-]+)` \|", install, re.MULTILINE)} == {*extras} - inner
 
 
 def test_three_brokers(tmp_path: Path, shell: Shell) -> None:

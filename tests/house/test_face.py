@@ -109,6 +109,18 @@ def test_import_of_the_face_imports_neither_spark_nor_test_tools() -> None:
     assert said.stdout.split() == []
 
 
+@pytest.mark.parametrize("lacked", ["pyspark", "pyspark.sql.streaming.datasource"])
+def test_spark_module_without_a_new_pyspark_names_the_command(lacked: str) -> None:
+    """PySpark 4.1 has no module for admission control."""
+    program = "import sys; sys.modules[sys.argv[1]] = None; import isolog.spark"
+    command = [sys.executable, "-c", program, lacked]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said.splitlines()[-1] == (
+        "ModuleNotFoundError: isolog.spark needs PySpark 4.2 or newer."
+        " Install it: pip install 'isolog[spark]'."
+    )
+
+
 def test_command_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "isolog", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import configparser
+import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "spark_stream"
 
 BESIDE = {"pyspark_isolog", "pytest_isolog"}  # modules that others find by their names
+
+OURS = {"isolog", "spark_stream", *BESIDE}
 
 _LAYERS = tomllib.loads((ROOT / "tests" / "house" / "layers.toml").read_text())
 MAY_IMPORT: dict[str, set[str]] = {part: set(names) for part, names in _LAYERS["parts"].items()}
@@ -35,6 +41,14 @@ def modules(part: str) -> list[Path]:
 
 def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name below spark_stream) of every import of ours, inside functions too."""
+    for line, name in all_imports(path, text):
+        root, _, rest = name.partition(".")
+        if root == "spark_stream":
+            yield line, rest
+
+
+def all_imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -46,9 +60,7 @@ def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
         else:
             continue
         for name in names:
-            root, _, rest = name.partition(".")
-            if root == "spark_stream":
-                yield node.lineno, rest
+            yield node.lineno, name
 
 
 def within(name: str, parts: set[str]) -> bool:
@@ -144,3 +156,43 @@ def test_what_decides_knows_no_lock_no_clock_no_disk_no_thread_no_flight_and_no_
                 names = [node.module or ""]
             for name in names:
                 assert name.partition(".")[0] not in forbidden, f"{path.name}:{node.lineno}"
+
+
+def required(extra: str = "") -> set[str]:
+    """The distributions that setup.cfg names for the base, or for an extra."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    texts = setup["options.extras_require"] if extra else setup["options"]
+    lines = texts[extra or "install_requires"].splitlines()
+    return {re.split(r"[\[<>=]", each)[0] for each in lines if each and not each.startswith("#")}
+
+
+def test_modules_import_packages_of_the_base_or_of_their_extra():
+    """The base installs without PySpark and pandas. An import in a function counts too."""
+    installed = packages_distributions()
+    files = [ROOT / f"{each}.py" for each in sorted(BESIDE)]
+    files += sorted((ROOT / "isolog").rglob("*.py")) + sorted(PACKAGE.rglob("*.py"))
+    base, strangers, used = required(), [], set()
+    for path in files:
+        name = path.relative_to(ROOT).with_suffix("").as_posix()
+        extras = {
+            extra
+            for extra, places in _LAYERS["extras"].items()
+            if any(name == place or name.startswith(place + "/") for place in places)
+        }
+        may_need = base.union(*map(required, extras))
+        for line, imported in all_imports(path, path.read_text()):
+            root = imported.partition(".")[0]
+            if root in OURS | sys.stdlib_module_names:
+                continue
+            names = {each.lower().replace("_", "-") for each in installed.get(root, [root])}
+            used |= names
+            if not names & may_need:
+                strangers.append(f"{name}:{line} imports {root}")
+    assert strangers == []
+    assert base - used == set()
+
+
+def test_the_base_has_neither_pyspark_nor_pandas():
+    assert required() & {"pyspark", "pandas"} == set()
+    assert {"pyspark", "pandas"} <= required("spark")

@@ -33,7 +33,7 @@ def prepare_spark() -> None:
     if found is None or found.origin is None:
         raise InvalidOption(
             "PySpark is not installed in this environment",
-            hint="Install it: pip install 'pyspark>=4.2'.",
+            hint="Install it: pip install 'isolog[spark]'.",
         )
     folder = Path(found.origin).parent
     try:

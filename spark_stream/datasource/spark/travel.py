@@ -15,7 +15,6 @@ from pyspark import cloudpickle
 NEEDED: Final = (
     "pyarrow",
     "numpy",
-    "pandas",
     "msgspec",
     "pydantic",
     "pydantic_settings",

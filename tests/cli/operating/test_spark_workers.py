@@ -7,7 +7,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-from spark_stream.cli.operating.spark_workers import compile_into
+import pytest
+
+from spark_stream.cli.operating import spark_workers
+from spark_stream.cli.operating.spark_workers import compile_into, prepare_spark
+from spark_stream.errors import InvalidOption
 
 
 def test_a_module_of_the_archive_comes_from_its_bytecode_and_says_the_same(tmp_path: Path):
@@ -27,3 +31,10 @@ def test_a_module_of_the_archive_comes_from_its_bytecode_and_says_the_same(tmp_p
     )
     said = subprocess.run([sys.executable, "-c", program, archive], capture_output=True, text=True)
     assert (said.stdout, said.stderr) == (f"({str(archive / 'house/room.pyc')!r}, True)\n", "")
+
+
+def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_workers, "find_spec", lambda _: None)
+    with pytest.raises(InvalidOption, match="PySpark is not installed") as raised:
+        prepare_spark()
+    assert raised.value.hint == "Install it: pip install 'isolog[spark]'."

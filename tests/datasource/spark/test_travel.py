@@ -73,6 +73,7 @@ def test_an_older_pyspark_is_named_with_the_one_that_is_needed(version: str) -> 
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: isolog: Spark plans its queries on ")
     assert f"which has PySpark {version}, and isolog needs PySpark 4.2 or newer." in last
+    assert "(pip install 'isolog[spark]'), and run the job with Spark 4.2 or newer." in last
     assert "PYSPARK_PYTHON" not in last
 
 
