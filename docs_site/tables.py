@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from docs_site import commands, options, others, series, settings
+from docs_site import calls, commands, options, others, series, settings
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 
@@ -19,6 +19,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings of topics": settings.rendered_for_topics,
     "settings of brokers": settings.rendered_for_brokers,
     "commands": commands.rendered,
+    "calls": calls.rendered,
+    "messages": calls.rendered_messages,
     "errors": others.rendered_errors,
     "series": series.rendered,
     "metrics of queries": others.rendered_metrics,

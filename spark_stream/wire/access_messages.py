@@ -141,7 +141,7 @@ class ListTokens(Call[TokenList], name="list-tokens", needs=described):
 
 
 class RevokeToken(Call[Empty], name="revoke-token", needs=anybody):
-    """Revoke a token by its id."""
+    """Revoke a token by its id. Connections that use it are refused immediately."""
 
     id: str
 

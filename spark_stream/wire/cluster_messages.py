@@ -97,11 +97,17 @@ class _Placement(Message):
 class MoveReplicas(
     _Placement, Call[Empty], name="move-replicas", needs=on_cluster(ADMIN), once=True
 ):
-    """Begin to move the replicas of partitions to these brokers."""
+    """Begin to move the replicas of partitions to these brokers.
+
+    A move continues by itself. It ends when all of these replicas are in sync.
+    """
 
 
 class CancelMoves(_Placement, Call[Empty], name="cancel-moves", needs=on_cluster(ADMIN), once=True):
-    """Cancel the moves of a topic's partitions (by default of all); only their numbers count."""
+    """Cancel the moves of a topic's partitions (by default of all); only their numbers count.
+
+    The replicas that the moves had added are removed.
+    """
 
 
 class Elected(Message):
@@ -118,19 +124,25 @@ class ElectPreferred(Call[Elected], name="elect-preferred", needs=on_cluster(ADM
 
 
 class Decommission(Call[Empty], name="decommission", needs=on_cluster(ADMIN), once=True):
-    """Begin to take a broker out of the cluster."""
+    """Begin to take a broker out of the cluster.
+
+    It gets no new replicas, its replicas move to other brokers, and then it is removed.
+    """
 
     broker: Name
 
 
 class Recommission(Call[Empty], name="recommission", needs=on_cluster(ADMIN), once=True):
-    """Cancel a decommission."""
+    """Cancel a decommission: the broker stays, and gets replicas again."""
 
     broker: Name
 
 
 class RestoreMetadata(Call[Empty], name="restore-metadata", needs=on_cluster(ADMIN)):
-    """Write back a metadata store that was deleted while the broker had it open."""
+    """Write back a metadata store that was deleted while the broker had it open.
+
+    The call replaces no file. The other brokers switch to the copy by themselves.
+    """
 
 
 class BrokerAddress(Message):

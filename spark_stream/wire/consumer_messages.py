@@ -42,8 +42,8 @@ class PinnedStart(Message):
 class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
     """Take a query's name for a run, and return where the query first started.
 
-    ``start``: where it would start, as its source writes it: this is pinned if nothing is yet. None
-    if it only asks.
+    ``start``: the start of the query, as its source writes it. It is pinned if none is yet. Without
+    it the call only reads. The instance owns the name from then on, unless the selection differs.
     """
 
     consumer: Name
@@ -55,7 +55,10 @@ class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
 
 
 class RecordProgress(Call[Empty], name="record-progress", needs=on_consumer(READ)):
-    """Store how far a run of a query has come. ``claim``: the run also takes the name over."""
+    """Store how far a run of a query has come; CONSUMER_FENCED if another run has the name.
+
+    ``claim``: the run also takes the name over.
+    """
 
     consumer: Name
     instance: Name
@@ -66,7 +69,10 @@ class RecordProgress(Call[Empty], name="record-progress", needs=on_consumer(READ
 
 
 class GroupAnswer(Message):
-    """All that is assigned to a member since the ``epoch``, and which of that it is to release."""
+    """All that is assigned to a member since the ``epoch``, and the part that it must release.
+
+    The member reads all partitions that are assigned and not revoked.
+    """
 
     epoch: OffsetField
     assigned: list[Assigned]
@@ -76,7 +82,8 @@ class GroupAnswer(Message):
 class JoinGroup(Call[GroupAnswer], name="join-group", needs=join):
     """Add a member to a group, or change the topics that it reads.
 
-    Without a heartbeat that renews its session it is removed after ``session_ms``.
+    ``member``: 1 to 64 letters, digits, ``_`` and ``-``, new for each member. Without a heartbeat
+    that renews its session it is removed after ``session_ms``.
     """
 
     consumer: Name
@@ -87,9 +94,10 @@ class JoinGroup(Call[GroupAnswer], name="join-group", needs=join):
 
 
 class GroupHeartbeat(Call[GroupAnswer], name="group-heartbeat", needs=on_consumer(READ)):
-    """Return the present assignment of a member. ``renew``: it also renews its session.
+    """Return the present assignment of a member; CONSUMER_FENCED if it is no member any more.
 
-    ``released``: what it reads no longer, since it was told to release it.
+    ``released``: the partitions that were revoked, and whose positions are stored. ``renew``: the
+    session lasts for ``session_ms`` from now on.
     """
 
     consumer: Name
@@ -99,7 +107,7 @@ class GroupHeartbeat(Call[GroupAnswer], name="group-heartbeat", needs=on_consume
 
 
 class LeaveGroup(Call[Empty], name="leave-group", needs=on_consumer(READ)):
-    """Remove a member from its group.
+    """Remove a member from its group; others read its partitions.
 
     ``hangs``: its program no longer requests records, or has failed.
     """
@@ -112,9 +120,10 @@ class LeaveGroup(Call[Empty], name="leave-group", needs=on_consumer(READ)):
 class ReaderHeartbeat(Call[Empty], name="reader-heartbeat", needs=on_consumer(READ)):
     """Record that the reader of a name is alive, or that it has ended.
 
-    ``instance``: the run of a query, a consumer, or a member of a group (only if it is idle: its
-    session is renewed by ``group-heartbeat``). ``idle_ms``: since its program last asked for
-    records. ``claim``: the first heartbeat of this instance.
+    A reader without a heartbeat for ``session_ms`` is lost. CONSUMER_FENCED if another reader has
+    the name. ``instance``: the run of a query, a consumer, or a member of a group (only if it is
+    idle: its session is renewed by ``group-heartbeat``). ``idle_ms``: since its program last asked
+    for records. ``claim``: the first heartbeat of this instance.
     """
 
     consumer: Name
@@ -138,7 +147,10 @@ class TakenPartitions(Message):
 
 
 class TakePartitions(Call[TakenPartitions], name="take-partitions", needs=on_consumer(READ)):
-    """Return where a member begins to read partitions that were assigned to it."""
+    """Return where a member begins to read partitions that were assigned to it.
+
+    Call it before the first fetch.
+    """
 
     consumer: Name
     member: MemberId

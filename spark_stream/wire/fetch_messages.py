@@ -202,7 +202,8 @@ class LocatedEntries(Message):
 class LocateEntries(Call[LocatedEntries], name="locate-entries", needs=on_topic(Operation.READ)):
     """Locate the messages of entries in the files of a replica, leader or follower.
 
-    ``doubted``: a reader has found other bytes there. The replica checks whether they are damaged.
+    ``runs``: as a leader returned them in a fetch. ``doubted``: a reader has found other bytes
+    there. The replica checks whether they are damaged.
     """
 
     topic: Name

@@ -21,18 +21,16 @@ OPEN_MAX: Final = 100
 
 
 class AskedTopic(Message):
-    """Asks which offset a place means in each partition of a topic, under an isolation level.
+    """A topic whose offsets are looked up, under an isolation level.
 
-    ``timestamp`` in microseconds since the epoch: the first offset at or after it, or the
-    isolation's bound where there is none. Without it ``at``: -2 earliest, -1 latest.
-    ``partitions``: None is all. ``lineages``: partition → lineages: up to which offset does each
-    survive?
-    ``ranges``: partition → [start, end): are there uncommitted records in this range?
-    ``sizes``: partition → [start, end): how many stored bytes does it have?
-    ``budgets``: partition → [start, end, bytes]: how far does a reader at the start come with so
-    many stored bytes?
-    ``states``: partition → [start, end): what became of these records (:data:`STATES_MAX` at most)?
-    ``facts``: what the leaders know of the partitions is wanted too, as :class:`PartitionFacts`.
+    ``partitions``: by default all. ``timestamp``, in microseconds since the epoch: find the first
+    offset at or after it, or the isolation's bound. Without it ``at``: -2 earliest, -1 latest.
+
+    The other fields have a value for each partition. ``lineages``: find the offset up to which
+    each lineage survives. ``ranges``, ``[start, end]``: check for uncommitted records. ``sizes``,
+    ``[start, end]``: count the stored bytes. ``budgets``, ``[start, end, bytes]``: find the offset
+    that a reader reaches with so many stored bytes. ``states``, ``[start, end]``: return the states
+    of these records (10,000 at most). ``facts``: return :class:`PartitionFacts` too.
     """
 
     topic: Name
@@ -147,7 +145,7 @@ class PartitionOffsets(Message):
 
 
 class ListedOffsets(Message):
-    """What ListOffsets found, by topic; ``unknown``: the errors of topics that do not exist."""
+    """The offsets by topic. ``unknown``: the errors of topics that do not exist."""
 
     topics: dict[str, PartitionOffsets]
     unknown: dict[str, IsologError]
@@ -155,14 +153,21 @@ class ListedOffsets(Message):
 
 
 class ListOffsets(Call[ListedOffsets], name="list-offsets", needs=described):
-    """Look up offsets of any topics. ``names``: return the names of all topics too."""
+    """Look up offsets of topics, in the partitions that the broker leads.
+
+    ``names``: return the names of all topics too.
+    """
 
     topics: list[AskedTopic]
     names: bool = False
 
 
 class CutTopic(Message):
-    """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
+    """A topic of a cut.
+
+    ``lower``: by partition the smallest offset (the reader's), by default the log start. ``upper``:
+    by partition the greatest, by default the last stable offset.
+    """
 
     topic: Name
     topic_id: str | None = None
@@ -177,6 +182,9 @@ class Cut(Message):
 
 
 class AtomicCut(Call[Cut], name="atomic-cut", needs=on_topics(Operation.READ)):
-    """Find offsets, one a partition, such that no transaction lies on both sides of them."""
+    """Find an offset for each partition, so that the offsets divide no transaction.
+
+    Read each partition up to its offset (exclusive).
+    """
 
     topics: list[CutTopic]

@@ -60,7 +60,7 @@ class SettledBatch(Message):
 class SettleSinkBatch(
     SinkBatch, Call[SettledBatch], name="settle-batch", needs=on_transaction(WRITE)
 ):
-    """Return whether the batch is committed. If it is not, abort what the sink has open."""
+    """Return whether a batch without rows is committed. If not, abort the sink's transaction."""
 
 
 class SinkDescription(Description, kw_only=False):
@@ -89,7 +89,10 @@ class ListSinks(Call[SinkList], name="list-sinks", needs=described):
 
 
 class DeleteSink(Call[Empty], name="delete-sink", needs=on_transaction(Operation.DELETE)):
-    """Delete a sink and the number of its last committed batch."""
+    """Delete a sink and the number of its last committed batch.
+
+    INVALID_TRANSACTION while a batch is being written.
+    """
 
     transactional_id: TransactionalId
 
@@ -112,7 +115,10 @@ class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
 
 
 class StopRun(Call[Empty], name="stop-run", needs=anybody):
-    """Abort what the driver ``run`` planned up to ``planned``: it has abandoned the batch."""
+    """Abort what the driver ``run`` planned up to ``planned``: it has abandoned the batch.
+
+    Late tasks of the driver leave nothing open.
+    """
 
     run: Name
     planned: OffsetField

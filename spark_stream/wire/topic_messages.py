@@ -77,12 +77,11 @@ class TopicDescription(Description, kw_only=False):
 class CreateTopic(Call[TopicDescription], name="create-topic", needs=on_topic(CREATE), once=True):
     """Create a topic.
 
-    ``schema`` travels as base64 of the Arrow IPC schema message; None means the default schema.
-
-    ``replication_factor``: None means the cluster's default. ``assignment``: the ids of the brokers
-    of each partition, the preferred leader first; with None they are spread over the brokers that
-    are alive. It sets how many partitions and replicas there are. ``token``: a text that no other
-    request has: a repeated request succeeds if it made the topic before.
+    ``schema_ipc``: base64 of an Arrow IPC schema message; without it the topic has the default
+    schema. ``replication_factor``: without it the cluster's default. ``assignment``: the ids of the
+    brokers of each partition, the preferred leader first. It replaces ``partitions`` and
+    ``replication_factor``; without it the replicas are spread over the live brokers. ``token``: a
+    text unique to this request. A retry succeeds if an earlier attempt created the topic.
     """
 
     topic: Name
@@ -97,10 +96,8 @@ class CreateTopic(Call[TopicDescription], name="create-topic", needs=on_topic(CR
 class AlterTopic(Call[TopicDescription], name="alter-topic", needs=on_topic(ALTER), once=True):
     """Add partitions to a topic, or change its settings or its schema.
 
-    ``partitions``: how many there will be (None for as now). ``config``: the settings to change.
-
-    ``schema``: the next schema, as a whole (None for as now). ``assignment``: the ids of the
-    brokers of each partition that is added; with None they are spread.
+    ``partitions``: the new number, never fewer. ``config``: the settings to change. ``schema_ipc``:
+    the next schema, as a whole. ``assignment``: the ids of the brokers of each added partition.
     """
 
     topic: Name
@@ -117,7 +114,10 @@ class DescribeTopic(Call[TopicDescription], name="describe-topic", needs=on_topi
 
 
 class DeleteTopic(Call[Empty], name="delete-topic", needs=on_topic(DELETE), once=True):
-    """Delete a topic; with ``topic_id`` only the one of this id, and no later one of its name."""
+    """Delete a topic.
+
+    With ``topic_id`` a retry, or a request that arrives late, deletes no later topic of the name.
+    """
 
     HINTS: ClassVar[frozenset[str]] = frozenset({"topic_id"})
 
@@ -126,7 +126,7 @@ class DeleteTopic(Call[Empty], name="delete-topic", needs=on_topic(DELETE), once
 
 
 class Trimmed(Message):
-    """The log start of each of the partitions after the trim."""
+    """The log start of each partition, once its leader has applied the trim."""
 
     log_starts: dict[PartitionField, OffsetField]
 
@@ -134,7 +134,9 @@ class Trimmed(Message):
 class TrimTopic(Call[Trimmed], name="trim-topic", needs=on_topic(DELETE), once=True):
     """Move the log start of each of these partitions up to an offset.
 
-    ``dry_run``: only check the offsets, and return the present log starts.
+    ``before``: an offset for each partition, at most the last stable offset. If one is too high, no
+    partition is trimmed. The trim holds at all replicas and all later leaders. ``dry_run``: only
+    check the offsets, and return the present log starts.
     """
 
     topic: Name

@@ -103,8 +103,9 @@ class CommitTransaction(Call[TransactionDescription], name="commit-transaction",
     """Commit transaction ``number`` with the ``branches`` (producer ids) it takes.
 
     Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
-    ``owners`` are those of the consumers whose ``positions`` move with it. The
-    answer comes when the transaction is visible.
+    ``owners`` are those of the consumers whose ``positions`` move with it, as in
+    ``commit-position``. The answer comes when the transaction is visible. UNKNOWN_TOPIC if a topic
+    that it wrote to was deleted: nothing is decided then.
     """
 
     transactional_id: TransactionalId
@@ -128,7 +129,7 @@ class _Owned(Message):
 class RenewTransaction(
     _Owned, Call[TransactionDescription], name="renew-transaction", needs=on_transaction(WRITE)
 ):
-    """Restart the timeout of an open transaction."""
+    """Restart the timeout of an open transaction, and return its new deadline."""
 
 
 class AbortTransaction(
@@ -151,7 +152,10 @@ class KillTransaction(
     needs=on_transaction(DELETE),
     once=True,
 ):
-    """Abort the open transaction of an id; with ``number`` only the one of this number."""
+    """Abort the open transaction of an id, whichever instance owns it.
+
+    With ``number`` only the transaction of this number is aborted, and no later one.
+    """
 
     transactional_id: TransactionalId
     number: OffsetField | None = None
@@ -181,7 +185,10 @@ class TransactionList(Message):
 
 
 class ListTransactions(Call[TransactionList], name="list-transactions", needs=described):
-    """List the transactional ids that the caller may describe, with their transactions."""
+    """List the transactional ids that the caller may describe, with their transactions.
+
+    Batches of sinks that finished more than an hour ago are left out.
+    """
 
 
 # -- consumers ------------------------------------------------------------------------------------
@@ -194,7 +201,7 @@ class Positions(Message):
 
 
 class CheckConsumer(Call[Empty], name="check-consumer", needs=on_consumer(READ)):
-    """Check that an instance owns a consumer's name."""
+    """Check that an instance owns a consumer's name: CONSUMER_FENCED if it does not."""
 
     consumer: Name
     instance: Name
@@ -202,6 +209,8 @@ class CheckConsumer(Call[Empty], name="check-consumer", needs=on_consumer(READ))
 
 class TakeConsumer(Call[Positions], name="take-consumer", needs=on_consumer(READ)):
     """Take over a consumer's name for an instance, and return the stored positions.
+
+    The previous owner is fenced.
 
     ``keeps_group``: the name stays that of its group. So a reset fences the earlier owner only.
     """
@@ -218,7 +227,12 @@ class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(D
 
 
 class CommitPosition(Call[Empty], name="commit-position", needs=positions):
-    """Store positions of consumers. ``owners``: by name, the instance that must own the name."""
+    """Store positions of consumers.
+
+    ``owners``: by name, the instance that must own the name. A member of a group gives
+    ``MEMBER@EPOCH.TURN``: the latest epoch that it received, and how often it has moved back.
+    UNKNOWN_TOPIC if a topic was deleted: the positions in the other topics are stored.
+    """
 
     positions: list[PositionOf]
     owners: dict[Name, Name] = {}

@@ -9,15 +9,10 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import isolog
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription
 from spark_stream.wire.fetch_messages import FetchRange
-from spark_stream.wire.messages import Message
-from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
-from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.conftest import ROOT
 from tests.support import BrokerProcess, flight_address
 
@@ -79,18 +74,3 @@ def test_the_ticket_has_the_fields_of_the_page() -> None:
 
 def test_the_actions_are_those_of_the_page() -> None:
     assert column("## DoAction") == set(CALLS)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        ClusterDescription,
-        PartitionDescription,
-        BrokerStatus,
-        TopicDescription,
-        TransactionDescription,
-    ],
-)
-def test_the_fields_of_an_answer_are_on_the_page(message: type[Message]) -> None:
-    actions = PAGE.partition("## DoAction")[2].partition("\n## ")[0]
-    assert set(message.__struct_encode_fields__) <= set(re.findall(r"`([a-z_]+)`", actions))
