@@ -152,10 +152,10 @@ class TransactionsClient:
             transactional_id=transactional_id,
             instance=instance,
             number=number,
-            branches=sorted(branches),
+            branches=tuple(sorted(branches)),
             batch=batch,
-            content=None if content is None else list(content),
-            positions=list(positions),
+            content=None if content is None else tuple(content),
+            positions=tuple(positions),
             owners=dict(owners or {}),
         )
         return self._connection.call(asked)

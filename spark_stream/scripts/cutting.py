@@ -9,38 +9,28 @@ of a transaction; its bounds are only too low, which does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
-
-from msgspec import Struct
 
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.partition.atomic import greatest_cut, next_cut
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, UnknownPartition
 from spark_stream.scripts.steps import FindTopic, Script, read_bounds, read_extents
+from spark_stream.wire.offset_messages import CutTopic
 
 T = TypeVar("T")
 
 
-class CutRange(Struct, frozen=True):
-    """A topic of a cut: no offset below ``lower`` (where the reader is) or above ``upper``."""
-
-    topic: str
-    topic_id: str | None
-    lower: Mapping[int, int]
-    upper: Mapping[int, int]
-
-
-def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
-    """Find the cut within the ranges, by topic and partition; see ``consistency.partition.atomic``.
+def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
+    """Find the cut, by topic and partition; see ``consistency.partition.atomic``.
 
     Raises:
         UnknownTopic, UnknownPartition: there is none; the error names it.
         LeaderUnavailable: a partition's leader was not reached.
     """
-    places: list[tuple[CutRange, Joined]] = []
-    for each in ranges:
+    places: list[tuple[CutTopic, Joined]] = []
+    for each in topics:
         topic = yield from FindTopic(each.topic, each.topic_id)
         _check_named(topic, each)
         places += [(each, Joined(topic.name, topic.id, n)) for n in range(topic.partitions)]
@@ -52,7 +42,7 @@ def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
         each.upper.get(at.partition, bound)
         for (each, at), bound in zip(places, bounds, strict=True)
     ]
-    if any(each.lower for each in ranges):
+    if any(each.lower for each in topics):
         lower = [
             each.lower.get(at.partition, int(bound.log_start_offset))
             for (each, at), bound in zip(places, seen, strict=True)
@@ -60,13 +50,13 @@ def find_cut(ranges: Sequence[CutRange]) -> Script[dict[str, dict[int, int]]]:
         found = next_cut(lower, upper, bounds, spans)
     else:
         found = greatest_cut([min(pair) for pair in zip(upper, bounds, strict=True)], spans)
-    offsets: dict[str, dict[int, int]] = {each.topic: {} for each in ranges}
+    offsets: dict[str, dict[int, int]] = {each.topic: {} for each in topics}
     for at, offset in zip(where, found, strict=True):
         offsets[at.topic][at.partition] = int(offset)
     return offsets
 
 
-def _check_named(topic: Topic, asked: CutRange) -> None:
+def _check_named(topic: Topic, asked: CutTopic) -> None:
     for number in (*asked.lower, *asked.upper):
         if not 0 <= number < topic.partitions:
             raise UnknownPartition(

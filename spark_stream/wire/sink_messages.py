@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from spark_stream.access.needs import anybody, described, on_transaction
 from spark_stream.access.rules import Operation
+from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX
@@ -24,24 +25,19 @@ from spark_stream.wire.transaction_messages import Branch
 WRITE = Operation.WRITE
 
 
-class SinkBatch(Message):
+class SinkBatch(Claim, Message):
     """A batch of a sink.
 
-    ``query`` is the sink's owner for ever, ``instance`` the query's present run: a new run fences
-    those before it. ``run`` names the driver, ``planned`` says when it planned the batch (see
-    ``StopRun``). ``renamed``: what the query committed under other ids before counts here.
+    ``query`` owns the sink permanently. ``instance`` is the query's present run: a new run fences
+    those before it. ``run`` names the driver, and ``planned`` is the time of its plan (see
+    ``StopRun``). ``renamed``: batches that the query committed under other ids count too.
     ``query_name``: the query's name for people.
     """
 
     HINTS: ClassVar[frozenset[str]] = frozenset({"query_name"})
 
     transactional_id: TransactionalId
-    query: Name
-    instance: Name
-    batch: OffsetField
     timeout_ms: TimeoutField = 60_000
-    run: Annotated[str, Meta(max_length=255)] = ""
-    planned: OffsetField = 0
     renamed: bool = False
     query_name: Annotated[str, Meta(max_length=QUERY_NAME_LENGTH_MAX)] = ""
 
@@ -54,7 +50,7 @@ class SettledBatch(Message):
     """Whether a sink's batch is committed, and what it wrote (None if it is not known)."""
 
     committed: bool
-    content: list[Content] | None = None
+    content: tuple[Content, ...] | None = None
 
 
 class SettleSinkBatch(
@@ -114,12 +110,8 @@ class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
     producer_id: OffsetField
 
 
-class StopRun(Call[Empty], name="stop-run", needs=anybody):
+class StopRun(Stop, Call[Empty], name="stop-run", needs=anybody):
     """Abort what the driver ``run`` planned up to ``planned``: it has abandoned the batch.
 
     Late tasks of the driver leave nothing open.
     """
-
-    run: Name
-    planned: OffsetField
-    batch: OffsetField

@@ -111,10 +111,10 @@ class CommitTransaction(Call[TransactionDescription], name="commit-transaction",
     transactional_id: TransactionalId
     instance: Name
     number: OffsetField
-    branches: list[OffsetField]
+    branches: tuple[OffsetField, ...]
     batch: OffsetField | None = None
-    content: list[Content] | None = None
-    positions: list[PositionOf] = []
+    content: tuple[Content, ...] | None = None
+    positions: tuple[PositionOf, ...] = ()
     owners: dict[Name, Name] = {}
 
 

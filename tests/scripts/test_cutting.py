@@ -13,7 +13,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.partition.extents import SpansSnapshot
-from spark_stream.scripts.cutting import CutRange, find_cut
+from spark_stream.scripts.cutting import find_cut
 from spark_stream.scripts.steps import (
     FindTopic,
     PartitionStep,
@@ -25,6 +25,7 @@ from spark_stream.scripts.steps import (
     Step,
     Together,
 )
+from spark_stream.wire.offset_messages import CutTopic
 from tests.consistency.partition.test_atomic import is_atomic, spans_of
 from tests.support import NUMBERS
 
@@ -111,7 +112,9 @@ def test_no_cut_splits_a_transaction_whatever_is_written_while_it_is_looked_for(
         lower: dict[int, int] = {}
         for _ in range(2):
             between()
-            found = world.run(find_cut([CutRange("t", "id", lower, {})]), between)["t"]
+            found = world.run(find_cut([CutTopic(topic="t", topic_id="id", lower=lower)]), between)[
+                "t"
+            ]
             cut = [found[number] for number in range(PARTITIONS)]
             records = [log.records for log in world.logs]
             assert is_atomic(cut, records), (cut, records)

@@ -13,8 +13,8 @@ from isolog.errors import InvalidTransaction, IsologError, OffsetEvicted, Unknow
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.append_messages import Ack, BatchRefused
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.histories.writing import HistoryWriter
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
@@ -39,7 +39,7 @@ class Recorder(Invariant):
         """In which each acknowledged batch was appended, by its first number and its offset."""
         self._settled: set[int] = set()
         """Batches of which the client knows what became, by their first number."""
-        self._asked: dict[int, tuple[Commit, int]] = {}
+        self._asked: dict[int, tuple[CommitTransaction, int]] = {}
         """Commits of which nothing is known yet, and when the first was asked for."""
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Recorder(Invariant):
                 self._write_append(sent, "unknown")
         for commit, called in list(self._asked.values()):
             asker = commit.transactional_id
-            self.over(Finish(asker, True, commit.number, commit.taken, called, "unknown"))
+            self.over(Finish(asker, True, commit.number, commit.branches, called, "unknown"))
         self._writer.close()
 
     def _at(self, place: Place) -> dict[str, object]:
@@ -118,7 +118,7 @@ class Recorder(Invariant):
             snapshot=snapshot,
         )
 
-    def asked(self, commit: Commit) -> None:
+    def asked(self, commit: CommitTransaction) -> None:
         self._asked.setdefault(commit.number, (commit, self.history.moment()))
 
     def over(self, finish: Finish) -> None:

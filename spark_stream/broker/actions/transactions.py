@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import TypeVar
+
+from msgspec import structs
 
 from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext, handles
-from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts import cutting
-from spark_stream.scripts.cutting import CutRange
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.offset_messages import AtomicCut, Cut
 from spark_stream.wire.sink_messages import (
@@ -46,6 +46,8 @@ from spark_stream.wire.transaction_messages import (
     TransactionList,
     TransactionPartition,
 )
+
+R = TypeVar("R", SinkBatch, OpenBranch, SettleSinkBatch, StopRun)
 
 # -- producers ------------------------------------------------------------------------------------
 
@@ -80,17 +82,8 @@ def check_id_owner(context: BrokerContext, transactional_id: str, instance: str 
 def init_transactions(context: BrokerContext, asked: InitTransactions) -> TransactionDescription:
     transactions = context.transactions
     _claim_id(context, asked.transactional_id)
-    return _facts(
-        context,
-        transactions.run(
-            transactions.decisions.take_over(
-                asked.transactional_id,
-                asked.instance,
-                asked.timeout_ms,
-                transactions.now_ms(),
-            )
-        ),
-    )
+    script = transactions.decisions.take_over(asked, transactions.now_ms())
+    return _facts(context, transactions.run(script))
 
 
 @handles(BeginTransaction)
@@ -98,13 +91,7 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     begun = transactions.run(
-        transactions.decisions.begin(
-            asked.transactional_id,
-            asked.instance,
-            asked.after,
-            transactions.coordinator,
-            transactions.now_ms(),
-        )
+        transactions.decisions.begin(asked, transactions.coordinator, transactions.now_ms())
     )
     return Branch(
         transactional_id=begun.transactional_id,
@@ -118,38 +105,20 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
 def renew_transaction(context: BrokerContext, asked: RenewTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
-    script = transactions.decisions.renew(
-        asked.transactional_id,
-        asked.instance,
-        asked.number,
-        transactions.now_ms(),
-    )
+    script = transactions.decisions.renew(asked, transactions.now_ms())
     return _facts(context, transactions.run(script))
 
 
 @handles(CommitTransaction)
 def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
-    commit = Commit(
-        asked.transactional_id,
-        asked.instance,
-        asked.number,
-        tuple(asked.branches),
-        asked.batch,
-        tuple(asked.positions),
-        None if asked.content is None else tuple(asked.content),
-        asked.owners,
-    )
-    return _facts(context, context.transactions.run(context.transactions.decisions.commit(commit)))
+    return _facts(context, context.transactions.run(context.transactions.decisions.commit(asked)))
 
 
 @handles(AbortTransaction)
 def abort_transaction(context: BrokerContext, asked: AbortTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
-    script = context.transactions.decisions.abort(
-        asked.transactional_id, asked.instance, asked.number
-    )
-    return _facts(context, context.transactions.run(script))
+    return _facts(context, context.transactions.run(context.transactions.decisions.abort(asked)))
 
 
 # -- sinks ----------------------------------------------------------------------------------------
@@ -161,11 +130,7 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
     _claim_id(context, asked.transactional_id)
     found, producer_id = transactions.run(
         transactions.sinks.open_branch(
-            asked.transactional_id,
-            _claim(context, asked),
-            transactions.coordinator,
-            transactions.now_ms(),
-            renamed=asked.renamed,
+            _with_own_run(context, asked), transactions.coordinator, transactions.now_ms()
         )
     )
     return Branch(
@@ -179,52 +144,32 @@ def open_branch(context: BrokerContext, asked: OpenBranch) -> Branch:
 @handles(SettleSinkBatch)
 def settle_batch(context: BrokerContext, asked: SettleSinkBatch) -> SettledBatch:
     _claim_id(context, asked.transactional_id)
-    claim = _claim(context, asked)
-    script = context.transactions.sinks.settle_batch(
-        asked.transactional_id, claim, renamed=asked.renamed
-    )
+    script = context.transactions.sinks.settle_batch(_with_own_run(context, asked))
     found, committed = context.transactions.run(script)
-    if not committed or found.content is None:
-        return SettledBatch(committed=committed)
-    return SettledBatch(committed=True, content=list(found.content))
+    return SettledBatch(committed=committed, content=found.content if committed else None)
 
 
 @handles(RenewBatch)
 def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
-    transactions.run(
-        transactions.sinks.renew_batch(
-            asked.transactional_id,
-            asked.instance,
-            asked.batch,
-            transactions.now_ms(),
-        )
-    )
+    transactions.run(transactions.sinks.renew_batch(asked, transactions.now_ms()))
     return Empty()
 
 
 @handles(AbortBranch)
 def drop_branch(context: BrokerContext, asked: AbortBranch) -> Empty:
     check_id_owner(context, asked.transactional_id, asked.instance)
-    context.transactions.run(
-        context.transactions.sinks.drop_branch(
-            asked.transactional_id,
-            asked.instance,
-            asked.number,
-            asked.producer_id,
-        )
-    )
+    context.transactions.run(context.transactions.sinks.drop_branch(asked))
     return Empty()
 
 
 @handles(StopRun)
 def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
     context.check_has_rules()
-    stop = Stop(_own_run(context, asked.run), asked.planned, asked.batch)
-    context.transactions.run(
-        context.transactions.sinks.stop_run(stop, context.transactions.now_ms())
-    )
+    transactions = context.transactions
+    stop = _with_own_run(context, asked)
+    transactions.run(transactions.sinks.stop_run(stop, transactions.now_ms()))
     return Empty()
 
 
@@ -251,22 +196,15 @@ def delete_sink(context: BrokerContext, asked: DeleteSink) -> Empty:
     return Empty()
 
 
-def _own_run(context: BrokerContext, run: str) -> str:
-    """Return the run's name on record: nobody stops another principal's run."""
+def _with_own_run(context: BrokerContext, asked: R) -> R:
+    """Return the request with the run's name on record, which has its principal.
+
+    So a principal cannot stop the run of another one.
+    """
     principal = context.known_principal
-    return f"{len(principal)} {principal} {run}" if run and principal else run
-
-
-def _claim(context: BrokerContext, asked: SinkBatch) -> Claim:
-    return Claim(
-        query=asked.query,
-        instance=asked.instance,
-        batch=asked.batch,
-        timeout_ms=asked.timeout_ms,
-        run=_own_run(context, asked.run),
-        planned=asked.planned,
-        query_name=asked.query_name,
-    )
+    if not (asked.run and principal):
+        return asked
+    return structs.replace(asked, run=f"{len(principal)} {principal} {asked.run}")
 
 
 # -- operators ------------------------------------------------------------------------------------
@@ -303,7 +241,7 @@ def kill_transaction(context: BrokerContext, asked: KillTransaction) -> Transact
     transactions = context.transactions
     found = transactions.run(transactions.decisions.describe(asked.transactional_id))
     places = transactions.run(records.read_places(found.number))  # they are removed when it ends
-    script = transactions.decisions.kill(asked.transactional_id, asked.number)
+    script = transactions.decisions.kill(asked)
     return _facts(context, transactions.run(script), places)
 
 
@@ -360,5 +298,4 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
 def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:
     if len({each.topic for each in asked.topics}) != len(asked.topics):
         raise InvalidRequest("a topic is named twice")
-    ranges = [CutRange(each.topic, each.topic_id, each.lower, each.upper) for each in asked.topics]
-    return Cut(offsets=context.transactions.run(cutting.find_cut(ranges)))
+    return Cut(offsets=context.transactions.run(cutting.find_cut(asked.topics)))

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Final
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from spark_stream.consistency.transactions.transactions import (
@@ -41,6 +41,7 @@ from spark_stream.consistency.transactions.transactions import (
     owned,
     renewed,
 )
+from spark_stream.structs import Name, OffsetField
 
 BATCH_WRITES: Final = "batch writes of "
 """The beginning of the ``query`` of batch writes with a ``sinkId``. No streaming query has it."""
@@ -56,21 +57,21 @@ class Claim(Struct, frozen=True):
     goes back. ``query_name`` is for people.
     """
 
-    query: str
-    instance: str
-    batch: int
+    query: Name
+    instance: Name
+    batch: OffsetField
     timeout_ms: int = 60_000
-    run: str = ""
-    planned: int = 0
+    run: Annotated[str, Meta(max_length=255)] = ""
+    planned: OffsetField = 0
     query_name: str = ""
 
 
 class Stop(Struct, frozen=True):
     """A driver gives up a batch: all that it planned for the batch until ``planned``."""
 
-    run: str
-    planned: int
-    batch: int
+    run: Name
+    planned: OffsetField
+    batch: OffsetField
 
 
 def is_sink(transaction: Transaction) -> bool:

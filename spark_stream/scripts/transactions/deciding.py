@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from msgspec import Struct, field
-
 from spark_stream.cluster.topics import TOPICS, id_in
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.sinks import is_listed, is_sink
@@ -18,13 +16,11 @@ from spark_stream.consistency.transactions.transactions import (
     DECIDED,
     Allotted,
     Cause,
-    Content,
     Denial,
     Denied,
     Event,
     Joined,
     Outcome,
-    PositionOf,
     State,
     Transaction,
     not_open,
@@ -54,6 +50,14 @@ from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.positions import check_owners
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    CommitTransaction,
+    InitTransactions,
+    KillTransaction,
+    RenewTransaction,
+)
 
 _ABORTS: Final = {
     Cause.EXPIRED: "it was not renewed within its timeout of {timeout} ms",
@@ -113,23 +117,6 @@ _JOIN: Final = "a write"
 _LATER_RUN: Final = "A later run of the query continues. Do not restart this one."
 
 
-class Commit(Struct, frozen=True):
-    """A commit of transaction ``number`` with the producer ids that it takes.
-
-    ``batch`` and its ``content`` are a sink's. ``positions`` move with the commit. ``owners``: the
-    instance that has to own each consumer's name, by name.
-    """
-
-    transactional_id: str
-    instance: str
-    number: int
-    taken: tuple[int, ...]
-    batch: int | None = None
-    positions: tuple[PositionOf, ...] = ()
-    content: tuple[Content, ...] | None = None
-    owners: Mapping[str, str] = field(default_factory=dict)
-
-
 class Decisions:
     """Calls of producers and operators on transactions, at one broker."""
 
@@ -160,9 +147,7 @@ class Decisions:
         outcome = yield from self.judge_record(transactional_id, as_judge(rule))
         return (yield from self.conclude(outcome, number, asked))
 
-    def take_over(
-        self, transactional_id: str, instance: str, timeout_ms: int, now_ms: int
-    ) -> Script[Transaction]:
+    def take_over(self, asked: InitTransactions, now_ms: int) -> Script[Transaction]:
         """Give the instance the id, and abort an open transaction.
 
         Raises:
@@ -170,21 +155,14 @@ class Decisions:
         """
         return (
             yield from self.apply_rule(
-                transactional_id,
-                lambda found: rules.init(found, instance, timeout_ms, now_ms),
+                asked.transactional_id,
+                lambda found: rules.init(found, asked.instance, asked.timeout_ms, now_ms),
                 None,
                 "taking it over",
             )
         )
 
-    def begin(
-        self,
-        transactional_id: str,
-        instance: str,
-        after: int,
-        coordinator: str,
-        now_ms: int,
-    ) -> Script[Transaction]:
+    def begin(self, asked: BeginTransaction, coordinator: str, now_ms: int) -> Script[Transaction]:
         """Begin a transaction of the owner; ``coordinator`` is this broker.
 
         Raises:
@@ -196,9 +174,9 @@ class Decisions:
             nonlocal allotted
             wanted = rules.needs_producer_id(found)
             allotted = yield from allot(found, allotted, producer_id=wanted)
-            return rules.begin(found, instance, after, allotted, now_ms)
+            return rules.begin(found, asked.instance, asked.after, allotted, now_ms)
 
-        outcome = yield from self.judge_record(transactional_id, judge)
+        outcome = yield from self.judge_record(asked.transactional_id, judge)
         return (yield from self.conclude(outcome, None, "beginning a transaction"))
 
     def join(
@@ -232,20 +210,18 @@ class Decisions:
             self.finisher.ended[number] = transactional_id
             raise
 
-    def renew(
-        self, transactional_id: str, instance: str, number: int, now_ms: int
-    ) -> Script[Transaction]:
+    def renew(self, asked: RenewTransaction, now_ms: int) -> Script[Transaction]:
         """Restart the transaction's timeout: its owner is alive."""
         return (
             yield from self.apply_rule(
-                transactional_id,
-                lambda found: rules.renew(found, instance, number, now_ms),
-                number,
+                asked.transactional_id,
+                lambda found: rules.renew(found, asked.instance, asked.number, now_ms),
+                asked.number,
                 "a new deadline",
             )
         )
 
-    def commit(self, asked: Commit) -> Script[Transaction]:
+    def commit(self, asked: CommitTransaction) -> Script[Transaction]:
         """Commit; return when the markers are below the high watermark everywhere.
 
         The transaction's records are forced before it is decided, if their topics ask for that.
@@ -272,7 +248,7 @@ class Decisions:
                 found,
                 asked.instance,
                 asked.number,
-                asked.taken,
+                asked.branches,
                 asked.batch,
                 asked.positions,
                 asked.content,
@@ -291,10 +267,10 @@ class Decisions:
         while True:
             outcome = yield from self.judge_record(asked.transactional_id, judge)
             if isinstance(outcome, Denied) or outcome.state is not State.OPEN:
-                what = f"a commit of {sorted(asked.taken)}"
+                what = f"a commit of {sorted(asked.branches)}"
                 return (yield from self.conclude(outcome, asked.number, what))
 
-    def abort(self, transactional_id: str, instance: str, number: int) -> Script[Transaction]:
+    def abort(self, asked: AbortTransaction) -> Script[Transaction]:
         """Abort the transaction.
 
         Raises:
@@ -303,9 +279,9 @@ class Decisions:
         """
         return (
             yield from self.apply_rule(
-                transactional_id,
-                lambda found: rules.abort(found, instance, number),
-                number,
+                asked.transactional_id,
+                lambda found: rules.abort(found, asked.instance, asked.number),
+                asked.number,
                 "an abort",
             )
         )
@@ -322,18 +298,18 @@ class Decisions:
         found = [self.finisher.settled(record) for record in (yield from records.read_all())]
         return [each for each in found if is_listed(each, now_ms)]
 
-    def kill(self, transactional_id: str, number: int | None) -> Script[Transaction]:
+    def kill(self, asked: KillTransaction) -> Script[Transaction]:
         """Abort an open transaction, whoever owns it; with ``number``, only if that is its number.
 
         Raises:
             UnknownTransaction, InvalidTransaction: there is none, or it is not open.
         """
-        present = yield from self.describe(transactional_id)
+        present = yield from self.describe(asked.transactional_id)
         return (
             yield from self.apply_rule(
-                transactional_id,
-                lambda found: rules.kill(found, number),
-                present.number if number is None else number,
+                asked.transactional_id,
+                lambda found: rules.kill(found, asked.number),
+                present.number if asked.number is None else asked.number,
                 "an abort",
             )
         )

@@ -14,7 +14,7 @@ from typing import Final
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.transactions import sinks as rules
-from spark_stream.consistency.transactions.sinks import Claim, Stop
+from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.consistency.transactions.transactions import (
     DECIDED,
     Allotted,
@@ -32,6 +32,7 @@ from spark_stream.scripts.transactions.deciding import Decisions, allot, allowed
 from spark_stream.scripts.transactions.finishing import mark_dropped
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 from spark_stream.scripts.transactions.stopped import record_stop, stopped_until
+from spark_stream.wire.sink_messages import AbortBranch, RenewBatch, SinkBatch
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
 
@@ -44,73 +45,64 @@ class Sinks:
         self._finisher = decisions.finisher
 
     def open_branch(
-        self,
-        transactional_id: str,
-        claim: Claim,
-        coordinator: str,
-        now_ms: int,
-        *,
-        renamed: bool = False,
+        self, asked: SinkBatch, coordinator: str, now_ms: int
     ) -> Script[tuple[Transaction, int | None]]:
-        """Return the transaction that writes the claimed batch, and a producer id to use.
+        """Return the transaction that writes the batch, and a producer id to use.
 
-        The id is None if the batch is committed already. ``renamed``: the query may have written
-        under another transactional id before; what it committed there counts here.
+        The id is None if the batch is committed already.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
             TransactionAborted: the driver that planned the batch has given it up.
         """
-        if renamed:
-            yield from self.inherit_other_ids(transactional_id, claim)
+        if asked.renamed:
+            yield from self.inherit_other_ids(asked)
         allotted = Allotted(-1, -1, coordinator)
 
         def judge(found: Transaction) -> Script[Outcome]:
             nonlocal allotted
             allotted = yield from allot(found, allotted)
-            return rules.branch(found, claim, allotted, now_ms)
+            return rules.branch(found, asked, allotted, now_ms)
 
         while True:
-            outcome = yield from self._judge_claim(transactional_id, claim, judge)
+            outcome = yield from self._judge_claim(asked, judge)
             if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
                 return outcome.transaction, None
             # If this aborted what an earlier run left open, finish that; then try again.
-            found = yield from self._decisions.conclude(outcome, None, _ASKED.format(claim))
+            found = yield from self._decisions.conclude(outcome, None, _ASKED.format(asked))
             if allotted.producer_id in found.branches:
                 break
-        yield from self._end_if_given_up(transactional_id, claim)
+        yield from self._end_if_given_up(asked)
         return found, allotted.producer_id
 
-    def _end_if_given_up(self, transactional_id: str, claim: Claim) -> Script[None]:
+    def _end_if_given_up(self, asked: SinkBatch) -> Script[None]:
         # Check only once the branch is on record: either this call finds that the run was stopped,
         # or the call that stops the run finds the branch.
-        if not claim.run or (yield from stopped_until(claim.run)) < claim.planned:
+        if not asked.run or (yield from stopped_until(asked.run)) < asked.planned:
             return
-        stop = Stop(claim.run, claim.planned, claim.batch)
-        yield from self._apply(transactional_id, lambda found: rules.stop(found, stop))
+        stop = Stop(asked.run, asked.planned, asked.batch)
+        yield from self._apply(asked.transactional_id, lambda found: rules.stop(found, stop))
         raise TransactionAborted(
-            f"{_ASKED.format(claim)} was given up by its driver before this task began to write",
+            f"{_ASKED.format(asked)} was given up by its driver before this task began to write",
             cause=Cause.ASKED.value,
         )
 
-    def settle_batch(
-        self, transactional_id: str, claim: Claim, *, renamed: bool = False
-    ) -> Script[tuple[Transaction, bool]]:
-        """Abort what is open; return the sink's record, and whether the claimed batch is committed.
+    def settle_batch(self, asked: SinkBatch) -> Script[tuple[Transaction, bool]]:
+        """Abort what is open; return the sink's record, and whether the batch is committed.
 
         Raises:
             SinkInUse, StaleBatch, ProducerFenced.
         """
-        if renamed:
-            yield from self.inherit_other_ids(transactional_id, claim)
+        if asked.renamed:
+            yield from self.inherit_other_ids(asked)
         outcome = yield from self._judge_claim(
-            transactional_id, claim, as_judge(lambda found: rules.settle(found, claim))
+            asked, as_judge(lambda found: rules.settle(found, asked))
         )
         if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
             return outcome.transaction, True
-        return (yield from self._decisions.conclude(outcome, None, _ASKED.format(claim))), False
+        return (yield from self._decisions.conclude(outcome, None, _ASKED.format(asked))), False
 
-    def _judge_claim(self, transactional_id: str, claim: Claim, judge: Judge) -> Script[Outcome]:
+    def _judge_claim(self, asked: SinkBatch, judge: Judge) -> Script[Outcome]:
         """Apply the judge to the record, after adding what the query committed under expired ids.
 
         Read the copies after the record: expiry writes a copy before it deletes the record.
@@ -119,44 +111,41 @@ class Sinks:
 
         def inherit_and_judge(found: Transaction) -> Script[Outcome]:
             expired.clear()
-            first = found.instance != claim.instance and claim.query != transactional_id
+            first = found.instance != asked.instance and asked.query != asked.transactional_id
             if first and found.state not in DECIDED:
-                every = yield from records.read_expired(claim.query)
+                every = yield from records.read_expired(asked.query)
                 expired.extend(each for each in every if records.is_of(each[1], found.principal))
                 found = rules.revive(found, [each for _, each in expired])
             return (yield from judge(found))
 
-        outcome = yield from self._decisions.judge_record(transactional_id, inherit_and_judge)
+        outcome = yield from self._decisions.judge_record(asked.transactional_id, inherit_and_judge)
         if not isinstance(outcome, Denied):
             yield from records.delete_expired(expired)
         return outcome
 
-    def renew_batch(
-        self, transactional_id: str, instance: str, batch: int, now_ms: int
-    ) -> Script[None]:
+    def renew_batch(self, asked: RenewBatch, now_ms: int) -> Script[None]:
         """Renew the batch's transaction if it is open: a task is alive.
 
         Raises:
             ProducerFenced: a later run of the query has taken over.
         """
-        rule = as_judge(lambda found: rules.renew(found, instance, batch, now_ms))
-        outcome = yield from self._decisions.judge_record(transactional_id, rule)
+        rule = as_judge(lambda found: rules.renew(found, asked.instance, asked.batch, now_ms))
+        outcome = yield from self._decisions.judge_record(asked.transactional_id, rule)
         allowed(outcome, None, "a sign of life")
 
-    def drop_branch(
-        self, transactional_id: str, instance: str, number: int, producer_id: int
-    ) -> Script[None]:
+    def drop_branch(self, asked: AbortBranch) -> Script[None]:
         """Abort what a failed task wrote; the transaction goes on.
 
         Raises:
             ProducerFenced, ForeignBranch: the branch is not the caller's.
             DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
         """
-        rule = as_judge(lambda found: rules.drop(found, instance, number, producer_id))
-        judged = yield from self._decisions.judge_record(transactional_id, rule)
-        outcome = allowed(judged, number, "dropping a branch")
-        if outcome.state is State.OPEN and producer_id in outcome.dropped:
-            yield from mark_dropped(outcome, producer_id)
+        branch = asked.producer_id
+        rule = as_judge(lambda found: rules.drop(found, asked.instance, asked.number, branch))
+        judged = yield from self._decisions.judge_record(asked.transactional_id, rule)
+        outcome = allowed(judged, asked.number, "dropping a branch")
+        if outcome.state is State.OPEN and branch in outcome.dropped:
+            yield from mark_dropped(outcome, branch)
 
     def stop_run(self, asked: Stop, now_ms: int) -> Script[None]:
         """Abort the batch that the driver gave up, and keep it from being opened again."""
@@ -165,26 +154,25 @@ class Sinks:
             name = record.transactional_id
             yield from self._apply(name, lambda found: rules.stop(found, asked))
 
-    def inherit_other_ids(self, transactional_id: str, claim: Claim) -> Script[None]:
+    def inherit_other_ids(self, asked: SinkBatch) -> Script[None]:
         """Take over what the query committed under other ids, once for each of its runs.
 
         Ids of other principals are left alone: whoever knows a query's name need not be the query.
         """
-        present = (yield from records.read(transactional_id)) or Transaction(transactional_id)
-        if present.instance == claim.instance:
+        own = asked.transactional_id
+        present = (yield from records.read(own)) or Transaction(own)
+        if present.instance == asked.instance:
             return
-        for record in (yield from FindTransactions(By.QUERY, claim.query)):
+        for record in (yield from FindTransactions(By.QUERY, asked.query)):
             name = record.transactional_id
-            if name == transactional_id or not records.is_of(record, present.principal):
+            if name == own or not records.is_of(record, present.principal):
                 continue
             given = yield from self._apply(
-                name, lambda found: rules.hand_over(found, claim.instance)
+                name, lambda found: rules.hand_over(found, asked.instance)
             )
             if given.committed_batch >= 0:
                 inherit = partial(rules.inherit, before=given)
-                outcome = yield from self._decisions.judge_record(
-                    transactional_id, as_judge(inherit)
-                )
+                outcome = yield from self._decisions.judge_record(own, as_judge(inherit))
                 allowed(outcome, None, "a sink's call")
 
     def list_all(self) -> Script[list[tuple[Transaction, bool]]]:

@@ -30,6 +30,11 @@ from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.logs import FileLogs
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    InitTransactions,
+)
 from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.clocks import FakeClock
 from tests.scripts.on_store import OnStore
@@ -86,8 +91,9 @@ class Desk:
 
     def begin(self, name: str, *, joins: bool) -> None:
         transactions, run = self.transactions, self.transactions.run
-        run(transactions.decisions.take_over(name, "me", 1_000, 0))
-        begun = run(transactions.decisions.begin(name, "me", -1, "here", 0))
+        me = {"transactional_id": name, "instance": "me"}
+        run(transactions.decisions.take_over(InitTransactions.of(**me, timeout_ms=1_000), 0))
+        begun = run(transactions.decisions.begin(BeginTransaction.of(**me), "here", 0))
         if joins:
             place = Joined("t", "id", 0)
             run(
@@ -161,7 +167,8 @@ def test_a_transaction_does_not_expire_because_of_an_outage_of_the_store(
 def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_path: Path):
     found = Desk(tmp_path)
     transactions = found.transactions
-    transactions.run(transactions.decisions.take_over("unused", "me", 1_000, transactions.now_ms()))
+    asked = InitTransactions(transactional_id="unused", instance="me", timeout_ms=1_000)
+    transactions.run(transactions.decisions.take_over(asked, transactions.now_ms()))
     transactions.run(transactions.sweeping())
     found.clock.pass_us(FORGET_AFTER_MS * 1_000 + 2 * SECOND_US)
     transactions.run(transactions.sweeping())
@@ -177,7 +184,11 @@ def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
     of = (begun.number, begun.producer_id, begun.epoch)
     late = OnStore(found.store).start(transactions.decisions.join("x", *of, place))
     late.advance()  # it has looked, and the transaction was open
-    transactions.run(transactions.decisions.abort("x", "me", begun.number))
+    transactions.run(
+        transactions.decisions.abort(
+            AbortTransaction(transactional_id="x", instance="me", number=begun.number)
+        )
+    )
     transactions.run(transactions.sweeping())
     with pytest.raises(TransactionAborted):
         late.end()

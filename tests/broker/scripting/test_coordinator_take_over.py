@@ -13,6 +13,7 @@ from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.scripts.steps import PutRecord, Script
 from spark_stream.scripts.transactions import records
+from spark_stream.wire.transaction_messages import BeginTransaction, InitTransactions
 from tests.broker.local_broker import LEASE_S, Surroundings
 from tests.broker.pairs import brokers as two_brokers
 from tests.broker.pairs import make_topic
@@ -49,8 +50,10 @@ class TwoBrokers:
     def begin_at_a(self, name: str = "x") -> Transaction:
         """A transaction of A that has a record in B's partition."""
         asked = self.a.transactions
-        asked.run(asked.decisions.take_over(name, "me", int(TIMEOUT_S * 1000), 0))
-        begun = asked.run(asked.decisions.begin(name, "me", -1, asked.coordinator, 0))
+        me = {"transactional_id": name, "instance": "me"}
+        taken = InitTransactions.of(**me, timeout_ms=int(TIMEOUT_S * 1000))
+        asked.run(asked.decisions.take_over(taken, 0))
+        begun = asked.run(asked.decisions.begin(BeginTransaction.of(**me), asked.coordinator, 0))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
         at = self.partition
         pending = at.transactions.open_join(number, producer)

@@ -18,11 +18,12 @@ from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
-from spark_stream.scripts.cutting import CutRange, find_cut
+from spark_stream.scripts.cutting import find_cut
 from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions
 from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers
 from spark_stream.scripts.transactions.records import note_joins, read
+from spark_stream.wire.offset_messages import CutTopic
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.simulation.store import MortalStore, Outage
@@ -133,7 +134,7 @@ def test_a_cut_splits_no_transaction_that_a_replaced_leader_does_not_know(three,
     for number in (0, 1):
         write(c.partition("t", number))
         c.partition("t", number).transactions.end(NUMBER, lambda _: True)
-    cut = broker.driver.run(find_cut([CutRange("t", None, {}, {})]))
+    cut = broker.driver.run(find_cut([CutTopic(topic="t")]))
     assert cut["t"] in ({0: 0, 1: 0}, {0: 3, 1: 3})
     assert c.partition("t", 1).bounds(Isolation.READ_ATOMIC).atomic_cut == 3
 

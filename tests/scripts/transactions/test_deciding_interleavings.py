@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,9 +21,16 @@ from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.scripts.steps import Force, Get, PartitionStep, Pause, Script, WriteMarkers
 from spark_stream.scripts.topics import delete_topic
 from spark_stream.scripts.transactions import positions
-from spark_stream.scripts.transactions.deciding import Commit, Decisions
+from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.records import read_all
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    CommitTransaction,
+    InitTransactions,
+    RenewTransaction,
+)
 from tests.examples import examples
 from tests.scripts.world import INVARIANTS, Append, Running, World
 
@@ -36,12 +45,33 @@ def watched() -> World:
     return world
 
 
+OWNER = {"instance": "me"}
+Begun = tuple[int, int, int]
+
+
+def committed(name: str, begun: Begun, **more: Any) -> CommitTransaction:
+    return CommitTransaction(
+        **OWNER, transactional_id=name, number=begun[0], branches=(begun[1],), **more
+    )
+
+
+def aborted(name: str, begun: Begun) -> AbortTransaction:
+    return AbortTransaction(**OWNER, transactional_id=name, number=begun[0])
+
+
+def renewed(name: str, begun: Begun) -> RenewTransaction:
+    return RenewTransaction(**OWNER, transactional_id=name, number=begun[0])
+
+
 def begin(world: World, broker: str, name: str, after: int = -1) -> tuple[int, int, int]:
     """Number, producer id and epoch of a new transaction of the instance ``me``."""
     scripts = world.brokers[broker]
     if after < 0:
-        world.run(broker, scripts.decisions.take_over(name, "me", 60_000, 0))
-    found = world.run(broker, scripts.decisions.begin(name, "me", after, broker, 0))
+        world.run(
+            broker, scripts.decisions.take_over(InitTransactions(**OWNER, transactional_id=name), 0)
+        )
+    asked = BeginTransaction(**OWNER, transactional_id=name, after=after)
+    found = world.run(broker, scripts.decisions.begin(asked, broker, 0))
     return found.number, found.producer_id, found.epoch
 
 
@@ -53,13 +83,13 @@ def write(name: str, begun: tuple[int, int, int], place, value: int) -> Script[N
 
 
 def commit(world: World, broker: str, name: str, begun: tuple[int, int, int], **more) -> Running:
-    asked = Commit(name, "me", begun[0], (begun[1],), **more)
+    asked = committed(name, begun, **more)
     scripts = world.brokers[broker]
     return world.start(broker, scripts.decisions.commit(asked), "commit")
 
 
 def abort(world: World, broker: str, name: str, begun: tuple[int, int, int]) -> Running:
-    script = world.brokers[broker].decisions.abort(name, "me", begun[0])
+    script = world.brokers[broker].decisions.abort(aborted(name, begun))
     return world.start(broker, script, "abort")
 
 
@@ -251,10 +281,10 @@ def test_commit_fails_if_a_topic_was_deleted(again):
         topic = Topic("t", "another id", pa.schema([]), 3, {})
         assert world.store.put(TOPICS + topic.name, encode(topic), 0)
     with pytest.raises(UnknownTopic, match="topic 't', which was deleted") as raised:
-        world.run(A, Decisions(Finisher()).commit(Commit("x", "me", begun[0], (begun[1],))))
+        world.run(A, Decisions(Finisher()).commit(committed("x", begun)))
     assert raised.value.details["topic"] == "t"
     assert world.store.transaction("x").state is State.OPEN
-    world.run(A, Decisions(Finisher()).abort("x", "me", begun[0]))
+    world.run(A, Decisions(Finisher()).abort(aborted("x", begun)))
     assert world.partition(0).visible() == []
 
 
@@ -445,7 +475,7 @@ def test_a_commit_forces_each_partition_once_although_the_transaction_is_renewed
         step = asked.parts[0] if asked.parts else asked.step
         if isinstance(step, Force):
             forces += 1
-            renewal = world.brokers[B].decisions.renew("x", "me", begun[0], now_ms)
+            renewal = world.brokers[B].decisions.renew(renewed("x", begun), now_ms)
             world.run(B, renewal)
         world.advance(asked)
     assert asked.result.state is State.COMMITTED

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from isolog.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTransaction
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
-from spark_stream.scripts.transactions import deciding, records
+from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
+from spark_stream.wire.sink_messages import SinkBatch
+from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions
 from tests.scripts.transactions.test_deciding_interleavings import A, B, watched
 from tests.scripts.world import World
 
@@ -19,12 +21,21 @@ CLAIM = Claim("q", "run", 7)
 NEXT_RUN = replace(CLAIM, instance="next run")
 
 
+def batch_of(sink: str, claim: Claim, *, renamed: bool = False) -> SinkBatch:
+    return SinkBatch(transactional_id=sink, renamed=renamed, **asdict(claim))
+
+
 def write_batch(world: World, sink: str = "s", claim: Claim = CLAIM) -> None:
     broker = world.brokers[A]
-    found, producer = world.run(A, broker.sinks.open_branch(sink, claim, A, 0))
+    found, producer = world.run(A, broker.sinks.open_branch(batch_of(sink, claim), A, 0))
     assert producer is not None
-    asked = deciding.Commit(
-        sink, claim.instance, found.number, (producer,), claim.batch, (), CONTENT
+    asked = CommitTransaction(
+        transactional_id=sink,
+        instance=claim.instance,
+        number=found.number,
+        branches=(producer,),
+        batch=claim.batch,
+        content=CONTENT,
     )
     decided = world.run(A, broker.decisions.commit(asked))
     world.run(A, broker.finisher.record_finish(decided))
@@ -46,7 +57,9 @@ def expire(world: World, sink: str = "s") -> None:
 
 def settle(world: World, sink: str, claim: Claim, *, renamed: bool = False) -> tuple[object, bool]:
     broker = world.brokers[A]
-    found, committed = world.run(A, broker.sinks.settle_batch(sink, claim, renamed=renamed))
+    found, committed = world.run(
+        A, broker.sinks.settle_batch(batch_of(sink, claim, renamed=renamed))
+    )
     return found.content, committed
 
 
@@ -75,7 +88,7 @@ def test_a_batch_that_comes_again_after_its_id_expired_is_known():
     expire(world)
     broker = world.brokers[B]
     assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
-    assert world.run(B, broker.sinks.open_branch("s", NEXT_RUN, B, 0))[1] is None
+    assert world.run(B, broker.sinks.open_branch(batch_of("s", NEXT_RUN), B, 0))[1] is None
     with pytest.raises(StaleBatch):
         settle(world, "s", replace(NEXT_RUN, batch=6))
     assert kept(world) == ["s"]
@@ -146,7 +159,7 @@ def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):
         write_batch(world)
         claim = replace(NEXT_RUN, batch=batch)
         expiry = world.start(A, records.expire_sink(world.store.transaction("s")))
-        call = world.start(B, world.brokers[B].sinks.open_branch("s", claim, B, 0))
+        call = world.start(B, world.brokers[B].sinks.open_branch(batch_of("s", claim), B, 0))
         first, second = (expiry, call) if expiry_first else (call, expiry)
         for _ in range(steps):
             if not first.over:
@@ -165,7 +178,7 @@ def test_a_sink_is_deleted_with_what_it_committed_once_nothing_of_it_is_open():
     world = watched()
     broker = world.brokers[A]
     write_batch(world)
-    world.run(A, broker.sinks.open_branch("s", replace(CLAIM, batch=8), A, 0))
+    world.run(A, broker.sinks.open_branch(batch_of("s", replace(CLAIM, batch=8)), A, 0))
     with pytest.raises(InvalidTransaction, match="batch 8 of 's' is being written"):
         world.run(A, broker.sinks.delete("s"))
     assert settle(world, "s", replace(CLAIM, batch=8)) == (CONTENT, False)
@@ -182,7 +195,8 @@ def test_an_expired_sink_is_listed_and_deleted_and_no_other():
     for sink in ("s", "u"):
         write_batch(world, sink, replace(CLAIM, query=f"of {sink}"))
         expire(world, sink)
-    world.run(A, broker.decisions.take_over("a producer", "me", 1_000, 0))
+    asked = InitTransactions(transactional_id="a producer", instance="me", timeout_ms=1_000)
+    world.run(A, broker.decisions.take_over(asked, 0))
     listed = world.run(A, broker.sinks.list_all())
     assert [(each.transactional_id, expired) for each, expired in listed] == [
         ("s", True),
@@ -223,7 +237,7 @@ def test_finished_ids_of_batch_writes_leave_the_lists_after_an_hour(name, claim)
 
 def test_an_open_batch_write_stays_in_the_lists():
     world = watched()
-    world.run(A, world.brokers[A].sinks.open_branch("sink/s", NUMBERED, A, 0))
+    world.run(A, world.brokers[A].sinks.open_branch(batch_of("sink/s", NUMBERED), A, 0))
     assert listed(world, "sink/s", 400 * DAY_MS)
 
 
@@ -237,4 +251,4 @@ def test_the_record_of_a_job_is_deleted_after_an_hour_and_that_of_a_numbered_bat
     again = replace(NUMBERED, instance="batch/2")
     assert settle(world, "sink/s", again) == (CONTENT, True)
     broker = world.brokers[B]
-    assert world.run(B, broker.sinks.open_branch("sink/s", again, B, 0))[1] is None
+    assert world.run(B, broker.sinks.open_branch(batch_of("sink/s", again), B, 0))[1] is None

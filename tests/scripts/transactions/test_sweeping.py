@@ -16,6 +16,7 @@ from tests.scripts.transactions.test_deciding_interleavings import (
     B,
     begin,
     commit,
+    renewed,
     watched,
     write,
 )
@@ -82,7 +83,7 @@ def test_a_sign_of_life_begins_the_time_anew_though_the_wall_clock_stands_still(
     for _ in range(5):
         assert sweep(world, clock) == [Swept.LEFT]
         clock.seconds += TIMEOUT_S * 0.9
-        world.run(A, world.brokers[A].decisions.renew("x", "me", begun[0], 0))
+        world.run(A, world.brokers[A].decisions.renew(renewed("x", begun), 0))
     assert sweep(world, clock) == [Swept.LEFT]
     clock.seconds += TIMEOUT_S + 0.001
     assert sweep(world, clock) == [Swept.EXPIRED]
@@ -108,7 +109,7 @@ def test_a_sign_of_life_that_comes_before_the_expiry_is_decided_wins():
     found = world.brokers[A]
     record = world.store.transaction("x")
     late = world.start(A, found.sweeper.sweep_record(record, 2_000.0, 0))
-    world.run(B, world.brokers[B].decisions.renew("x", "me", begun[0], 5))
+    world.run(B, world.brokers[B].decisions.renew(renewed("x", begun), 5))
     while not late.over:
         world.advance(late)
     assert (late.result, world.store.transaction("x").state) == (Swept.LEFT, State.OPEN)

@@ -20,7 +20,12 @@ from spark_stream.consistency.transactions.transactions import PositionOf, Trans
 from spark_stream.scripts import groups
 from spark_stream.scripts.steps import Script
 from spark_stream.scripts.transactions import positions
-from spark_stream.scripts.transactions.deciding import Commit
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    CommitTransaction,
+    InitTransactions,
+)
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
 from tests.simulation.clients.transactions import TIMEOUT_MS, commit
@@ -268,9 +273,9 @@ class SimulatedMember:
         yield from self._session.run(
             "take over",
             lambda at: at.transactions.decisions.take_over(
-                self._id,
-                self._name,
-                2 * TIMEOUT_MS,
+                InitTransactions(
+                    transactional_id=self._id, instance=self._name, timeout_ms=2 * TIMEOUT_MS
+                ),
                 at.transactions.now_ms(),
             ),
         )
@@ -280,9 +285,7 @@ class SimulatedMember:
         begun: Transaction = yield from session.run(
             "begin",
             lambda at: at.transactions.decisions.begin(
-                self._id,
-                self._name,
-                self._after,
+                BeginTransaction(transactional_id=self._id, instance=self._name, after=self._after),
                 at.transactions.coordinator,
                 at.transactions.now_ms(),
             ),
@@ -292,13 +295,9 @@ class SimulatedMember:
             (each.topic_id, each.partition): self._stored[each.topic_id, each.partition]
             for each in moved
         }
-        asked = Commit(
-            self._id,
-            self._name,
-            begun.number,
-            (begun.producer_id,),
-            positions=moved,
-            owners=owners,
+        own = {"transactional_id": self._id, "instance": self._name, "number": begun.number}
+        asked = CommitTransaction.of(
+            **own, branches=[begun.producer_id], positions=moved, owners=owners
         )
         session.world.notice("asked", asked)
         session.world.notice("group_asked", self.core.member, begun.number, starts)
@@ -307,10 +306,8 @@ class SimulatedMember:
         try:
             yield from commit(session, asked)
         except ConsumerFenced:
-            yield from session.run(
-                "abort",
-                lambda at: at.transactions.decisions.abort(self._id, self._name, begun.number),
-            )
+            ended = AbortTransaction.of(**own)
+            yield from session.run("abort", lambda at: at.transactions.decisions.abort(ended))
             raise
 
 

@@ -9,6 +9,7 @@ from isolog.errors import IsologError
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.transactions.transactions import Transaction
 from spark_stream.scripts.steps import Script
+from spark_stream.wire.transaction_messages import KillTransaction
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
 from tests.simulation.network import NoAnswer
@@ -34,7 +35,9 @@ def meddle(world: World, name: str) -> Body:
 
 
 def _kill(chosen: Transaction, at: SimulatedBroker) -> Script[Transaction]:
-    return at.transactions.decisions.kill(chosen.transactional_id, chosen.number)
+    return at.transactions.decisions.kill(
+        KillTransaction(transactional_id=chosen.transactional_id, number=chosen.number)
+    )
 
 
 def make_and_delete_topics(world: World, name: str) -> Body:

@@ -10,7 +10,8 @@ from isolog.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
-from spark_stream.scripts.cutting import CutRange, find_cut
+from spark_stream.scripts.cutting import find_cut
+from spark_stream.wire.offset_messages import CutTopic
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session
 from tests.simulation.fetching import SimulatedReader
@@ -93,15 +94,14 @@ def read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, in
 def find_offsets(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
     """A cut through the topics, from these positions on; None: logs have lost records meanwhile."""
     ranges = [
-        CutRange(
-            topic.name,
-            topic.id,
-            {
+        CutTopic(
+            topic=topic.name,
+            topic_id=topic.id,
+            lower={
                 at: positions[topic.id, at]
                 for at in range(topic.partitions)
                 if (topic.id, at) in positions
             },
-            {},
         )
         for topic in topics
     ]

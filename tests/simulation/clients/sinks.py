@@ -6,9 +6,10 @@ from typing import Final
 
 from isolog.errors import IsologError
 from spark_stream.consistency.ids import NO_TRANSACTION
-from spark_stream.consistency.transactions.sinks import Claim, Stop
+from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.consistency.transactions.transactions import Content
-from spark_stream.scripts.transactions.deciding import Commit
+from spark_stream.wire.sink_messages import AbortBranch, SinkBatch
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.clients.asking import Session
 from tests.simulation.clients.transactions import TIMEOUT_MS, commit
 from tests.simulation.network import NoAnswer
@@ -28,19 +29,25 @@ def write_batches(world: World, name: str) -> Body:
         instance = f"{name}#{run}"
         try:
             for planned in range(session.chance.randint(1, 3)):
-                claim = Claim(query, instance, batch, TIMEOUT_MS, instance, planned)
-                if (yield from _write_batch(session, query, claim)):
+                claim = SinkBatch(
+                    transactional_id=query,
+                    query=query,
+                    instance=instance,
+                    batch=batch,
+                    timeout_ms=TIMEOUT_MS,
+                    run=instance,
+                    planned=planned,
+                )
+                if (yield from _write_batch(session, claim)):
                     batch += 1
                 yield from session.pause(1.0)
         except (IsologError, NoAnswer) as error:
             world.tell(f"{name}: run {run} ends: {error}")
 
 
-def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
+def _write_batch(session: Session, claim: SinkBatch) -> Body:
     """Whether the batch is committed."""
-    _, done = yield from session.run(
-        "settle", lambda at: at.transactions.sinks.settle_batch(sink, claim)
-    )
+    _, done = yield from session.run("settle", lambda at: at.transactions.sinks.settle_batch(claim))
     if done:
         return True
     taken: list[int] = []
@@ -49,20 +56,17 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
         found, branch = yield from session.run(
             "open a branch",
             lambda at: at.transactions.sinks.open_branch(
-                sink,
-                claim,
-                at.transactions.coordinator,
-                at.transactions.now_ms(),
+                claim, at.transactions.coordinator, at.transactions.now_ms()
             ),
         )
         if branch is None:
             return True
         number = found.number
-        if (yield from _write_branch(session, sink, number, branch)):
+        if (yield from _write_branch(session, claim.transactional_id, number, branch)):
             if session.chance.random() < 0.85:  # else a second attempt was faster
                 taken.append(branch)
         elif session.chance.random() < 0.7:
-            yield from _drop(session, sink, claim, number, branch)
+            yield from _drop(session, claim, number, branch)
     if session.chance.random() < 0.15:
         stop = Stop(claim.run, claim.planned, claim.batch)
         yield from session.run(
@@ -71,7 +75,14 @@ def _write_batch(session: Session, sink: str, claim: Claim) -> Body:
         )
         return False
     content = (Content("t", len(taken), claim.batch),)
-    asked = Commit(sink, claim.instance, number, tuple(taken), claim.batch, (), content)
+    asked = CommitTransaction(
+        transactional_id=claim.transactional_id,
+        instance=claim.instance,
+        number=number,
+        branches=tuple(taken),
+        batch=claim.batch,
+        content=content,
+    )
     session.world.notice("asked", asked)
     yield from commit(session, asked)
     return True
@@ -101,8 +112,11 @@ def _write_all(session: Session, producer: SimulatedProducer) -> Body:
     return True
 
 
-def _drop(session: Session, sink: str, claim: Claim, number: int, branch: int) -> Body:
-    yield from session.run(
-        "drop a branch",
-        lambda at: at.transactions.sinks.drop_branch(sink, claim.instance, number, branch),
+def _drop(session: Session, claim: SinkBatch, number: int, branch: int) -> Body:
+    asked = AbortBranch(
+        transactional_id=claim.transactional_id,
+        instance=claim.instance,
+        number=number,
+        producer_id=branch,
     )
+    yield from session.run("drop a branch", lambda at: at.transactions.sinks.drop_branch(asked))

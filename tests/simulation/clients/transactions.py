@@ -7,7 +7,12 @@ from typing import Final
 
 from isolog.errors import IsologError, ProducerFenced, TransactionAborted
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
-from spark_stream.scripts.transactions.deciding import Commit
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    CommitTransaction,
+    InitTransactions,
+)
 from tests.simulation.clients.asking import Session
 from tests.simulation.history import Finish
 from tests.simulation.network import NoAnswer
@@ -34,14 +39,12 @@ def write_in_transactions(world: World, name: str) -> Body:
 def _live(session: Session, transactional_id: str, instance: str) -> Body:
     chance = session.chance
     timeout_ms = chance.choice((TIMEOUT_MS, TIMEOUT_MS, 2 * TIMEOUT_MS))
+    taken = InitTransactions(
+        transactional_id=transactional_id, instance=instance, timeout_ms=timeout_ms
+    )
     yield from session.run(
         "take over",
-        lambda at: at.transactions.decisions.take_over(
-            transactional_id,
-            instance,
-            timeout_ms,
-            at.transactions.now_ms(),
-        ),
+        lambda at: at.transactions.decisions.take_over(taken, at.transactions.now_ms()),
     )
     moved: dict[str, int] = {}
     consumer = chance.choice(CONSUMERS) if chance.random() < 0.5 else None
@@ -80,16 +83,13 @@ def take_name(session: Session, consumer: str, instance: str) -> Body:
 
 
 def _begin(session: Session, transactional_id: str, instance: str, after: int) -> Body:
+    asked = BeginTransaction(transactional_id=transactional_id, instance=instance, after=after)
     try:
         return (
             yield from session.run(
                 "begin",
                 lambda at: at.transactions.decisions.begin(
-                    transactional_id,
-                    instance,
-                    after,
-                    at.transactions.coordinator,
-                    at.transactions.now_ms(),
+                    asked, at.transactions.coordinator, at.transactions.now_ms()
                 ),
             )
         )
@@ -141,10 +141,8 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
         return
     try:
         if choice < 0.3:
-            abort = session.run(
-                "abort",
-                lambda at: at.transactions.decisions.abort(name, instance, begun.number),
-            )
+            ended = AbortTransaction(transactional_id=name, instance=instance, number=begun.number)
+            abort = session.run("abort", lambda at: at.transactions.decisions.abort(ended))
             yield from _note_finish(session, abort, begun.number)
             return
         asked = _commit(begun, instance, moved, chance)
@@ -164,27 +162,29 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
         return
 
 
-def _commit(begun: Transaction, instance: str, moved: dict[str, int], chance: Random) -> Commit:
+def _commit(
+    begun: Transaction, instance: str, moved: dict[str, int], chance: Random
+) -> CommitTransaction:
     positions: tuple[PositionOf, ...] = ()
     if moved and chance.random() < 0.7:
         for name in moved:
             moved[name] += 1
         positions = tuple(PositionOf(name, "in", "in", 0, at) for name, at in moved.items())
     owners = {each.consumer: instance for each in positions}
-    return Commit(
-        begun.transactional_id,
-        instance,
-        begun.number,
-        (begun.producer_id,),
+    return CommitTransaction(
+        transactional_id=begun.transactional_id,
+        instance=instance,
+        number=begun.number,
+        branches=(begun.producer_id,),
         positions=positions,
         owners=owners,
     )
 
 
-def commit(session: Session, asked: Commit) -> Body:
+def commit(session: Session, asked: CommitTransaction) -> Body:
     """Commits; raises as ``Session.run``."""
     calling = session.run("commit", lambda at: at.transactions.decisions.commit(asked))
-    answer = yield from _note_finish(session, calling, asked.number, asked.taken)
+    answer = yield from _note_finish(session, calling, asked.number, asked.branches)
     session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
     session.world.notice("committed", asked, answer)
 

@@ -15,8 +15,8 @@ from isolog.errors import (
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.transactions.transactions import COMMITS, Transaction
-from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.wire.append_messages import Ack, BatchRefused
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Course, Line, Seen, Sent
 from tests.simulation.invariants.base import Invariant, View
@@ -156,7 +156,7 @@ class AProducerIsToldTheTruth(Invariant):
 class ACommitIsAnsweredWhenItIsVisible(Invariant):
     """Who is told that a transaction is committed finds it marked in every partition."""
 
-    def committed(self, commit: Commit, answer: Transaction) -> None:
+    def committed(self, commit: CommitTransaction, answer: Transaction) -> None:
         number = commit.number
         what = f"transaction {number} of {commit.transactional_id!r}"
         self.require(answer.state in COMMITS, f"{what} is {answer.state}")

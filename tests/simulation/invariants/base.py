@@ -21,9 +21,9 @@ from spark_stream.consistency.groups import Assigned, Group
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
 from spark_stream.scripts.steps import Marked, WriteMarkers
-from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.append_messages import Ack
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import VirtualClock
 from tests.simulation.history import Course, Fetched, Finish, History, Line, Place, Seen, Sent
@@ -171,13 +171,13 @@ class Invariant:
     def settled(self, sent: Sent, settlement: Settlement) -> None:
         """A producer has got to know what became of a batch."""
 
-    def asked(self, commit: Commit) -> None:
+    def asked(self, commit: CommitTransaction) -> None:
         """A client asks for a commit."""
 
     def stored(self, positions: Sequence[PositionOf]) -> None:
         """A client asks to store positions outside any transaction."""
 
-    def committed(self, commit: Commit, answer: Transaction) -> None:
+    def committed(self, commit: CommitTransaction, answer: Transaction) -> None:
         """A client is told that it is committed."""
 
     def owned(self, consumer: str, instance: str, found: Sequence[PositionOf]) -> None:

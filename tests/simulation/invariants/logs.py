@@ -13,9 +13,9 @@ from spark_stream.consistency.ids import NO_PRODUCER, BrokerId
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions.transactions import COMMITS, State, Transaction
 from spark_stream.scripts.steps import Marked, WriteMarkers
-from spark_stream.scripts.transactions.deciding import Commit
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.settings import Flush
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Course, Line, Place, Seen
 from tests.simulation.invariants.base import Invariant, View
@@ -64,7 +64,7 @@ class ACommitIsForcedFirst(Invariant):
         self._asked: dict[int, dict[Place, tuple[int, int]]] = {}  # (epoch, entries)
         self._promised: dict[Line, set[Seen]] = {}
 
-    def asked(self, commit: Commit) -> None:
+    def asked(self, commit: CommitTransaction) -> None:
         """What is there by now is what its client means; a batch on its way is its own affair."""
         there = {}
         for course in self.history.there():

@@ -7,7 +7,7 @@ from typing import Any
 
 from spark_stream.cluster.consumers import decode_positions
 from spark_stream.consistency.transactions.transactions import PositionOf, State, Transaction
-from spark_stream.scripts.transactions.deciding import Commit
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.invariants.base import Invariant, View
 
 Key = tuple[str, str, int]
@@ -97,7 +97,7 @@ class ANameHasOneOwner(Invariant):
         self._owner: dict[str, str] = {}
         self._asked: dict[int, Mapping[str, str]] = {}
 
-    def asked(self, commit: Commit) -> None:
+    def asked(self, commit: CommitTransaction) -> None:
         self._asked[commit.number] = commit.owners
 
     def owned(self, consumer: str, instance: str, found: Sequence[PositionOf]) -> None:

@@ -76,7 +76,7 @@ def markers_come_before_the_decision(patch: Patch) -> None:
         found = yield from records.read(asked.transactional_id)
         if found is not None and (found.number, found.state) == (asked.number, State.OPEN):
             yield from together(
-                WriteMarkers(at, asked.number, asked.taken)
+                WriteMarkers(at, asked.number, asked.branches)
                 for at in (yield from records.read_places(found.number))
             )
         return (yield from original(self, asked))
