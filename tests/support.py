@@ -22,10 +22,10 @@ import pyarrow.flight as fl
 import pytest
 
 import isolog
+from spark_stream.broker.flight.facade import location
 from spark_stream.errors import BY_CODE, IsologError, from_wire
 from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.transport.client import ClientChannel
-from spark_stream.wire.addresses import location
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from spark_stream.wire.cluster_messages import BrokerStatus
 from spark_stream.wire.offset_messages import PartitionOffsets

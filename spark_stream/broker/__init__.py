@@ -13,5 +13,6 @@ Rooms, each of which imports only those above it:
 ``scripting``    carries out what takes several steps, here and on other brokers
 ``replication``  the streams on which entries go from leaders to followers
 ``actions``      short requests: topics, transactions, consumers, the cluster
-``serving``      the streams of the protocol, the Flight facade, and the threads that serve them
+``serving``      the streams of the protocol, and the threads that serve them
+``flight``       Arrow Flight for clients in other languages, loaded on demand
 """

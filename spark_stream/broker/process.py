@@ -47,7 +47,6 @@ from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.node.stores import open_store, own_backend
 from spark_stream.broker.partition.recent import BROKER_BYTES
 from spark_stream.broker.serving.activity import Activity
-from spark_stream.broker.serving.flight import FlightFacade
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.serving import Serving
 from spark_stream.broker.sockets import is_local, listening_socket, port_of
@@ -280,6 +279,8 @@ class Broker:
         self._flight: FlightFacade | None = None
         self._make_flight: Callable[[], FlightFacade] | None = None
         if flight_listen:
+            from spark_stream.broker.flight.facade import FlightFacade  # loads gRPC
+
             self._make_flight = partial(
                 FlightFacade,
                 flight_listen,

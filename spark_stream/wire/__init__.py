@@ -5,7 +5,6 @@
 ``transaction_messages``, ``sink_messages``, ``consumer_messages``  calls
 ``calls``          the table of all calls, made from their classes
 ``append_messages``, ``fetch_messages``, ``replication_messages``  streams
-``flight``         errors as Flight carries them
 ``limits``         every limit in one place, with its reason
 ``allocator``      how a process gets and keeps its memory
 ``methods``        the methods of the protocol's streams

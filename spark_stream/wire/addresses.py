@@ -1,28 +1,15 @@
-"""A broker's address, ``host:port`` or ``unix:PATH``, as the location that Flight takes."""
+"""Addresses of brokers: ``host:port`` or ``unix:PATH``."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import socket
 from typing import Final
-from urllib.parse import quote
 
 UNIX: Final = "unix:"
 # An IPv6 address needs brackets: without them its last group would be taken for the port.
 _HOST: Final = re.compile(r"\[[^]\s/]+\]|[^][\s/:]+")
-
-
-def location(address: str, *, tls: bool = False) -> str:
-    """Return the Flight location of an address.
-
-    A path may hold any character, and a location may not, so the path is quoted; twice, because
-    both Arrow and gRPC decode it, for servers and for clients.
-    """
-    if address.startswith(UNIX):
-        return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"
-    return f"grpc+tls://{address}" if tls else f"grpc://{address}"
 
 
 def split_address(address: str) -> tuple[str, int]:

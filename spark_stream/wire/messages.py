@@ -9,12 +9,12 @@ need: the fields, the answer, the name on the wire, and the permissions of its c
 Where the messages travel:
 
 =================  ====================================================================
-``Fetch``          what a fetch asks for, and the ticket of a DoGet
-``FetchAnswer``    the header of every batch that answers it, its app_metadata in a DoGet
-``AppendTo``       the command descriptor of a DoPut
-``Envelope``       app_metadata of every batch that a DoPut carries
-``Ack``            the answer to every batch
-calls              bodies of DoAction, by their names, and the answers its results
+``Fetch``          the first message of a fetch
+``FetchAnswer``    the header of each batch of the answer
+``AppendTo``       the first message of a stream of appends
+``Envelope``       the header of each batch of the stream
+``Ack``            the answer to each batch
+calls              requests by name, and their answers
 =================  ====================================================================
 """
 

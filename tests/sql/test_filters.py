@@ -186,7 +186,7 @@ def test_what_is_the_same_for_a_whole_partition_is_no_column_of_it():
 
 def test_who_has_no_filter_does_not_load_what_reads_sql():
     text = (
-        "import sys, spark_stream, spark_stream.broker.serving.flight;"
+        "import sys, spark_stream, spark_stream.broker.process;"
         "import spark_stream.datasource.reading.reader;"
         "print('sqlglot' in sys.modules)"
     )

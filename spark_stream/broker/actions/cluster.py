@@ -1,4 +1,4 @@
-"""DoActions on the cluster: its state, what is wrong with it, and where its replicas are to be."""
+"""Handlers of calls on the cluster: its state, its problems, and the places of its replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DoActions on topics, and on the broker itself: from a message to a message."""
+"""Handlers of calls on topics and on the broker itself."""
 
 from __future__ import annotations
 

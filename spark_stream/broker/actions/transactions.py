@@ -1,4 +1,4 @@
-"""DoActions on transactions, sinks, consumers' positions and cuts: from a message to a message."""
+"""Handlers of calls on transactions, sinks, positions of consumers, and cuts."""
 
 from __future__ import annotations
 

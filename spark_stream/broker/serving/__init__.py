@@ -1,7 +1,6 @@
 """The streams that a broker serves.
 
 ``serving``       the methods of the protocol
-``flight``        the facade for clients of Arrow Flight
 ``pool``          the threads that serve
 ``append_stream`` a stream of appends, from a frame to its acknowledgement; ``append_core``: its
                   order and its answers, without I/O; ``append_batch``: one batch of it

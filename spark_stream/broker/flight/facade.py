@@ -6,6 +6,7 @@ Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightIn
 
 from __future__ import annotations
 
+import os
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Final
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -25,6 +27,7 @@ from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
+from spark_stream.broker.flight.errors import to_flight
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import answers_in_time
@@ -48,17 +51,27 @@ from spark_stream.protocol import Bytes, nbytes_of
 from spark_stream.scripts.steps import read_bounds
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.addresses import location
+from spark_stream.wire.addresses import UNIX
 from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, ReadTopic
-from spark_stream.wire.flight import to_flight
 
 logger = logger_of(__name__)
 
 _ANSWERS_MAX: Final = 1024
 _WHO: Final = "who"
 _PASSWORD_S: Final = 1.0
+
+
+def location(address: str, *, tls: bool = False) -> str:
+    """Return the Flight location of an address.
+
+    A path may hold any character, and a location may not, so the path is quoted; twice, because
+    both Arrow and gRPC decode it, for servers and for clients.
+    """
+    if address.startswith(UNIX):
+        return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"
+    return f"grpc+tls://{address}" if tls else f"grpc://{address}"
 
 
 @contextmanager

@@ -6,19 +6,16 @@ table. What is too long is cut: an error without its last words still says what 
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow.flight as fl
 
 from spark_stream.errors import (
-    BrokerUnavailable,
     InternalError,
     IsologError,
     RequestTimeout,
     Unauthenticated,
-    from_wire,
 )
 from spark_stream.wire.limits import ERROR_BYTES_MAX
 from spark_stream.wire.messages import json_bytes
@@ -69,19 +66,3 @@ def _short_ones(details: dict[str, Any]) -> dict[str, Any]:
         for name, value in details.items()
         if len(json_bytes({name: value})) <= _DETAIL_BYTES_MAX
     }
-
-
-def from_flight(error: Exception, address: str) -> IsologError:
-    """Convert a Flight error to an isolog error; ``address`` is the broker's."""
-    extra = getattr(error, "extra_info", b"")
-    if extra:
-        try:
-            return from_wire(json.loads(extra))
-        except (ValueError, AttributeError, TypeError):
-            pass  # gRPC's own error: its kind decides, below
-    text = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
-    if isinstance(error, fl.FlightTimedOutError):
-        return RequestTimeout(f"no answer from {address} in time", address=address)
-    if isinstance(error, fl.FlightUnavailableError | fl.FlightCancelledError | OSError):
-        return BrokerUnavailable(f"{address}: {text}", address=address)
-    return InternalError(f"{address}: {text}", address=address)
