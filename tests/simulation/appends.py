@@ -6,7 +6,6 @@ batch. This stands for ``broker.serving.append_stream``: each step of a script i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -14,11 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from isolog.errors import IsologError
-from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.scripting.joining import WriterOf
-from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
+from spark_stream.broker.partition.outcomes import wake_all
+from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
-from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.scripts.steps import Script
 from spark_stream.transport.failures import error_bytes
@@ -38,13 +35,11 @@ class AppendHost(Protocol):
     def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch; raises UnknownTopic."""
 
-    def join(
-        self, partitions: Sequence[Partition], stamp: Stamp, owner: str, known: set[WriterOf]
-    ) -> Script[None]:
-        """Let partitions join a transaction."""
-
     def run(self, script: Script[Any]) -> Body:
         """A body that returns what the script returns."""
+
+    def may_stand_still(self) -> Body:
+        """A body in which a thread stands still, now and then."""
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
         """Note that a batch is answered."""
@@ -70,6 +65,7 @@ class SimulatedAppends:
         self._core: AppendStreamCore[Received, Append] = AppendStreamCore()
         self._is_gone = self._is_over = False
         self._timer_at: float | None = None
+        self._batches: dict[_Place, pa.RecordBatch] = {}  # those without an answer
         stream.handle = self._handle
         self._start(self._take_frames())
 
@@ -122,7 +118,7 @@ class SimulatedAppends:
                 core.next_frame()
                 break
             place = core.add(envelope.partition, append, append.deadline)
-            append.answer_with = partial(self._answer, place, batch)
+            self._batches[place] = batch
             yield from self._try(place)
         self._go_on()
 
@@ -140,25 +136,34 @@ class SimulatedAppends:
             self._start(self._join_all())
 
     def _is_through(self, place: _Place) -> Body:
-        append = place.work
-        if (yield from self._broker.run(append.try_once())):
-            return True
-        if append.pending is None:
-            return False
-        self._core.wait(place)
-        self._set_timer()
-        append.pending.when_settled(partial(self._settle, place))
-        return True
+        append, broker = place.work, self._broker
+        yield NOW
+        tried = append.prepare()
+        if tried is Tried.UNJOINED:
+            tried = yield from broker.run(append.join())
+        yield NOW
+        if tried is Tried.READY:
+            tried = append.take()
+        if tried is Tried.REFUSED:
+            tried = yield from broker.run(append.explain())
+        yield from broker.may_stand_still()
+        if tried is Tried.ANSWERED:
+            self._answer(place)
+        wake_all(append.take_woken())
+        if append.pending is not None:
+            self._core.wait(place)
+            self._set_timer()
+            append.pending.when_settled(partial(self._settle, place))
+        return tried is not Tried.HELD
 
     def _work_off(self, partition: int) -> Body:
         yield NOW
         place: _Place | None = self._core.first(partition)
         while place is not None:
             if not (yield from self._is_through(place)):
-                wait, held = self._core.hold(place), place.work.held
+                wait = self._core.hold(place)
                 self._set_timer()
-                assert held is not None
-                held.appends.call_when_free(partial(self._resume, partition, wait))
+                place.work.held.appends.call_when_free(partial(self._resume, partition, wait))
                 return
             place = self._core.through(place)
             self._go_on()
@@ -170,12 +175,9 @@ class SimulatedAppends:
     def _join_all(self) -> Body:
         yield NOW
         while group := self._core.next_group():
-            name = self._facts.request.transactional_id
             for stamp, partitions in joins_of([each.work for each in group]):
-                if name is not None:
-                    join = self._broker.join(partitions, stamp, name, self._facts.known)
-                    with suppress(IsologError):  # the appends say why
-                        yield from self._broker.run(join)
+                with suppress(IsologError):  # the appends say why
+                    yield from self._broker.run(self._facts.joins.join_together(partitions, stamp))
             for place in group:
                 if (yield from self._is_through(place)):
                     is_last = self._core.through(place) is None
@@ -191,7 +193,9 @@ class SimulatedAppends:
 
     def _finish(self, place: _Place) -> Body:
         yield NOW
-        yield from self._broker.run(place.work.finish())
+        place.work.finish()
+        yield from self._broker.may_stand_still()
+        self._answer(place)
 
     def _set_timer(self) -> None:
         at = self._core.next_deadline()
@@ -212,7 +216,8 @@ class SimulatedAppends:
                 self._start(self._work_off(place.partition))
         self._set_timer()
 
-    def _answer(self, place: _Place, batch: pa.RecordBatch, message: bytes) -> None:
-        self._broker.answers(batch, ack_from_bytes(message))
-        self._core.answer(place, message)
+    def _answer(self, place: _Place) -> None:
+        answer = place.work.answer
+        self._broker.answers(self._batches.pop(place), ack_from_bytes(answer))
+        self._core.answer(place, answer)
         self._go_on()

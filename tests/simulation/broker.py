@@ -27,14 +27,13 @@ from spark_stream.broker.actions.topics import leaders_of
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
-from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Peers
-from spark_stream.broker.scripting.joining import WriterOf, join_together
+from spark_stream.broker.scripting.joining import StreamJoins
 from spark_stream.broker.scripting.step_messages import pack_steps, unpack_steps
 from spark_stream.broker.scripting.step_table import Answer
 from spark_stream.broker.serving.append_batch import Append, StreamFacts
@@ -49,7 +48,6 @@ from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import Outcome
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.replication.near import Spot
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving, trimming
@@ -271,9 +269,7 @@ class SimulatedBroker:
                 yield _RETRY_S
         yield NOW
         core.table.pass_over_used_numbers()
-        self.driver = SimulatedDriver(
-            core.table, around.schedule, self._ask_peer, around.chance, self._carried_out
-        )
+        self.driver = SimulatedDriver(core.table, self._ask_peer, around.chance, self._carried_out)
         self._changing = set()
         self._leading = Leading(
             self._me,
@@ -480,18 +476,17 @@ class SimulatedBroker:
 
     def new_facts(self, asked: AppendTo) -> StreamFacts:
         """Return what the appends of one stream share."""
-        return StreamFacts(asked, self._around.clock, self.transactions.decisions)
+        joins = StreamJoins(self.transactions.decisions, asked.transactional_id)
+        return StreamFacts(asked, self._around.clock, joins)
 
     def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch that a client has sent."""
         hosted = self.host.topic(facts.request.topic, facts.request.topic_id)
         return Append(facts, hosted, envelope, batch)
 
-    def join(
-        self, partitions: Sequence[Partition], stamp: Stamp, owner: str, known: set[WriterOf]
-    ) -> Script[None]:
-        """Let partitions join a transaction."""
-        return join_together(self.transactions.decisions, partitions, stamp, owner, known)
+    def may_stand_still(self) -> Body:
+        """A body in which a thread of the broker stands still, now and then."""
+        return self.driver.may_stand_still()
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
         """Note that a batch is answered."""

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from isolog.errors import IsologError, NotLeader
 from spark_stream.broker.scripting.driver import elsewhere
-from spark_stream.broker.scripting.joining import AwaitAcknowledgement
 from spark_stream.broker.scripting.step_table import Answer, StepTable
 from spark_stream.scripts.steps import (
     BrokerStep,
@@ -25,7 +24,7 @@ from spark_stream.scripts.steps import (
     Step,
 )
 from spark_stream.scripts.steps import Together as TogetherStep
-from tests.simulation.schedule import NOW, Body, Schedule, Signal, Within
+from tests.simulation.schedule import NOW, Body
 
 _LATE: Final = 0.25  # how often something may happen between a step and its answer
 _STILL: Final = 0.03  # how often a thread stands still there, and much may happen
@@ -44,14 +43,12 @@ class SimulatedDriver:
     def __init__(
         self,
         table: StepTable,
-        schedule: Schedule,
         ask_peer: AskPeer,
         chance: Random,
         carried_out: CarriedOut,
     ) -> None:
         """``carried_out`` is told of each step that was carried out here, and of its answer."""
         self._carried_out = carried_out
-        self._schedule = schedule
         self._table = table
         self._ask_peer = ask_peer
         self._chance = chance
@@ -66,14 +63,15 @@ class SimulatedDriver:
                 except IsologError as error:
                     step = script.throw(error)
                 else:
-                    yield from self._may_stand_still()
+                    yield from self.may_stand_still()
                     step = script.send(answer)
         except StopIteration as ended:
             return ended.value
         finally:
             script.close()
 
-    def _may_stand_still(self) -> Body:
+    def may_stand_still(self) -> Body:
+        """A body in which a thread stands still, now and then."""
         chosen = self._chance.random()
         if chosen < _STILL:
             yield self._chance.random() * _STILL_S
@@ -110,18 +108,7 @@ class SimulatedDriver:
             yield step.seconds * _UNHURRIED
             return None
         yield NOW
-        if isinstance(step, AwaitAcknowledgement):
-            yield from self._await_acknowledgement(step)
-            return None
         return self._table.carry_out(step)
-
-    def _await_acknowledgement(self, step: AwaitAcknowledgement) -> Body:
-        """Waits without a thread; then the partition says what came of it, and waits no more."""
-        settled = Signal(self._schedule)
-        assert step.taken.pending is not None
-        step.taken.pending.when_settled(settled.give)
-        yield Within(settled, step.timeout_s)
-        step.partition.appends.await_acknowledgement(step.taken, 0)
 
     def _together(self, steps: Sequence[RemoteStep]) -> Body:
         answers: list[Answer] = [None] * len(steps)

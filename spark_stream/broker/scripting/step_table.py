@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.scripting.joining import AwaitAcknowledgement, TakeBatch
 from spark_stream.cluster.followed import FollowedRecords
 from spark_stream.cluster.numbers import NUMBERS, Numbers
 from spark_stream.cluster.partitions import PartitionId
@@ -88,8 +87,6 @@ class StepTable:
             CatchUp: lambda step: host.follow_store(known=True),
             ReadEpochs: self._epochs,
             Pause: lambda step: time.sleep(step.seconds),
-            TakeBatch: lambda step: step.take(),
-            AwaitAcknowledgement: lambda step: step.wait(),
         }
 
     def carry_out(self, step: Step[Any]) -> Any:

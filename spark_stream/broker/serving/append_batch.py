@@ -1,13 +1,18 @@
-"""One batch, from a stream to its acknowledgement, as scripts.
+"""One batch, from a stream to its acknowledgement.
 
 A batch's time begins when it is read. When the time is over, a batch that is not in the log is
 refused and may be sent again. If it is in the log, and not as safe as it asked to be, its outcome
 is unknown.
+
+A batch is taken by a method call. Only two things read or write the metadata store, and are
+scripts: the join of a partition before its first batch of a transaction, and the reason for the
+refusal of a batch of a transaction that has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from enum import Enum
 from typing import Final
 
 import pyarrow as pa
@@ -22,29 +27,23 @@ from spark_stream.broker.partition.outcomes import (
     Taken,
     WakeUp,
     unknown_outcome,
-    wake_all,
 )
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.scripting.joining import (
-    AwaitAcknowledgement,
-    TakeBatch,
-    WriterOf,
-    take_in_transaction,
-)
+from spark_stream.broker.scripting.joining import StreamJoins
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerBusy,
     InternalError,
-    InvalidRequest,
+    InvalidTransaction,
     IsologError,
     NotLeader,
+    ProducerFenced,
     RequestTimeout,
 )
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.wire.append_messages import Ack, Acknowledged, AppendTo, BatchRefused, Envelope
 
 logger = logger_of(__name__)
@@ -52,23 +51,34 @@ logger = logger_of(__name__)
 _PATIENCE_S: Final = 0.005
 
 
-def _ignore(_: bytes) -> None:
-    """Take an answer that nothing waits for."""
-
-
 class StreamFacts(Struct, frozen=True):
-    """What all appends of a stream share. ``known``: as ``joining.take_in_transaction``."""
+    """The shared facts of a stream's appends."""
 
     request: AppendTo
     clock: Clock
-    decisions: Decisions
-    wake: Callable[[tuple[WakeUp, ...]], None] = wake_all
+    joins: StreamJoins
     counts: BrokerCounts = field(default_factory=BrokerCounts)
-    known: set[WriterOf] = field(default_factory=set)
+
+
+class Tried(Enum):
+    """The state of an attempt to append a batch."""
+
+    READY = "ready"
+    """The partition can take the batch."""
+    UNJOINED = "unjoined"
+    """The partition has to join the batch's transaction before that."""
+    HELD = "held"
+    """Others hold the partition."""
+    REFUSED = "refused"
+    """The partition refused the batch because of its transaction, whose record has the reason."""
+    PENDING = "pending"
+    """The batch is in the log, and its acknowledgement is pending."""
+    ANSWERED = "answered"
+    """The batch has its answer."""
 
 
 class Append:
-    """One batch that a client has sent; ``answer_with`` is called once, with its answer."""
+    """One batch that a client has sent."""
 
     def __init__(
         self,
@@ -76,21 +86,22 @@ class Append:
         hosted: HostedTopic,
         envelope: Envelope,
         batch: pa.RecordBatch,
-        answer_with: Callable[[bytes], None] = _ignore,
     ) -> None:
         self._stream = stream
-        self.answer_with = answer_with
         self._hosted = hosted
         self._envelope = envelope
         self._batch: pa.RecordBatch | None = batch
-        self._stamp = envelope.stamp
+        self._stamp = stamp = envelope.stamp
+        is_outside = stamp is None or stamp.transaction == NO_TRANSACTION
+        self._transactional = None if is_outside else stamp
         self.deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
         self._candidate: Candidate | None = None
+        self._target: Partition | None = None  # of the last attempt
         self._taken: Taken | None = None
-        self._target: Partition | None = None
-        self.held: Partition | None = None
-        """The partition, if others held it."""
+        self._refusal: IsologError | None = None
         self.partition = envelope.partition
+        self.answer = b""
+        """The answer for the client. Empty: there is none yet."""
 
     @property
     def size(self) -> int:
@@ -109,10 +120,16 @@ class Append:
         return isinstance(found, Partition) and found.is_empty
 
     @property
+    def held(self) -> Partition:
+        """The partition of the last attempt, which others held."""
+        assert self._target is not None
+        return self._target
+
+    @property
     def to_join(self) -> tuple[Partition, Stamp] | None:
         """The partition that has to join its transaction before it, and its stamp; else None."""
-        stamp = self._stamp
-        if stamp is None or stamp.transaction == NO_TRANSACTION:
+        stamp = self._transactional
+        if stamp is None:
             return None
         found = self._hosted.replicas.get(self.partition)
         if not isinstance(found, Partition):
@@ -123,62 +140,98 @@ class Append:
             else (found, stamp)
         )
 
-    def try_once(self) -> Script[bool]:
-        """Append and acknowledge the batch, or answer why not; never raise.
+    def take_woken(self) -> tuple[WakeUp, ...]:
+        """Return the reads to wake after the answer; a second call returns none."""
+        return () if self._taken is None else self._taken.take_woken()
 
-        Return False if it is in the log and :attr:`pending`, or if others hold the partition
-        (:attr:`held` is then true). Others' appends are short, so it waits for them briefly.
-        """
-        left = self._seconds_left()
-        if left <= 0:  # its time passed while it waited for its turn
-            self._answer(self._late())
-            return True
-        return (yield from self._advance(min(_PATIENCE_S, left), wait=False))
-
-    def finish(self) -> Script[None]:
-        """Do as :meth:`try_once` with all the time that it has, and settle what is pending."""
-        left = self._seconds_left()
-        late = self._taken is None and left <= 0
-        if late or not (yield from self._advance(max(0.0, left), wait=True)):
-            self._answer(self._late())
-
-    def _advance(self, patience_s: float, *, wait: bool) -> Script[bool]:
-        """Go on, to the answer if possible; return False if the batch has to wait."""
+    def prepare(self) -> Tried:
+        """Inspect and encode the batch for its partition, or answer why not. Never raise."""
+        if self._seconds_left() <= 0:  # the batch was queued for too long
+            return self._refuse(self._late())
         try:
-            target = self._target
-            if target is None:
-                target = self._hosted.partition(self.partition)
-                target.check_leader_epoch(self._envelope.leader_epoch)
-            if self._taken is None:
-                batch = self._candidate_for(target, patience_s)
-                stamp = self._stamp
-                if stamp is None or stamp.transaction == NO_TRANSACTION:
-                    self._taken = yield batch
-                else:
-                    self._taken = yield from self._take_inside(batch, stamp)
-            taken = self._taken
-            if taken is None:
-                self.held = target
-                return False
-            self._target = target  # even if it leads no more: it knows the batch's outcome
-            if taken.pending is not None:
-                self._batch = self._candidate = None  # all that is left to do is to wait
-                self._stream.wake(taken.take_woken())  # reads that need no replication
-                if not wait:
-                    return False
-                yield AwaitAcknowledgement(target, taken, max(0.0, self._seconds_left()))
-        except IsologError as error:
-            self._answer(self._outcome(error))
-        except pa.ArrowMemoryError:
-            self._answer(BrokerBusy(f"no memory to append a batch of {self.size} bytes"))
-        except Exception:
-            logger.exception("append to %s/%d", self._hosted.topic.name, self.partition)
-            where = f"{self._hosted.topic.name}/{self.partition}"
-            self._answer(InternalError(f"the append to {where} failed; it may be in the log"))
+            self._target = target = self._hosted.partition(self.partition)
+            target.check_leader_epoch(self._envelope.leader_epoch)
+            if self._candidate is None:
+                assert self._batch is not None
+                self._candidate = target.appends.prepare(self._batch, self._stamp)
+        except Exception as error:
+            return self._fail(error)
+        stamp = self._transactional
+        if stamp is None or self._stream.joins.has_joined(target, stamp):
+            return Tried.READY
+        return Tried.UNJOINED
+
+    def take(self) -> Tried:
+        """Append and acknowledge a batch that is READY, or answer why not. Never raise.
+
+        Others' appends are short, so the attempt waits for them briefly.
+        """
+        target, candidate = self._target, self._candidate
+        assert target is not None
+        assert candidate is not None
+        isolation = self._stream.request.isolation
+        try:
+            taken = target.appends.take(candidate, self._stamp, isolation, self._patience_s())
+        except (InvalidTransaction, ProducerFenced) as error:
+            if self._transactional is None:
+                return self._refuse(error)
+            self._refusal = error
+            return Tried.REFUSED
+        except Exception as error:
+            return self._fail(error)
+        if taken is None:
+            return Tried.HELD
+        self._taken = taken
+        if taken.pending is None:
+            return self._acknowledge(taken.appended, int(target.leader_epoch))
+        self._batch = self._candidate = None  # the acknowledgement needs neither
+        return Tried.PENDING
+
+    def join(self) -> Script[Tried]:
+        """Join the partition to the batch's transaction, after :attr:`Tried.UNJOINED`.
+
+        Return READY, HELD or, if the transaction takes no batch of this producer, ANSWERED.
+        """
+        target, stamp = self._target, self._transactional
+        assert target is not None
+        assert stamp is not None
+        try:
+            joined = yield from self._stream.joins.join(target, stamp, self._patience_s())
+        except Exception as error:
+            return self._fail(error)
+        return Tried.READY if joined else Tried.HELD
+
+    def explain(self) -> Script[Tried]:
+        """Answer with the reason for the refusal, after :attr:`Tried.REFUSED`."""
+        stamp, refusal = self._transactional, self._refusal
+        assert stamp is not None
+        assert refusal is not None
+        try:
+            return self._refuse((yield from self._stream.joins.explain(stamp, refusal)))
+        except Exception as error:
+            return self._fail(error)
+
+    def finish(self) -> None:
+        """Answer a batch whose acknowledgement is settled, or whose time is over."""
+        target, taken = self._target, self._taken
+        assert target is not None  # even if it leads no more, it has the batch's outcome
+        assert taken is not None
+        try:
+            target.appends.await_acknowledgement(taken, 0)
+        except Exception as error:
+            self._fail(error)
         else:
             self._acknowledge(taken.appended, int(target.leader_epoch))
-            self._stream.wake(taken.take_woken())
-        return True
+
+    def _fail(self, error: Exception) -> Tried:
+        """Answer with the error of an attempt."""
+        if isinstance(error, IsologError):
+            return self._refuse(self._outcome(error))
+        if isinstance(error, pa.ArrowMemoryError):
+            return self._refuse(BrokerBusy(f"no memory to append a batch of {self.size} bytes"))
+        where = f"{self._hosted.topic.name}/{self.partition}"
+        logger.error("append to %s failed", where, exc_info=error)
+        return self._refuse(InternalError(f"the append to {where} failed; it may be in the log"))
 
     def _outcome(self, error: IsologError) -> IsologError:
         """Return the error that the client gets.
@@ -193,19 +246,8 @@ class Append:
         why = f"may not be in the next leader's: {error.message}"
         return unknown_outcome(taken.appended, name, self.partition, why)
 
-    def _candidate_for(self, target: Partition, patience_s: float) -> TakeBatch:
-        if self._candidate is None:
-            assert self._batch is not None
-            self._candidate = target.appends.prepare(self._batch, self._stamp)
-        isolation = self._stream.request.isolation
-        return TakeBatch(target, self._candidate, self._stamp, isolation, patience_s)
-
-    def _take_inside(self, batch: TakeBatch, stamp: Stamp) -> Script[Taken | None]:
-        name = self._stream.request.transactional_id
-        if name is None:
-            raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
-        facts = self._stream
-        return (yield from take_in_transaction(facts.decisions, batch, stamp, name, facts.known))
+    def _patience_s(self) -> float:
+        return max(0.0, min(_PATIENCE_S, self._seconds_left()))
 
     def _seconds_left(self) -> float:
         return self.deadline - self._stream.clock.monotonic()
@@ -219,23 +261,14 @@ class Append:
             partition=self.partition,
         )
 
-    def _tell(self, message: bytes) -> None:
-        """Give the answer; keep nothing that is large, or refers to this batch."""
-        answer_with, self.answer_with = self.answer_with, _ignore
-        self._batch = self._candidate = None
-        request = self._stream.request
-        taken_s = request.timeout_ms / 1000 - self._seconds_left()
-        self._stream.counts.appends[request.isolation].observe(taken_s)
-        answer_with(message)
-
-    def _answer(self, error: IsologError) -> None:
+    def _refuse(self, error: IsologError) -> Tried:
         self._stream.counts.refused.add(error.code)
         refused = BatchRefused(
             number=self._envelope.number, partition=self.partition, error=error, count=0
         )
-        self._tell(refused.to_bytes())
+        return self._answer(refused)
 
-    def _acknowledge(self, done: Appended, leader_epoch: int) -> None:
+    def _acknowledge(self, done: Appended, leader_epoch: int) -> Tried:
         answer: Ack
         if done.refused is None:
             answer = Acknowledged(
@@ -259,7 +292,15 @@ class Append:
                 partitions=self._hosted.topic.partitions,
                 leader_epoch=leader_epoch,
             )
-        self._tell(answer.to_bytes())
+        return self._answer(answer)
+
+    def _answer(self, answer: Ack) -> Tried:
+        self.answer = answer.to_bytes()
+        self._batch = self._candidate = None
+        request = self._stream.request
+        taken_s = request.timeout_ms / 1000 - self._seconds_left()
+        self._stream.counts.appends[request.isolation].observe(taken_s)
+        return Tried.ANSWERED
 
 
 def joins_of(batches: Iterable[Append]) -> list[tuple[Stamp, list[Partition]]]:

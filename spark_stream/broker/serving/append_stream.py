@@ -20,8 +20,8 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.outcomes import WakeUp
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
-from spark_stream.broker.scripting.joining import join_together
-from spark_stream.broker.serving.append_batch import Append, StreamFacts, joins_of
+from spark_stream.broker.scripting.joining import StreamJoins
+from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.broker.serving.memory import memory_errors
 from spark_stream.broker.serving.pool import Pool, TakesWork
@@ -248,8 +248,7 @@ class ServedAppends:
         self._facts = StreamFacts(
             request,
             streams.clock,
-            streams.transactions.decisions,
-            streams.wake,
+            StreamJoins(streams.transactions.decisions, request.transactional_id),
             streams.host.counts,
         )
 
@@ -280,9 +279,7 @@ class ServedAppends:
         self._hosted = self._streams.host.topic(topic.name, topic.id)  # it may have been altered
         append = Append(self._facts, self._hosted, envelope, batch)
         with self._lock:
-            place = self._core.add(envelope.partition, append, append.deadline)
-        append.answer_with = partial(self._answer, place)
-        return place
+            return self._core.add(envelope.partition, append, append.deadline)
 
     def _try(self, place: BatchPlace[Append]) -> None:
         """Append a batch, unless something has to be waited for: then it is queued.
@@ -306,18 +303,24 @@ class ServedAppends:
 
     def _is_through(self, place: BatchPlace[Append]) -> bool:
         """Try to append a batch; return False if others hold its partition."""
-        append = place.work
+        append, run = place.work, self._streams.transactions.run
         with _TAKES_WORK:  # the frames for the followers
-            is_answered = self._streams.transactions.run(append.try_once())
-        if is_answered:
-            return True
-        if append.pending is None:
-            return False
-        with self._lock:
-            self._core.wait(place)
-            self._set_timer()
-        append.pending.when_settled(partial(self._settle, place))
-        return True
+            tried = append.prepare()
+            if tried is Tried.UNJOINED:
+                tried = run(append.join())
+            if tried is Tried.READY:
+                tried = append.take()
+            if tried is Tried.REFUSED:
+                tried = run(append.explain())
+            if tried is Tried.ANSWERED:
+                self._answer(place)
+            self._streams.wake(append.take_woken())
+        if append.pending is not None:
+            with self._lock:
+                self._core.wait(place)
+                self._set_timer()
+            append.pending.when_settled(partial(self._settle, place))
+        return tried is not Tried.HELD
 
     def _work_off(self, partition: int) -> None:
         """Append the batches of a queue, until it is empty or others hold the partition."""
@@ -328,9 +331,8 @@ class ServedAppends:
                 with self._lock:
                     wait = self._core.hold(place)
                     self._set_timer()
-                held = place.work.held
-                assert held is not None
-                held.appends.call_when_free(partial(self._resume, partition, wait))
+                resume = partial(self._resume, partition, wait)
+                place.work.held.appends.call_when_free(resume)
                 return
             with self._lock:
                 place = self._core.through(place)
@@ -355,18 +357,13 @@ class ServedAppends:
                 self._streams.pool.submit(partial(self._work_off, place.partition))
 
     def _join(self, batches: Sequence[Append]) -> None:
-        """Let the partitions of these batches join their transactions; never raise.
+        """Join the partitions of these batches to their transactions. Never raise.
 
-        Where a batch's partition has not joined then, the append of the batch says why.
+        If a partition has not joined after that, the append of its batch reports the reason.
         """
-        name, transactions = self._facts.request.transactional_id, self._streams.transactions
-        if name is None:
-            return
         for stamp, partitions in joins_of(batches):
             try:
-                known = self._facts.known
-                script = join_together(transactions.decisions, partitions, stamp, name, known)
-                transactions.run(script)
+                self._streams.transactions.run(self._facts.joins.join_together(partitions, stamp))
             except IsologError:
                 pass
             except Exception:
@@ -375,8 +372,9 @@ class ServedAppends:
                 )
 
     def _finish(self, place: BatchPlace[Append]) -> None:
-        """Answer a batch that is settled, or whose time is over; waits for nothing."""
-        self._streams.transactions.run(place.work.finish())
+        """Answer a batch that is settled, or whose time is over. Never wait."""
+        place.work.finish()
+        self._answer(place)
 
     # -- from any thread, without a partition's lock -----------------------------------------------
 
@@ -391,9 +389,9 @@ class ServedAppends:
             if self._core.resume(partition, wait):
                 self._streams.pool.submit(partial(self._work_off, partition))
 
-    def _answer(self, place: BatchPlace[Append], message: bytes) -> None:
+    def _answer(self, place: BatchPlace[Append]) -> None:
         with self._lock:
-            self._core.answer(place, message)
+            self._core.answer(place, place.work.answer)
             self._go_on()
 
 

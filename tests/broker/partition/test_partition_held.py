@@ -14,7 +14,7 @@ import isolog
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.process import Broker
-from spark_stream.broker.scripting.joining import join_together
+from spark_stream.broker.scripting.joining import StreamJoins
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
@@ -132,11 +132,8 @@ def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[Non
     owner = Owner(flight_client(broker.address)).begin()
     stamp = Stamp(owner.producer, owner.epoch, 0, owner.number)
     partitions = [partition_of(broker, number) for number in range(3)]
-    return (
-        owner,
-        partitions,
-        join_together(broker.core.transactions.decisions, partitions, stamp, owner.name, set()),
-    )
+    joins = StreamJoins(broker.core.transactions.decisions, owner.name)
+    return owner, partitions, joins.join_together(partitions, stamp)
 
 
 def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from spark_stream.broker.partition.outcomes import Appended
-from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.state import PartitionState
 from spark_stream.broker.serving import append_batch as append
 from spark_stream.broker.serving import fetching
@@ -24,14 +23,22 @@ from tests.simulation.planted_bugs.planting import Patch, bug, no_steps
 
 @bug
 def a_batch_is_answered_before_it_is_appended(patch: Patch) -> None:
-    original = append.Append._candidate_for
+    take, take_woken = append.Append.take, append.Append.take_woken
 
-    def hasty(self: Any, target: Partition, patience_s: float) -> Any:
-        end = target.bounds().log_end_offset
-        self._acknowledge(Appended(end, self._batch.num_rows), int(target.leader_epoch))
-        return original(self, target, patience_s)
+    def answer(self: Any) -> Any:
+        self._later = self._candidate
+        end = self._target.core.bounds_state.log_end.offset
+        return self._acknowledge(Appended(end, self._batch.num_rows), self._target.leader_epoch)
 
-    patch.setattr(append.Append, "_candidate_for", hasty)
+    def append_it(self: Any) -> Any:
+        self._candidate = getattr(self, "_later", None)
+        if self._candidate is not None:
+            take(self)
+        woken, self._taken = take_woken(self), None
+        return woken
+
+    patch.setattr(append.Append, "take", answer)
+    patch.setattr(append.Append, "take_woken", append_it)
 
 
 @bug
@@ -49,11 +56,11 @@ def a_duplicate_is_appended(patch: Patch) -> None:
 def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
     original = append.Append._acknowledge
 
-    def acknowledge(self: Any, done: Appended, epoch: int) -> None:
+    def acknowledge(self: Any, done: Appended, epoch: int) -> Any:
         if done.duplicate:
             end = self._hosted.partition(self.partition).bounds().log_end_offset
             done = Appended(end, done.count, duplicate=True)
-        original(self, done, epoch)
+        return original(self, done, epoch)
 
     patch.setattr(append.Append, "_acknowledge", acknowledge)
 
