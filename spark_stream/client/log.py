@@ -613,7 +613,10 @@ class Log(Closing):
     # -- the connection -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the connection. The broker of a ``path`` runs on until it is idle."""
+        """Abort the open transactions of this log's producers, then close the connection.
+
+        The broker of a ``path`` runs on until it is idle.
+        """
         self._connection.close()
 
 

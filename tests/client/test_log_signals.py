@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import gc
+import itertools
 import os
 import random
 import signal
@@ -101,6 +102,29 @@ def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, top
     acknowledged = [each for each in futures if each.exception(20) is None]
     assert log.read(topic).num_rows == len(acknowledged)
     assert len(acknowledged) > len(futures) - 10
+
+
+def test_a_handler_that_closes_the_log_or_a_producer_aborts_the_open_transaction(
+    shared, log, topic
+):
+    """At lines of a flush. Otherwise readers would wait for the transaction's timeout."""
+    log.create_topic(topic)
+    for name, number in itertools.product(("log", "producer"), (1, 40, 100, 200, 10**6)):
+        own = shared.connect()
+        producer = own.producer(transactional_id=f"{topic}-{name}-{number}")
+        producer.begin_transaction()
+        producer.send(topic, b"1")
+        closes = own.close if name == "log" else producer.close
+
+        def close(closes: Callable[[], None] = closes) -> None:
+            with suppress(ReentrantCall):
+                closes()
+
+        with suppress(InvalidRequest):  # it is closed
+            interrupted(producer.flush, number, close)
+        closes()  # has an effect if the handler's was refused
+        found = log.describe_transaction(f"{topic}-{name}-{number}")
+        assert found.state == "aborted", (name, number)
 
 
 @pytest.mark.timeout(30)

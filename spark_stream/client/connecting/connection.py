@@ -18,6 +18,7 @@ import math
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,7 +43,12 @@ from spark_stream.errors import (
     RequestTimeout,
 )
 from spark_stream.loggers import logger_of
-from spark_stream.transport.lifetime import ProcessBound, new_lock, present_lifetime
+from spark_stream.transport.lifetime import (
+    ProcessBound,
+    check_may_wait,
+    new_lock,
+    present_lifetime,
+)
 from spark_stream.wire.cluster_messages import ListBrokers
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import Call, Message
@@ -123,6 +129,7 @@ class ClusterConnection(ProcessBound):
         self._lost = ""  # the address of the broker that was lost last
         self._ask_at = -math.inf  # the time, on the monotonic clock, of the next list of brokers
         self._closed = False
+        self._before_close: set[weakref.WeakMethod[Callable[[], None]]] = set()
         self.timeout_s = timeout_s
 
     @property
@@ -399,8 +406,24 @@ class ClusterConnection(ProcessBound):
             directory, self._idle_seconds, create=create
         )
 
+    def before_close(self, act: Callable[[], None]) -> None:
+        """Have an object's method called when the connection is closed, before its last call."""
+        with self._lock:
+            self._before_close.add(weakref.WeakMethod(act, self._before_close.discard))
+
     def close(self) -> None:
-        """Close the connection: it takes no new calls; those under way end by themselves."""
+        """Close the connection: it takes no new calls; those under way end by themselves.
+
+        Raises:
+            ReentrantCall: the caller has interrupted a call that others wait for.
+        """
+        if self._before_close and not self.lifetime.is_over:
+            check_may_wait()
+        with self._lock:
+            before, self._before_close = self._before_close, set()
+        for each in list(before):
+            if (act := each()) is not None:
+                act()
         with self._lock:
             self._closed = True
             links = list(self._links.values())

@@ -98,7 +98,8 @@ class TransactionalProducer(Producer):
         self._positioned: dict[str, Positioned] = {}
         """The consumers of these positions, by name."""
         self._timeout_ms = transaction_timeout_ms
-        at_end_while_used(self._end_with_program)
+        at_end_while_used(self._end_transaction)
+        connection.before_close(self._end_transaction)
         try:
             self._take_over()
         except BaseException:
@@ -362,9 +363,13 @@ class TransactionalProducer(Producer):
             if self._branch is not None:
                 self._give_up(self._branch)
 
-    def _end_with_program(self) -> None:
-        """Abort the open transaction, unless another thread is ending it."""
-        if self._deciding.acquire(timeout=self._connection.lifetime.seconds_left() or 0.0):
+    def _end_transaction(self) -> None:
+        """Abort the open transaction, unless another thread is ending it.
+
+        The program ends, or the connection is closed.
+        """
+        timeout_s = self._connection.lifetime.seconds_left(self._connection.timeout_s) or 0.0
+        if self._deciding.acquire(timeout=timeout_s):
             try:
                 self._abandon()
             finally:
