@@ -6,9 +6,10 @@ of the parent may have held. Then modules drop the parent's threads and connecti
 drop the parent's calls. Each later use of such a copy raises :class:`ForkedClient`.
 
 The end of the interpreter ends the lifetime too. All threads have ended by then, except daemons.
-First the clients send their records and end their transactions and sessions, within ``EXIT_S``
-seconds. After that each use raises :class:`InterpreterEnding`. A wait would never end, because the
-interpreter stops the daemon threads.
+First the program's exit handlers run. Then the clients send their records and end their
+transactions and sessions. All of this has ``EXIT_S`` seconds. After that each use raises
+:class:`InterpreterEnding`. A wait would never end, because the interpreter stops the daemon
+threads.
 
 A signal handler runs between any two instructions of the main thread, and a finalizer between those
 of any thread. If the interrupted call holds one of the brief locks, other threads wait for it. So a
@@ -26,6 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn, Protocol, SupportsIndex, TypeAlias
 
 from spark_stream.errors import (
@@ -101,11 +103,16 @@ class Lifetime:
 
             Finalize(None, end_lifetime, exitpriority=0)
 
+    def limit_end(self) -> None:
+        """Start the limit for the end of the interpreter, if it has not started."""
+        if self._deadline == math.inf:
+            self._deadline = time.monotonic() + EXIT_S
+
     def end(self) -> None:
         """End the clients of this process, at the end of its interpreter."""
         if self.is_over:
             return
-        self._deadline = time.monotonic() + EXIT_S
+        self.limit_end()
         for each in reversed(list(_endings)):
             if (act := each()) is not None:
                 try:
@@ -131,6 +138,18 @@ _present = Lifetime()
 def end_lifetime() -> None:
     """End the lifetime of the running process."""
     _present.end()
+
+
+def _limit_exit_handlers() -> None:
+    """Start the limit with the first exit handler, because the latest one runs first.
+
+    ``threading`` calls this when the main thread has ended, before it waits for other threads.
+    """
+    atexit.register(lambda: _present.limit_end())
+
+
+with suppress(RuntimeError):  # the first import of this module is in an exit handler
+    threading._register_atexit(_limit_exit_handlers)  # type: ignore[attr-defined]
 
 
 def at_end_while_used(act: Callable[[], None]) -> None:

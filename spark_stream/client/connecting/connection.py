@@ -421,8 +421,8 @@ class ClusterConnection(ProcessBound):
             check_may_wait()
         with self._lock:
             before, self._before_close = self._before_close, set()
-        for each in list(before):
-            if (act := each()) is not None:
+        for reference in list(before):
+            if (act := reference()) is not None:
                 act()
         with self._lock:
             self._closed = True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from spark_stream.errors import BufferFull, IsologError
-from spark_stream.transport.lifetime import check_may_wait, new_lock
+from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
 
 
 class Share(Struct):
@@ -96,7 +96,8 @@ class Buffer:
             self._hurry()
         finally:
             self.lock.acquire()
-        if not self._changed.wait_for(lambda: self.closed or self.has_room(size), self._timeout_s):
+        timeout_s = present_lifetime().seconds_left(self._timeout_s)
+        if not self._changed.wait_for(lambda: self.closed or self.has_room(size), timeout_s):
             raise BufferFull(
                 f"{self._bytes} bytes wait to be acknowledged; buffer_bytes is {self._limit}"
             )
