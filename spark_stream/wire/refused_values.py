@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 _NUMBER, _WHOLE, _TEXT = "takes a number", "takes a whole number", "takes a text"
+_TABLE: Final = "takes a table of names and values"
 _WORDS: Final = {
     "bool_parsing": "takes true | false",
     "bool_type": "takes true | false",
-    "dict_type": "takes a table of names and values",
+    "dict_type": _TABLE,
     "float_parsing": _NUMBER,
     "float_type": _NUMBER,
     "greater_than": "takes a number above {gt}",
@@ -19,6 +20,8 @@ _WORDS: Final = {
     "int_type": _WHOLE,
     "less_than": "takes a number below {lt}",
     "less_than_equal": "takes a number up to {le}",
+    "literal_error": "takes {expected}",
+    "model_type": _TABLE,
     "path_type": "takes a path",
     "string_type": _TEXT,
     "tuple_type": "takes a list",

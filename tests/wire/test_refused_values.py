@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from spark_stream.wire.refused_values import problem_of
 
@@ -23,6 +23,8 @@ def refuse(value: object) -> None:
         (bool, "perhaps", "takes true | false, not 'perhaps'"),
         (str, 3, "takes a text, not 3"),
         (dict[str, str], 3, "takes a table of names and values, not 3"),
+        (BaseModel, 3, "takes a table of names and values, not 3"),
+        (Literal["1.2", "1.3"], "1.1", "takes '1.2' or '1.3', not '1.1'"),
         (Annotated[int, Field(ge=1)], 0, "takes a number from 1 on, not 0"),
         (Annotated[float, Field(gt=0)], 0, "takes a number above 0.0, not 0"),
         (Annotated[int, Field(le=5)], 6, "takes a number up to 5, not 6"),
