@@ -5,10 +5,10 @@ from __future__ import annotations
 try:
     from spark_stream.datasource.watching.listener import LagListener
     from spark_stream.datasource.watching.progress import progress_bar
-except ModuleNotFoundError as error:
+except ImportError as error:
     if error.name is None or error.name.partition(".")[0] != "pyspark":
         raise
-    raise ModuleNotFoundError(
+    raise ImportError(
         "isolog.spark needs PySpark 4.2 or newer. Install it: pip install 'isolog[spark]'.",
         name=error.name,
     ) from None

@@ -109,14 +109,20 @@ def test_import_of_the_face_imports_neither_spark_nor_test_tools() -> None:
     assert said.stdout.split() == []
 
 
-@pytest.mark.parametrize("lacked", ["pyspark", "pyspark.sql.streaming.datasource"])
-def test_spark_module_without_a_new_pyspark_names_the_command(lacked: str) -> None:
-    """PySpark 4.1 has no module for admission control."""
-    program = "import sys; sys.modules[sys.argv[1]] = None; import isolog.spark"
-    command = [sys.executable, "-c", program, lacked]
+@pytest.mark.parametrize(
+    ("lacked", "found"),
+    [
+        ("pyspark", "None"),
+        ("pyspark.sql.streaming.datasource", "None"),  # PySpark 4.1, without admission control
+        ("pyspark.sql.datasource", "types.ModuleType('pyspark')"),  # PySpark 4.0, without a class
+    ],
+)
+def test_spark_module_without_a_new_pyspark_names_the_command(lacked: str, found: str) -> None:
+    program = f"import sys, types; sys.modules['{lacked}'] = {found}; import isolog.spark"
+    command = [sys.executable, "-c", program]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     assert said.splitlines()[-1] == (
-        "ModuleNotFoundError: isolog.spark needs PySpark 4.2 or newer."
+        "ImportError: isolog.spark needs PySpark 4.2 or newer."
         " Install it: pip install 'isolog[spark]'."
     )
 
