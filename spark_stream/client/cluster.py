@@ -1,29 +1,24 @@
-"""Requests about the cluster: its brokers, and the placement of replicas and leaders."""
+"""The cluster with its problems, and the repair of its metadata."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import ask_each
-from spark_stream.client.topics import checked_topic
 from spark_stream.errors import InvalidRequest, IsologError, MetadataLost, UnknownBroker
 from spark_stream.wire.cluster_messages import (
     BrokerStatus,
-    CancelMoves,
     ClusterDescription,
     Decommission,
     DescribeCluster,
-    ElectPreferred,
     GetStatus,
-    MoveReplicas,
     Problem,
     ProblemKind,
-    Recommission,
     RestoreMetadata,
 )
 
@@ -38,81 +33,51 @@ _OF_PARTITIONS: Final = (
 """The problems of partitions, which a disk may cause."""
 
 
-class ClusterClient:
-    """The cluster of a connection; any of its brokers can answer."""
+def inspect_cluster(
+    connection: ClusterConnection,
+) -> tuple[ClusterDescription, dict[str, BrokerStatus]]:
+    """Return the cluster with all its problems, and the status of each broker that answers."""
+    found = connection.call(DescribeCluster())
+    links = {each.id: each.address for each in found.brokers if each.alive}
+    statuses = ask_each(connection, links, GetStatus())
+    return with_refusals(found, statuses), statuses
 
-    def __init__(self, connection: ClusterConnection) -> None:
-        self._connection = connection
 
-    def describe(self) -> ClusterDescription:
-        """Return the cluster as it is now."""
-        return self._connection.call(DescribeCluster())
+def restore_metadata(connection: ClusterConnection) -> None:
+    """Have the brokers write back a deleted metadata store; wait until all of them use it.
 
-    def inspect(self) -> tuple[ClusterDescription, dict[str, BrokerStatus]]:
-        """Return the cluster with all its problems, and the status of each broker that answers."""
-        found = self.describe()
-        links = {each.id: each.address for each in found.brokers if each.alive}
-        statuses = ask_each(self._connection, links, GetStatus())
-        return with_refusals(found, statuses), statuses
+    Raises:
+        InvalidRequest: Nothing is missing, or another file is in its place.
+        MetadataLost: Running brokers do not use what was written back.
+    """
+    connection.call(RestoreMetadata())
+    deadline = time.monotonic() + _TAKEN_S
+    while reasons := _without_store(connection):
+        if time.monotonic() > deadline:
+            raise MetadataLost(
+                "a broker has written the metadata store back, but others do not use it: "
+                + "; ".join(f"broker {each}: {why}" for each, why in reasons.items()),
+                hint="See their log files. A broker that has stopped must be started again.",
+            )
+        time.sleep(_TAKEN_PAUSE_S)
 
-    def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
-        """Begin to move the replicas of these partitions."""
-        moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
-        asked = MoveReplicas.of(topic=checked_topic(topic), partitions=moves)
-        self._connection.call(asked)
 
-    def cancel_moves(self, topic: str) -> None:
-        """Cancel the moves of the topic's partitions that are under way."""
-        asked = CancelMoves.of(topic=checked_topic(topic))
-        self._connection.call(asked)
-
-    def elect_preferred_leaders(self, topic: str | None) -> int:
-        """Make preferred leaders lead; return how many partitions changed their leader."""
-        asked = ElectPreferred.of(topic=None if topic is None else checked_topic(topic))
-        return self._connection.call(asked).elected
-
-    def decommission(self, broker: str | int) -> None:
-        """Begin to take the broker out of the cluster."""
-        self._connection.call(Decommission(broker=_checked_broker(broker)))
-
-    def recommission(self, broker: str | int) -> None:
-        """Cancel a decommission."""
-        self._connection.call(Recommission(broker=_checked_broker(broker)))
-
-    def restore_metadata(self) -> None:
-        """Have the brokers write back a deleted metadata store; wait until all of them use it.
-
-        Raises:
-            InvalidRequest: Nothing is missing, or another file is in its place.
-            MetadataLost: Running brokers do not use what was written back.
-        """
-        self._connection.call(RestoreMetadata())
-        deadline = time.monotonic() + _TAKEN_S
-        while reasons := self._without_store():
-            if time.monotonic() > deadline:
-                raise MetadataLost(
-                    "a broker has written the metadata store back, but others do not use it: "
-                    + "; ".join(f"broker {each}: {why}" for each, why in reasons.items()),
-                    hint="See their log files. A broker that has stopped must be started again.",
-                )
-            time.sleep(_TAKEN_PAUSE_S)
-
-    def _without_store(self) -> dict[str, str]:
-        """Return the running brokers that refuse changes or do not answer, each with its reason."""
-        reasons = {}
-        for broker in self.describe().brokers:
-            if not broker.alive:
-                continue
-            link = self._connection.to(broker.id, broker.address)
-            try:
-                facts = link.call(DescribeCluster(), _TAKEN_S)
-            except IsologError as error:
-                reasons[broker.id] = error.message
-                continue
-            for problem in facts.problems:
-                if problem.kind == ProblemKind.METADATA_LOST:
-                    reasons[broker.id] = problem.message
-        return reasons
+def _without_store(connection: ClusterConnection) -> dict[str, str]:
+    """Return the running brokers that refuse changes or do not answer, each with its reason."""
+    reasons = {}
+    for broker in connection.call(DescribeCluster()).brokers:
+        if not broker.alive:
+            continue
+        link = connection.to(broker.id, broker.address)
+        try:
+            facts = link.call(DescribeCluster(), _TAKEN_S)
+        except IsologError as error:
+            reasons[broker.id] = error.message
+            continue
+        for problem in facts.problems:
+            if problem.kind == ProblemKind.METADATA_LOST:
+                reasons[broker.id] = problem.message
+    return reasons
 
 
 def disk_fault(broker: str, code: str, replicas: int) -> str:
@@ -138,7 +103,8 @@ def with_refusals(
     return replace(cluster, problems=(*causes, *disks, *effects)) if disks else cluster
 
 
-def _checked_broker(broker: str | int) -> str:
+def checked_broker(broker: str | int) -> str:
+    """Return the id of a broker, or raise UnknownBroker if no broker can have it."""
     try:
         return Decommission.of(broker=str(broker)).broker
     except InvalidRequest:

@@ -13,7 +13,6 @@ from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.named_positions import check_name
 from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation, lag_of
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
@@ -22,11 +21,8 @@ from spark_stream.wire.consumer_messages import (
     ConsumedPartition,
     ConsumerDescription,
     ListConsumers,
-    PinnedStart,
-    PinStart,
-    RecordProgress,
 )
-from spark_stream.wire.transaction_messages import DeleteConsumer
+from spark_stream.wire.transaction_messages import CommitPosition, DeleteConsumer, TakeConsumer
 
 
 class MovedPosition(Struct, frozen=True):
@@ -44,15 +40,6 @@ class ConsumersClient:
     def __init__(self, connection: ClusterConnection, topics: TopicsClient) -> None:
         self._connection = connection
         self._topics = topics
-        self._transactions = TransactionsClient(connection)
-
-    def pin_start(self, asked: PinStart) -> PinnedStart:
-        """Return where the query of this name first started."""
-        return self._connection.call(asked)
-
-    def record_progress(self, asked: RecordProgress, timeout_s: float | None = None) -> None:
-        """Store how far a query has come; raise ConsumerFenced if another run has its name."""
-        self._connection.call(asked, timeout_s)
 
     def all(self) -> list[ConsumerDescription]:
         """Return every known name, sorted, with where it reads and how much is left."""
@@ -67,8 +54,7 @@ class ConsumersClient:
 
     def delete(self, name: str) -> None:
         """Forget all that is known under a name, or raise UnknownConsumer."""
-        asked = DeleteConsumer.of(consumer=name)
-        self._connection.call(asked)
+        self._connection.call(DeleteConsumer.of(consumer=name))
 
     def reset(
         self,
@@ -100,8 +86,8 @@ class ConsumersClient:
                 positions.append(PositionOf(name, topic, topic_id, number, new, lineage))
         if not dry_run:
             instance = uuid.uuid4().hex
-            self._transactions.take_consumer(name, instance, keeps_group=True)
-            self._transactions.commit_position(positions, {name: instance})
+            self._connection.call(TakeConsumer(consumer=name, instance=instance, keeps_group=True))
+            self._connection.call(CommitPosition(positions=positions, owners={name: instance}))
         return moved
 
     def _stored(self, name: str, *, is_new: bool) -> dict[Key, ConsumedPartition]:
@@ -139,7 +125,7 @@ class ConsumersClient:
     ) -> tuple[dict[int, int], dict[int, Lineage]]:
         """Return the offset of each partition, between the log's start and its end."""
         if to == "latest" and isolation is Isolation.READ_ATOMIC:
-            cut = cut_of(self._transactions, {topic: topic_id})
+            cut = cut_of(self._connection, {topic: topic_id})
             return {number: offset for (_, number), offset in cut.items()}, {}
         offsets, lineages = resolve_with_lineages(self._topics, topic, to, isolation)
         if isinstance(to, int | Mapping):

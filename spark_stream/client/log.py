@@ -11,7 +11,7 @@ import pyarrow as pa
 from msgspec import Struct, structs
 
 from spark_stream.client.closing import Closing
-from spark_stream.client.cluster import ClusterClient
+from spark_stream.client.cluster import checked_broker, inspect_cluster
 from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.parallel import in_parallel
@@ -23,8 +23,12 @@ from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
 from spark_stream.client.reading.positions import Key, Place, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
-from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.transactions import TransactionsClient
+from spark_stream.client.topics import TopicsClient, checked_topic, level
+from spark_stream.client.transactions import (
+    describe_transaction,
+    kill_transaction,
+    list_transactions,
+)
 from spark_stream.client.unknown_options import known_options, refuse_unknown
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
@@ -32,10 +36,19 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, OffsetEvicted, UnknownPartition
 from spark_stream.sql.ddl import parse_altered, parse_schema
-from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription, GetStatus
+from spark_stream.wire.cluster_messages import (
+    BrokerStatus,
+    CancelMoves,
+    ClusterDescription,
+    Decommission,
+    ElectPreferred,
+    GetStatus,
+    MoveReplicas,
+    Recommission,
+)
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.sink_messages import SinkDescription
+from spark_stream.wire.sink_messages import DeleteSink, ListSinks, SinkDescription
 from spark_stream.wire.topic_messages import TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription
 
@@ -121,8 +134,6 @@ class Log(Closing):
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
         self._topics = TopicsClient(connection)
-        self._cluster = ClusterClient(connection)
-        self._transactions = TransactionsClient(connection)
         self._consumers = ConsumersClient(connection, self._topics)
 
     # -- topics ---------------------------------------------------------------------------------
@@ -275,7 +286,7 @@ class Log(Closing):
 
     def cluster(self) -> ClusterDescription:
         """Return the cluster with its brokers and its problems, as it is now."""
-        return self._cluster.inspect()[0]
+        return inspect_cluster(self._connection)[0]
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
         """Begin to move each partition to the brokers of these ids, the preferred leader first.
@@ -285,18 +296,20 @@ class Log(Closing):
         Raises:
             UnknownTopic, UnknownPartition, InvalidAssignment: nothing is moved.
         """
-        self._cluster.move_replicas(topic, partitions)
+        moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
+        self._connection.call(MoveReplicas.of(topic=checked_topic(topic), partitions=moves))
 
     def cancel_moves(self, topic: str) -> None:
         """Cancel the moves of the topic's partitions that are under way, or raise UnknownTopic."""
-        self._cluster.cancel_moves(topic)
+        self._connection.call(CancelMoves(topic=checked_topic(topic)))
 
     def elect_preferred_leaders(self, topic: str | None = None) -> int:
         """Make the first replica of each partition lead, if it is in sync; return how many changed.
 
         ``topic`` None: all topics.
         """
-        return self._cluster.elect_preferred_leaders(topic)
+        asked = ElectPreferred(topic=None if topic is None else checked_topic(topic))
+        return self._connection.call(asked).elected
 
     def decommission(self, broker: str | int) -> None:
         """Take a broker out of the cluster: its replicas move away, then it is forgotten.
@@ -305,7 +318,7 @@ class Log(Closing):
             UnknownBroker: there is no broker of this id.
             InvalidRequest: it is the only broker that can keep replicas.
         """
-        self._cluster.decommission(broker)
+        self._connection.call(Decommission(broker=checked_broker(broker)))
 
     def recommission(self, broker: str | int) -> None:
         """Cancel a decommission. Moves that already started continue.
@@ -313,7 +326,7 @@ class Log(Closing):
         Raises:
             UnknownBroker: there is no broker of this id, or it has left.
         """
-        self._cluster.recommission(broker)
+        self._connection.call(Recommission(broker=checked_broker(broker)))
 
     def status(self) -> BrokerStatus:
         """Return the status that the broker reports."""
@@ -323,11 +336,11 @@ class Log(Closing):
 
     def transactions(self) -> list[TransactionDescription]:
         """Return every transactional id with its present or last transaction, by id."""
-        return self._transactions.all()
+        return list_transactions(self._connection)
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
         """Return one transactional id with its transaction, or raise UnknownTransaction."""
-        return self._transactions.describe(transactional_id)
+        return describe_transaction(self._connection, transactional_id)
 
     def abort_transaction(self, transactional_id: str) -> TransactionDescription:
         """Abort an open transaction, whoever owns it: its owner's writes and commit then fail.
@@ -336,11 +349,11 @@ class Log(Closing):
             UnknownTransaction: there is no such id.
             InvalidTransaction: its transaction is not open.
         """
-        return self._transactions.kill(transactional_id)
+        return kill_transaction(self._connection, transactional_id)
 
     def sinks(self) -> list[SinkDescription]:
         """Return the sinks of queries and of batch writes with a ``sinkId``, by id."""
-        return self._transactions.sinks()
+        return self._connection.call(ListSinks()).sinks
 
     def delete_sink(self, transactional_id: str) -> None:
         """Forget a sink, with the last batch that it committed. Its id is free afterwards.
@@ -351,7 +364,7 @@ class Log(Closing):
             UnknownTransaction: there is no such sink.
             InvalidTransaction: a batch is being written.
         """
-        self._transactions.delete_sink(transactional_id)
+        self._connection.call(DeleteSink.of(transactional_id=transactional_id))
 
     # -- consumers ------------------------------------------------------------------------------
 
@@ -580,9 +593,9 @@ class Log(Closing):
         if atomic:
             ids = {name: topic.id for name, topic in known.items()}
             if isinstance(end, str):  # the latest cut
-                cut = cut_of(self._transactions, ids, lower=_by_key(starts))
+                cut = cut_of(self._connection, ids, lower=_by_key(starts))
             else:
-                cut = cut_of(self._transactions, ids, upper=_by_key(ends))
+                cut = cut_of(self._connection, ids, upper=_by_key(ends))
             ends = {name: {} for name in names}
             for (name, number), offset in cut.items():
                 ends[name][number] = offset

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.client.cluster import ClusterClient, with_refusals
+from spark_stream.client.cluster import with_refusals
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.leaders import (
@@ -26,13 +26,14 @@ from spark_stream.client.leaders import (
     see_partitions,
 )
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import TransactionsClient
+from spark_stream.client.transactions import kill_transaction, list_transactions
 from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.type_names import field_type_name
-from spark_stream.wire.cluster_messages import BrokerStatus, GetStatus
+from spark_stream.wire.cluster_messages import BrokerStatus, DescribeCluster, GetStatus
 from spark_stream.wire.messages import to_plain
 from spark_stream.wire.offset_messages import ListOffsets
+from spark_stream.wire.sink_messages import ListSinks
 from spark_stream.wire.transaction_messages import UNFINISHED
 
 _TOPICS_AT_ONCE: Final = 200
@@ -49,8 +50,6 @@ class Asking:
     def __init__(self, connection: ClusterConnection) -> None:
         self.connection = connection
         self.topics = TopicsClient(connection)
-        self.transactions = TransactionsClient(connection)
-        self._cluster = ClusterClient(connection)
         self._consumers = ConsumersClient(connection, self.topics)
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """How long each broker took for each action; None: it did not answer in time."""
@@ -67,7 +66,7 @@ class Asking:
 
     def cluster(self) -> dict[str, Any]:
         """Return the cluster, with the status of each broker that answers."""
-        found = self._cluster.describe()
+        found = self.connection.call(DescribeCluster())
         links = {each.id: each.address for each in found.brokers if each.alive}
         asked_s = time.monotonic()
         statuses = ask_each(self.connection, links, GetStatus(), self._note_answer)
@@ -144,7 +143,7 @@ class Asking:
 
     def list_transactions(self) -> list[dict[str, Any]]:
         """Return all transactions, those that are not finished first, the oldest of them first."""
-        found = self.transactions.all()
+        found = list_transactions(self.connection)
         found.sort(key=lambda each: (each.state not in UNFINISHED, each.began_ms))
         return [plain(each) for each in found]
 
@@ -162,7 +161,7 @@ class Asking:
             consumers.append(shown)
         return {
             "consumers": consumers,
-            "sinks": [plain(each) for each in self.transactions.sinks()],
+            "sinks": [plain(each) for each in self.connection.call(ListSinks()).sinks],
         }
 
     def abort(self, transactional_id: str, number: int) -> dict[str, Any]:
@@ -172,7 +171,7 @@ class Asking:
             UnknownTransaction, InvalidTransaction: there is none, or it has ended.
             PermissionDenied: the user may not.
         """
-        shown: dict[str, Any] = plain(self.transactions.kill(transactional_id, number))
+        shown: dict[str, Any] = plain(kill_transaction(self.connection, transactional_id, number))
         return shown
 
     def close(self) -> None:

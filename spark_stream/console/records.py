@@ -204,7 +204,7 @@ class _PageReader:
         if self._chosen is Isolation.READ_UNCOMMITTED:
             return {number: each.log_end_offset for number, each in now.items()}
         if self._chosen is Isolation.READ_ATOMIC:
-            cut = cut_of(self._asking.transactions, {self._topic.name: self._topic.id})
+            cut = cut_of(self._asking.connection, {self._topic.name: self._topic.id})
             return {number: cut[self._topic.name, number] for number in self._numbers}
         bounds = {}
         for number, each in now.items():

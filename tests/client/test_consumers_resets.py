@@ -19,6 +19,7 @@ from spark_stream.client.consumers import MovedPosition
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderState
 from spark_stream.wire.consumer_messages import PinStart
+from spark_stream.wire.transaction_messages import GetPosition
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # every test here uses a broker
@@ -42,7 +43,10 @@ def filled(log, topic):
 
 
 def stored(log, name: str) -> dict[int, int]:
-    return {each.partition: each.offset for each in log._transactions.position(name)}
+    return {
+        each.partition: each.offset
+        for each in log._connection.call(GetPosition(consumer=name)).positions
+    }
 
 
 def read_all(log, topic: str, name: str, kind: str) -> None:
@@ -167,7 +171,7 @@ def test_reset_of_a_query_fails_with_the_remedy(log, name):
         isolation=Isolation.READ_COMMITTED,
         start="{}",
     )
-    log._consumers.pin_start(asked)
+    log._connection.call(asked)
     with pytest.raises(InvalidRequest, match="Spark query") as refused:
         log.reset_consumer(name, "earliest")
     assert "startingOffsets" in refused.value.hint

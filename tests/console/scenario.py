@@ -17,13 +17,12 @@ import pyarrow as pa
 
 from isolog.testing import LocalCluster
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.wire.consumer_messages import PinStart, ReaderHeartbeat, RecordProgress
 from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.support import eventually
 
 SCHEMA = (
@@ -128,14 +127,19 @@ class Scenario:
         self.loader.flush()
 
     def _sink(self) -> None:
-        client = TransactionsClient(self._connection)
         for batch in range(3):
             asked = OpenBranch(
                 transactional_id="sink/departures", query="departures", instance="run", batch=batch
             )
-            branch = client.open_branch(asked)
-            client.commit(
-                "sink/departures", "run", branch.number, [branch.producer_id], batch=batch
+            branch = self._connection.call(asked)
+            self._connection.call(
+                CommitTransaction(
+                    transactional_id="sink/departures",
+                    instance="run",
+                    number=branch.number,
+                    branches=(branch.producer_id,),
+                    batch=batch,
+                )
             )
 
     def _load(self) -> None:
@@ -147,11 +151,10 @@ class Scenario:
 
     def _follow(self) -> None:
         """Report positions as queries do: ``departures`` keeps up, ``nightly`` stands still."""
-        client = ConsumersClient(self._connection, self._topics)
         selection = json.dumps({"subscribe": "flights"})
         for name in ("departures", "nightly"):
             start = json.dumps({"flights": {"0": 0, "1": 0, "2": 0}})
-            client.pin_start(
+            self._connection.call(
                 PinStart(
                     consumer=name,
                     instance="run",
@@ -172,7 +175,7 @@ class Scenario:
                 ]
                 if beats % 10 == 0:
                     self._beat(name, idle_ms=200_000 if name == "nightly" else 0)
-                client.record_progress(
+                self._connection.call(
                     RecordProgress(
                         consumer=name,
                         instance="run",

@@ -16,8 +16,6 @@ from chispa import assert_df_equality
 from pyspark.sql.streaming import DataStreamWriter
 
 import isolog
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.transactions import TransactionsClient
 from tests.spark.conftest import Queries
 from tests.spark.faults import FaultySource
 from tests.spark.sink_driver import FILES, ROWS_PER_BATCH, micro_batches
@@ -47,10 +45,9 @@ def target(log: isolog.Log, topic: str) -> str:
 
 
 @pytest.fixture(scope="package")
-def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
-    connection = ClusterConnection(path=shared_path)
-    yield TransactionsClient(connection)
-    connection.close()
+def transactions(shared_path: Path) -> Iterator[isolog.Log]:
+    with isolog.connect(path=shared_path) as log:
+        yield log
 
 
 def copying(queries: Queries, source: str, to: str, checkpoint: Path) -> DataStreamWriter:

@@ -18,8 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_stream.client.transactions import TransactionsClient
-from spark_stream.consistency.transactions.transactions import Content
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.writing import task
@@ -134,27 +133,17 @@ class FaultyWriter(IsologStreamWriter):
 def _leave_unanswered(fault: Fault) -> None:
     """The next commit of this process is sent, and its answer not waited for."""
 
-    def sent(
-        self: TransactionsClient,
-        name: str,
-        *where: Any,
-        batch: int,
-        content: list[Content] | None,
-    ) -> None:
-        instance, number, taken = where
-        asked = CommitTransaction(
-            transactional_id=name,
-            instance=instance,
-            number=number,
-            branches=sorted(taken),
-            batch=batch,
-            content=content,
-        )
-        shared = self._connection.link().connect(20)
-        shared.channel.open("act", b"commit-transaction", asked.to_bytes(), end=True)
-        fault.wait()
+    call = ClusterConnection.call
 
-    TransactionsClient.commit = sent  # type: ignore[method-assign, assignment]
+    def sent(self: ClusterConnection, asked: Any, *more: Any, **options: Any) -> Any:
+        if not isinstance(asked, CommitTransaction):
+            return call(self, asked, *more, **options)
+        shared = self.link().connect(20)
+        shared.channel.open("act", asked.wire_name.encode(), asked.to_bytes(), end=True)
+        fault.wait()
+        return None
+
+    ClusterConnection.call = sent  # type: ignore[method-assign, assignment]
 
 
 class FaultySource(IsologDataSource):

@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 import isolog
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.transaction_messages import TransactionDescription
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import (
@@ -184,9 +183,9 @@ def lone_driver(
         kill_session(driver)
 
 
-def present(transactions: TransactionsClient, query_name: str) -> TransactionDescription:
+def present(transactions: isolog.Log, query_name: str) -> TransactionDescription:
     """The transaction of the query of this name."""
-    (found,) = [each for each in transactions.all() if each.query_name == query_name]
+    (found,) = [each for each in transactions.transactions() if each.query_name == query_name]
     return found
 
 
@@ -200,7 +199,7 @@ def present(transactions: TransactionsClient, query_name: str) -> TransactionDes
 def test_readers_go_on_soon_after_the_kill_of_a_driver_in_mid_batch(
     queries: Queries,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     source: str,
     target: str,
     tmp_path: Path,
@@ -227,7 +226,7 @@ def test_readers_go_on_soon_after_the_kill_of_a_driver_in_mid_batch(
 def test_a_driver_paused_beyond_the_timeout_gets_an_error_and_its_batch_is_written_once(
     queries: Queries,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     source: str,
     target: str,
     tmp_path: Path,
@@ -362,7 +361,7 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
 def test_a_query_restarted_from_its_checkpoint_goes_on(
     queries: Queries,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     topic: str,
     target: str,
     tmp_path: Path,
@@ -373,7 +372,7 @@ def test_a_query_restarted_from_its_checkpoint_goes_on(
         stream = queries.stream(f"{topic}-in")
         query = queries.sink(stream, tmp_path / "checkpoint", topic=target).start()
         assert ended(query) is None
-        facts = transactions.describe(f"query/{query.id}")
+        facts = transactions.describe_transaction(f"query/{query.id}")
         assert facts.state == "committed"
     assert_exactly_once(queries, target, 20)
 

@@ -11,18 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import isolog
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.wire.sink_messages import OpenBranch
 from tests.spark.conftest import Queries, ended
 from tests.spark.test_stream_source import NUMBERS
 
 
 @pytest.fixture(scope="module")
-def transactions(shared_path: Path) -> Iterator[TransactionsClient]:
-    connection = ClusterConnection(path=shared_path)
-    yield TransactionsClient(connection)
-    connection.close()
+def transactions(shared_path: Path) -> Iterator[isolog.Log]:
+    with isolog.connect(path=shared_path) as log:
+        yield log
 
 
 class Copy:
@@ -147,15 +144,15 @@ def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy)
 
 @pytest.mark.full  # without a JVM: tests/system/transactions/test_sinks.py
 def test_a_replay_without_rows_ends_what_a_dead_run_left_open(
-    copy: Copy, transactions: TransactionsClient
+    copy: Copy, transactions: isolog.Log
 ) -> None:
     copy.add(0)
     assert copy.run() is None
     dead = OpenBranch(
         transactional_id=f"query/{copy.query_id}", query=copy.query_id, instance="dead", batch=1
     )
-    transactions.open_branch(dead)
-    assert transactions.describe(dead.transactional_id).state == "open"
+    transactions._connection.call(dead)
+    assert transactions.describe_transaction(dead.transactional_id).state == "open"
     copy.add(1)
     assert copy.run(where="n < 0") is None
-    assert transactions.describe(dead.transactional_id).state == "aborted"
+    assert transactions.describe_transaction(dead.transactional_id).state == "aborted"

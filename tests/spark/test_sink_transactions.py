@@ -10,7 +10,6 @@ import pytest
 from pyspark.errors import PythonException
 
 import isolog
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing.writer import IsologWriter
@@ -34,25 +33,25 @@ __all__ = ["source", "target", "transactions"]
 
 
 def test_a_micro_batch_without_rows_begins_no_transaction(
-    queries: Queries, transactions: TransactionsClient, source: str, target: str, tmp_path: Path
+    queries: Queries, transactions: isolog.Log, source: str, target: str, tmp_path: Path
 ) -> None:
     frame = micro_batches(queries.spark, source).where("n < 0")
     query = queries.sink(frame, tmp_path, topic=target).start()
     assert ended(query) is None
     with pytest.raises(isolog.errors.UnknownTransaction):
-        transactions.describe(f"query/{query.id}")
+        transactions.describe_transaction(f"query/{query.id}")
 
 
 def test_a_sink_id_names_the_transactions_and_is_one_querys(
     queries: Queries,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     source: str,
     target: str,
     tmp_path: Path,
 ) -> None:
     mine = copying(queries, source, target, tmp_path / "mine").option("sinkId", target).start()
     assert ended(mine) is None
-    assert transactions.describe(f"sink/{target}").query == str(mine.id)
+    assert transactions.describe_transaction(f"sink/{target}").query == str(mine.id)
     other = copying(queries, source, target, tmp_path / "other").option("sinkId", target).start()
     assert "SINK_IN_USE" in str(ended(other))
     assert_exactly_once(queries, target)
@@ -104,7 +103,7 @@ def test_a_restored_old_checkpoint_is_refused(
 def test_rows_to_several_topics_in_one_micro_batch_are_one_transaction(
     queries: Queries,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     source: str,
     topic: str,
     tmp_path: Path,
@@ -117,7 +116,7 @@ def test_rows_to_several_topics_in_one_micro_batch_are_one_transaction(
     )
     query = queries.sink(routed, tmp_path / "checkpoint").start()
     assert ended(query) is None
-    assert transactions.describe(f"query/{query.id}").committed_batch == 2
+    assert transactions.describe_transaction(f"query/{query.id}").committed_batch == 2
     for remainder, name in enumerate(names):
         rows = log.read(name, isolation="read_committed")["n"].to_pylist()
         assert sorted(rows) == list(range(remainder, ROWS, 2))
@@ -136,11 +135,13 @@ def test_a_topic_that_fails_leaves_nothing_in_the_others(
 
 
 def test_a_batch_write_is_one_transaction(
-    queries: Queries, log: isolog.Log, transactions: TransactionsClient, target: str
+    queries: Queries, log: isolog.Log, transactions: isolog.Log, target: str
 ) -> None:
-    before = {facts.transactional_id for facts in transactions.all()}
+    before = {facts.transactional_id for facts in transactions.transactions()}
     queries.write(queries.spark.range(0, 100, 1, 4).toDF("n"), target)
-    (made,) = [facts for facts in transactions.all() if facts.transactional_id not in before]
+    (made,) = [
+        facts for facts in transactions.transactions() if facts.transactional_id not in before
+    ]
     assert made.transactional_id.startswith("job/")
     assert made.state == "committed"
     assert len(made.branches) == 4
@@ -148,7 +149,7 @@ def test_a_batch_write_is_one_transaction(
 
 
 def test_a_batch_write_with_a_failing_task_leaves_nothing(
-    queries: Queries, log: isolog.Log, transactions: TransactionsClient, topic: str
+    queries: Queries, log: isolog.Log, transactions: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic)
     frame = queries.spark.range(0, 100, 1, 4).selectExpr(
@@ -157,7 +158,9 @@ def test_a_batch_write_with_a_failing_task_leaves_nothing(
     with pytest.raises(PythonException, match="has partitions 0 to 0, not 7"):
         queries.write(frame, topic)
     assert log.read(topic, isolation="read_committed").num_rows == 0
-    assert "open" not in {facts.state for facts in transactions.all() if "job/" in facts.query}
+    assert "open" not in {
+        facts.state for facts in transactions.transactions() if "job/" in facts.query
+    }
     queries.write(frame.drop("partition"), topic)
     assert log.read(topic, isolation="read_committed").num_rows == 100
 
@@ -187,12 +190,12 @@ def test_of_two_attempts_of_a_task_only_the_one_in_the_messages_counts(
 def test_without_transactions_rows_are_there_at_least_once(
     queries: Queries,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     source: str,
     target: str,
     tmp_path: Path,
 ) -> None:
-    before = len(transactions.all())
+    before = len(transactions.transactions())
     fault = "commit's reply is lost"
     writer = faulty(queries, source, target, tmp_path, fault).option("transactional", "false")
     assert "the reply is lost" in str(ended(writer.start()))
@@ -201,4 +204,4 @@ def test_without_transactions_rows_are_there_at_least_once(
     rows = log.read(target, isolation="read_committed")["n"].to_pylist()
     assert set(rows) == set(range(ROWS))
     assert len(rows) == ROWS + ROWS_PER_BATCH  # the batch of the lost reply is there twice
-    assert len(transactions.all()) == before
+    assert len(transactions.transactions()) == before

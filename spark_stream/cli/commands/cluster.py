@@ -29,7 +29,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.show import console
 from spark_stream.cli.texts import as_json, cell
-from spark_stream.client.cluster import ClusterClient
+from spark_stream.client.cluster import inspect_cluster, restore_metadata
 from spark_stream.cluster import backup as backups
 from spark_stream.cluster import migration
 from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
@@ -114,7 +114,7 @@ def status(
     isolog cluster status --output json | jq .problems
     """
     with connection(bootstrap, path) as opened:
-        found, statuses = ClusterClient(opened).inspect()
+        found, statuses = inspect_cluster(opened)
     show_cluster(found, statuses, output)
     if found.problems:
         raise typer.Exit(1)
@@ -230,7 +230,7 @@ def restore(
         if metadata is not None or force:
             raise InvalidOption("--metadata and --force belong to a FILE", hint="Name the backup.")
         with connection(bootstrap, path) as opened:
-            ClusterClient(opened).restore_metadata()
+            restore_metadata(opened)
         note("the metadata store is written back, and all running brokers have taken it")
         return
     if bootstrap is not None:

@@ -47,7 +47,6 @@ from spark_stream.client.reading.subscription import Asked as Topics
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
@@ -57,6 +56,7 @@ from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.transport.lifetime import check_may_wait, in_child_while_used
 from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.transaction_messages import CheckConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
@@ -111,7 +111,6 @@ class Consumer(Closing):
         self._connection = connection
         self._filter = filter
         self._topics = topics
-        self._transactions = TransactionsClient(connection)
         self._isolation = level(isolation)
         if group is not None:
             check_options(name, partitions, self._isolation)
@@ -326,7 +325,7 @@ class Consumer(Closing):
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
         for name, owner in self.owner().items():
-            self._transactions.check_consumer(name, owner)
+            self._connection.call(CheckConsumer(consumer=name, instance=owner))
             self._checked = time.monotonic()
 
     def note_committed(self, places: Iterable[PositionOf]) -> None:
@@ -624,7 +623,7 @@ class Consumer(Closing):
 
     def _cut(self, lower: Mapping[Key, int]) -> dict[Key, int]:
         ids = self._subscription.ids
-        found = cut_of(self._transactions, ids, lower) if ids else {}
+        found = cut_of(self._connection, ids, lower) if ids else {}
         return self._subscription.chosen(found)
 
     def _take_up(self, keys: Iterable[Key]) -> None:

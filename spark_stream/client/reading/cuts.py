@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.reading.positions import Key
-from spark_stream.client.transactions import TransactionsClient
-from spark_stream.wire.offset_messages import CutTopic
+from spark_stream.wire.offset_messages import AtomicCut, CutTopic
 
 
 def cut_of(
-    transactions: TransactionsClient,
+    connection: ClusterConnection,
     ids: Mapping[str, str],
     lower: Mapping[Key, int] | None = None,
     upper: Mapping[Key, int] | None = None,
@@ -20,7 +20,7 @@ def cut_of(
         CutTopic(topic=name, topic_id=topic_id, lower=_of(name, lower), upper=_of(name, upper))
         for name, topic_id in ids.items()
     ]
-    found = transactions.cut(topics)
+    found = connection.call(AtomicCut(topics=topics)).offsets
     return {(name, number): offset for name in ids for number, offset in found[name].items()}
 
 

@@ -23,7 +23,6 @@ from spark_stream.client.reading.named_positions import check_name
 from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding
@@ -38,6 +37,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
+from spark_stream.wire.transaction_messages import CommitPosition
 
 logger = logger_of(__name__)
 
@@ -120,7 +120,7 @@ class GroupReader:
         self.began: dict[Key, int] = {}
         """Where this consumer began to read each partition."""
         self._topics = topics
-        self._transactions = TransactionsClient(connection)
+        self._connection = connection
         self._subscription = subscription
         self._isolation = isolation
         self._start = start
@@ -357,7 +357,8 @@ class GroupReader:
     def store(self, places: list[PositionOf], timeout_s: float | None = None) -> None:
         """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
         if places:
-            self._transactions.commit_position(places, self.owner, timeout_s)
+            asked = CommitPosition(positions=places, owners=self.owner)
+            self._connection.call(asked, timeout_s)
         self.note_stored(places)
 
     def note_stored(self, places: Iterable[PositionOf]) -> None:

@@ -13,12 +13,11 @@ from spark_stream.client.reading.positions import Key, resolve
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest
-from spark_stream.wire.transaction_messages import GetPosition
+from spark_stream.wire.transaction_messages import CommitPosition, GetPosition, TakeConsumer
 
 
 def check_name(name: str, option: str) -> None:
@@ -52,7 +51,7 @@ class NamedPositions:
         self.committed: dict[Key, int] = {}
         """Where each partition's position is stored."""
         self._topics = topics
-        self._transactions = TransactionsClient(connection)
+        self._connection = connection
         self._subscription = subscription
         self._isolation = isolation
         self._position = position
@@ -64,10 +63,11 @@ class NamedPositions:
 
     def _take_over(self) -> None:
         """Take over the name; begin at its positions, except in topics that were made anew."""
+        asked = TakeConsumer.of(consumer=self.name, instance=self._instance)
         stored = self._subscription.chosen(
             {
                 (each.topic, each.partition): each
-                for each in self._transactions.take_consumer(self.name, self._instance)
+                for each in self._connection.call(asked).positions
                 if self._subscription.ids.get(each.topic) == each.topic_id
             }
         )
@@ -106,7 +106,7 @@ class NamedPositions:
 
     def store(self, places: list[PositionOf]) -> None:
         """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
-        self._transactions.commit_position(places, self.owner)
+        self._connection.call(CommitPosition(positions=places, owners=self.owner))
         self.note_stored(places)
 
     def note_stored(self, places: Iterable[PositionOf]) -> None:

@@ -21,7 +21,6 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.moments import timestamp_us
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import (
     UNSENDABLE,
@@ -57,7 +56,7 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.transport.lifetime import ProcessBound, check_may_wait
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.topic_messages import TopicDescription
-from spark_stream.wire.transaction_messages import Branch
+from spark_stream.wire.transaction_messages import Branch, NewProducer
 
 __all__ = ["Branch", "Producer"]
 
@@ -133,10 +132,9 @@ class Producer(ProcessBound):
         self._connection = connection
         self._topics = topics
         self._timeout_s = timeout_ms / 1_000
-        self._transactions = TransactionsClient(connection)
         # The loop refers to the sender, so the sender must not hold the producer: it would never be
         # dropped.
-        identified = partial(_new_identity, self._transactions)
+        identified = partial(_new_identity, connection)
         self._sender = Sender(connection, topics, settings, identified)
         if branch is not None:
             self._sender.write_as(*author_of(branch))
@@ -377,9 +375,9 @@ def _not_transactional(call: str) -> InvalidTransaction:
     )
 
 
-def _new_identity(transactions: TransactionsClient, timeout_s: float) -> ProducerIdentity:
+def _new_identity(connection: ClusterConnection, timeout_s: float) -> ProducerIdentity:
     """Ask for a producer id, for a producer that writes outside transactions."""
-    facts = transactions.new_producer(timeout_s)
+    facts = connection.call(NewProducer(), timeout_s)
     return ProducerIdentity(facts.producer_id, facts.epoch)
 
 

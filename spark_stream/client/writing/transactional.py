@@ -43,7 +43,13 @@ from spark_stream.transport.lifetime import (
     new_lock,
 )
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.transaction_messages import Branch
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    Branch,
+    CommitTransaction,
+    InitTransactions,
+)
 
 logger = logger_of(__name__)
 
@@ -88,6 +94,7 @@ class TransactionalProducer(Producer):
         super().__init__(connection, topics, **settings)
         self._transactional_id = transactional_id
         self._instance = uuid.uuid4().hex
+        self._own = {"transactional_id": transactional_id, "instance": self._instance}
         self._deciding = new_lock(is_brief=False)
         self._branch: Branch | None = None
         self._aborting = False
@@ -283,25 +290,26 @@ class TransactionalProducer(Producer):
             )
 
     def _take_over(self) -> None:
-        self._transactions.init(self._transactional_id, self._instance, self._timeout_ms)
+        self._connection.call(InitTransactions.of(**self._own, timeout_ms=self._timeout_ms))
         self._last = -1
 
     def _begin(self) -> Branch:
-        name, instance = self._transactional_id, self._instance
         try:
-            return self._transactions.begin(name, instance, self._last)
+            return self._connection.call(BeginTransaction.of(**self._own, after=self._last))
         except UnknownTransaction:  # the id was unused for so long that the broker forgot it
             self._take_over()
-            return self._transactions.begin(name, instance, self._last)
+            return self._connection.call(BeginTransaction.of(**self._own, after=self._last))
 
     def _committed(self, branch: Branch) -> object:
-        return self._transactions.commit(
-            self._transactional_id,
-            self._instance,
-            branch.number,
-            [branch.producer_id],
-            positions=self._positions.values(),
-            owners=self._owners,
+        return self._connection.call(
+            CommitTransaction(
+                transactional_id=self._transactional_id,
+                instance=self._instance,
+                number=branch.number,
+                branches=(branch.producer_id,),
+                positions=tuple(self._positions.values()),
+                owners=dict(self._owners),
+            )
         )
 
     def _settle(self) -> IsologError | None:
@@ -342,9 +350,8 @@ class TransactionalProducer(Producer):
         self._sender.discard(
             TransactionAborted(f"{self._named()} was aborted before this was acknowledged")
         )
-        self._call(
-            lambda: self._transactions.abort(self._transactional_id, self._instance, branch.number)
-        )
+        asked = AbortTransaction.of(**self._own, number=branch.number)
+        self._call(lambda: self._connection.call(asked))
         self._over(branch)
 
     def _give_up(self, branch: Branch) -> None:

@@ -122,11 +122,11 @@ class NamedQuery:
             isolation=options.isolation,
             starting=starting,
         )
-        consumers = self._planner.consumers
-        known = consumers.pin_start(asked)
+        connection = self._planner.connection
+        known = connection.call(asked)
         if known.start is None and known.selection == asked.selection:
             start = json.dumps(self._planner.logged(first()))
-            known = consumers.pin_start(structs.replace(asked, start=start))
+            known = connection.call(structs.replace(asked, start=start))
         if known.selection != asked.selection:
             raise InvalidOption(
                 f"consumer {self._name!r} is the name of a query that reads"
@@ -167,7 +167,7 @@ class NamedQuery:
                 ],
                 claim=not self._claimed,
             )
-            self._planner.consumers.record_progress(asked, _PATIENCE_S)
+            self._planner.connection.call(asked, _PATIENCE_S)
             self._claim()
         except ConsumerFenced:
             self._quiet_until = float("inf")

@@ -52,7 +52,7 @@ from spark_stream.schema.type_names import told_apart
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.offset_messages import AskedTopic, CutTopic, PartitionOffsets
+from spark_stream.wire.offset_messages import AskedTopic, AtomicCut, CutTopic, PartitionOffsets
 from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
@@ -492,10 +492,11 @@ class Planner:
 
         ``topics``: each topic's id, and the offsets between which the cut has to lie.
         """
-        return self._session.transactions.cut(
+        asked = [
             CutTopic.of(topic=name, topic_id=topic_id, lower=dict(lower), upper=dict(upper))
             for name, (topic_id, lower, upper) in topics.items()
-        )
+        ]
+        return self.connection.call(AtomicCut(topics=asked)).offsets
 
 
 def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:

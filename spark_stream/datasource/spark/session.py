@@ -27,7 +27,6 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.spark import host as hosts
 from spark_stream.datasource.spark.place import Place
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
@@ -39,7 +38,6 @@ class Session(Struct, frozen=True):
 
     connection: ClusterConnection
     topics: TopicsClient
-    transactions: TransactionsClient
     consumers: ConsumersClient
     cluster_id: str
 
@@ -214,10 +212,10 @@ def _connected(place: Place, create: bool) -> Session:
             hint="Check the path. A sink with createTopic=true makes the log and its topic.",
             **error.details,
         ) from None
-    topics, transactions = TopicsClient(connection), TransactionsClient(connection)
+    topics = TopicsClient(connection)
     assert connection.cluster_id is not None
     consumers = ConsumersClient(connection, topics)
-    return Session(connection, topics, transactions, consumers, connection.cluster_id)
+    return Session(connection, topics, consumers, connection.cluster_id)
 
 
 def _check_host(place: Place) -> None:

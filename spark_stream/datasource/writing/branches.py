@@ -18,7 +18,7 @@ from typing import Any, Final
 from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
-from spark_stream.client.transactions import TransactionsClient
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS
 from spark_stream.datasource.values.content import Measure, Replays, summed
@@ -33,8 +33,8 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.loggers import logger_of
-from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
-from spark_stream.wire.transaction_messages import Branch
+from spark_stream.wire.sink_messages import AbortBranch, OpenBranch, SettleSinkBatch, StopRun
+from spark_stream.wire.transaction_messages import AbortTransaction, Branch, CommitTransaction
 
 logger = logger_of(__name__)
 
@@ -122,7 +122,7 @@ class WrittenRows(Struct, frozen=True):
 
 
 def open_branch(
-    transactions: TransactionsClient,
+    connection: ClusterConnection,
     identity: BranchIdentity,
     plan: Plan = NO_PLAN,
     timeout_ms: int = TRANSACTION_TIMEOUT_MS,
@@ -135,7 +135,7 @@ def open_branch(
         ProducerFenced: a later run of the query has taken over.
         TransactionAborted: the driver has given the batch up.
     """
-    branch = transactions.open_branch(OpenBranch.of(**_claim(identity, plan, timeout_ms)))
+    branch = connection.call(OpenBranch.of(**_claim(identity, plan, timeout_ms)))
     return TaskBranch(**structs.asdict(branch), instance=identity.instance, batch=identity.batch)
 
 
@@ -155,7 +155,7 @@ def _claim(identity: BranchIdentity, plan: Plan, timeout_ms: int) -> dict[str, A
 
 
 def commit(
-    transactions: TransactionsClient,
+    connection: ClusterConnection,
     tasks: Sequence[WrittenRows],
     batch: int,
     *,
@@ -176,21 +176,24 @@ def commit(
     content = summed(task.content for task in tasks)
     branches = [task.branch for task in tasks if task.branch is not None]
     if all(branch.committed for branch in branches):
-        settled = transactions.settle_batch(
+        settled = connection.call(
             SettleSinkBatch.of(**_claim(identity, NO_PLAN, TRANSACTION_TIMEOUT_MS))
         )
         if settled.committed and settled.content is not None:
             earlier = summed(task.earlier for task in tasks)
             check_replay(identity, settled.content, content, earlier, replays)
         return
-    whole = _one_transaction(branches, batch)
-    transactions.commit(
-        *whole,
-        [branch.producer_id for branch in branches],
-        batch=batch,
-        content=[Content(topic=topic, **structs.asdict(found)) for topic, found in content.items()]
-        if identity.remembered
-        else None,
+    name, instance, number = _one_transaction(branches, batch)
+    written = (Content(topic=topic, **structs.asdict(found)) for topic, found in content.items())
+    connection.call(
+        CommitTransaction(
+            transactional_id=name,
+            instance=instance,
+            number=number,
+            branches=tuple(sorted(branch.producer_id for branch in branches)),
+            batch=batch,
+            content=tuple(written) if identity.remembered else None,
+        )
     )
 
 
@@ -215,33 +218,38 @@ def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, s
     return transaction
 
 
-def drop(transactions: TransactionsClient, branch: TaskBranch) -> None:
+def drop(connection: ClusterConnection, branch: TaskBranch) -> None:
     """Abort what a failed task has written: no reader waits for it. Raise nothing."""
     name, instance, number = branch.transaction
+    asked = AbortBranch(
+        transactional_id=name, instance=instance, number=number, producer_id=branch.producer_id
+    )
     try:
-        transactions.drop_branch(name, instance, number, branch.producer_id)
+        connection.call(asked)
     except IsologError as error:
         logger.warning("a failed task's branch of %r was not aborted: %s", name, error)
 
 
-def abort(transactions: TransactionsClient, branches: Iterable[TaskBranch]) -> None:
+def abort(connection: ClusterConnection, branches: Iterable[TaskBranch]) -> None:
     """Abort the open transactions of the branches. Raise nothing.
 
     The query's next run, or the timeout, aborts the rest. If the log does not answer, the first
     call is the last: a query that stops waits for one call.
     """
-    for whole in {branch.transaction for branch in branches if not branch.committed}:
+    written = {branch.transaction for branch in branches if not branch.committed}
+    for name, instance, number in written:
+        asked = AbortTransaction(transactional_id=name, instance=instance, number=number)
         try:
-            transactions.abort(*whole)
+            connection.call(asked)
         except (InvalidTransaction, TransactionAborted, ProducerFenced, UnknownTransaction):
             pass  # it is decided, or has another owner: there is nothing to abort
         except IsologError as error:
-            logger.warning("transaction %d of %r was not aborted: %s", whole[2], whole[0], error)
+            logger.warning("transaction %d of %r was not aborted: %s", number, name, error)
             if error.retriable:
                 return
 
 
-def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> bool:
+def stop(connection: ClusterConnection, plan: Plan, batch: int) -> bool:
     """Abort everything that the driver has planned until now. Raise nothing.
 
     Return False if the log does not answer.
@@ -249,7 +257,7 @@ def stop(transactions: TransactionsClient, plan: Plan, batch: int) -> bool:
     if not plan.run:
         return True
     try:
-        transactions.stop_run(plan.run, plan.planned, batch)
+        connection.call(StopRun(run=plan.run, planned=plan.planned, batch=batch))
     except IsologError as error:
         logger.warning("batch %d was not aborted: %s", batch, error)
         return not error.retriable

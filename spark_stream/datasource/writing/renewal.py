@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from msgspec import Struct
 
-from spark_stream.client.transactions import TransactionsClient
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
+from spark_stream.wire.sink_messages import RenewBatch
+from spark_stream.wire.transaction_messages import RenewTransaction
 
 logger = logger_of(__name__)
 
@@ -32,7 +34,7 @@ _WAIT_PAUSES: Final = 3
 _FIRST_S: Final = 1.0
 _AFTER_TASK_S: Final = 15 * 60.0
 """How long a worker renews after its last task at most. A driver may hang without an abort."""
-_due: dict[str, tuple[list[Any], float]] = {}
+_due: dict[str, tuple[RenewBatch, float]] = {}
 """By transactional id: which run and batch this process saw last, and when to renew it.
 
 It outlives a task, so that the many short tasks of a long batch share the renewals.
@@ -53,12 +55,16 @@ class KeptOpen:
 
     def __init__(
         self,
-        transactions: TransactionsClient,
+        connection: ClusterConnection,
         identity: BranchIdentity,
         timeout_ms: int = TRANSACTION_TIMEOUT_MS,
     ) -> None:
-        self._transactions = transactions
-        self._asked = (identity.transactional_id, identity.instance, identity.batch)
+        self._connection = connection
+        self._asked = RenewBatch(
+            transactional_id=identity.transactional_id,
+            instance=identity.instance,
+            batch=identity.batch,
+        )
         self._pause_s = timeout_ms / 1000 / _RENEWALS
         self._over = threading.Event()
         self._transaction: Transaction | None = None
@@ -75,12 +81,12 @@ class KeptOpen:
 
     def _due(self) -> float:
         """Return when this process has to renew the batch's transaction next."""
-        name, *which = self._asked
+        name = self._asked.transactional_id
         known = _due.get(name)
-        if known is None or known[0] != which:
+        if known is None or known[0] != self._asked:
             now = time.monotonic()
             self._forget_ended(now)
-            known = _due[name] = (which, now + min(_FIRST_S, self._pause_s))
+            known = _due[name] = (self._asked, now + min(_FIRST_S, self._pause_s))
         return known[1]
 
     def _forget_ended(self, now: float) -> None:
@@ -91,13 +97,10 @@ class KeptOpen:
 
     def _renew_once(self) -> bool:
         """Renew the transaction; return False if there is nothing more to renew."""
-        name, *which = self._asked
-        _due[name] = (which, time.monotonic() + self._pause_s)
+        _due[self._asked.transactional_id] = (self._asked, time.monotonic() + self._pause_s)
         wait_s = self._pause_s * _WAIT_PAUSES
         # After a final error, the task's own writes fail with the same error.
-        return self._outage.renewable_after(
-            lambda: self._transactions.renew_batch(*self._asked, wait_s)
-        )
+        return self._outage.renewable_after(lambda: self._connection.call(self._asked, wait_s))
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._renew, name="isolog-renewal", daemon=True).start()
@@ -111,7 +114,7 @@ class KeptOpen:
     ) -> None:
         self._over.set()  # not joined: it may be in a call to a broker that is gone
         if kind is None and self._transaction is not None:
-            undecided.add(self._transactions, self._transaction, self._pause_s)
+            undecided.add(self._connection, self._transaction, self._pause_s)
 
 
 class _Outage:
@@ -161,7 +164,7 @@ class UndecidedTransactions:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._by_log: dict[TransactionsClient, dict[str, _Undecided]] = {}
+        self._by_log: dict[ClusterConnection, dict[str, _Undecided]] = {}
 
     @property
     def pending(self) -> frozenset[str]:
@@ -169,29 +172,29 @@ class UndecidedTransactions:
         with self._changed:
             return frozenset(name for found in self._by_log.values() for name in found)
 
-    def add(
-        self, transactions: TransactionsClient, transaction: Transaction, pause_s: float
-    ) -> None:
+    def add(self, connection: ClusterConnection, transaction: Transaction, pause_s: float) -> None:
         """Renew the transaction, for the first time after a pause."""
         now = time.monotonic()
         entry = _Undecided(transaction, pause_s, now + pause_s, now + _AFTER_TASK_S)
         with self._changed:
-            if transactions not in self._by_log:
+            if connection not in self._by_log:
                 # It waits for the lock, and finds the entry then.
                 threading.Thread(
-                    target=self._renew, args=(transactions,), name="isolog-undecided", daemon=True
+                    target=self._renew, args=(connection,), name="isolog-undecided", daemon=True
                 ).start()
-            self._by_log.setdefault(transactions, {})[transaction[0]] = entry
+            self._by_log.setdefault(connection, {})[transaction[0]] = entry
             self._changed.notify_all()
 
-    def _renew(self, transactions: TransactionsClient) -> None:
+    def _renew(self, connection: ClusterConnection) -> None:
         outage = _Outage()
-        while (following := self._next(transactions)) is not None:
+        while (following := self._next(connection)) is not None:
             entry, wait_s = following
-            if not outage.renewable_after(partial(transactions.renew, *entry.transaction, wait_s)):
+            name, instance, number = entry.transaction
+            asked = RenewTransaction(transactional_id=name, instance=instance, number=number)
+            if not outage.renewable_after(partial(connection.call, asked, wait_s)):
                 entry.until = -math.inf  # it is decided, or its id has another owner
 
-    def _next(self, transactions: TransactionsClient) -> tuple[_Undecided, float] | None:
+    def _next(self, connection: ClusterConnection) -> tuple[_Undecided, float] | None:
         """Return a due transaction and the limit of its renewal, or None after the last one.
 
         The limit is a part of the shortest timeout: a renewal must not delay the others too long.
@@ -199,12 +202,12 @@ class UndecidedTransactions:
         with self._changed:
             while True:
                 now = time.monotonic()
-                found = self._by_log[transactions]
+                found = self._by_log[connection]
                 for name, each in list(found.items()):
                     if each.until <= now:
                         del found[name]
                 if not found:
-                    del self._by_log[transactions]
+                    del self._by_log[connection]
                     return None
                 first = min(found.values(), key=lambda each: each.due)
                 if first.due <= now:

@@ -172,7 +172,7 @@ class TaskWriter(Struct, frozen=True):
         identity = self.identity or self._of_task(TaskContext.get())
         timeout_ms = self.options.transaction_timeout_ms
         # The renewals begin before the first row comes.
-        with KeptOpen(log_session.transactions, identity, timeout_ms) as kept:
+        with KeptOpen(log_session.connection, identity, timeout_ms) as kept:
             rows = coalesced(batches, keyed=self._keyed)
             first = next(rows, None)
             if first is None:
@@ -196,7 +196,7 @@ class TaskWriter(Struct, frozen=True):
         kept: KeptOpen,
     ) -> Wrote:
         timeout_ms = self.options.transaction_timeout_ms
-        branch = open_branch(log_session.transactions, identity, self.plan, timeout_ms)
+        branch = open_branch(log_session.connection, identity, self.plan, timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
             content, earlier = self._content(rows)
             written = WrittenRows(identity, content, branch, earlier)
@@ -228,7 +228,7 @@ class TaskWriter(Struct, frozen=True):
 
     def _drop(self, branch: TaskBranch) -> None:
         try:
-            drop(session_for_aborts(self.options.place).transactions, branch)
+            drop(session_for_aborts(self.options.place).connection, branch)
         except IsologError as error:
             logger.warning("a failed task's branch was not aborted, but will time out: %s", error)
 

@@ -61,7 +61,7 @@ class IsologWriter(Travels, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         identity, log_session = self._task.identity, _reached(self._task)
         if log_session is not None and identity is not None:
-            branches.stop(log_session.transactions, self._task.plan, identity.batch)
+            branches.stop(log_session.connection, self._task.plan, identity.batch)
 
 
 class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
@@ -88,10 +88,10 @@ class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
         log_session = _reached(self._task)
         if log_session is None:
             return
-        transactions = log_session.transactions
-        if branches.stop(transactions, self._task.plan, batchId):  # there may be no messages
+        connection = log_session.connection
+        if branches.stop(connection, self._task.plan, batchId):  # there may be no messages
             written = _written(messages)
-            branches.abort(transactions, [each.branch for each in written if each.branch])
+            branches.abort(connection, [each.branch for each in written if each.branch])
 
 
 def _reached(task: TaskWriter) -> Session | None:
@@ -119,9 +119,7 @@ def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch:
     place = task.options.place
     log_session = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
     check_one_log(log_session, clusters)
-    branches.commit(
-        log_session.transactions, _written(messages), batch, replays=task.options.replays
-    )
+    branches.commit(log_session.connection, _written(messages), batch, replays=task.options.replays)
     _tell_dead_letters(task.options.dead_letter_topic, messages, batch)
 
 

@@ -40,16 +40,16 @@ def readers(served: Served) -> str:
     with served.log.consumer(topic, name="the client") as consumer:
         list(consumer.records(until="latest"))
         consumer.commit()
-    names = served.log._consumers
+    call = served.log._connection.call
     run: dict[str, Any] = {
         "consumer": "the query",
         "instance": "i",
         "selection": f"subscribe {topic}",
     }
     run["isolation"] = Isolation.READ_COMMITTED
-    names.pin_start(PinStart.of(**run, starting="startingOffsets=latest", start="{}"))
+    call(PinStart.of(**run, starting="startingOffsets=latest", start="{}"))
     position = ReadPosition(topic=topic, topic_id=made.id, partition=0, offset=2)
-    names.record_progress(RecordProgress.of(**run, positions=[position]))
+    call(RecordProgress.of(**run, positions=[position]))
     return topic
 
 

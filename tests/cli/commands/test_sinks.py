@@ -7,6 +7,7 @@ import json
 import pytest
 
 from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.transaction_messages import AbortTransaction, CommitTransaction
 from tests.cli.conftest import Call, Served
 
 
@@ -18,11 +19,12 @@ def here(served: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def test_a_sink_is_listed_and_deleted_once_the_user_has_said_yes(served: Served, here: Call):
-    transactions = served.log._transactions
+    call = served.log._connection.call
     name, query = "sink/copies", "the query"
     asked = OpenBranch.of(transactional_id=name, query=query, instance="run", batch=4)
-    branch = transactions.open_branch(asked)
-    transactions.commit(name, "run", branch.number, [branch.producer_id], batch=4)
+    branch = call(asked)
+    own = {"transactional_id": name, "instance": "run", "number": branch.number}
+    call(CommitTransaction.of(**own, branches=[branch.producer_id], batch=4))
 
     shown = here("sinks", "list", "--output", "json")
     assert (shown.code, shown.err) == (0, "")
@@ -50,14 +52,14 @@ def test_a_sink_is_listed_and_deleted_once_the_user_has_said_yes(served: Served,
 
 
 def test_the_name_of_a_query_is_shown_in_all_lists(served: Served, here: Call):
-    transactions = served.log._transactions
+    call = served.log._connection.call
     name = "sink/named"
     asked = OpenBranch(
         transactional_id=name, query="an id", instance="run", batch=4, query_name="nightly"
     )
-    branch = transactions.open_branch(asked)
+    branch = call(asked)
     assert "nightly" in here("sinks", "list").out
     assert "nightly" in here("transactions", "list", "--state", "open").out
     assert "nightly" in here("transactions", "describe", name).out
-    transactions.abort(name, "run", branch.number)
+    call(AbortTransaction(transactional_id=name, instance="run", number=branch.number))
     assert here("sinks", "delete", name, "--yes").code == 0

@@ -12,6 +12,7 @@ from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.wire.messages import Call, Message
 from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
 from spark_stream.wire.topic_messages import FindLeaders
+from spark_stream.wire.transaction_messages import AbortTransaction
 from tests.support import BrokerProcess, values
 
 
@@ -56,7 +57,9 @@ def test_a_sink_of_a_named_query_writes_to_brokers_that_store_no_names(
     asked = {"transactional_id": sink, "query": "an id", "instance": "run", "batch": 4}
     asked |= {"query_name": "nightly"}
     with shared.connect() as log:
-        branch = log._transactions.open_branch(OpenBranch(**asked))
+        branch = log._connection.call(OpenBranch(**asked))
         assert log.describe_transaction(sink).query_name == ""
-        log._transactions.abort(sink, "run", branch.number)
-        assert not log._transactions.settle_batch(SettleSinkBatch(**asked)).committed
+        log._connection.call(
+            AbortTransaction(transactional_id=sink, instance="run", number=branch.number)
+        )
+        assert not log._connection.call(SettleSinkBatch(**asked)).committed

@@ -28,8 +28,20 @@ from spark_stream.wire.access_messages import PutUser
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 from spark_stream.wire.messages import Call, Message
-from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
+from spark_stream.wire.sink_messages import (
+    AbortBranch,
+    OpenBranch,
+    RenewBatch,
+    SettleSinkBatch,
+    StopRun,
+)
 from spark_stream.wire.topic_messages import AlterTopic
+from spark_stream.wire.transaction_messages import (
+    BeginTransaction,
+    InitTransactions,
+    NewProducer,
+    RenewTransaction,
+)
 from tests.asking import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
@@ -291,7 +303,7 @@ def test_a_change_of_data_succeeds_if_its_answer_is_lost(asking: BrokerProcess, 
             log.move_replicas("t", {0: [broker]})
             log.cancel_moves("t")
             log.elect_preferred_leaders()
-            log._cluster.recommission(broker)
+            log.recommission(broker)
         found = log.describe("t")
         assert (len(found.partitions), found.schema.names) == (4, ["n", "more"])
         _use_transactions(log, losses)
@@ -308,9 +320,9 @@ def test_a_change_of_data_succeeds_if_its_answer_is_lost(asking: BrokerProcess, 
 
 
 def _use_transactions(log: isolog.Log, losses: Losses) -> None:
-    calls = log._transactions
+    call = log._connection.call
     with losses.during():
-        calls.new_producer()
+        call(NewProducer())
         producer = log.producer(transactional_id="tx")
         producer.begin_transaction()
         producer.append("t", numbers(0, 1), partition=0).result(60)
@@ -318,19 +330,21 @@ def _use_transactions(log: isolog.Log, losses: Losses) -> None:
         producer.begin_transaction()
         producer.append("t", numbers(1, 1), partition=0).result(60)
         producer.abort_transaction()
-        calls.init("other", "i", 60_000)
-        branch = calls.begin("other", "i", -1)
-        calls.renew("other", "i", branch.number)
+        own = {"transactional_id": "other", "instance": "i"}
+        call(InitTransactions(**own))
+        branch = call(BeginTransaction(**own))
+        call(RenewTransaction(**own, number=branch.number))
         log.abort_transaction("other")
         producer.close()
     assert log.read("t", isolation="read_committed")["n"].to_pylist() == [0]
     claim = {"transactional_id": "sink/lost", "query": "q", "instance": "i", "batch": 0}
     with losses.during():
-        branch = calls.open_branch(OpenBranch(**claim))
-        calls.renew_batch("sink/lost", "i", 0)
-        calls.drop_branch("sink/lost", "i", branch.number, branch.producer_id)
-        calls.settle_batch(SettleSinkBatch(**claim))
-        calls.stop_run("run", 1, 0)
+        branch = call(OpenBranch(**claim))
+        own = {"transactional_id": "sink/lost", "instance": "i"}
+        call(RenewBatch(**own, batch=0))
+        call(AbortBranch(**own, number=branch.number, producer_id=branch.producer_id))
+        call(SettleSinkBatch(**claim))
+        call(StopRun(run="run", planned=1, batch=0))
         log.delete_sink("sink/lost")
     assert log.sinks() == []
 
@@ -345,10 +359,10 @@ def _use_consumers(log: isolog.Log, losses: Losses) -> None:
             next(member.batches(timeout=60))
             member.commit()
             eventually(lambda: "group-heartbeat" in losses.lost)
-        log._consumers.pin_start(
+        log._connection.call(
             PinStart(consumer="query", instance="i", isolation=isolation, selection="subscribe t")
         )
-        log._consumers.record_progress(
+        log._connection.call(
             RecordProgress(
                 consumer="query",
                 instance="i",

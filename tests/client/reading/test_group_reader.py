@@ -19,8 +19,7 @@ from isolog.errors import BrokerUnavailable, ConsumerFenced, InvalidOption, Inva
 from spark_stream.client.groups import Membership, MembershipCore
 from spark_stream.client.reading import group_reader
 from spark_stream.client.reading.consumer import Consumer
-from spark_stream.client.reading.group_reader import GroupOptions
-from spark_stream.client.transactions import TransactionsClient
+from spark_stream.client.reading.group_reader import GroupOptions, GroupReader
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
@@ -32,6 +31,7 @@ from spark_stream.wire.consumer_messages import (
     TakePartitions,
 )
 from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.transaction_messages import GetPosition
 from tests.support import eventually, values
 
 SLOW = pytest.mark.slow  # uses a broker
@@ -52,7 +52,10 @@ def fill(log, topic: str, count: int = 10, partitions: int = PARTITIONS) -> None
 
 
 def stored(log, group: str) -> dict[tuple[str, int], int]:
-    return {(each.topic, each.partition): each.offset for each in log._transactions.position(group)}
+    return {
+        (each.topic, each.partition): each.offset
+        for each in log._connection.call(GetPosition(consumer=group)).positions
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -426,7 +429,7 @@ def test_what_began_without_a_stored_position_goes_back_to_where_it_began(
     log, topic, group, monkeypatch
 ):
     fill(log, topic, 5, partitions=1)
-    fails_once(monkeypatch, TransactionsClient, "commit_position")
+    fails_once(monkeypatch, GroupReader, "store")
     with log.consumer(topic, group=group, start="latest", auto_commit=False) as consumer:
         assert rest(consumer) == []
         fill(log, topic, 2, partitions=1)

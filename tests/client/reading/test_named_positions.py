@@ -17,6 +17,7 @@ from isolog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
+from spark_stream.wire.transaction_messages import GetPosition
 from tests.support import BrokerProcess, eventually, values
 
 pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
@@ -36,7 +37,10 @@ def fill(log, topic: str, count: int, partitions: int = 1) -> None:
 
 def stored(log, name: str) -> dict[tuple[str, int], int]:
     """The position under the name, looked at without taking it over."""
-    return {(p.topic, p.partition): p.offset for p in log._transactions.position(name)}
+    return {
+        (p.topic, p.partition): p.offset
+        for p in log._connection.call(GetPosition(consumer=name)).positions
+    }
 
 
 def test_a_named_consumer_goes_on_where_it_committed(log, topic, name):

@@ -21,7 +21,9 @@ from isolog.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.writing.transactional import TransactionalProducer
+from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions
 from tests.client.writing.seen import entries, found
 from tests.support import eventually, values
 
@@ -217,15 +219,18 @@ def test_a_block_whose_write_failed_raises_and_aborts(log, topic, producer):
     assert found(log, topic) == []
 
 
-def test_an_error_that_decides_nothing_leaves_the_transaction_open(log, topic, producer):
+def test_an_error_that_decides_nothing_leaves_the_transaction_open(
+    log, topic, producer, monkeypatch
+):
     log.create_topic(topic)
     producer.begin_transaction()
     producer.append(topic, values("0")).result(20)
-    real = producer._transactions.commit
-    producer._transactions.commit = lambda *_, **__: producer._transactions.init("", "i", 1)
-    with pytest.raises(InvalidRequest):
-        producer.commit_transaction()
-    producer._transactions.commit = real
+    wrong = InitTransactions(transactional_id="", instance="i", timeout_ms=1)
+    call = ClusterConnection.call
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterConnection, "call", lambda self, _: call(self, wrong))
+        with pytest.raises(InvalidRequest):
+            producer.commit_transaction()
     producer.abort_transaction()
     with producer.transaction():
         producer.append(topic, values("1"))
@@ -340,9 +345,8 @@ def test_a_repeated_commit_succeeds_although_a_topic_was_deleted_after_the_first
     branch = producer._branch
     producer.commit_transaction()
     log.delete_topic(topic)
-    transactions = log._transactions
-    repeated = transactions.commit(
-        identity, producer._instance, branch.number, [branch.producer_id]
+    repeated = log._connection.call(
+        CommitTransaction(**producer._own, number=branch.number, branches=(branch.producer_id,))
     )
     assert repeated.state == "committed"
 

@@ -12,9 +12,9 @@ import pytest
 
 import isolog
 from isolog.errors import BrokerUnavailable, DataLoss, InvalidOption
-from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.reader_states import ReaderEnding, ReaderState
-from spark_stream.wire.consumer_messages import ConsumerDescription
+from spark_stream.wire.consumer_messages import ConsumerDescription, PinStart, RecordProgress
 from tests.conftest import ROOT
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
@@ -83,11 +83,11 @@ def test_two_runs_that_begin_at_once_have_one_start(shared, log, ten):
     one = Query(shared.address, ten, consumer=ten, startingOffsets="latest")
     log.delete_consumer(ten)
     pinned = []
-    pin_start = ConsumersClient.pin_start
+    call = ClusterConnection.call
 
-    def late(self: ConsumersClient, asked: Any) -> Any:
-        answer = pin_start(self, asked)
-        if asked.start is None and not pinned:
+    def late(self: ClusterConnection, asked: Any, *more: Any, **options: Any) -> Any:
+        answer = call(self, asked, *more, **options)
+        if isinstance(asked, PinStart) and asked.start is None and not pinned:
             pinned.append(True)
             fill(log, ten, 10, 3)
             other.start()
@@ -97,7 +97,7 @@ def test_two_runs_that_begin_at_once_have_one_start(shared, log, ten):
     other = Query(shared.address, ten, at={}, consumer=ten, startingOffsets="latest")
     other.at = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConsumersClient, "pin_start", late)
+        patch.setattr(ClusterConnection, "call", late)
         one.at = None
         one.start()
     assert one.at == other.at
@@ -207,11 +207,15 @@ def test_progress_that_cannot_be_written_down_fails_nothing_and_is_told_once(
     query = Query(shared.address, ten, consumer=ten, maxOffsetsPerTrigger=3)
     asked = []
 
-    def lost(self: ConsumersClient, *_: object) -> None:
+    call = ClusterConnection.call
+
+    def lost(self: ClusterConnection, sent: Any, *more: Any, **options: Any) -> Any:
+        if not isinstance(sent, RecordProgress):
+            return call(self, sent, *more, **options)
         asked.append(1)
         raise BrokerUnavailable("nobody answers")
 
-    monkeypatch.setattr(ConsumersClient, "record_progress", lost)
+    monkeypatch.setattr(ClusterConnection, "call", lost)
     with caplog.at_level(logging.WARNING):
         assert [n for _ in range(4) for n in query.batch()] == list(range(10))
     assert caplog.text.count("could not be written down") == 1

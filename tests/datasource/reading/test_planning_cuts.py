@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +14,7 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.values.offsets import TopicOffsets
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.wire.offset_messages import CutTopic
+from spark_stream.wire.offset_messages import AtomicCut, Cut, CutTopic
 
 OPTIONS = SourceOptions(Place(path="x"), Selection(("a", "b")), Isolation.READ_ATOMIC)
 
@@ -26,9 +26,9 @@ class Leader:
         self.answer = cut
         self.asked: list[CutTopic] = []
 
-    def cut(self, topics: Iterable[CutTopic]) -> Mapping[str, Mapping[int, int]]:
-        self.asked = list(topics)
-        return self.answer
+    def call(self, asked: AtomicCut) -> Cut:
+        self.asked = asked.topics
+        return Cut(offsets=self.answer)
 
 
 def at(name: str, *offsets: int) -> TopicOffsets:
@@ -38,7 +38,7 @@ def at(name: str, *offsets: int) -> TopicOffsets:
 @pytest.fixture
 def leader(monkeypatch: pytest.MonkeyPatch) -> Leader:
     found = Leader({"a": {0: 5, 1: 5}, "b": {0: 5}})
-    monkeypatch.setattr(planning, "session", lambda place: SimpleNamespace(transactions=found))
+    monkeypatch.setattr(planning, "session", lambda place: SimpleNamespace(connection=found))
     return found
 
 

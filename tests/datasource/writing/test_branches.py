@@ -40,8 +40,15 @@ from spark_stream.datasource.writing.driver import NO_PLAN, Plan
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.task import Wrote
 from spark_stream.datasource.writing.writer import IsologStreamWriter
-from spark_stream.wire.sink_messages import OpenBranch, SettledBatch
-from spark_stream.wire.transaction_messages import Branch
+from spark_stream.wire.messages import Call
+from spark_stream.wire.sink_messages import (
+    AbortBranch,
+    OpenBranch,
+    SettledBatch,
+    SettleSinkBatch,
+    StopRun,
+)
+from spark_stream.wire.transaction_messages import AbortTransaction, Branch, CommitTransaction
 
 FIRST = TaskBranch(
     transactional_id="query/q", instance="run", number=5, producer_id=10, epoch=0, batch=3
@@ -60,51 +67,35 @@ def wrote(branch: TaskBranch | None, content: dict[str, Measure] | None = None) 
 
 
 class Calls:
-    """A TransactionsClient that notes its calls, and fails them when it is told to."""
+    """A connection that notes the calls, and fails them when it is told to."""
 
     def __init__(self, *errors: IsologError, settled: SettledBatch | None = None) -> None:
-        self.made: list[tuple[Any, ...]] = []
+        self.made: list[Call[Any]] = []
         self._errors = list(errors)
         self._settled = settled or SettledBatch(committed=False)
 
-    def _note(self, *call: Any) -> None:
-        self.made.append(call)
+    def call(self, asked: Call[Any]) -> Any:
+        self.made.append(asked)
         if self._errors:
             raise self._errors.pop(0)
+        if isinstance(asked, SettleSinkBatch):
+            return self._settled
+        if isinstance(asked, OpenBranch):
+            return Branch(transactional_id=asked.transactional_id, number=5, producer_id=10)
+        return None
 
-    def open_branch(self, asked: OpenBranch) -> Branch:
-        self._note("open", asked)
-        name = asked.transactional_id
-        return Branch(transactional_id=name, number=5, producer_id=10, epoch=0, committed=False)
+    @property
+    def settled(self) -> list[tuple[str, str, int]]:
+        """The batches that were settled; no other call was made."""
+        assert all(isinstance(each, SettleSinkBatch) for each in self.made)
+        return [(each.transactional_id, each.instance, each.batch) for each in self.made]
 
-    def settle_batch(self, asked: OpenBranch) -> SettledBatch:
-        self._note("settle", asked.transactional_id, asked.instance, asked.batch)
-        return self._settled
 
-    def commit(
-        self,
-        name: str,
-        instance: str,
-        number: int,
-        taken: list[int],
-        *,
-        batch: int,
-        content: list[Content] | None,
-    ) -> None:
-        self._note("commit", name, instance, number, taken, batch, content)
-
-    def abort(self, name: str, instance: str, number: int) -> None:
-        self._note("abort", name, instance, number)
-
-    def drop_branch(self, name: str, instance: str, number: int, producer_id: int) -> None:
-        self._note("drop", name, instance, number, producer_id)
-
-    def stop_run(self, run: str, planned: int, batch: int) -> None:
-        self._note("stop", run, planned, batch)
+OWN = {"transactional_id": "query/q", "instance": "run"}
 
 
 def committed(rows: int = 8, digest: int = 88, floats: int = 880) -> SettledBatch:
-    content = [Content(topic="t", rows=rows, digest=digest, floats=floats)]
+    content = (Content(topic="t", rows=rows, digest=digest, floats=floats),)
     return SettledBatch(committed=True, content=content)
 
 
@@ -121,14 +112,16 @@ def test_a_branch_is_opened_for_the_batch_as_it_was_planned() -> None:
         planned=8,
         renamed=True,
     )
-    assert calls.made == [("open", asked)]
+    assert calls.made == [asked]
 
 
 def test_a_commit_takes_the_branches_of_the_messages_and_no_others() -> None:
     calls = Calls()
     commit(calls, [wrote(FIRST), wrote(SECOND), wrote(None, {})], 3)  # type: ignore[arg-type]
-    content = [Content(topic="t", rows=8, digest=88, floats=880)]
-    assert calls.made == [("commit", "query/q", "run", 5, [10, 11], 3, content)]
+    content = (Content(topic="t", rows=8, digest=88, floats=880),)
+    assert calls.made == [
+        CommitTransaction(**OWN, number=5, branches=(10, 11), batch=3, content=content)
+    ]
 
 
 def test_without_tasks_there_is_nothing_to_commit() -> None:
@@ -140,7 +133,7 @@ def test_without_tasks_there_is_nothing_to_commit() -> None:
 def test_without_rows_what_a_dead_run_left_is_ended_and_nothing_is_written() -> None:
     calls = Calls()
     commit(calls, [wrote(None, {}), wrote(None, {})], 3)  # type: ignore[arg-type]
-    assert calls.made == [("settle", "query/q", "run", 3)]
+    assert calls.settled == [("query/q", "run", 3)]
 
 
 @pytest.mark.parametrize("branches", [[DONE, DONE], [DONE, replace(DONE, number=7)]])
@@ -149,7 +142,7 @@ def test_a_replay_of_the_same_rows_is_silent(
 ) -> None:
     calls = Calls(settled=committed())
     commit(calls, [wrote(branch) for branch in branches], 3)  # type: ignore[arg-type]
-    assert calls.made == [("settle", "query/q", "run", 3)]
+    assert calls.settled == [("query/q", "run", 3)]
     assert not caplog.records
 
 
@@ -180,7 +173,7 @@ def test_a_replay_of_what_no_record_tells_is_taken_for_the_same() -> None:
     [
         (committed(7, 88), "committed 7 rows to 't', now 8 rows to 't'"),
         (committed(8, 89, 881), "now 8 rows to 't' of other values"),
-        (SettledBatch(committed=True, content=[]), "committed no rows, now 8 rows"),
+        (SettledBatch(committed=True, content=()), "committed no rows, now 8 rows"),
     ],
     ids=["rows", "values", "none"],
 )
@@ -201,7 +194,7 @@ def test_another_replay_is_refused_or_kept_out_with_a_warning(
 
 def test_a_replay_of_other_floats_alone_may_be_taken_for_the_same() -> None:
     tasks = [wrote(DONE), wrote(DONE)]
-    content = [Content(topic="t", rows=8, digest=88, floats=1)]
+    content = (Content(topic="t", rows=8, digest=88, floats=1),)
     known = Calls(settled=SettledBatch(committed=True, content=content))
     with pytest.raises(DifferentReplay, match="of other floating-point values") as caught:
         commit(known, tasks, 3)  # type: ignore[arg-type]
@@ -237,7 +230,9 @@ def test_messages_of_another_batch_are_not_committed() -> None:
 def test_an_abort_is_of_every_transaction_that_the_messages_name() -> None:
     calls = Calls()
     abort(calls, [FIRST, SECOND, replace(SECOND, number=6), DONE])  # type: ignore[arg-type]
-    assert sorted(calls.made) == [("abort", "query/q", "run", 5), ("abort", "query/q", "run", 6)]
+    assert sorted(calls.made, key=lambda each: each.number) == [
+        AbortTransaction(**OWN, number=number) for number in (5, 6)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +272,7 @@ def test_a_sink_aborts_no_branch_after_a_call_without_an_answer(
     messages = [Wrote("log", wrote(FIRST)), Wrote("log", wrote(replace(FIRST, number=6)))]
     for error, made in ((RequestTimeout, 1), (InvalidRequest, 3)):
         calls = Calls(error("no"))
-        session = SimpleNamespace(transactions=calls)
+        session = SimpleNamespace(connection=calls)
         monkeypatch.setattr(writer, "session_for_aborts", lambda place, found=session: found)
         sink.abort(messages, 3)
         assert len(calls.made) == made
@@ -286,13 +281,13 @@ def test_a_sink_aborts_no_branch_after_a_call_without_an_answer(
 def test_a_failed_task_drops_its_branch_and_no_other() -> None:
     calls = Calls()
     drop(calls, SECOND)  # type: ignore[arg-type]
-    assert calls.made == [("drop", "query/q", "run", 5, 11)]
+    assert calls.made == [AbortBranch(**OWN, number=5, producer_id=11)]
 
 
 def test_a_driver_gives_its_batch_up_though_no_task_left_a_message() -> None:
     calls = Calls()
     stop(calls, PLAN, 3)  # type: ignore[arg-type]
-    assert calls.made == [("stop", "driver", 8, 3)]
+    assert calls.made == [StopRun(run="driver", planned=8, batch=3)]
 
 
 def test_a_driver_that_is_not_known_gives_nothing_up() -> None:

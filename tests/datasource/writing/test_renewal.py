@@ -25,6 +25,8 @@ from spark_stream.datasource.writing import renewal, task
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.renewal import KeptOpen, UndecidedTransactions
 from spark_stream.datasource.writing.task import TaskWriter
+from spark_stream.wire.sink_messages import RenewBatch
+from spark_stream.wire.transaction_messages import RenewTransaction
 from tests.support import eventually
 
 SOON_MS = 8
@@ -32,7 +34,7 @@ NEVER_MS = 3_600_000
 
 
 class Calls:
-    """A TransactionsClient that notes renewals, and fails them with the errors of the test."""
+    """A connection that notes renewals, and fails them with the errors of the test."""
 
     def __init__(self, *errors: Exception) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -40,8 +42,9 @@ class Calls:
         self._errors = list(errors)
         self.renewed = threading.Event()
 
-    def renew_batch(self, name: str, instance: str, batch: int, timeout_s: float) -> None:
-        self.made.append((name, instance, batch))
+    def call(self, asked: RenewBatch | RenewTransaction, timeout_s: float) -> None:
+        number = asked.batch if isinstance(asked, RenewBatch) else asked.number
+        self.made.append((asked.transactional_id, asked.instance, number))
         self.waits.append(timeout_s)
         self.renewed.set()
         if self._errors:
@@ -49,8 +52,6 @@ class Calls:
 
     def fail(self, *errors: Exception) -> None:
         self._errors += errors
-
-    renew = renew_batch
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_log_that_does_not_answer_delays_no_renewal_of_another_log() -> None:
     hangs, answered = threading.Event(), threading.Event()
 
     class Hanging(Calls):
-        def renew(self, *asked: Any) -> None:
+        def call(self, *asked: Any) -> None:
             hangs.set()
             assert answered.wait(60)
             raise InvalidTransaction("it is aborted")
@@ -182,7 +183,7 @@ def test_it_is_renewed_before_the_tasks_first_row(
 ) -> None:
     """A task may compute for hours before it has one, and others have ended long ago."""
     calls = Calls()
-    session = type("Session", (), {"transactions": calls, "cluster_id": "a log"})
+    session = type("Session", (), {"connection": calls, "cluster_id": "a log"})
     monkeypatch.setattr(task, "session", lambda place: session)
     options = sink_options({"path": "x", "topic": "t"})
     schema = to_spark(pa.schema([("n", pa.int64())]))

@@ -22,8 +22,6 @@ from isolog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.transactions import TransactionsClient
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.earlier_content import measured_by_column
@@ -46,10 +44,9 @@ def target(log: isolog.Log, topic: str) -> str:
 
 
 @pytest.fixture
-def transactions(shared: BrokerProcess) -> Iterator[TransactionsClient]:
-    connection = ClusterConnection(bootstrap=shared.address)
-    yield TransactionsClient(connection)
-    connection.close()
+def transactions(shared: BrokerProcess) -> Iterator[isolog.Log]:
+    with shared.connect() as log:
+        yield log
 
 
 def options(broker: BrokerProcess, to: str, **more: object) -> SinkOptions:
@@ -126,7 +123,7 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
 
 
 def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
-    shared: BrokerProcess, log: isolog.Log, transactions: TransactionsClient, target: str
+    shared: BrokerProcess, log: isolog.Log, transactions: isolog.Log, target: str
 ) -> None:
     """A driver may be slow to commit: its workers live, so the transaction does not time out."""
     writer = IsologWriter(options(shared, target, transactionTimeout="3s"), SCHEMA)
@@ -134,7 +131,7 @@ def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
     name = message.written.branch.transactional_id
 
     def outlived_its_first_deadline() -> bool:
-        found = transactions.describe(name)
+        found = transactions.describe_transaction(name)
         assert found.state == "open"
         return found.deadline_ms > found.began_ms + 2 * found.timeout_ms
 
@@ -146,7 +143,7 @@ def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
 def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
     shared: BrokerProcess,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     target: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,16 +163,16 @@ def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
 
 
 def test_the_name_of_the_query_stands_beside_its_transaction(
-    shared: BrokerProcess, transactions: TransactionsClient, target: str
+    shared: BrokerProcess, transactions: isolog.Log, target: str
 ) -> None:
     writer = batch_writer(shared, target, f"sink-{target}", 0, queryName="nightly")
     message = writer.write(iter([numbers(0, 10)]))
     name = message.written.branch.transactional_id
-    assert transactions.describe(name).query_name == "nightly"
+    assert transactions.describe_transaction(name).query_name == "nightly"
     writer.commit([message])
-    assert {each.transactional_id: each.query_name for each in transactions.all()}[name] == (
-        "nightly"
-    )
+    assert {each.transactional_id: each.query_name for each in transactions.transactions()}[
+        name
+    ] == ("nightly")
     assert {each.transactional_id: each.query_name for each in transactions.sinks()}[name] == (
         "nightly"
     )
@@ -228,7 +225,7 @@ def test_a_failing_task_aborts_its_own_branch_and_the_others_commit(
 def test_a_job_that_fails_holds_no_reader_up_and_a_late_task_does_not_either(
     shared: BrokerProcess,
     log: isolog.Log,
-    transactions: TransactionsClient,
+    transactions: isolog.Log,
     target: str,
 ) -> None:
     writer = IsologWriter(options(shared, target), SCHEMA)
@@ -239,7 +236,9 @@ def test_a_job_that_fails_holds_no_reader_up_and_a_late_task_does_not_either(
     late.abort([])  # before its first task has begun to write
     with pytest.raises(isolog.errors.TransactionAborted):
         late.write(iter([numbers(2, 1)]))
-    assert transactions.describe(late._task.identity.transactional_id).state == "aborted"
+    assert (
+        transactions.describe_transaction(late._task.identity.transactional_id).state == "aborted"
+    )
     assert all(last_stable(log, target))
 
 
@@ -396,17 +395,17 @@ def test_an_earlier_run_that_resumes_is_fenced_at_every_stage(
 
 
 def test_a_sink_id_is_a_streams_or_batch_writes(
-    shared: BrokerProcess, transactions: TransactionsClient, target: str
+    shared: BrokerProcess, transactions: isolog.Log, target: str
 ) -> None:
     sink = uuid.uuid4().hex
     writer = batch_writer(shared, target, sink, 0)
     writer.commit([writer.write(iter([numbers(0, 1)]))])
-    assert transactions.describe(f"sink/{sink}").query == f"batch writes of {sink}"
+    assert transactions.describe_transaction(f"sink/{sink}").query == f"batch writes of {sink}"
     other = uuid.uuid4().hex
     query = str(uuid.uuid4())
     with pytest.raises(SinkInUse, match="batch writes"):
-        open_branch(transactions, BranchIdentity(f"sink/{sink}", query, "run", 1))
-    open_branch(transactions, BranchIdentity(f"sink/{other}", query, "run", 0))
+        open_branch(transactions._connection, BranchIdentity(f"sink/{sink}", query, "run", 1))
+    open_branch(transactions._connection, BranchIdentity(f"sink/{other}", query, "run", 0))
     with pytest.raises(SinkInUse, match=f"another query .{query}"):
         batch_writer(shared, target, other, 1).write(iter([numbers(0, 1)]))
 

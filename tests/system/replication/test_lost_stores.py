@@ -12,6 +12,7 @@ import pytest
 import isolog
 from isolog.errors import InvalidRequest, MetadataLost
 from isolog.testing import LocalCluster
+from spark_stream.client.cluster import restore_metadata
 from spark_stream.cluster.backup import back_up, put_back
 from tests.support import NUMBERS, eventually
 from tests.system.replication.clusters import (
@@ -45,7 +46,7 @@ def test_a_store_that_is_deleted_under_brokers_is_noticed_and_written_back(topic
         with pytest.raises(MetadataLost, match="brokers run that have it open: 2, 3"):
             cluster.restart(1)
         with cluster.connect() as another:
-            another._cluster.restore_metadata()
+            restore_metadata(another._connection)
         cluster.restart(1)
         eventually(lambda: not log.cluster().problems)
         log.create_topic(f"{topic}-more", schema=NUMBERS)
@@ -72,7 +73,7 @@ def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store
         for each in store.parent.glob("metadata.sqlite*"):
             each.unlink()
         with cluster.connect() as another:
-            another._cluster.restore_metadata()
+            restore_metadata(another._connection)
         for number in (2, 3):
             assert "it is in its place again" in cluster.broker(number).log_text()
         cluster.restart(1)
