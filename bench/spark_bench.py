@@ -17,6 +17,9 @@ from bench.results import Results
 from bench.sources import CeilingSource
 
 ROWS = 4_000_000
+RANGES = 64
+"""Partitions of a topic whose ranges of ``RANGE_ROWS`` share tasks."""
+RANGE_ROWS = 20_000
 SMALL = 20
 
 
@@ -56,14 +59,23 @@ class Bench:
 
     def run(self, log: isolog.Log, rounds: int) -> None:
         for columns in ("value", "kafka"):
-            self._fill(log, columns)
+            self._fill(log, f"read-{columns}", columns, ROWS, partitions=2)
             self._paired(
                 f"streaming read, {columns} columns",
                 "rows/s",
                 lambda columns=columns: self._rate(self._ceiling(columns)),
-                lambda columns=columns: self._rate(self._topic(columns)),
+                lambda columns=columns: self._rate(self._topic(f"read-{columns}")),
                 rounds,
             )
+        rows = RANGES * RANGE_ROWS
+        self._fill(log, "read-ranges", "value", rows, partitions=RANGES)
+        self._paired(
+            f"streaming read, {RANGES} small ranges in shared tasks",
+            "rows/s",
+            lambda: self._rate(self._ceiling("value", rows)),
+            lambda: self._rate(self._topic("read-ranges")),
+            rounds,
+        )
         log.create_topic("written", partitions=2, schema=batch_of("value", 1).schema)
         for name, transactional in (("exactly once", True), ("at least once", False)):
             self._paired(
@@ -78,22 +90,24 @@ class Bench:
         self._small(log)
         self._commits(log)
 
-    def _fill(self, log: isolog.Log, columns: str) -> None:
+    def _fill(
+        self, log: isolog.Log, topic: str, columns: str, rows: int, *, partitions: int
+    ) -> None:
         typed = columns == "value"
         schema = batch_of("value", 1).schema if typed else None
-        log.create_topic(f"read-{columns}", partitions=2, schema=schema)
-        batch = batch_of("value" if typed else "keyed", 20_000)
+        log.create_topic(topic, partitions=partitions, schema=schema)
+        batch = batch_of("value" if typed else "keyed", RANGE_ROWS)
         with log.producer() as producer:
-            for number in range(ROWS // batch.num_rows):
-                producer.append(f"read-{columns}", batch, partition=number % 2)
+            for number in range(rows // RANGE_ROWS):
+                producer.append(topic, batch, partition=number % partitions)
 
-    def _ceiling(self, columns: str) -> DataFrame:
+    def _ceiling(self, columns: str, rows: int = ROWS) -> DataFrame:
         reader = self._spark.readStream.format("ceiling")
-        return reader.options(rows=ROWS, columns=columns, batches=1).load()
+        return reader.options(rows=rows, columns=columns, batches=1).load()
 
-    def _topic(self, columns: str) -> DataFrame:
+    def _topic(self, topic: str) -> DataFrame:
         reader = self._spark.readStream.format("isolog").option("path", self._path)
-        return reader.option("subscribe", f"read-{columns}").load()
+        return reader.option("subscribe", topic).load()
 
     def _rate(self, frame: DataFrame, sink: str = "noop", *, transactional: bool = True) -> float:
         """Rows a second of the first micro-batch with rows, planning and commit left out."""
