@@ -56,7 +56,7 @@ from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.disk.descriptors import SpareFiles
 from spark_stream.storage.disk.directory import LogDirectory, PromiseFile
 from spark_stream.storage.log.committed import CommittedMarks
-from spark_stream.storage.logs import Logs
+from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
 
 logger = logger_of(__name__)
@@ -79,7 +79,7 @@ class BrokerDisk(Struct, frozen=True):
 
     directory: LogDirectory
     runs: Runs
-    logs: Logs | None = None
+    logs: FileLogs | None = None
     """By default the files of this host."""
     marks: CommittedMarks | None = None
     """Where high watermarks are remembered; by default in the directory."""

@@ -25,7 +25,7 @@ from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import Clock, SystemIds, SystemMachine
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.disk.directory import LogDirectory, RunFile
-from spark_stream.storage.logs import Logs
+from spark_stream.storage.logs import FileLogs
 from tests.clocks import FakeClock
 from tests.simulation.leases import MemoryBoard
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -141,7 +141,7 @@ class LocalBroker(BrokerCore):
         name: str,
         generation: str,
         *,
-        logs: Logs | None = None,
+        logs: FileLogs | None = None,
         store: MetadataStore | None = None,
         folder: Path | None = None,
         peers: Peers | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.environment import Clock
 from spark_stream.scripts.steps import RemoteStep
-from spark_stream.storage.logs import Logs
+from spark_stream.storage.logs import FileLogs
 from tests.broker.local_broker import LocalBroker, Surroundings
 from tests.clocks import FakeClock
 
@@ -58,7 +58,9 @@ class NoPeers:
 class LocalTopics:
     """The topics of one broker, which is alone in its cluster."""
 
-    def __init__(self, path: Path, logs: Logs | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, path: Path, logs: FileLogs | None = None, clock: Clock | None = None
+    ) -> None:
         """``clock``: by default one that stands, so that the lease lasts on a busy machine."""
         self.store = FailingStore(path / "metadata.sqlite")
         around = Surroundings(path, clock or FakeClock())

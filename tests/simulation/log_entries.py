@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from spark_stream.consistency.entries import Entry, Kind
-from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.storage.log.log import PartitionLog
 
 _COLUMNS = Entry.__struct_fields__
 
 
-def entries_from(log: ReplicaLog, index: int) -> list[Entry]:
+def entries_from(log: PartitionLog, index: int) -> list[Entry]:
     """The log's entries from this index on, oldest first."""
     found: list[Entry] = []
     for table in log.tables():

@@ -17,7 +17,6 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.storage.disk.directory import PromiseFile, RunFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.segment.segment import Segment
 from tests.simulation.disk import SimulatedDisk
@@ -107,7 +106,7 @@ class DiskLogs(FileLogs):
         """Return the files that are there."""
         return self.disk.files()
 
-    def forced_entries(self, log: ReplicaLog) -> int:
+    def forced_entries(self, log: PartitionLog) -> int:
         """Return up to which entry one of its logs is on the disk."""
         assert isinstance(log, PartitionLog)
         upto = int(log.start.entry)

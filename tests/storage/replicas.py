@@ -10,7 +10,6 @@ from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.log.replica_log import ReplicaLog
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.logs import NOW, format_of, records
 
@@ -22,7 +21,7 @@ def new_log(disk: Disk | None = None, folder: Path = HERE, **settings) -> Partit
     return PartitionLog.open(folder, format_of(**settings), disk or SimulatedDisk())
 
 
-def fill(log: ReplicaLog, seed: int, entries: int, epoch: int = 0) -> None:
+def fill(log: PartitionLog, seed: int, entries: int, epoch: int = 0) -> None:
     """Appends batches, in three transactions at a time or in none, and their markers."""
     chance = random.Random(seed)
     for moment in range(entries):
@@ -39,7 +38,7 @@ def fill(log: ReplicaLog, seed: int, entries: int, epoch: int = 0) -> None:
         log.append(batch, LeaderEpoch(epoch), now, stamp)
 
 
-def ended(log: ReplicaLog) -> set[int]:
+def ended(log: PartitionLog) -> set[int]:
     """The transactions that have a marker."""
     found: set[int] = set()
     for table in log.tables():
@@ -47,7 +46,9 @@ def ended(log: ReplicaLog) -> set[int]:
     return found
 
 
-def fetch(follower: ReplicaLog, leader: ReplicaLog, max_bytes: int, upto: int | None = None) -> int:
+def fetch(
+    follower: PartitionLog, leader: PartitionLog, max_bytes: int, upto: int | None = None
+) -> int:
     """Appends to the follower what the leader has behind its end; how many frames that took."""
     frames = 0
     stop = None if upto is None else EntryIndex(upto)
@@ -60,7 +61,7 @@ def fetch(follower: ReplicaLog, leader: ReplicaLog, max_bytes: int, upto: int | 
     return frames
 
 
-def seen(log: ReplicaLog) -> dict[str, object]:
+def seen(log: PartitionLog) -> dict[str, object]:
     """What readers of the log are given."""
     chunks = list(log.read(log.start.offset, log.end.offset))
     committed = list(log.read(log.start.offset, log.end.offset, committed=True))

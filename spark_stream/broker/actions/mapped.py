@@ -24,8 +24,8 @@ from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP
 from spark_stream.storage.format.chunks import Chunk, Stored
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
-from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.fetch_messages import (
     EntryRuns,
@@ -49,7 +49,7 @@ class Holder(Struct, frozen=True):
 
 
 def holder_for(
-    request: FetchRange, boot_id: str | None, log: ReplicaLog, found: VisibleRange, host: Host
+    request: FetchRange, boot_id: str | None, log: PartitionLog, found: VisibleRange, host: Host
 ) -> Holder | None:
     """Return the replica whose files the reader should map, or None to send it the records.
 

@@ -21,8 +21,8 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import DamagedSegment, IsologError, StorageFailure
 from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.directory import LogDirectory
-from spark_stream.storage.log.replica_log import ReplicaLog
-from spark_stream.storage.logs import Logs
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
 
 logger = logger_of(__name__)
@@ -34,7 +34,7 @@ _RESTART = "Restore it from a backup, or just restart the broker: it fetches the
 class TopicFolders:
     """One broker's folders. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says."""
 
-    def __init__(self, directory: LogDirectory, logs: Logs, losing: Callable[[], None]) -> None:
+    def __init__(self, directory: LogDirectory, logs: FileLogs, losing: Callable[[], None]) -> None:
         self.doubts: list[str] = []
         """Why the broker cannot vouch for its logs: what they turned out to have lost."""
         self._directory = directory
@@ -89,7 +89,7 @@ class TopicFolders:
 
     def open_log(
         self, topic: Topic, settings: LogSettings, number: int, record: PartitionRecord | None
-    ) -> ReplicaLog:
+    ) -> PartitionLog:
         """Open the replica's log.
 
         Open an empty one if its files are unusable and other replicas have the data.

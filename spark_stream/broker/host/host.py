@@ -53,7 +53,7 @@ from spark_stream.scripts.electing import Placed
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK
 from spark_stream.storage.log.committed import CommittedMarks
-from spark_stream.storage.logs import FileLogs, Logs
+from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings, parse_settings
 
 logger = logger_of(__name__)
@@ -72,7 +72,7 @@ class Host:
         clock: Clock,
         producer_age_us: int = PRODUCER_AGE_US,
         *,
-        logs: Logs | None = None,
+        logs: FileLogs | None = None,
         losing: Callable[[], None] = lambda: None,
         proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,

@@ -56,7 +56,7 @@ class Followers:
 
         Raises:
             NotLeader: the session has ended.
-            EntriesGone, DamagedSegment: as ``ReplicaLog.read_entries``.
+            EntriesGone, DamagedSegment: as ``PartitionLog.read_entries``.
         """
         state = self._state
         if session not in state.sessions:

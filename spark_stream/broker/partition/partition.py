@@ -72,7 +72,7 @@ from spark_stream.errors import (
 from spark_stream.scripts.steps import Described
 from spark_stream.storage.format.chunks import Stored
 from spark_stream.storage.format.log_format import LogFormat
-from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.checking import Suspect
 from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.offset_messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
@@ -102,7 +102,7 @@ class Partition:
         topic: str,
         topic_id: str,
         number: int,
-        log: ReplicaLog,
+        log: PartitionLog,
         producer_age_us: int,
         clock: Clock,
         *,
@@ -508,12 +508,12 @@ class Partition:
         self._state.force()
 
     def confirm(self, suspect: Suspect) -> bool:
-        """Call :meth:`ReplicaLog.confirm` while nothing is written."""
+        """Call :meth:`PartitionLog.confirm` while nothing is written."""
         with self._state.lock:
             return self._state.closed is None and self.log.confirm(suspect)
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
-        """Call :meth:`ReplicaLog.locate`, whatever its role is; return None if it is closed."""
+        """Call :meth:`PartitionLog.locate`, whatever its role is; return None if it is closed."""
         with self._state.lock:
             if self._state.closed is not None:
                 return None

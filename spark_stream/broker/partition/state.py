@@ -37,7 +37,7 @@ from spark_stream.errors import (
     NotLeader,
     UnknownLeaderEpoch,
 )
-from spark_stream.storage.log.replica_log import ReplicaLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
 
 
@@ -54,7 +54,7 @@ class PartitionState(Struct, eq=False):
 
     topic: str
     number: int
-    log: ReplicaLog
+    log: PartitionLog
     core: Replica
     clock: Clock
     fitness: Fitness

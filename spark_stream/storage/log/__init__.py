@@ -1,7 +1,6 @@
 """A partition's segments as one log.
 
 ``log``          the log
-``replica_log``  what a partition needs of it
 ``opening``      repairs a log's directory before the log is used
 ``looking``      what the files of a segment say; ``recovery``: which part of a log is valid
 ``reading``      from a range of offsets to few, well-sized Arrow batches

@@ -66,6 +66,10 @@ class PartitionLog:
         self.format = log_format
         self.cuts = opened.found.cuts
         self.intact = opened.intact
+        """Whether the open found all entries that the log has a note of, and no force had failed.
+
+        A crash of the machine can remove the last entries of a log without a trace. Only other
+        replicas have a note of its end then."""
         self._disk = disk
         self._forcing = opened.forcing
         self._flush_timer = FlushTimer()
@@ -103,7 +107,10 @@ class PartitionLog:
         return self._forcing.failed
 
     def when_failed(self, tell: Callable[[], None]) -> None:
-        """See :meth:`ReplicaLog.when_failed`."""
+        """Set the callback for the log's failure. Call it if the log has failed already.
+
+        It may be called under the caller's lock, and in the middle of an append.
+        """
         self._forcing.when_failed = tell
         if self.failed is not None:
             tell()
@@ -139,7 +146,11 @@ class PartitionLog:
         return [segment.table for segment in self.segments]
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """See :meth:`ReplicaLog.boundary_of`."""
+        """Return the position before the entry with this index, from the log's start to its end.
+
+        Raises:
+            EntriesGone: the log starts after it, or ends before it.
+        """
         return self._segment_of(entry).boundary_of(entry)
 
     def _segment_of(self, entry: EntryIndex) -> Segment:
@@ -188,7 +199,19 @@ class PartitionLog:
         self._write(entry, None)
 
     def append_entries(self, rows: Table, data: pa.Buffer) -> list[Entry]:
-        """See :meth:`ReplicaLog.append_entries`. A segment's age goes by the entries' own times."""
+        """Append entries and markers from :meth:`read_entries` of the leader's log.
+
+        All of them are checked before the first write. Return the appended entries. If the disk
+        refuses a later entry, these are only the earlier ones (at least one), and the next call
+        raises the reason. A segment's age is computed from the entries' own times.
+
+        Raises:
+            ValueError: the rows do not start at the log's end.
+            DamagedEntries: a checksum fails, or the rows are no valid table. No entry is kept.
+            UnknownSchema: :attr:`format` does not have the first batch's schema. No entry is kept.
+            DiskFull, StorageFailure: no entry is kept. A later call can succeed, unless the log has
+                ``failed``.
+        """
         self._forcing.check()
         if not len(rows):
             return []
@@ -227,7 +250,14 @@ class PartitionLog:
         return entries
 
     def take_back(self) -> list[Entry]:
-        """See :meth:`ReplicaLog.take_back`."""
+        """Append sound entries that were cut at damage and follow the log's end. Return them.
+
+        A follower calls it if its leader's copy of the next entry is damaged. :meth:`truncate`
+        removes the entries again that a later leader does not have.
+
+        Raises:
+            DiskFull, StorageFailure: As for :meth:`append_entries`.
+        """
         return self._kept.take_back(lambda: self._segments, self.append_entries)
 
     def _fitting(self, rows: Table) -> int:
@@ -249,7 +279,16 @@ class PartitionLog:
         return next((int(table[-1]["leader_epoch"]) for table in tables if len(table)), 0)
 
     def truncate(self, to: EntryIndex) -> Boundary:
-        """See :meth:`ReplicaLog.truncate`; the steps are in ``truncation``."""
+        """Remove the entry with this index and all later ones. Return the new end.
+
+        If the log is damaged, the removed entries are kept for :meth:`take_back` until the log has
+        them again. Reads that have begun continue with the old files. After a crash the log ends
+        here or at a later entry that it had. The steps are in ``truncation``.
+
+        Raises:
+            EntriesGone: the log starts after the entry, or ends before it.
+            DiskFull, StorageFailure: the log is unchanged, or has ``failed``.
+        """
         self._forcing.check()
         boundary = self.boundary_of(to)
         if boundary == self.end:
@@ -264,7 +303,15 @@ class PartitionLog:
         return boundary
 
     def reset(self, start: Boundary) -> None:
-        """See :meth:`ReplicaLog.reset`; the steps are in ``truncation``."""
+        """Empty the log, and set its start.
+
+        If the log is damaged, the removed entries are kept, as by :meth:`truncate`. After a crash
+        the log has an older part of its entries, or is empty and begins at ``start`` or at 0. The
+        steps are in ``truncation``.
+
+        Raises:
+            DiskFull, StorageFailure: the log is unchanged, or has ``failed``.
+        """
         self._forcing.check()
         if self.hole is not None:
             self._kept.keep(self._segments)
@@ -344,15 +391,27 @@ class PartitionLog:
         self._forcing.mark(self._active.end)
 
     def check_files(self) -> None:
-        """See :meth:`ReplicaLog.check_files`."""
+        """Check that the files of the active segment still have their names.
+
+        Raises:
+            StorageFailure: a file was removed or replaced, or the log had ``failed`` before.
+        """
         self._active.check_files()
 
     def probe(self) -> None:
-        """See :meth:`ReplicaLog.probe`."""
+        """Check that the log takes appends, by a write that is undone.
+
+        Raises:
+            DiskFull, StorageFailure: the write failed. A later call can succeed, unless the log has
+                ``failed``.
+        """
         self._active.probe(forced=self.format.settings.flush is not Flush.NONE)
 
     def next_flush_due(self, monotonic: float) -> float | None:
-        """See :meth:`ReplicaLog.next_flush_due`."""
+        """Return the time at which the appended entries must be forced, or None without a limit.
+
+        ``monotonic`` is the present time in seconds. The result is on the same clock.
+        """
         if self.failed is not None:
             return None
         return self._flush_timer.next_due(self.format.settings, monotonic)
@@ -363,7 +422,14 @@ class PartitionLog:
             self.flush()
 
     def close(self, *, forced: bool = True) -> None:
-        """See :meth:`ReplicaLog.close`."""
+        """Close the files. The log can be opened again.
+
+        Args:
+            forced: Force the appended entries first. False: the files will be removed.
+
+        Raises:
+            StorageFailure: the log has ``failed``. Its files are closed.
+        """
         try:
             if forced:
                 self.check_files()
@@ -425,27 +491,55 @@ class PartitionLog:
     def read_entries(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None = None
     ) -> StoredEntries | None:
-        """See :meth:`ReplicaLog.read_entries`."""
+        """Return the stored entries from ``first`` to before ``upto``, by default the log's end.
+
+        At least one entry, and more only up to ``max_bytes`` of rows and data, all from one
+        segment. None if there is no entry yet. Any thread may call this. The result never changes.
+
+        Raises:
+            EntriesGone: the log starts after ``first``, or ends before it.
+            DamagedSegment: the batch of ``first`` is damaged.
+        """
         with self._damage.noted():
             return self._segment_of(first).stored(first, max_bytes, upto)
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
-        """See :meth:`ReplicaLog.locate`."""
+        """Return the places of these entries' messages in their file.
+
+        Return None if they are in several files, or if the last one is not of this leader epoch: it
+        is another entry then.
+
+        ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. Only the
+        writer may call this, so no file is replaced during the call. The reader checks the
+        messages. If they are ``doubted``, this checks them too.
+
+        Raises:
+            EntriesGone: the log starts after the first, or ends before it.
+            DamagedSegment: an entry is damaged, or its batch is, if ``doubted``.
+            StorageFailure: the file is gone.
+            InvalidRequest: the runs are malformed, or name an entry that is not a batch.
+        """
         with self._damage.noted():
             segment = self._segment_of(EntryIndex(int(indexes[0, 0])))
             return located_in(segment, indexes, epoch, doubted=doubted)
 
     @property
     def hole(self) -> EntryIndex | None:
-        """See :meth:`ReplicaLog.hole`."""
+        """The first entry whose batch was found damaged, or None."""
         return self._damage.first(self.start.entry) if self._damage else None
 
     def check_stored(self) -> Iterator[CheckedPiece]:
-        """See :meth:`ReplicaLog.check_stored`."""
+        """Read and check entries and batches from the disk. One thread at a time, without a lock.
+
+        An entry that fails its checksum is a suspect, for :meth:`confirm`.
+        """
         return pieces(self._disk, self._segments)
 
     def confirm(self, suspect: Suspect) -> bool:
-        """See :meth:`ReplicaLog.confirm`."""
+        """Return whether the suspect is in the log and damaged. If so, record it (``hole``).
+
+        Only the writer may call this, so no file is replaced during the call.
+        """
         if not self.start.entry <= suspect.entry < self.end.entry:
             return False
         if is_sound(self._disk, self._segment_of(suspect.entry), suspect.entry):
@@ -454,7 +548,7 @@ class PartitionLog:
         return True
 
     def judged_tables(self) -> list[JudgedTable]:
-        """See :meth:`ReplicaLog.judged_tables`."""
+        """Return the entries tables, the oldest first, each with a mask of its aborted rows."""
         found = []
         for segment in self.segments:
             table = segment.table  # before the mask, which may be longer
@@ -462,11 +556,15 @@ class PartitionLog:
         return found
 
     def has_aborted(self, start: Offset, end: Offset) -> bool:
-        """See :meth:`ReplicaLog.has_aborted`."""
+        """Return whether ``[start, end)`` has aborted records. Read none of them."""
         return any(has_aborted(segment, start, end) for segment in self.segments)
 
     def offset_at(self, timestamp: int, start: Offset = _FIRST) -> Offset | None:
-        """See :meth:`ReplicaLog.offset_at`."""
+        """Return the first offset from ``start`` whose record's timestamp is at or after this one.
+
+        None if there is no such record. Microseconds since the epoch. Timestamps need not rise with
+        offsets. This returns the least such offset, as Kafka's offsetsForTimes does.
+        """
         with self._damage.noted():
             return first_offset_at(self.segments, timestamp, self.format.timestamp_column, start)
 
@@ -507,7 +605,14 @@ class PartitionLog:
         return gone
 
     def drop_tail(self) -> Callable[[], None] | None:
-        """See :meth:`ReplicaLog.drop_tail`."""
+        """Copy a file without the bytes that a truncation left in it, or return None without one.
+
+        A copy may take long and needs no lock. One thread at a time. The returned function replaces
+        the file by the copy. Only the writer may call it.
+
+        Raises:
+            DiskFull, StorageFailure: the file stays as it is.
+        """
         for segment in self._closed:
             if segment.has_tail and self.failed is None:
                 copy = ShorterCopy(self._disk, segment)

@@ -18,7 +18,6 @@ from spark_stream.storage.disk.disk import HOST_DISK
 from spark_stream.storage.format.codec import intact_entries, moved, sealed
 from spark_stream.storage.format.stored import StoredEntries, digest
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.log.replica_log import ReplicaLog
 from spark_stream.storage.settings import Compression, Flush
 from tests.examples import examples
 from tests.simulation.disk import SimulatedDisk
@@ -97,7 +96,7 @@ def test_a_frame_has_what_was_asked_for_and_no_more():
 
 
 def test_what_the_log_has_not_is_gone():
-    leader: ReplicaLog = new_log()
+    leader: PartitionLog = new_log()
     leader.reset(Boundary(EntryIndex(5), Offset(50)))
     assert leader.read_entries(EntryIndex(5), 100) is None
     assert leader.boundary_of(EntryIndex(5)) == (5, 50)
@@ -147,7 +146,7 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(entries):
     found = frame(entries)
     rows, data = found.rows.tobytes(), found.data.to_pybytes()
     disk = SimulatedDisk()
-    log: ReplicaLog = new_log(disk)
+    log: PartitionLog = new_log(disk)
     for place in [*range(0, len(rows), 3), *range(len(rows), len(rows) + len(data), 7)]:
         both = bytearray(rows + data)
         both[place] ^= 1 << place % 8
@@ -190,7 +189,7 @@ def test_rows_that_are_no_valid_table_are_refused_even_with_their_checksums():
 
 def test_what_does_not_follow_the_end_is_a_mistake_of_the_caller():
     found = frame()
-    log: ReplicaLog = new_log()
+    log: PartitionLog = new_log()
     log.append_entries(found.rows[:2], found.data.slice(0, int(found.rows["length"][:2].sum())))
     end = log.end
     with pytest.raises(ValueError, match="start at entry 0"):
