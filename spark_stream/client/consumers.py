@@ -18,11 +18,13 @@ from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidRequest, UnknownConsumer, UnknownPartition, UnknownTopic
 from spark_stream.wire.consumer_messages import (
+    CommitPosition,
     ConsumedPartition,
     ConsumerDescription,
+    DeleteConsumer,
     ListConsumers,
+    TakeConsumer,
 )
-from spark_stream.wire.transaction_messages import CommitPosition, DeleteConsumer, TakeConsumer
 
 
 class MovedPosition(Struct, frozen=True):

@@ -18,14 +18,13 @@ from typing import Final, NamedTuple
 
 from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.consistency.groups import Assigned, Owner, Place
+from spark_stream.consistency.groups import Assigned, MemberAnswer, Owner, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import ConsumerFenced, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.consumer_messages import (
-    GroupAnswer,
     GroupHeartbeat,
     JoinGroup,
     LeaveGroup,
@@ -345,6 +344,6 @@ class Membership:
         with suppress(IsologError):  # it is for people who watch
             self._connection.call(asked, self._timeout_s)
 
-    def _take_answer(self, core: MembershipCore, found: GroupAnswer) -> None:
+    def _take_answer(self, core: MembershipCore, found: MemberAnswer) -> None:
         with self._lock:
             core.on_answer(found.epoch, found.assigned, found.revoked)

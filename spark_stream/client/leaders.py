@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,15 +15,13 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.wire.cluster_messages import ListBrokers
-from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.messages import A, Call
 from spark_stream.wire.offset_messages import (
     AskedTopic,
     ListOffsets,
     PartitionFacts,
     PartitionOffset,
 )
-
-A = TypeVar("A", bound=Message)
 
 _PATIENCE_S: Final = 2.0
 _BROKERS_AT_ONCE: Final = 8

@@ -48,9 +48,13 @@ from spark_stream.wire.cluster_messages import (
 )
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.sink_messages import DeleteSink, ListSinks, SinkDescription
 from spark_stream.wire.topic_messages import TopicDescription
-from spark_stream.wire.transaction_messages import TransactionDescription
+from spark_stream.wire.transaction_messages import (
+    DeleteSink,
+    ListSinks,
+    SinkDescription,
+    TransactionDescription,
+)
 
 _READERS_MAX: Final = 4
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import seconds_left
@@ -34,24 +34,13 @@ _PAUSE_MAX_S: Final = 0.5
 _BROKERS_AT_ONCE: Final = 8
 
 
-class LookedUp(Struct, frozen=True):
-    """What was found, by topic; ``unknown``: the errors of topics that do not exist.
-
-    ``names``: those of all topics, if requested.
-    """
-
-    topics: Mapping[str, PartitionOffsets]
-    unknown: Mapping[str, IsologError]
-    names: tuple[str, ...]
-
-
 def looked_up(
     connection: ClusterConnection,
     router: Router,
     asked: Sequence[AskedTopic],
     *,
     names: bool = False,
-) -> LookedUp:
+) -> ListedOffsets:
     """Ask the leaders of the partitions, until the connection's timeout.
 
     Raises:
@@ -67,7 +56,7 @@ def looked_up(
         lookup.ask_leaders()
         missing = lookup.missing()
         if not missing:
-            return LookedUp(lookup.found(), first.unknown, tuple(sorted(first.names or ())))
+            return structs.replace(first, topics=lookup.found(), names=sorted(first.names or ()))
         if time.monotonic() + pause > deadline:
             raise lookup.failure(missing)
         time.sleep(pause)

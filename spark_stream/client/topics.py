@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
-from spark_stream.client.offsets import LookedUp, looked_up
+from spark_stream.client.offsets import looked_up
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.errors import (
@@ -32,7 +32,7 @@ from spark_stream.schema.schemas import (
 )
 from spark_stream.schema.stored_types import check_levels
 from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.offset_messages import AskedTopic, PartitionOffsets
+from spark_stream.wire.offset_messages import AskedTopic, ListedOffsets, PartitionOffsets
 from spark_stream.wire.topic_messages import (
     AlterTopic,
     CreateTopic,
@@ -228,7 +228,7 @@ class TopicsClient:
             raise error
         return found.topics[topic]
 
-    def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> LookedUp:
+    def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> ListedOffsets:
         """Look up offsets of several topics in one call; ``names``: also all topics' names."""
         return looked_up(self._connection, self.router, asked, names=names)
 

@@ -26,7 +26,14 @@ from msgspec.structs import replace
 
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.structs import Name, OffsetField, PartitionField, Positional, learn_types
+from spark_stream.structs import (
+    Name,
+    OffsetField,
+    PartitionField,
+    Positional,
+    Struct,
+    learn_types,
+)
 
 Place = tuple[str, int]
 """Topic id and number of a partition."""
@@ -176,10 +183,13 @@ def settle(group: Group, topics: Topics) -> Group:
     return replace(group, epoch=epoch, members=tuple(members))
 
 
-class MemberAnswer(NamedTuple):
-    """What a member is told: all that is assigned to it, and which of that it is to release."""
+class MemberAnswer(Struct):
+    """All that is assigned to a member since the ``epoch``, and the part that it must release.
 
-    epoch: int
+    The member reads all partitions that are assigned and not revoked.
+    """
+
+    epoch: OffsetField
     assigned: tuple[Assigned, ...]
     revoked: tuple[Assigned, ...]
 
@@ -191,7 +201,7 @@ def answer(group: Group, topics: Topics, member_id: str) -> MemberAnswer | None:
         return None
     wanted = target(group, topics)[member_id]
     revoked = tuple(each for each in member.assigned if each.place not in wanted)
-    return MemberAnswer(group.epoch, member.assigned, revoked)
+    return MemberAnswer(epoch=group.epoch, assigned=member.assigned, revoked=revoked)
 
 
 def target(group: Group, topics: Topics) -> dict[str, set[Place]]:

@@ -33,8 +33,7 @@ from spark_stream.schema.type_names import field_type_name
 from spark_stream.wire.cluster_messages import BrokerStatus, DescribeCluster, GetStatus
 from spark_stream.wire.messages import to_plain
 from spark_stream.wire.offset_messages import ListOffsets
-from spark_stream.wire.sink_messages import ListSinks
-from spark_stream.wire.transaction_messages import UNFINISHED
+from spark_stream.wire.transaction_messages import UNFINISHED, ListSinks
 
 _TOPICS_AT_ONCE: Final = 200
 _CHANGES_MAX: Final = 200

@@ -11,7 +11,6 @@ from spark_stream.wire import (
     consumer_messages,
     fetch_messages,
     offset_messages,
-    sink_messages,
     topic_messages,
     transaction_messages,
 )
@@ -23,7 +22,6 @@ _MODULES: Final = (
     fetch_messages,
     cluster_messages,
     transaction_messages,
-    sink_messages,
     consumer_messages,
     access_messages,
 )

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from spark_stream.access.needs import described, join, on_consumer
+from spark_stream.access.needs import described, join, on_consumer, positions
 from spark_stream.access.rules import Operation
-from spark_stream.consistency.groups import Assigned
+from spark_stream.consistency.groups import Assigned, MemberAnswer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderEnding, ReaderState, state_of
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
@@ -16,7 +16,7 @@ from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
 from spark_stream.wire.messages import Call, Description, Empty, Message
 
-READ = Operation.READ
+READ, DELETE, DESCRIBE = Operation.READ, Operation.DELETE, Operation.DESCRIBE
 
 TextField = Annotated[str, Meta(max_length=1 << 20)]
 StartField = Annotated[str, Meta(max_length=1 << 24)]
@@ -68,18 +68,7 @@ class RecordProgress(Call[Empty], name="record-progress", needs=on_consumer(READ
     claim: bool = False
 
 
-class GroupAnswer(Message):
-    """All that is assigned to a member since the ``epoch``, and the part that it must release.
-
-    The member reads all partitions that are assigned and not revoked.
-    """
-
-    epoch: OffsetField
-    assigned: list[Assigned]
-    revoked: list[Assigned]
-
-
-class JoinGroup(Call[GroupAnswer], name="join-group", needs=join):
+class JoinGroup(Call[MemberAnswer], name="join-group", needs=join):
     """Add a member to a group, or change the topics that it reads.
 
     ``member``: 1 to 64 letters, digits, ``_`` and ``-``, new for each member. Without a heartbeat
@@ -93,7 +82,7 @@ class JoinGroup(Call[GroupAnswer], name="join-group", needs=join):
     isolation: Isolation
 
 
-class GroupHeartbeat(Call[GroupAnswer], name="group-heartbeat", needs=on_consumer(READ)):
+class GroupHeartbeat(Call[MemberAnswer], name="group-heartbeat", needs=on_consumer(READ)):
     """Return the present assignment of a member; CONSUMER_FENCED if it is no member any more.
 
     ``released``: the partitions that were revoked, and whose positions are stored. ``renew``: the
@@ -262,3 +251,56 @@ class ConsumerDescriptions(Message):
 
 class ListConsumers(Call[ConsumerDescriptions], name="list-consumers", needs=described):
     """List the consumers' names that the caller may describe."""
+
+
+# -- positions of named consumers ------------------------------------------------------------------
+
+
+class Positions(Message):
+    """The stored positions of named consumers."""
+
+    positions: list[PositionOf]
+
+
+class CheckConsumer(Call[Empty], name="check-consumer", needs=on_consumer(READ)):
+    """Check that an instance owns a consumer's name: CONSUMER_FENCED if it does not."""
+
+    consumer: Name
+    instance: Name
+
+
+class TakeConsumer(Call[Positions], name="take-consumer", needs=on_consumer(READ)):
+    """Take over a consumer's name for an instance, and return the stored positions.
+
+    The previous owner is fenced.
+
+    ``keeps_group``: the name stays that of its group. So a reset fences the earlier owner only.
+    """
+
+    consumer: Name
+    instance: Name
+    keeps_group: bool = False
+
+
+class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(DESCRIBE)):
+    """Return where a named consumer continues."""
+
+    consumer: Name
+
+
+class CommitPosition(Call[Empty], name="commit-position", needs=positions):
+    """Store positions of consumers.
+
+    ``owners``: by name, the instance that must own the name. A member of a group gives
+    ``MEMBER@EPOCH.TURN``: the latest epoch that it received, and how often it has moved back.
+    UNKNOWN_TOPIC if a topic was deleted: the positions in the other topics are stored.
+    """
+
+    positions: list[PositionOf]
+    owners: dict[Name, Name] = {}
+
+
+class DeleteConsumer(Call[Empty], name="delete-consumer", needs=on_consumer(DELETE)):
+    """Delete all that is stored under a consumer's name."""
+
+    consumer: Name

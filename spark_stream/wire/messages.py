@@ -67,7 +67,7 @@ class Message(Struct):
 
     def to_bytes(self) -> bytes:
         """Return the JSON text; fields that have their default are left out."""
-        return _ENCODER.encode(self)
+        return to_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -161,13 +161,18 @@ def from_plain(kind: type, value: Any) -> Any:
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=to_plain)
 
 
+def to_bytes(value: msgspec.Struct) -> bytes:
+    """Return the JSON text of a message, or of another struct that is sent as an answer."""
+    return _ENCODER.encode(value)
+
+
 class Empty(Message):
     """An answer without fields."""
 
 
 # -- calls -----------------------------------------------------------------------------------------
 
-A = TypeVar("A", bound=Message)
+A = TypeVar("A", bound=Struct)
 
 
 class CallType(StructType):
@@ -225,7 +230,7 @@ class Call(Message, Generic[A], metaclass=CallType):
     @classmethod
     def answer_from(cls, data: bytes) -> A:
         """Return the answer in these bytes; errors as :meth:`from_bytes`."""
-        found: A = cls.answer.from_bytes(data)
+        found: A = decoded(data, decoder(cls.answer), cls.answer.__name__)
         return found
 
 

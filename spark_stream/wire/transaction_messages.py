@@ -1,8 +1,8 @@
-"""The calls about transactions and named consumers, whose positions move with them."""
+"""The calls about transactions and sinks."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
@@ -10,13 +10,13 @@ from spark_stream.access.needs import (
     anybody,
     commit,
     described,
-    on_consumer,
     on_transaction,
-    positions,
 )
 from spark_stream.access.rules import Operation
+from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.structs import INT64_MAX, Name, OffsetField
+from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX
 from spark_stream.wire.messages import (
     Call,
     Description,
@@ -26,8 +26,7 @@ from spark_stream.wire.messages import (
     TransactionalId,
 )
 
-READ, WRITE = Operation.READ, Operation.WRITE
-DELETE, DESCRIBE = Operation.DELETE, Operation.DESCRIBE
+WRITE, DELETE, DESCRIBE = Operation.WRITE, Operation.DELETE, Operation.DESCRIBE
 
 
 class ProducerFacts(Message):
@@ -191,54 +190,96 @@ class ListTransactions(Call[TransactionList], name="list-transactions", needs=de
     """
 
 
-# -- consumers ------------------------------------------------------------------------------------
+# -- sinks -----------------------------------------------------------------------------------------
 
 
-class Positions(Message):
-    """The stored positions of named consumers."""
+class SinkBatch(Claim, Message):
+    """A batch of a sink.
 
-    positions: list[PositionOf]
-
-
-class CheckConsumer(Call[Empty], name="check-consumer", needs=on_consumer(READ)):
-    """Check that an instance owns a consumer's name: CONSUMER_FENCED if it does not."""
-
-    consumer: Name
-    instance: Name
-
-
-class TakeConsumer(Call[Positions], name="take-consumer", needs=on_consumer(READ)):
-    """Take over a consumer's name for an instance, and return the stored positions.
-
-    The previous owner is fenced.
-
-    ``keeps_group``: the name stays that of its group. So a reset fences the earlier owner only.
+    ``query`` owns the sink permanently. ``instance`` is the query's present run: a new run fences
+    those before it. ``run`` names the driver, and ``planned`` is the time of its plan (see
+    ``StopRun``). ``renamed``: batches that the query committed under other ids count too.
+    ``query_name``: the query's name for people.
     """
 
-    consumer: Name
-    instance: Name
-    keeps_group: bool = False
+    HINTS: ClassVar[frozenset[str]] = frozenset({"query_name"})
+
+    transactional_id: TransactionalId
+    timeout_ms: TimeoutField = 60_000
+    renamed: bool = False
+    query_name: Annotated[str, Meta(max_length=QUERY_NAME_LENGTH_MAX)] = ""
 
 
-class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(DESCRIBE)):
-    """Return where a named consumer continues."""
-
-    consumer: Name
+class OpenBranch(SinkBatch, Call[Branch], name="open-branch", needs=on_transaction(WRITE)):
+    """Open a branch of the transaction that writes a sink's batch; begin it if need be."""
 
 
-class CommitPosition(Call[Empty], name="commit-position", needs=positions):
-    """Store positions of consumers.
+class SettledBatch(Message):
+    """Whether a sink's batch is committed, and what it wrote (None if it is not known)."""
 
-    ``owners``: by name, the instance that must own the name. A member of a group gives
-    ``MEMBER@EPOCH.TURN``: the latest epoch that it received, and how often it has moved back.
-    UNKNOWN_TOPIC if a topic was deleted: the positions in the other topics are stored.
+    committed: bool
+    content: tuple[Content, ...] | None = None
+
+
+class SettleSinkBatch(
+    SinkBatch, Call[SettledBatch], name="settle-batch", needs=on_transaction(WRITE)
+):
+    """Return whether a batch without rows is committed. If not, abort the sink's transaction."""
+
+
+class SinkDescription(Description, kw_only=False):
+    """A sink: its id, and the query that writes under it. Times in ms since the epoch.
+
+    ``state`` is that of its last transaction, or ``expired``: its id was not used for long, and
+    only its last committed batch is remembered. ``committed_batch`` is -1 where none was committed.
     """
 
-    positions: list[PositionOf]
-    owners: dict[Name, Name] = {}
+    transactional_id: str
+    query: str
+    state: str
+    committed_batch: int
+    last_used_ms: int
+    query_name: str = ""
 
 
-class DeleteConsumer(Call[Empty], name="delete-consumer", needs=on_consumer(DELETE)):
-    """Delete all that is stored under a consumer's name."""
+class SinkList(Message):
+    """All sinks, by id."""
 
-    consumer: Name
+    sinks: list[SinkDescription]
+
+
+class ListSinks(Call[SinkList], name="list-sinks", needs=described):
+    """List the sinks that the caller may describe."""
+
+
+class DeleteSink(Call[Empty], name="delete-sink", needs=on_transaction(DELETE)):
+    """Delete a sink and the number of its last committed batch.
+
+    INVALID_TRANSACTION while a batch is being written.
+    """
+
+    transactional_id: TransactionalId
+
+
+class RenewBatch(Call[Empty], name="renew-batch", needs=on_transaction(WRITE)):
+    """Extend the deadline of the transaction that writes a sink's batch, if it is open."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    batch: OffsetField
+
+
+class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
+    """Abort one branch (a producer id) of transaction ``number``; the others continue."""
+
+    transactional_id: TransactionalId
+    instance: Name
+    number: OffsetField
+    producer_id: OffsetField
+
+
+class StopRun(Stop, Call[Empty], name="stop-run", needs=anybody):
+    """Abort what the driver ``run`` planned up to ``planned``: it has abandoned the batch.
+
+    Late tasks of the driver leave nothing open.
+    """

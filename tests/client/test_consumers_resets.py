@@ -18,8 +18,7 @@ from isolog.errors import (
 from spark_stream.client.consumers import MovedPosition
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.reader_states import ReaderState
-from spark_stream.wire.consumer_messages import PinStart
-from spark_stream.wire.transaction_messages import GetPosition
+from spark_stream.wire.consumer_messages import GetPosition, PinStart
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow  # every test here uses a broker

@@ -21,8 +21,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.wire.consumer_messages import PinStart, ReaderHeartbeat, RecordProgress
-from spark_stream.wire.sink_messages import OpenBranch
-from spark_stream.wire.transaction_messages import CommitTransaction
+from spark_stream.wire.transaction_messages import CommitTransaction, OpenBranch
 from tests.support import eventually
 
 SCHEMA = (

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import isolog
-from spark_stream.wire.sink_messages import OpenBranch
+from spark_stream.wire.transaction_messages import OpenBranch
 from tests.spark.conftest import Queries, ended
 from tests.spark.test_stream_source import NUMBERS
 

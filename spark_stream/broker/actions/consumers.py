@@ -19,11 +19,14 @@ from spark_stream.scripts.queries import Named
 from spark_stream.scripts.readers import GROUP
 from spark_stream.scripts.transactions import positions
 from spark_stream.wire.consumer_messages import (
+    CheckConsumer,
+    CommitPosition,
     ConsumedPartition,
     ConsumerDescription,
     ConsumerDescriptions,
+    DeleteConsumer,
     DescribedMember,
-    GroupAnswer,
+    GetPosition,
     GroupDescription,
     GroupHeartbeat,
     JoinGroup,
@@ -31,20 +34,14 @@ from spark_stream.wire.consumer_messages import (
     ListConsumers,
     PinnedStart,
     PinStart,
+    Positions,
     ReaderHeartbeat,
     RecordProgress,
+    TakeConsumer,
     TakenPartitions,
     TakePartitions,
 )
 from spark_stream.wire.messages import Empty
-from spark_stream.wire.transaction_messages import (
-    CheckConsumer,
-    CommitPosition,
-    DeleteConsumer,
-    GetPosition,
-    Positions,
-    TakeConsumer,
-)
 
 _OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -283,7 +280,7 @@ def commit_position(context: BrokerContext, asked: CommitPosition) -> Empty:
 
 
 @handles(JoinGroup)
-def join_group(context: BrokerContext, asked: JoinGroup) -> GroupAnswer:
+def join_group(context: BrokerContext, asked: JoinGroup) -> MemberAnswer:
     member = GroupMember(
         asked.member,
         tuple(sorted(set(asked.topics))),
@@ -291,13 +288,13 @@ def join_group(context: BrokerContext, asked: JoinGroup) -> GroupAnswer:
         asked.isolation,
         context.known_principal,
     )
-    return _told(context.transactions.run(groups.join(asked.consumer, member)))
+    return context.transactions.run(groups.join(asked.consumer, member))
 
 
 @handles(GroupHeartbeat)
-def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> GroupAnswer:
+def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> MemberAnswer:
     script = groups.beat(asked.consumer, asked.member, asked.released, renew=asked.renew)
-    return _told(context.transactions.run(script))
+    return context.transactions.run(script)
 
 
 @handles(LeaveGroup)
@@ -315,9 +312,3 @@ def take_partitions(context: BrokerContext, asked: TakePartitions) -> TakenParti
     found, group = context.transactions.run(script)
     added = [each for each in asked.assigned if group.is_later(each)]
     return TakenPartitions(positions=_shown(context, found).positions, added=added)
-
-
-def _told(answer: MemberAnswer) -> GroupAnswer:
-    return GroupAnswer(
-        epoch=answer.epoch, assigned=list(answer.assigned), revoked=list(answer.revoked)
-    )

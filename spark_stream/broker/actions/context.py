@@ -22,9 +22,8 @@ from spark_stream.cluster.stores.timed import TimedStore
 from spark_stream.environment import Clock
 from spark_stream.errors import PermissionDenied, UnknownTopic
 from spark_stream.scripts.groups import Leaves
-from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.messages import A, Call
 
-A = TypeVar("A", bound=Message)
 C = TypeVar("C", bound=Call[Any])
 
 
@@ -97,7 +96,7 @@ class BrokerContext(Struct, frozen=True):
             raise UnknownTopic(told, **error.details) from None
 
 
-HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Message]]] = {}
+HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Struct]]] = {}
 """The function that carries out each call."""
 
 

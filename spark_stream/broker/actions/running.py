@@ -15,14 +15,14 @@ from spark_stream.broker.actions.context import HANDLERS, BrokerContext
 from spark_stream.errors import InvalidRequest, IsologError, PermissionDenied
 from spark_stream.wire.access_messages import CreatedToken
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.messages import Message
+from spark_stream.wire.messages import Message, to_bytes
 
 MODULES: Final = (access, cluster, consumers, mapped, topics, transactions)
 """The modules with the handlers."""
 
 
-def run_call(context: BrokerContext, name: str, body: bytes) -> Message:
-    """Run a call for the context's caller.
+def run_call(context: BrokerContext, name: str, body: bytes) -> bytes:
+    """Run a call for the context's caller. Return the answer as it is sent.
 
     Raises:
         InvalidRequest: No call has this name, or its body is wrong.
@@ -41,7 +41,7 @@ def run_call(context: BrokerContext, name: str, body: bytes) -> Message:
             answer = HANDLERS[call](context, asked)
             if isinstance(answer, CreatedToken):
                 about.append(named_in(answer))
-            return answer
+        return to_bytes(answer)
 
 
 @contextmanager

@@ -17,31 +17,29 @@ from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.scripts.transactions import records
 from spark_stream.wire.messages import Empty
 from spark_stream.wire.offset_messages import AtomicCut, Cut
-from spark_stream.wire.sink_messages import (
+from spark_stream.wire.transaction_messages import (
     AbortBranch,
+    AbortTransaction,
+    BeginTransaction,
+    Branch,
+    CommitTransaction,
     DeleteSink,
+    DescribeTransaction,
+    InitTransactions,
+    KillTransaction,
     ListSinks,
+    ListTransactions,
+    NewProducer,
     OpenBranch,
+    ProducerFacts,
     RenewBatch,
+    RenewTransaction,
     SettledBatch,
     SettleSinkBatch,
     SinkBatch,
     SinkDescription,
     SinkList,
     StopRun,
-)
-from spark_stream.wire.transaction_messages import (
-    AbortTransaction,
-    BeginTransaction,
-    Branch,
-    CommitTransaction,
-    DescribeTransaction,
-    InitTransactions,
-    KillTransaction,
-    ListTransactions,
-    NewProducer,
-    ProducerFacts,
-    RenewTransaction,
     TransactionDescription,
     TransactionList,
     TransactionPartition,

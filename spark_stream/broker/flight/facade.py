@@ -280,7 +280,7 @@ class FlightFacade(fl.FlightServerBase):
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}", self._refused):
             answer = run_call(self._for(context), action.type, action.body.to_pybytes())
-            return iter([fl.Result(answer.to_bytes())])
+            return iter([fl.Result(answer)])
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         return [(name, call.signature()) for name, call in CALLS.items()]

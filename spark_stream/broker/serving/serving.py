@@ -321,7 +321,7 @@ class Serving:
         with self._activity.call():
             name = bytes(opened.header).decode("utf-8", "replace")
             here = replace(self._here, caller=identity.known())
-            answer = run_call(here, name, bytes(opened.body)).to_bytes()
+            answer = run_call(here, name, bytes(opened.body))
             BlockingStream(stream).send(b"", answer, end=True)
 
     def _run_steps(

@@ -17,7 +17,7 @@ from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, Yes, c
 from spark_stream.cli.output.show import console
 from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, cell
-from spark_stream.wire.sink_messages import SinkDescription
+from spark_stream.wire.transaction_messages import SinkDescription
 
 app = typer.Typer(no_args_is_help=True, help="List and delete the sinks of queries.")
 

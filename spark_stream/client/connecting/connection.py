@@ -51,11 +51,10 @@ from spark_stream.transport.lifetime import (
 )
 from spark_stream.wire.cluster_messages import ListBrokers
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
-from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.messages import A, Call
 
 logger = logger_of(__name__)
 
-A = TypeVar("A", bound=Message)
 T = TypeVar("T")
 
 _BACKOFF_FIRST_S: Final = 0.05

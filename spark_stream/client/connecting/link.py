@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
 from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
-from spark_stream.wire.messages import Call, Message
+from spark_stream.wire.messages import A, Call
 from spark_stream.wire.methods import ACT
-
-A = TypeVar("A", bound=Message)
 
 
 class LogIdentity:

@@ -55,8 +55,8 @@ from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.transport.lifetime import check_may_wait, in_child_while_used
+from spark_stream.wire.consumer_messages import CheckConsumer
 from spark_stream.wire.messages import EARLIEST, LATEST
-from spark_stream.wire.transaction_messages import CheckConsumer
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5

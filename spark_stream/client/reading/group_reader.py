@@ -36,8 +36,8 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.loggers import logger_of
+from spark_stream.wire.consumer_messages import CommitPosition
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
-from spark_stream.wire.transaction_messages import CommitPosition
 
 logger = logger_of(__name__)
 

@@ -17,7 +17,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest
-from spark_stream.wire.transaction_messages import CommitPosition, GetPosition, TakeConsumer
+from spark_stream.wire.consumer_messages import CommitPosition, GetPosition, TakeConsumer
 
 
 def check_name(name: str, option: str) -> None:

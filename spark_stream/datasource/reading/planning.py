@@ -398,7 +398,7 @@ class Planner:
                 names=by_pattern,
             )
             if by_pattern:
-                self._matching = self.selection.of(looked.names)
+                self._matching = self.selection.of(looked.names or ())
                 if not set(self._matching) <= set(names):  # there are new ones
                     names = list(dict.fromkeys([*names, *self._matching]))
                     continue

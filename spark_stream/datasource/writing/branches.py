@@ -33,8 +33,15 @@ from spark_stream.errors import (
     UnknownTransaction,
 )
 from spark_stream.loggers import logger_of
-from spark_stream.wire.sink_messages import AbortBranch, OpenBranch, SettleSinkBatch, StopRun
-from spark_stream.wire.transaction_messages import AbortTransaction, Branch, CommitTransaction
+from spark_stream.wire.transaction_messages import (
+    AbortBranch,
+    AbortTransaction,
+    Branch,
+    CommitTransaction,
+    OpenBranch,
+    SettleSinkBatch,
+    StopRun,
+)
 
 logger = logger_of(__name__)
 

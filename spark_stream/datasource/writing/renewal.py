@@ -23,8 +23,7 @@ from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
-from spark_stream.wire.sink_messages import RenewBatch
-from spark_stream.wire.transaction_messages import RenewTransaction
+from spark_stream.wire.transaction_messages import RenewBatch, RenewTransaction
 
 logger = logger_of(__name__)
 

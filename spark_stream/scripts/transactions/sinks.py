@@ -32,7 +32,7 @@ from spark_stream.scripts.transactions.deciding import Decisions, allot, allowed
 from spark_stream.scripts.transactions.finishing import mark_dropped
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
 from spark_stream.scripts.transactions.stopped import record_stop, stopped_until
-from spark_stream.wire.sink_messages import AbortBranch, RenewBatch, SinkBatch
+from spark_stream.wire.transaction_messages import AbortBranch, RenewBatch, SinkBatch
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
 

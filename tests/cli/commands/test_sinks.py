@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from spark_stream.wire.sink_messages import OpenBranch
-from spark_stream.wire.transaction_messages import AbortTransaction, CommitTransaction
+from spark_stream.wire.transaction_messages import AbortTransaction, CommitTransaction, OpenBranch
 from tests.cli.conftest import Call, Served
 
 

@@ -10,9 +10,8 @@ import pytest
 from isolog.errors import InvalidRequest
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.wire.messages import Call, Message
-from spark_stream.wire.sink_messages import OpenBranch, SettleSinkBatch
 from spark_stream.wire.topic_messages import FindLeaders
-from spark_stream.wire.transaction_messages import AbortTransaction
+from spark_stream.wire.transaction_messages import AbortTransaction, OpenBranch, SettleSinkBatch
 from tests.support import BrokerProcess, values
 
 

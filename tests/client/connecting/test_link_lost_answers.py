@@ -28,19 +28,17 @@ from spark_stream.wire.access_messages import PutUser
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 from spark_stream.wire.messages import Call, Message
-from spark_stream.wire.sink_messages import (
-    AbortBranch,
-    OpenBranch,
-    RenewBatch,
-    SettleSinkBatch,
-    StopRun,
-)
 from spark_stream.wire.topic_messages import AlterTopic
 from spark_stream.wire.transaction_messages import (
+    AbortBranch,
     BeginTransaction,
     InitTransactions,
     NewProducer,
+    OpenBranch,
+    RenewBatch,
     RenewTransaction,
+    SettleSinkBatch,
+    StopRun,
 )
 from tests.asking import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers

@@ -20,18 +20,17 @@ from spark_stream.client.groups import Membership, MembershipCore
 from spark_stream.client.reading import group_reader
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader
-from spark_stream.consistency.groups import Assigned
+from spark_stream.consistency.groups import Assigned, MemberAnswer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.wire.consumer_messages import (
-    GroupAnswer,
+    GetPosition,
     GroupHeartbeat,
     JoinGroup,
     TakenPartitions,
     TakePartitions,
 )
 from spark_stream.wire.messages import Call, Message
-from spark_stream.wire.transaction_messages import GetPosition
 from tests.support import eventually, values
 
 SLOW = pytest.mark.slow  # uses a broker
@@ -171,7 +170,7 @@ class Answers:
     timeout_s = 1.0
 
     def __init__(self) -> None:
-        self.on_beat: Callable[[], GroupAnswer] = lambda: answer(1)
+        self.on_beat: Callable[[], MemberAnswer] = lambda: answer(1)
         self.joins = answer(1)
 
     def call(self, asked: Call[Any], *_: object) -> Message:
@@ -184,8 +183,8 @@ class Answers:
         return TakenPartitions(positions=positions, added=[])
 
 
-def answer(epoch: int, *assigned: Assigned) -> GroupAnswer:
-    return GroupAnswer(epoch=epoch, assigned=list(assigned), revoked=[])
+def answer(epoch: int, *assigned: Assigned) -> MemberAnswer:
+    return MemberAnswer(epoch=epoch, assigned=list(assigned), revoked=[])
 
 
 @pytest.fixture
@@ -200,7 +199,7 @@ def test_a_late_rejection_of_the_earlier_member_does_not_fence_the_new_one():
     membership = Membership(connection, "g", Isolation.READ_UNCOMMITTED, 45.0, 300.0)
     membership.join(["t"])
 
-    def rejected_after_join() -> GroupAnswer:
+    def rejected_after_join() -> MemberAnswer:
         membership.join(["t"])
         raise ConsumerFenced("this is no member of the group 'g'")
 
@@ -209,7 +208,7 @@ def test_a_late_rejection_of_the_earlier_member_does_not_fence_the_new_one():
     assert not membership.is_fenced
     earlier = membership._core
 
-    def rejected() -> GroupAnswer:
+    def rejected() -> MemberAnswer:
         raise ConsumerFenced("this is no member of the group 'g'")
 
     connection.on_beat = rejected

@@ -17,7 +17,7 @@ from isolog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from spark_stream.wire.transaction_messages import GetPosition
+from spark_stream.wire.consumer_messages import GetPosition
 from tests.support import BrokerProcess, eventually, values
 
 pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one

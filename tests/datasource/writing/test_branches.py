@@ -41,14 +41,16 @@ from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.task import Wrote
 from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.wire.messages import Call
-from spark_stream.wire.sink_messages import (
+from spark_stream.wire.transaction_messages import (
     AbortBranch,
+    AbortTransaction,
+    Branch,
+    CommitTransaction,
     OpenBranch,
     SettledBatch,
     SettleSinkBatch,
     StopRun,
 )
-from spark_stream.wire.transaction_messages import AbortTransaction, Branch, CommitTransaction
 
 FIRST = TaskBranch(
     transactional_id="query/q", instance="run", number=5, producer_id=10, epoch=0, batch=3

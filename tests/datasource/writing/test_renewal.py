@@ -25,8 +25,7 @@ from spark_stream.datasource.writing import renewal, task
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.renewal import KeptOpen, UndecidedTransactions
 from spark_stream.datasource.writing.task import TaskWriter
-from spark_stream.wire.sink_messages import RenewBatch
-from spark_stream.wire.transaction_messages import RenewTransaction
+from spark_stream.wire.transaction_messages import RenewBatch, RenewTransaction
 from tests.support import eventually
 
 SOON_MS = 8

@@ -10,8 +10,7 @@ from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
-from spark_stream.wire.sink_messages import SinkBatch
-from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions
+from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions, SinkBatch
 from tests.scripts.transactions.test_deciding_interleavings import A, B, watched
 from tests.scripts.world import World
 

@@ -8,8 +8,7 @@ from isolog.errors import IsologError
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.consistency.transactions.transactions import Content
-from spark_stream.wire.sink_messages import AbortBranch, SinkBatch
-from spark_stream.wire.transaction_messages import CommitTransaction
+from spark_stream.wire.transaction_messages import AbortBranch, CommitTransaction, SinkBatch
 from tests.simulation.clients.asking import Session
 from tests.simulation.clients.transactions import TIMEOUT_MS, commit
 from tests.simulation.network import NoAnswer
