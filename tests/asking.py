@@ -15,6 +15,7 @@ from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.stores.backends import SqliteBackend
 from tests.certificates import HERE, Files, conf_of
+from tests.flight_calls import SERVED
 from tests.support import BrokerProcess
 
 PASSWORD = "correct horse battery"
@@ -55,7 +56,8 @@ def secure_brokers(
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with asking_broker(tmp_path_factory.mktemp("asking")) as broker:
+    """A broker of the module, which serves Flight too."""
+    with asking_broker(tmp_path_factory.mktemp("asking"), SERVED) as broker:
         yield broker
 
 

@@ -15,9 +15,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests.examples import choose, is_quick
-from tests.support import broker, flight, log, shared, topic
+from tests.support import broker, channel, log, shared, topic
 
-__all__ = ["broker", "flight", "log", "shared", "topic"]
+__all__ = ["broker", "channel", "log", "shared", "topic"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,7 +38,7 @@ for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
 # What starts processes takes seconds: `make test-fast` leaves out these folders, and whoever uses
 # one of these fixtures. A file elsewhere that starts a broker in another way marks itself as slow.
 SLOW_FOLDERS = ("broker", "cli", "demo", "docs", "system")
-SLOW_FIXTURES = {"broker", "flight", "log", "shared"}
+SLOW_FIXTURES = {"broker", "channel", "log", "shared"}
 
 # The files of these go first, in this order. Files are dealt out to processes that run side by
 # side, and a long one that comes last would keep the others waiting.

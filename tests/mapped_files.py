@@ -25,7 +25,7 @@ def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def by_flight(read: Callable[[], pa.Table]) -> pa.Table:
+def unmapped(read: Callable[[], pa.Table]) -> pa.Table:
     """What a read gives where nothing is mapped."""
     leaders, feed.LEADERS = feed.LEADERS, MappingLeaders()
     feed.LEADERS.machine = lambda address: None  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
-"""Broker processes for tests, a deadline for whatever a test waits for, and plain Flight calls."""
+"""Broker processes for tests, a deadline for conditions, and plain calls of the protocol."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -16,25 +17,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
 import isolog
-from spark_stream.broker.flight.facade import location
-from spark_stream.errors import BY_CODE, IsologError, from_wire
+from spark_stream.errors import BY_CODE, from_wire
 from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
-from spark_stream.wire.cluster_messages import BrokerStatus
+from spark_stream.wire.methods import ACT, FETCH
 from spark_stream.wire.offset_messages import PartitionOffsets
 from tests.examples import is_quick
 from tests.forks import Fork, forks
 
 READY = "isolog broker ready "
 START_S = 60.0
-CALL = fl.FlightCallOptions(timeout=20)
+CALL_S = 20.0
 
 
 def eventually(check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
@@ -87,11 +88,7 @@ class BrokerProcess:
     def start(self) -> BrokerProcess:
         """Starts it and waits for its ready line; the error it ended with if it did not come up."""
         arguments = ["--listen", self.listen, *self._options]
-        environment = (
-            os.environ
-            | allocator_settings(MEMORY_BYTES_DEFAULT)
-            | {"ISOLOG_FLIGHT_LISTEN": "127.0.0.1:0"}
-        )
+        environment = os.environ | allocator_settings(MEMORY_BYTES_DEFAULT)
         process: subprocess.Popen[str] | Fork
         with self._errors.open("a") as errors:
             if is_quick() and self.module == BrokerProcess.module:
@@ -198,9 +195,9 @@ class BrokerProcess:
     def connect(self, **options: Any) -> isolog.Log:
         return isolog.connect(self.address, **options)
 
-    def flight(self) -> fl.FlightClient:
-        """A plain Flight client."""
-        return flight_client(self.address)
+    def channel(self) -> Channel:
+        """Return a connection for plain calls."""
+        return Channel(self.address)
 
     def __enter__(self) -> BrokerProcess:
         return self if self._process is not None else self.start()
@@ -209,21 +206,6 @@ class BrokerProcess:
         if self.alive:
             self.process.kill()
             self.wait()
-
-
-def flight_client(address: str) -> fl.FlightClient:
-    """A plain Flight client of the broker at an address, with a connection of its own."""
-    place = location(flight_address(address))
-    return fl.FlightClient(place, generic_options=[("grpc.use_local_subchannel_pool", 1)])
-
-
-def flight_address(address: str) -> str:
-    """Where the broker at an address serves Flight."""
-    channel = ClientChannel(address, timeout_s=20)
-    status = BrokerStatus.from_bytes(bytes(channel.call("act", b"status", b"{}", 20).body))
-    channel.close()
-    assert status.flight
-    return status.flight
 
 
 def alive(pid: int) -> bool:
@@ -244,59 +226,95 @@ def end_process(pid: int, number: int = signal.SIGKILL) -> None:
     eventually(lambda: not alive(pid))
 
 
-# -- plain Flight ---------------------------------------------------------------------------------
+# -- plain calls ----------------------------------------------------------------------------------
 
 
-def act(client: fl.FlightClient, name: str, **body: Any) -> dict[str, Any]:
-    """An action's result."""
-    action = fl.Action(name, json.dumps(body).encode())
-    return dict(json.loads(next(iter(client.do_action(action, CALL))).body.to_pybytes()))
+class Channel(ClientChannel):
+    """A connection to one broker, without our client's routes and retries."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, timeout_s=CALL_S)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def listed(client: fl.FlightClient, topic: str, **asked: Any) -> PartitionOffsets:
-    """What ``list-offsets`` says of one topic; raises the topic's own error."""
-    found = act(client, "list-offsets", topics=[{"topic": topic, **asked}])
+@contextlib.contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise the error of a failed call, and check its code, message and hint."""
+    try:
+        yield
+    except CallFailed as failed:
+        value = msgspec.msgpack.decode(failed.error)
+        assert value["code"] in BY_CODE, value
+        assert value["message"], value
+        assert value["hint"], value
+        raise from_wire(value) from None
+
+
+def act(channel: ClientChannel, name: str, **body: Any) -> dict[str, Any]:
+    """Return the answer of an action."""
+    with typed_errors():
+        answer = channel.call(ACT, name.encode(), json.dumps(body).encode(), CALL_S)
+    return dict(json.loads(bytes(answer.body)))
+
+
+def listed(channel: ClientChannel, topic: str, **asked: Any) -> PartitionOffsets:
+    """Return the answer of ``list-offsets`` for one topic, or raise the topic's error."""
+    found = act(channel, "list-offsets", topics=[{"topic": topic, **asked}])
     for error in found["unknown"].values():
         raise from_wire(error)
     return PartitionOffsets.from_bytes(json.dumps(found["topics"][topic]).encode())
 
 
-def ticket(topic: str, partition: int = 0, **fields: Any) -> fl.Ticket:
-    one = {"topic": topic, "partition": partition, **fields}
-    return fl.Ticket(json.dumps({"ranges": [one]}).encode())
+class Fetching:
+    """An iterator over the batches of a fetch, each with its facts."""
+
+    def __init__(self, channel: ClientChannel, *ranges: Any, body: bytes | None = None) -> None:
+        request = json.dumps({"ranges": ranges}).encode() if body is None else body
+        self._stream = channel.open(FETCH, b"", request, end=True, timeout_s=CALL_S)
+        self._schema: pa.Schema | None = None
+
+    def __iter__(self) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+        return self
+
+    def __next__(self) -> tuple[pa.RecordBatch, dict[str, Any]]:
+        with typed_errors():
+            if self._schema is None:
+                first = self._stream.receive(CALL_S)
+                assert first is not None
+                self._schema = pa.ipc.read_schema(pa.py_buffer(first.body))
+            frame = self._stream.receive(CALL_S)
+        if frame is None:
+            raise StopIteration
+        facts = json.loads(bytes(frame.header))
+        if not frame.body:
+            return pa.RecordBatch.from_pylist([], self._schema), facts
+        source = pa.BufferReader(pa.py_buffer(frame.body))
+        batches = [
+            pa.ipc.read_record_batch(source, self._schema) for _ in range(facts.pop("messages", 1))
+        ]
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches), facts
+
+    def cancel(self) -> None:
+        """Give the fetch up."""
+        self._stream.cancel()
 
 
-def answers(
-    client: fl.FlightClient, asked: fl.Ticket, options: fl.FlightCallOptions = CALL
-) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-    """Each batch of a DoGet with its app_metadata."""
-    reader = client.do_get(asked, options)
-    while True:
-        try:
-            chunk = reader.read_chunk()
-        except StopIteration:
-            return
-        yield chunk.data, json.loads(chunk.app_metadata.to_pybytes())
+def range_of(topic: str, partition: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a range of a fetch."""
+    return {"topic": topic, "partition": partition, **fields}
 
 
-def fetched(client: fl.FlightClient, topic: str, partition: int = 0, **fields: Any) -> Any:
-    """All batches of a DoGet, and the facts of its last message."""
-    found = list(answers(client, ticket(topic, partition, **fields)))
-    *batches, (last, end) = found
+def fetched(channel: ClientChannel, topic: str, partition: int = 0, **fields: Any) -> Any:
+    """Return all batches of a fetch of one range, and the facts of its last message."""
+    *batches, (last, end) = Fetching(channel, range_of(topic, partition, **fields))
     assert last.num_rows == 0
     assert end["kind"] == "end"
     return batches, end
-
-
-def typed(error: Exception) -> IsologError:
-    """The error in ``extra_info``: every error that leaves a broker has one, of a known code."""
-    info = getattr(error, "extra_info", None)
-    assert info, f"an error without extra_info: {type(error).__name__}: {error}"
-    value = json.loads(info)
-    assert value["code"] in BY_CODE, value
-    assert value["message"], value
-    assert value["hint"], value
-    return from_wire(value)
 
 
 # -- records --------------------------------------------------------------------------------------
@@ -336,9 +354,9 @@ def log(shared: BrokerProcess) -> Iterator[isolog.Log]:
 
 
 @pytest.fixture
-def flight(shared: BrokerProcess) -> Iterator[fl.FlightClient]:
-    """A plain Flight client of the shared broker."""
-    with shared.flight() as found:
+def channel(shared: BrokerProcess) -> Iterator[Channel]:
+    """A connection to the shared broker, for plain calls."""
+    with shared.channel() as found:
         yield found
 
 

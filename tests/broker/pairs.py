@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from tests.faults import FaultyBroker
-from tests.support import NUMBERS, BrokerProcess, act
+from tests.support import NUMBERS, BrokerProcess, Channel, act
 
 
 def conf(folder: Path, broker: str) -> str:
@@ -21,7 +20,7 @@ def conf(folder: Path, broker: str) -> str:
 
 
 def make_topic(
-    asked: fl.FlightClient,
+    asked: Channel,
     topic: str,
     assignment: Sequence[Sequence[str]],
     schema: pa.Schema = NUMBERS,
@@ -47,7 +46,7 @@ def brokers(folder: Path, point: str | None = None) -> tuple[Any, BrokerProcess]
 def pair(folder: Path, point: str | None = None) -> Iterator[tuple[Any, BrokerProcess]]:
     """Both, with topics ``a`` and ``b`` of two partitions, each led by the broker of its name."""
     one, two = brokers(folder, point)
-    with one as first, two as second, first.flight() as asked:
+    with one as first, two as second, first.channel() as asked:
         for topic in "ab":
             make_topic(asked, topic, [[topic], [topic]])
         yield first, second

@@ -20,7 +20,7 @@ from tests.broker.metrics.scraping import scraped
 from tests.broker.metrics.test_table_series import HOLDER
 from tests.broker.pairs import conf, make_topic
 from tests.conftest import ROOT
-from tests.support import BrokerProcess, act, eventually, flight_client, numbers
+from tests.support import BrokerProcess, act, eventually, numbers
 from tests.system.transactions.test_sinks import Sink
 
 DASHBOARD = ROOT / "conf" / "grafana" / "isolog.json"
@@ -77,13 +77,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
             )
             for name in "ab"
         ]
-        flight = ended.enter_context(flight_client(brokers[0].address))
-        make_topic(flight, "t", [["a", "b"]])
-        sink = Sink(flight)
+        channel = ended.enter_context(brokers[0].channel())
+        make_topic(channel, "t", [["a", "b"]])
+        sink = Sink(channel)
         sink.put("t", branch := sink.open(), 0)
         sink.commit(branch)
         with pytest.raises(Exception, match="UNKNOWN_TOPIC"):
-            act(flight, "describe-topic", topic="none")
+            act(channel, "describe-topic", topic="none")
         with isolog.connect(brokers[0].address) as log:
             with log.producer() as producer:
                 producer.append("t", numbers(1, 3))

@@ -14,7 +14,8 @@ import isolog
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import FetchRange
 from tests.conftest import ROOT
-from tests.support import BrokerProcess, flight_address
+from tests.flight_calls import SERVED, flight_address
+from tests.support import BrokerProcess
 
 PAGE = (ROOT / "docs" / "flight.md").read_text()
 
@@ -34,7 +35,7 @@ def test_the_examples_run_without_isolog(log_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script.write_text(NO_ISOLOG + "\n".join(examples))
-    with BrokerProcess(log_dir).start() as broker, isolog.connect(broker.address) as log:
+    with BrokerProcess(log_dir, conf=SERVED) as broker, isolog.connect(broker.address) as log:
         log.create_topic("greetings", partitions=2)
         log.create_topic("numbers", schema=pa.schema([("n", pa.int64())]))
         with log.producer() as producer:

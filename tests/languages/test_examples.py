@@ -23,7 +23,7 @@ from isolog.testing import LocalCluster
 from tests.asking import PASSWORD, asking_broker, client_of
 from tests.certificates import HERE, Files, conf_of
 from tests.conftest import ROOT
-from tests.support import flight_address
+from tests.flight_calls import SERVED, flight_address
 from tests.system.replication.clusters import CONF, in_sync, restored
 
 EXAMPLES = ROOT / "examples"
@@ -150,7 +150,7 @@ def parsed(line: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(3, conf=CONF) as brokers:
+    with LocalCluster(3, conf=CONF | {"flight_listen": "127.0.0.1:0"}) as brokers:
         yield brokers
 
 
@@ -341,7 +341,7 @@ def test_with_tls_a_password_or_a_token(
     root = {"user": "root", "password": PASSWORD}
     words = words_of(language)
     with (
-        asking_broker(tmp_path, conf_of(files.issue("broker", *HERE))) as broker,
+        asking_broker(tmp_path, SERVED + conf_of(files.issue("broker", *HERE))) as broker,
         isolog.connect(broker.address, tls_ca=files.ca, **root) as log,
     ):
         secure = {"ISOLOG_TLS_CA": files.ca}

@@ -29,19 +29,19 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess
         yield [first, second]
 
 
-def partition(flight: Any, topic: str, number: int = 0) -> dict[str, Any]:
-    return dict(act(flight, "describe-topic", topic=topic)["partitions"][number])
+def partition(channel: Any, topic: str, number: int = 0) -> dict[str, Any]:
+    return dict(act(channel, "describe-topic", topic=topic)["partitions"][number])
 
 
-def settled(flight: Any, topic: str, replicas: list[str]) -> bool:
+def settled(channel: Any, topic: str, replicas: list[str]) -> bool:
     """Whether the partition is on these brokers, in sync, and led by the first."""
-    found = partition(flight, topic)
+    found = partition(channel, topic)
     where = (found["replicas"], sorted(found["isr"]), found["leader"])
     return where == (replicas, sorted(replicas), replicas[0])
 
 
 def test_any_broker_describes_the_cluster(two):
-    with two[0].flight() as a, two[1].flight() as b:
+    with two[0].channel() as a, two[1].channel() as b:
         make_topic(a, "described", [["a", "b"], ["b", "a"], ["b", "a"]])
         eventually(lambda: act(a, "describe-cluster")["controller"])  # nobody waits for the first
         eventually(lambda: act(a, "describe-cluster") == act(b, "describe-cluster"))
@@ -58,7 +58,7 @@ def test_any_broker_describes_the_cluster(two):
 
 
 def test_replicas_move_and_preferred_leaders_lead(two):
-    with two[0].flight() as a, two[1].flight() as b:
+    with two[0].channel() as a, two[1].channel() as b:
         make_topic(a, "moves", [["a"]])
         act(b, "move-replicas", topic="moves", partitions={"0": ["b", "a"]})
         eventually(lambda: set(partition(a, "moves")["isr"]) == {"a", "b"})
@@ -86,7 +86,7 @@ def test_replicas_move_and_preferred_leaders_lead(two):
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error):
-    with two[0].flight() as a:
+    with two[0].channel() as a:
         make_topic(a, "stays", [["a", "b"]])
         before = partition(a, "stays")
         found: IsologError = refused(lambda: act(a, action, **asked))
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error
 
 def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
     first, second = brokers(tmp_path)
-    with first, second, first.flight() as a:
+    with first, second, first.channel() as a:
         make_topic(a, "t", [["a"]])
         second.kill()
         act(a, "move-replicas", topic="t", partitions={"0": ["b"]})
@@ -109,7 +109,7 @@ def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
 
 def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_path: Path):
     first, second = brokers(tmp_path)
-    with first, second, first.flight() as a:
+    with first, second, first.channel() as a:
         make_topic(a, "t", [["b"], ["a"]])
         act(a, "decommission", broker="b")
 
@@ -125,7 +125,7 @@ def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_
 
 def test_a_broker_that_cannot_leave_may_stay_and_gets_replicas_again(tmp_path: Path):
     first, second = brokers(tmp_path)
-    with first, second, first.flight() as a:
+    with first, second, first.channel() as a:
         make_topic(a, "t", [["a", "b"]])
         act(a, "decommission", broker="b")
 

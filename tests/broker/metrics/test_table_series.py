@@ -16,7 +16,8 @@ from spark_stream.scripts import groups
 from spark_stream.scripts.queries import record_progress
 from spark_stream.scripts.readers import note_heartbeat
 from tests.broker.metrics.scraping import Samples, page, scraped
-from tests.support import NUMBERS, act, eventually, fetched, flight_client, numbers
+from tests.flight_calls import CALL, act_by_flight, flight_client, ticket
+from tests.support import NUMBERS, eventually, numbers
 
 HOLDER = "isolog_lso_holder_seconds"
 """The only series of the first page with names of topics and transactions: one for each broker."""
@@ -55,11 +56,11 @@ def test_what_was_appended_and_fetched_is_counted_in_total_and_by_partition(show
 
 def test_what_clients_of_flight_do_counts_too(shown, client, ten):
     flight = flight_client(shown.address)
-    fetched(flight, ten)
+    flight.do_get(ticket(ten), CALL).read_all()
     found = scraped(shown.metrics_address)
     assert found("isolog_fetch_records_total") == 10
     with pytest.raises(Exception, match="UNKNOWN_TOPIC"):
-        act(flight, "describe-topic", topic="none")
+        act_by_flight(flight, "describe-topic", b'{"topic": "none"}')
     found = scraped(shown.metrics_address)
     assert found("isolog_refused_total", code="UNKNOWN_TOPIC") == 1
     assert found("isolog_action_seconds_count", action="describe-topic") >= 1

@@ -30,18 +30,15 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.log.log import LogFormat, PartitionLog
-from tests.append_streams import Stream
-from tests.broker.stamped import Owner
-from tests.support import NUMBERS, eventually, flight_client, numbers
+from tests.broker.stamped import Appender, Owner
+from tests.support import NUMBERS, Channel, eventually, numbers
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """In this process, so that a test can hold one of its partitions."""
     mask = os.umask(0o077)
-    found = Broker(
-        BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0", flight_listen="127.0.0.1:0")
-    )
+    found = Broker(BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0"))
     with isolog.connect(found.address) as log:
         log.create_topic("t", partitions=3, schema=NUMBERS)
     yield found
@@ -49,13 +46,19 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     os.umask(mask)
 
 
+@pytest.fixture
+def channel(broker: Broker) -> Iterator[Channel]:
+    with Channel(broker.address) as found:
+        yield found
+
+
 def partition_of(broker: Broker, number: int) -> Partition:
     return broker.core.host.topic("t").partition(number)
 
 
-def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
+def test_a_held_partition_holds_up_no_other_of_its_stream(broker, channel):
     """All through one stream: the others are acknowledged meanwhile, and its own in their order."""
-    stream = Stream(broker.address)
+    stream = Appender(channel)
     with partition_of(broker, 0)._state.lock:
         for partition in (0, 0, 1, 0, 2, 1):
             stream.send(partition)
@@ -65,10 +68,10 @@ def test_a_held_partition_holds_up_no_other_of_its_stream(broker):
     stream.close()
 
 
-def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
+def test_a_held_partition_holds_up_no_other_of_a_transaction(broker, channel):
     """Neither before its first batch there, when it has to join, nor later."""
-    owner = Owner(flight_client(broker.address)).begin()
-    stream = Stream(broker.address, transactional_id=owner.name)
+    owner = Owner(channel).begin()
+    stream = Appender(channel, transactional_id=owner.name)
     sequences = dict.fromkeys(range(3), 0)
 
     def send(partition: int) -> None:
@@ -91,16 +94,18 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker):
     assert partition_of(broker, 0).bounds().last_stable_offset == 2
 
 
-def test_partitions_that_join_together_leave_out_one_that_is_held(broker):
-    owner, partitions, script = joining_together(broker)
+def test_partitions_that_join_together_leave_out_one_that_is_held(broker, channel):
+    owner, partitions, script = joining_together(broker, channel)
     with partitions[1]._state.lock:
         broker.core.driver.run(script)
     joined = [each.transactions.has_joined(owner.number, owner.producer) for each in partitions]
     assert joined == [True, False, True]
 
 
-def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it_is_free(broker):
-    owner, partitions, script = joining_together(broker)
+def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it_is_free(
+    broker, channel
+):
+    owner, partitions, script = joining_together(broker, channel)
 
     def held(script: Script[None]) -> Script[None]:
         step = next(script)  # the joins are open
@@ -119,47 +124,50 @@ def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it
     assert partitions[1].transactions.has_joined(owner.number, owner.producer)
 
 
-def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker):
-    owner, partitions, script = joining_together(broker)
+def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker, channel):
+    owner, partitions, script = joining_together(broker, channel)
     owner.abort()
     with pytest.raises(IsologError):
         broker.core.driver.run(script)
     assert [len(each.core.joins) for each in partitions] == [0, 0, 0]
 
 
-def joining_together(broker: Broker) -> tuple[Owner, list[Partition], Script[None]]:
+def joining_together(
+    broker: Broker, channel: Channel
+) -> tuple[Owner, list[Partition], Script[None]]:
     """The owner of an open transaction, and a script by which all partitions join it."""
-    owner = Owner(flight_client(broker.address)).begin()
+    owner = Owner(channel).begin()
     stamp = Stamp(owner.producer, owner.epoch, 0, owner.number)
     partitions = [partition_of(broker, number) for number in range(3)]
     joins = StreamJoins(broker.core.transactions.decisions, owner.name)
     return owner, partitions, joins.join_together(partitions, stamp)
 
 
-def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker):
-    stream = Stream(broker.address)
-    with partition_of(broker, 0)._state.lock:
-        stream.send(0)
-        stream.send(1)
-        assert stream.ack()["number"] == 1
-        stream.end()
-    assert stream.ack()["number"] == 0
-    stream.close()
-
-
-def test_a_client_that_goes_away_leaves_what_it_had_sent(broker):
-    stream = Stream(broker.address)
+def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker, channel):
+    stream = Appender(channel)
     with partition_of(broker, 0)._state.lock:
         stream.send(0)
         stream.send(1)
         assert stream.ack()["number"] == 1
         stream.close()
+    assert stream.ack()["number"] == 0
+
+
+def test_a_client_that_goes_away_leaves_what_it_had_sent(broker, channel):
+    stream = Appender(channel)
+    with partition_of(broker, 0)._state.lock:
+        stream.send(0)
+        stream.send(1)
+        assert stream.ack()["number"] == 1
+        channel.close()
     eventually(lambda: partition_of(broker, 0).bounds().log_end_offset == 1)
     eventually(lambda: broker.activity.idle_seconds() > 0)
 
 
-def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent_again(broker):
-    stream = Stream(broker.address, timeout_ms=200)
+def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent_again(
+    broker, channel
+):
+    stream = Appender(channel, timeout_ms=200)
     with partition_of(broker, 0)._state.lock:
         stream.send(0)
         stream.send(0)
@@ -174,9 +182,9 @@ def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_those_behind_it(
-    broker, monkeypatch, held
+    broker, channel, monkeypatch, held
 ):
-    stream, partition = Stream(broker.address), partition_of(broker, 0)
+    stream, partition = Appender(channel), partition_of(broker, 0)
     judge = partition.appends._judge_and_append
     failures = [RuntimeError("nobody foresaw this")]
 

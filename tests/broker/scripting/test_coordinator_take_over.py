@@ -185,15 +185,15 @@ def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
 def test_what_a_killed_process_left_open_is_aborted_by_another(tmp_path: Path):
     """Begun at A, written to a topic that B leads; A is killed and does not come back."""
     one, two = two_brokers(tmp_path)
-    with one as first, two as second, second.flight() as flight:
-        make_topic(flight, "t", [["b"]])
-        with first.flight() as asked:
+    with one as first, two as second, second.channel() as channel:
+        make_topic(channel, "t", [["b"]])
+        with first.channel() as asked:
             owner = Owner(asked, timeout_ms=2_000).begin()
-        stream = Appender(flight, "t", owner.name)
+        stream = Appender(channel, "t", owner.name)
         stream.put(1, 1, owner.producer, 0, epoch=owner.epoch, transaction=owner.number)
         stream.close()
-        assert bounds(flight, "t") == (0, 1, 1)
+        assert bounds(channel, "t") == (0, 1, 1)
         first.kill()
-        owner.flight = flight
+        owner.channel = channel
         eventually(lambda: owner.described()["state"] == "aborted", timeout_s=60)
-        assert bounds(flight, "t") == (1, 1, 1)
+        assert bounds(channel, "t") == (1, 1, 1)

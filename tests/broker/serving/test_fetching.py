@@ -1,4 +1,4 @@
-"""Fetches, by plain Flight: what is visible, how it is cut up, and where to read on."""
+"""Fetches, by plain calls: what is visible, how it is cut up, and where to read on."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import time
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
 import isolog
-from isolog.errors import OffsetEvicted, OffsetOutOfRange, SchemaMismatch, UnknownTopic
+from isolog.errors import (
+    BrokerStopping,
+    OffsetEvicted,
+    OffsetOutOfRange,
+    SchemaMismatch,
+    UnknownTopic,
+)
+from spark_stream.transport.streams import ConnectionLost
 from tests.support import (
-    CALL,
     NUMBERS,
     BrokerProcess,
-    answers,
+    Channel,
+    Fetching,
     eventually,
     fetched,
     listed,
     numbers,
-    ticket,
-    typed,
+    range_of,
 )
 
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]
@@ -44,9 +49,9 @@ def column(batches: list[tuple[pa.RecordBatch, dict[str, Any]]]) -> list[int]:
 
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offset(
-    flight: fl.FlightClient, thousand: str, isolation: str
+    channel: Channel, thousand: str, isolation: str
 ) -> None:
-    batches, end = fetched(flight, thousand, start=1000, isolation=isolation)
+    batches, end = fetched(channel, thousand, start=1000, isolation=isolation)
     assert batches == []
     assert end["next"] == 1000
     assert end["bounds"] == {
@@ -57,8 +62,8 @@ def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offse
     }
 
 
-def test_every_batch_carries_its_base_offset(flight: fl.FlightClient, thousand: str) -> None:
-    batches, end = fetched(flight, thousand, start=150, end=950)
+def test_every_batch_carries_its_base_offset(channel: Channel, thousand: str) -> None:
+    batches, end = fetched(channel, thousand, start=150, end=950)
     at = 150
     for batch, facts in batches:
         after = at + batch.num_rows
@@ -70,12 +75,12 @@ def test_every_batch_carries_its_base_offset(flight: fl.FlightClient, thousand: 
 
 @pytest.mark.parametrize("limit", [{"max_records": 7}, {"max_bytes": 500}, {"max_bytes": 1}])
 def test_limits_hold_and_the_next_fetch_goes_on_without_a_gap(
-    flight: fl.FlightClient, thousand: str, limit: dict[str, int]
+    channel: Channel, thousand: str, limit: dict[str, int]
 ) -> None:
     seen: list[int] = []
     position = 0
     while position < 1000:
-        batches, end = fetched(flight, thousand, start=position, **limit)
+        batches, end = fetched(channel, thousand, start=position, **limit)
         got = column(batches)
         assert 1 <= len(got) <= limit.get("max_records", 100)
         assert end["next"] == position + len(got)
@@ -85,60 +90,56 @@ def test_limits_hold_and_the_next_fetch_goes_on_without_a_gap(
 
 
 def test_small_neighbouring_batches_travel_together(
-    flight: fl.FlightClient, log: isolog.Log, topic: str
+    channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         for number in range(1000):
             producer.append(topic, numbers(number, 1), partition=0)
-    batches, _ = fetched(flight, topic)
+    batches, _ = fetched(channel, topic)
     assert len(batches) == 1
     assert column(batches) == list(range(1000))
 
 
-def test_a_projection_and_the_leaders_own_columns(flight: fl.FlightClient, thousand: str) -> None:
-    batches, _ = fetched(flight, thousand, start=98, end=103, columns=["_offset", "n"])
+def test_a_projection_and_the_leaders_own_columns(channel: Channel, thousand: str) -> None:
+    batches, _ = fetched(channel, thousand, start=98, end=103, columns=["_offset", "n"])
     assert [name for batch, _ in batches for name in batch.schema.names] == ["_offset", "n"]
     assert [row for batch, _ in batches for row in batch.column("_offset").to_pylist()] == [
         *range(98, 103)
     ]
-    batches, _ = fetched(flight, thousand, columns=["_timestamp"])
+    batches, _ = fetched(channel, thousand, columns=["_timestamp"])
     moments = batches[0][0].column("_timestamp")
     assert moments.type == pa.timestamp("us", "UTC")
     assert moments.null_count == 0
-    assert sum(batch.num_rows for batch, _ in fetched(flight, thousand, columns=[])[0]) == 1000
+    assert sum(batch.num_rows for batch, _ in fetched(channel, thousand, columns=[])[0]) == 1000
 
 
-def test_start_above_the_log_end_names_both_numbers(flight: fl.FlightClient, thousand: str) -> None:
-    with pytest.raises(fl.FlightError) as caught:
-        fetched(flight, thousand, start=1001)
-    error = typed(caught.value)
-    assert isinstance(error, OffsetOutOfRange)
+def test_start_above_the_log_end_names_both_numbers(channel: Channel, thousand: str) -> None:
+    with pytest.raises(OffsetOutOfRange) as caught:
+        fetched(channel, thousand, start=1001)
+    error = caught.value
     assert "1001" in error.message
     assert error.details["log_end_offset"] == 1000
 
 
-def test_a_topic_of_another_id_is_refused(flight: fl.FlightClient, thousand: str) -> None:
-    with pytest.raises(fl.FlightError) as caught:
-        fetched(flight, thousand, topic_id="of-an-earlier-one")
-    assert isinstance(typed(caught.value), UnknownTopic)
+def test_a_topic_of_another_id_is_refused(channel: Channel, thousand: str) -> None:
+    with pytest.raises(UnknownTopic):
+        fetched(channel, thousand, topic_id="of-an-earlier-one")
 
 
-def test_an_unknown_column_is_named(flight: fl.FlightClient, thousand: str) -> None:
-    with pytest.raises(fl.FlightError) as caught:
-        fetched(flight, thousand, columns=["m"])
-    error = typed(caught.value)
-    assert isinstance(error, SchemaMismatch)
-    assert error.details["column"] == "m"
+def test_an_unknown_column_is_named(channel: Channel, thousand: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        fetched(channel, thousand, columns=["m"])
+    assert caught.value.details["column"] == "m"
 
 
 def test_a_long_poll_returns_when_a_record_comes(
-    flight: fl.FlightClient, log: isolog.Log, topic: str
+    channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
     found: list[Any] = []
     poll = threading.Thread(
-        target=lambda: found.append(fetched(flight, topic, start=0, wait_ms=15_000))
+        target=lambda: found.append(fetched(channel, topic, start=0, wait_ms=15_000))
     )
     poll.start()
     with log.producer() as producer:
@@ -151,36 +152,37 @@ def test_a_long_poll_returns_when_a_record_comes(
 
 
 def test_a_long_poll_for_nothing_ends_after_its_time(
-    flight: fl.FlightClient, log: isolog.Log, topic: str
+    channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
     started = time.monotonic()
-    batches, end = fetched(flight, topic, start=0, wait_ms=300)
+    batches, end = fetched(channel, topic, start=0, wait_ms=300)
     assert batches == []
     assert end["next"] == 0
     assert time.monotonic() - started >= 0.3
 
 
 def test_a_follower_of_the_tail_gets_record_after_record(
-    flight: fl.FlightClient, log: isolog.Log, topic: str
+    channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
-    reader = flight.do_get(ticket(topic, start=0, follow=True), CALL)
+    reader = Fetching(channel, range_of(topic, start=0, follow=True))
     with log.producer() as producer:
         for start in (0, 5, 10):
             producer.append(topic, numbers(start, 5), partition=0).result()
-            assert reader.read_chunk().data.column("n").to_pylist() == [*range(start, start + 5)]
+            batch, _ = next(reader)
+            assert batch.column("n").to_pylist() == [*range(start, start + 5)]
     reader.cancel()
 
 
 def test_a_fetch_that_follows_for_a_time_ends_then_whatever_comes(
-    flight: fl.FlightClient, log: isolog.Log, topic: str
+    channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
     found: list[Any] = []
     began = time.monotonic()
     tail = threading.Thread(
-        target=lambda: found.append(fetched(flight, topic, start=0, follow=True, wait_ms=1_500))
+        target=lambda: found.append(fetched(channel, topic, start=0, follow=True, wait_ms=1_500))
     )
     tail.start()
     count = 0
@@ -197,41 +199,31 @@ def test_a_fetch_that_follows_for_a_time_ends_then_whatever_comes(
 
 
 def test_a_fetch_that_follows_for_a_time_ends_once_it_is_behind_or_shows_nothing(
-    flight: fl.FlightClient, thousand: str
+    channel: Channel, thousand: str
 ) -> None:
     """Then its reader is told how far it is, and asks for more when it has room."""
     asked = {"start": 0, "follow": True, "wait_ms": 60_000}
-    batches, end = fetched(flight, thousand, max_bytes=1, **asked)
+    batches, end = fetched(channel, thousand, max_bytes=1, **asked)
     assert 0 < end["next"] < 1000
     assert column(batches) == [*range(end["next"])]
-    batches, end = fetched(flight, thousand, filter="n < 0", **asked)
+    batches, end = fetched(channel, thousand, filter="n < 0", **asked)
     assert (batches, end["next"]) == ([], 1000)
 
 
 def test_a_tail_ends_when_the_broker_stops(broker: BrokerProcess) -> None:
-    with broker.connect() as log, broker.flight() as flight:
+    with broker.connect() as log, broker.channel() as channel:
         log.create_topic("t", schema=NUMBERS)
-        reader = flight.do_get(ticket("t", start=0, follow=True), CALL)
+        reader = Fetching(channel, range_of("t", start=0, follow=True))
         stopper = threading.Thread(target=broker.terminate)
         stopper.start()
-        with pytest.raises((fl.FlightError, StopIteration)):
-            reader.read_chunk()
+        with pytest.raises((ConnectionLost, BrokerStopping, StopIteration)):
+            next(reader)
         stopper.join(20)
     assert not broker.alive
 
 
-def test_any_client_finds_its_way(flight: fl.FlightClient, thousand: str) -> None:
-    info = flight.get_flight_info(fl.FlightDescriptor.for_path(thousand))
-    assert info.schema.equals(NUMBERS)
-    assert info.total_records == 1000
-    (endpoint,) = info.endpoints
-    assert flight.do_get(endpoint.ticket).read_all().num_rows == 1000
-    assert any(each.descriptor.path[0].decode() == thousand for each in flight.list_flights())
-    assert {action.type for action in flight.list_actions()} >= {"create-topic", "list-offsets"}
-
-
 def test_latest_and_timestamps_resolve_under_every_isolation(
-    flight: fl.FlightClient, log: isolog.Log, topic: str
+    channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic)
     with log.producer() as producer:
@@ -240,7 +232,7 @@ def test_latest_and_timestamps_resolve_under_every_isolation(
     for isolation in LEVELS:
 
         def at(isolation: str = isolation, **asked: int) -> int:
-            found = listed(flight, topic, isolation=isolation, **asked)
+            found = listed(channel, topic, isolation=isolation, **asked)
             return found.offsets[0]
 
         assert at(at=-2) == 0
@@ -251,7 +243,7 @@ def test_latest_and_timestamps_resolve_under_every_isolation(
 
 
 def test_readers_of_evicted_offsets_learn_the_first_that_is_left(broker: BrokerProcess) -> None:
-    with broker.connect() as log, broker.flight() as flight:
+    with broker.connect() as log, broker.channel() as channel:
         log.create_topic(
             "t", schema=NUMBERS, config={"segment.bytes": 65536, "retention.bytes": 65536}
         )
@@ -259,10 +251,8 @@ def test_readers_of_evicted_offsets_learn_the_first_that_is_left(broker: BrokerP
             for start in range(0, 60_000, 6_000):
                 producer.append("t", numbers(start, 6_000), partition=0).result(20)
         first = eventually(lambda: log.describe("t").partitions[0].log_start_offset)
-        with pytest.raises(fl.FlightError) as caught:
-            list(answers(flight, ticket("t", start=first - 1)))
-        error = typed(caught.value)
-        assert isinstance(error, OffsetEvicted)
-        left = error.details["log_start_offset"]
-        batches, _ = fetched(flight, "t", start=left)
+        with pytest.raises(OffsetEvicted) as caught:
+            fetched(channel, "t", start=first - 1)
+        left = caught.value.details["log_start_offset"]
+        batches, _ = fetched(channel, "t", start=left)
         assert column(batches) == list(range(left, 60_000))

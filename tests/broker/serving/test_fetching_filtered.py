@@ -1,16 +1,12 @@
-"""Fetches with a filter, by plain Flight: what is sent, and where to read on."""
+"""Fetches with a filter: what is sent, and where to read on."""
 
 from __future__ import annotations
 
-import json
-
-import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
 import isolog
 from isolog.errors import InvalidFilter
-from tests.support import CALL, NUMBERS, fetched, numbers, ticket, typed
+from tests.support import NUMBERS, Channel, Fetching, fetched, numbers, range_of
 
 
 @pytest.fixture
@@ -24,9 +20,11 @@ def thousands(log: isolog.Log, topic: str) -> str:
 
 
 def test_only_what_matches_is_sent_and_the_next_offset_is_behind_all_that_was_looked_at(
-    flight: fl.FlightClient, thousands: str
+    channel: Channel, thousands: str
 ) -> None:
-    batches, end = fetched(flight, thousands, filter="n in (5, 6, 12345)", columns=["n", "_offset"])
+    batches, end = fetched(
+        channel, thousands, filter="n in (5, 6, 12345)", columns=["n", "_offset"]
+    )
     rows = [row for batch, _ in batches for row in batch.to_pylist()]
     assert rows == [{"n": n, "_offset": n} for n in (5, 6, 12345)]
     for batch, facts in batches:
@@ -37,25 +35,23 @@ def test_only_what_matches_is_sent_and_the_next_offset_is_behind_all_that_was_lo
 
 
 def test_where_nothing_matches_the_answer_says_how_far_it_looked(
-    flight: fl.FlightClient, thousands: str
+    channel: Channel, thousands: str
 ) -> None:
-    batches, end = fetched(flight, thousands, filter="n < 0", start=100, max_bytes=10)
+    batches, end = fetched(channel, thousands, filter="n < 0", start=100, max_bytes=10)
     assert (batches, end["next"]) == ([], 20_000), "what cannot match is not read"
 
 
-def test_limits_count_what_matches_and_what_is_read(
-    flight: fl.FlightClient, thousands: str
-) -> None:
-    batches, end = fetched(flight, thousands, filter="n >= 1500", max_records=3)
+def test_limits_count_what_matches_and_what_is_read(channel: Channel, thousands: str) -> None:
+    batches, end = fetched(channel, thousands, filter="n >= 1500", max_records=3)
     assert [n for batch, _ in batches for n in batch.column("n").to_pylist()] == [1500, 1501, 1502]
     assert end["next"] == 1503
-    _, end = fetched(flight, thousands, filter="n >= 1500", end=1501)
+    _, end = fetched(channel, thousands, filter="n >= 1500", end=1501)
     assert end["next"] == 1501
     position = answers = 0
     found = []
     while position < 20_000:
         batches, end = fetched(
-            flight, thousands, filter="n != 7", start=position, max_bytes=20_000, columns=["n"]
+            channel, thousands, filter="n != 7", start=position, max_bytes=20_000, columns=["n"]
         )
         found += [n for batch, _ in batches for n in batch.column("n").to_pylist()]
         position, answers = end["next"], answers + 1
@@ -64,45 +60,31 @@ def test_limits_count_what_matches_and_what_is_read(
 
 
 def test_a_column_that_only_the_filter_looks_at_does_not_travel(
-    flight: fl.FlightClient, thousands: str
+    channel: Channel, thousands: str
 ) -> None:
-    batches, _ = fetched(flight, thousands, filter="n = 77 or n = 78", columns=["_offset"])
+    batches, _ = fetched(channel, thousands, filter="n = 77 or n = 78", columns=["_offset"])
     assert [batch.to_pydict() for batch, _ in batches] == [{"_offset": [77, 78]}]
-    batches, _ = fetched(flight, thousands, filter="n = 77 or n = 78", columns=[])
+    batches, _ = fetched(channel, thousands, filter="n = 77 or n = 78", columns=[])
     assert [(batch.num_rows, batch.num_columns) for batch, _ in batches] == [(2, 0)]
 
 
 @pytest.mark.parametrize("text", ["m = 1", "n = 'x'", "n =", "n + 1 = 2", "n = 1; drop table n"])
 def test_a_bad_filter_is_refused_before_anything_is_read(
-    flight: fl.FlightClient, thousands: str, text: str
+    channel: Channel, thousands: str, text: str
 ) -> None:
-    with pytest.raises(pa.ArrowException) as raised:
-        flight.do_get(ticket(thousands, filter=text), CALL).read_all()
-    assert isinstance(typed(raised.value), InvalidFilter)
-    command = json.dumps({"topic": thousands, "partition": 0, "filter": text}).encode()
-    with pytest.raises(pa.ArrowException) as raised:
-        flight.get_flight_info(fl.FlightDescriptor.for_command(command), CALL)
-    assert isinstance(typed(raised.value), InvalidFilter)
-
-
-def test_the_tickets_that_a_broker_hands_out_have_the_filter(
-    flight: fl.FlightClient, thousands: str
-) -> None:
-    asked = {"topic": thousands, "partition": 0, "filter": "n = 5", "columns": ["n"]}
-    descriptor = fl.FlightDescriptor.for_command(json.dumps(asked).encode())
-    (endpoint,) = flight.get_flight_info(descriptor, CALL).endpoints
-    assert flight.do_get(endpoint.ticket, CALL).read_all().to_pydict() == {"n": [5]}
+    with pytest.raises(InvalidFilter):
+        fetched(channel, thousands, filter=text)
 
 
 def test_a_fetch_that_follows_sends_what_matches_when_it_comes(
-    flight: fl.FlightClient, log: isolog.Log, thousands: str
+    channel: Channel, log: isolog.Log, thousands: str
 ) -> None:
-    asked = ticket(thousands, start=20_000, filter="n >= 30000", follow=True)
-    reader = flight.do_get(asked, CALL)
+    asked = range_of(thousands, start=20_000, filter="n >= 30000", follow=True)
+    reader = Fetching(channel, asked)
     with log.producer() as producer:
         producer.append(thousands, numbers(20_000, 100), partition=0)
         producer.append(thousands, numbers(29_990, 20), partition=0)
-    chunk = reader.read_chunk()
-    assert chunk.data.column("n").to_pylist() == list(range(30_000, 30_010))
-    assert json.loads(chunk.app_metadata.to_pybytes())["next"] == 20_120
+    batch, facts = next(reader)
+    assert batch.column("n").to_pylist() == list(range(30_000, 30_010))
+    assert facts["next"] == 20_120
     reader.cancel()

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ import isolog
 from isolog.errors import InvalidRequest, SchemaMismatch, UnknownTopic
 from spark_stream.transport.client import ClientChannel
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from tests.support import NUMBERS, answers, fetched, numbers, typed
+from tests.support import NUMBERS, Channel, Fetching, fetched, numbers
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +38,14 @@ def topics(shared) -> list[str]:
     return names
 
 
-def asked_for(*fetches: dict[str, Any]) -> fl.Ticket:
-    return fl.Ticket(json.dumps({"ranges": list(fetches)}).encode())
-
-
 def one_by_one(
-    flight: fl.FlightClient, fetch: dict[str, Any], *, several: bool
+    channel: Channel, fetch: dict[str, Any], *, several: bool
 ) -> list[tuple[list[Any], Any]]:
     """The rows of each chunk with its facts, as a fetch among several gives them.
 
     Where they reach the end of one of several ranges there is no last message.
     """
-    found, end = fetched(flight, **fetch)
+    found, end = fetched(channel, **fetch)
     told = [(batch.to_pylist(), facts) for batch, facts in found]
     if several and told and told[-1][1]["next"] >= fetch["end"]:
         return told
@@ -72,15 +67,15 @@ fetches = st.fixed_dictionaries(
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(fetches, min_size=1, max_size=6))
 def test_every_range_is_answered_as_if_it_had_been_asked_for_alone(shared, topics, asked):
-    with shared.flight() as flight:
+    with shared.channel() as channel:
         found: list[list[tuple[list[Any], Any]]] = [[] for _ in asked]
         last = 0
-        for batch, facts in answers(flight, asked_for(*asked)):
+        for batch, facts in Fetching(channel, *asked):
             number = facts.pop("range", 0)
             assert number >= last
             last = number
             found[number].append((batch.to_pylist(), facts))
-        assert found == [one_by_one(flight, fetch, several=len(asked) > 1) for fetch in asked]
+        assert found == [one_by_one(channel, fetch, several=len(asked) > 1) for fetch in asked]
 
 
 def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
@@ -95,8 +90,8 @@ def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
         {**good, "topic": "many-c", "columns": ["m"]},
         good,
     ]
-    with shared.flight() as flight:
-        found = list(answers(flight, asked_for(*asked)))
+    with shared.channel() as channel:
+        found = list(Fetching(channel, *asked))
     rows = [(facts.get("range", 0), batch.num_rows) for batch, facts in found if batch.num_rows]
     assert rows == [(0, 7), (7, 7)]
     errors = {
@@ -125,9 +120,8 @@ def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
     ],
 )
 def test_a_call_that_makes_no_sense_is_refused_as_a_whole(shared, topics, fetches, error):
-    with shared.flight() as flight, pytest.raises(fl.FlightError) as caught:
-        list(answers(flight, asked_for(*fetches)))
-    assert isinstance(typed(caught.value), error)
+    with shared.channel() as channel, pytest.raises(error):
+        list(Fetching(channel, *fetches))
 
 
 def test_a_topic_may_have_the_name_of_the_field(shared):

@@ -19,7 +19,7 @@ from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.client.reading.mapping import CannotMap, MappingLeaders
 from tests.examples import examples
-from tests.mapped_files import by_flight, watch_mapped
+from tests.mapped_files import unmapped, watch_mapped
 from tests.support import BrokerProcess
 
 ROWS = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
@@ -93,7 +93,7 @@ def test_the_same_records_as_over_the_connection(
 
     before = len(mapped)
     found = read()
-    assert found.equals(by_flight(read))
+    assert found.equals(unmapped(read))
     if (
         isolation == "read_uncommitted"
         and found.num_rows > 10_000
@@ -201,7 +201,7 @@ def test_bytes_that_change_after_they_were_read_are_told_and_never_given(
         def call() -> pa.Table:
             return log.read(topic, **asked)
 
-        return numbers(call() if way == "mapped" else by_flight(call))
+        return numbers(call() if way == "mapped" else unmapped(call))
 
     assert read() == list(range(40_000))
     folder = Path(log.status().directory) / "topics" / topic

@@ -350,7 +350,7 @@ def test_a_full_buffer_goes_before_its_linger_is_over(log, topic):
         assert futures[0].result(20).offset == 0
 
 
-def test_records_that_wait_together_travel_together(shared, log, flight, topic):
+def test_records_that_wait_together_travel_together(shared, log, topic):
     log.create_topic(topic)
     with log.producer(linger_ms=300) as producer:
         for number in range(500):

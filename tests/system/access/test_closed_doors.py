@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pyarrow.flight as fl
 import pytest
 
 from isolog.errors import InvalidRequest, IsologError, Unauthenticated
@@ -17,7 +16,7 @@ from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.methods import CLIENT_METHODS, PEER_METHODS, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.stamped import Owner, seen
-from tests.support import CALL, NUMBERS, BrokerProcess, act
+from tests.support import NUMBERS, BrokerProcess, Channel, act
 
 ESCAPE = "../../../escaped"
 FORGED = "0" * 64
@@ -39,18 +38,18 @@ def refused(address: str, method: str, body: bytes = b"") -> IsologError:
 @pytest.mark.parametrize("proof", ["", FORGED])
 def test_no_client_runs_a_step(
     shared: BrokerProcess,
-    flight: fl.FlightClient,
+    channel: Channel,
     log,
     topic: str,
     kind: type[RemoteStep],
     proof: str,
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     owner.put(topic, 2, 2)
-    facts = act(flight, "describe-topic", topic=topic)
+    facts = act(channel, "describe-topic", topic=topic)
     before = sorted(shared.directory.rglob("*"))
-    me = act(flight, "status")["broker_id"]
+    me = act(channel, "status")["broker_id"]
     values = {
         "at": Joined(topic, facts["id"], 0),
         "broker": me,
@@ -69,9 +68,9 @@ def test_no_client_runs_a_step(
     assert isinstance(refused(shared.peer_address, RUN_STEPS, body), Unauthenticated)
     assert "peer_listen" in str(refused(shared.address, RUN_STEPS, body).hint)
     assert sorted(shared.directory.rglob("*")) == before
-    assert seen(flight, topic, "read_committed") == []
+    assert seen(channel, topic, "read_committed") == []
     owner.commit()
-    assert seen(flight, topic, "read_committed") == [2, 3]
+    assert seen(channel, topic, "read_committed") == [2, 3]
 
 
 @pytest.mark.parametrize("proof", ["", FORGED])
@@ -95,18 +94,13 @@ def test_a_method_that_is_none_is_refused_at_both_doors(shared: BrokerProcess) -
         assert "there is no method 'run'" in refused(address, "run").message
 
 
-def test_what_brokers_ask_of_one_another_is_not_served_by_flight(flight: fl.FlightClient) -> None:
-    with pytest.raises(fl.FlightError, match="there is no action 'run-steps'"):
-        list(flight.do_action(fl.Action(RUN_STEPS, b"{}"), CALL))
-
-
-def test_the_instance_that_owns_a_transaction_is_told_to_no_client(flight: fl.FlightClient) -> None:
+def test_the_instance_that_owns_a_transaction_is_told_to_no_client(channel: Channel) -> None:
     """Who knows it can commit and abort as the owner does."""
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     answers = (
-        act(flight, "describe-transaction", transactional_id=owner.name),
-        act(flight, "list-transactions"),
-        act(flight, "renew-transaction", **owner.who, number=owner.number),
+        act(channel, "describe-transaction", transactional_id=owner.name),
+        act(channel, "list-transactions"),
+        act(channel, "renew-transaction", **owner.who, number=owner.number),
     )
     assert all(owner.instance not in str(each) for each in answers)
     owner.abort()

@@ -34,6 +34,7 @@ from spark_stream.transport.streams import BlockingStream, CallFailed
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.methods import ACT, APPEND, AUTHENTICATE
 from tests.asking import PASSWORD, admin, as_, asking_broker, client_of
+from tests.flight_calls import SERVED
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 __all__ = ["admin"]
@@ -49,7 +50,7 @@ def asking(tmp_path: Path) -> Iterator[BrokerProcess]:
 
     Nobody maps its files, so that what is read passes the broker.
     """
-    with asking_broker(tmp_path, "mapped_reads = false\n") as broker:
+    with asking_broker(tmp_path, SERVED + "mapped_reads = false\n") as broker:
         yield broker
 
 

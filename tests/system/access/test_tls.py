@@ -25,6 +25,7 @@ from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.methods import REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.certificates import HERE, Files, conf_of, serial_of
+from tests.flight_calls import SERVED
 from tests.support import BrokerProcess, eventually, values
 
 SOON_S = 15.0  # a client that waits for an answer waits for 20 s
@@ -208,7 +209,7 @@ def has_flights(client: fl.FlightClient) -> bool:
 
 def test_a_flight_reader_that_reads_no_more_holds_up_no_rotation(files: Files, tmp_path: Path):
     pair = files.issue("read", *HERE)
-    conf = 'flight_listen = "127.0.0.1:0"\n' + conf_of(pair)
+    conf = SERVED + conf_of(pair)
     with (
         BrokerProcess(tmp_path / "log", conf=conf) as broker,
         isolog.connect(broker.address, tls_ca=files.ca) as log,
@@ -278,8 +279,8 @@ def test_a_certificate_of_another_broker_or_of_a_client_opens_no_peer_door(
 
 
 def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Path):
-    pair = files.issue("flight", *HERE)
-    with BrokerProcess(tmp_path / "log", conf=conf_of(pair)) as broker:
+    conf = SERVED + conf_of(files.issue("flight", *HERE))
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker:
         with isolog.connect(broker.address, tls_ca=files.ca) as log:
             log.create_topic("t")
             where = log.status().flight

@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.flight as fl
 import pytest
 
 from isolog.errors import InvalidTransaction, OutOfOrderSequence, ProducerFenced
 from tests.broker.stamped import Appender, Owner, seen
-from tests.support import NUMBERS, BrokerProcess, act, eventually
+from tests.support import NUMBERS, BrokerProcess, Channel, act, eventually
 
 UNCOMMITTED = "read_uncommitted"
 
@@ -23,16 +22,16 @@ def numbers_topic(log, topic) -> str:
     return topic
 
 
-def new_producer(flight: fl.FlightClient) -> int:
-    return int(act(flight, "new-producer")["producer_id"])
+def new_producer(channel: Channel) -> int:
+    return int(act(channel, "new-producer")["producer_id"])
 
 
-def test_producer_ids_are_given_out_once(flight, broker):
-    with broker.flight() as mine:
+def test_producer_ids_are_given_out_once(channel, broker):
+    with broker.channel() as mine:
         before = [new_producer(mine) for _ in range(3)]
     broker.kill()
     broker.restart()
-    with broker.flight() as mine:
+    with broker.channel() as mine:
         after = [new_producer(mine) for _ in range(3)]
     assert len({*before, *after}) == 6
 
@@ -40,9 +39,9 @@ def test_producer_ids_are_given_out_once(flight, broker):
 def test_the_last_five_batches_keep_their_offsets_after_a_restart_too(broker):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
-    with broker.flight() as flight:
-        producer = new_producer(flight)
-        stream = Appender(flight, "t")
+    with broker.channel() as channel:
+        producer = new_producer(channel)
+        stream = Appender(channel, "t")
         first = [stream.put(10 * n, 2, producer, n) for n in range(8)]
         again = [stream.put(10 * n, 2, producer, n) for n in range(3, 8)]
     assert [ack["offset"] for ack in first] == [0, 2, 4, 6, 8, 10, 12, 14]
@@ -50,75 +49,75 @@ def test_the_last_five_batches_keep_their_offsets_after_a_restart_too(broker):
     assert [ack["duplicate"] for ack in [*first, *again]] == [False] * 8 + [True] * 5
     broker.kill()
     broker.restart()
-    with broker.flight() as flight:
-        stream = Appender(flight, "t")
+    with broker.channel() as channel:
+        stream = Appender(channel, "t")
         acks = [stream.put(10 * n, 2, producer, n) for n in range(3, 8)]
         assert [ack["offset"] for ack in acks] == [6, 8, 10, 12, 14]
         assert isinstance(stream.refused(20, 2, producer, 2), OutOfOrderSequence)
         assert stream.put(80, 2, producer, 8)["offset"] == 16
-        assert len(seen(flight, "t", UNCOMMITTED)) == 18
+        assert len(seen(channel, "t", UNCOMMITTED)) == 18
 
 
-def test_an_older_a_missing_and_a_partly_overlapping_batch_are_refused(flight, numbers_topic):
-    producer, stream = new_producer(flight), Appender(flight, numbers_topic)
+def test_an_older_a_missing_and_a_partly_overlapping_batch_are_refused(channel, numbers_topic):
+    producer, stream = new_producer(channel), Appender(channel, numbers_topic)
     for number in range(7):
         stream.put(number, 1, producer, number)
     for number, count in ((0, 1), (9, 1), (5, 2)):
         error = stream.refused(number, count, producer, number)
         assert isinstance(error, OutOfOrderSequence)
         assert error.details["expected"] == 7
-    assert len(seen(flight, numbers_topic, UNCOMMITTED)) == 7
+    assert len(seen(channel, numbers_topic, UNCOMMITTED)) == 7
 
 
-def test_each_partition_has_sequences_of_its_own(flight, numbers_topic):
-    producer, stream = new_producer(flight), Appender(flight, numbers_topic)
+def test_each_partition_has_sequences_of_its_own(channel, numbers_topic):
+    producer, stream = new_producer(channel), Appender(channel, numbers_topic)
     assert stream.put(1, 1, producer, 0, partition=0)["offset"] == 0
     assert stream.put(1, 1, producer, 0, partition=1)["offset"] == 0
 
 
-def test_a_new_epoch_starts_at_0_and_the_old_one_is_fenced(flight, numbers_topic):
-    producer, stream = new_producer(flight), Appender(flight, numbers_topic)
+def test_a_new_epoch_starts_at_0_and_the_old_one_is_fenced(channel, numbers_topic):
+    producer, stream = new_producer(channel), Appender(channel, numbers_topic)
     stream.put(1, 1, producer, 0)
     assert isinstance(stream.refused(2, 1, producer, 1, epoch=1), OutOfOrderSequence)
     stream.put(2, 1, producer, 0, epoch=1)
     assert isinstance(stream.refused(3, 1, producer, 1, epoch=0), ProducerFenced)
-    assert seen(flight, numbers_topic, UNCOMMITTED) == [1, 2]
+    assert seen(channel, numbers_topic, UNCOMMITTED) == [1, 2]
 
 
-def test_a_refused_batch_uses_up_its_sequence(flight, log, topic):
+def test_a_refused_batch_uses_up_its_sequence(channel, log, topic):
     log.create_topic(topic, schema=NUMBERS, config={"max.record.bytes": 4})
-    producer, stream = new_producer(flight), Appender(flight, topic)
+    producer, stream = new_producer(channel), Appender(channel, topic)
     assert stream.refused(1, 1, producer, 0).code == "RECORD_TOO_LARGE"
     assert stream.refused(1, 1, producer, 0).code == "RECORD_TOO_LARGE"
     assert stream.refused(2, 1, producer, 1).code == "RECORD_TOO_LARGE"
 
 
-def test_a_write_outside_of_its_open_transaction_is_refused(flight, numbers_topic):
-    owner = Owner(flight).begin()
+def test_a_write_outside_of_its_open_transaction_is_refused(channel, numbers_topic):
+    owner = Owner(channel).begin()
     owner.put(numbers_topic, 1, 1)
-    stream = Appender(flight, numbers_topic)
+    stream = Appender(channel, numbers_topic)
     error = stream.refused(2, 1, owner.producer, 1, epoch=owner.epoch)
     assert isinstance(error, InvalidTransaction)
     owner.commit()
-    assert seen(flight, numbers_topic, "read_committed") == [1]
+    assert seen(channel, numbers_topic, "read_committed") == [1]
 
 
 @pytest.mark.rule("when a producer is forgotten", "consistency/partition/producers.py")
 def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_path: Path):
     conf = "producer_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"
-    with BrokerProcess(tmp_path / "log", conf=conf) as broker, broker.flight() as flight:
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker, broker.channel() as channel:
         with broker.connect() as log:
             log.create_topic("t", schema=NUMBERS)
             log.create_topic("u", schema=NUMBERS)
-        owner = Owner(flight).begin()
+        owner = Owner(channel).begin()
         owner.put("u", 1, 1)
-        producer = new_producer(flight)
-        stream = Appender(flight, "t")
+        producer = new_producer(channel)
+        stream = Appender(channel, "t")
         stream.put(1, 1, producer, 0)
 
         def forgotten() -> bool:
             # A producer that is not known may only begin at 0.
-            ack = Appender(flight, "t").put(9, 1, producer, 1)
+            ack = Appender(channel, "t").put(9, 1, producer, 1)
             return bool("error" in ack and json.dumps(ack["error"]).find('"expected": 0') > 0)
 
         stream.put(2, 1, producer, 1)
@@ -127,7 +126,7 @@ def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_pat
         eventually(forgotten)
         assert owner.put("u", 2, 1)["offset"] == 1
         owner.commit()
-        assert seen(flight, "u", "read_committed") == [1, 2]
+        assert seen(channel, "u", "read_committed") == [1, 2]
 
 
 @pytest.mark.rule("a duplicate with other content", "broker/partition/appends.py")
@@ -135,35 +134,35 @@ def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_pat
 def test_batch_with_other_content_is_no_duplicate(broker, restarted: bool):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
-    with broker.flight() as flight:
-        producer, stream = new_producer(flight), Appender(flight, "t")
+    with broker.channel() as channel:
+        producer, stream = new_producer(channel), Appender(channel, "t")
         stream.put(10, 2, producer, 0)
         stream.put(20, 2, producer, 1)
     if restarted:
         broker.kill()
         broker.restart()
-    with broker.flight() as flight:
-        stream = Appender(flight, "t")
+    with broker.channel() as channel:
+        stream = Appender(channel, "t")
         for number, sequence in ((20, 0), (11, 0), (10, 1)):
             error = stream.refused(number, 2, producer, sequence)
             assert isinstance(error, OutOfOrderSequence)
             assert "another batch" in error.message
         assert stream.put(10, 2, producer, 0)["duplicate"]
         assert stream.put(30, 2, producer, 2)["offset"] == 4
-        assert seen(flight, "t", UNCOMMITTED) == [10, 11, 20, 21, 30, 31]
+        assert seen(channel, "t", UNCOMMITTED) == [10, 11, 20, 21, 30, 31]
 
 
 @pytest.mark.parametrize(("before", "after"), [("none", "zstd"), ("zstd", "none")])
 def test_retry_is_a_duplicate_after_the_topic_was_altered(broker, before: str, after: str):
     """The stored batch then has another encoding than the retry."""
-    with broker.connect() as log, broker.flight() as flight:
+    with broker.connect() as log, broker.channel() as channel:
         log.create_topic("t", schema=NUMBERS, config={"compression": before})
-        producer, stream = new_producer(flight), Appender(flight, "t")
+        producer, stream = new_producer(channel), Appender(channel, "t")
         stream.put(10, 2, producer, 0)
         log.alter_topic("t", config={"compression": after})
         assert stream.put(10, 2, producer, 0)["duplicate"]
         assert isinstance(stream.refused(12, 2, producer, 0), OutOfOrderSequence)
         log.alter_topic("t", schema=NUMBERS.append(pa.field("added", pa.string())))
-        again = Appender(flight, "t")
+        again = Appender(channel, "t")
         assert again.put(10, 2, producer, 0)["duplicate"]
         assert isinstance(again.refused(12, 2, producer, 0), OutOfOrderSequence)

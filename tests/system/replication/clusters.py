@@ -21,7 +21,7 @@ from tests.support import eventually, numbers
 
 # Others take over from a broker that stands still after this time: the default would make most
 # tests twice as long.
-CONF: dict[str, Any] = {"lease_seconds": 1.5, "flight_listen": "127.0.0.1:0"}
+CONF: dict[str, Any] = {"lease_seconds": 1.5}
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed")
 WAIT_S = 30.0
 

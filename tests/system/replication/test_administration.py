@@ -20,7 +20,7 @@ from isolog.errors import (
 )
 from isolog.testing import LocalCluster
 from spark_stream.client.values import Written
-from tests.support import NUMBERS, eventually, fetched, flight_client, numbers, typed
+from tests.support import NUMBERS, Channel, eventually, fetched, numbers
 from tests.system.replication.clusters import (
     CONF,
     WAIT_S,
@@ -249,14 +249,13 @@ def test_a_read_in_an_old_epoch_is_fenced_and_in_a_future_one_refused(cluster, l
     eventually(lambda: partition(log, topic).leader not in (None, "1"))
     found = partition(log, topic)
     address = cluster.broker(int(found.leader)).address
-    with flight_client(address) as flight:
+    with Channel(address) as channel:
         for epoch, expected in (
             (found.leader_epoch - 1, LeaderEpochFenced),
             (found.leader_epoch + 7, UnknownLeaderEpoch),
         ):
-            with pytest.raises(Exception, match=str(found.leader_epoch)) as caught:
-                fetched(flight, topic, start=0, end=1, leader_epoch=epoch)
-            assert isinstance(typed(caught.value), expected)
+            with pytest.raises(expected, match=str(found.leader_epoch)):
+                fetched(channel, topic, start=0, end=1, leader_epoch=epoch)
     assert patiently(lambda: read(log, topic)) == list(range(10))
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from isolog.errors import RecordTooLarge
 from isolog.testing import LocalCluster
-from tests.append_streams import Stream
-from tests.support import NUMBERS
+from tests.broker.stamped import Appender
+from tests.support import NUMBERS, Channel
 from tests.system.replication.clusters import WAIT_S, in_sync, written
 
 pytestmark = pytest.mark.chaos
@@ -35,16 +35,17 @@ def test_a_refused_batch_does_not_overtake_one_that_waits_for_followers(cluster,
     written(log, topic, 0, 1)
     in_sync(log, topic)
     leader = cluster.leader(topic)
-    stream = Stream(cluster.brokers[leader].address, topic, isolation="read_committed")
-    with nothing_replicated(cluster, leader):
-        stream.send(0)
-        stream.send(0, leader_epoch=99)
-        stream.send(77)
-        assert stream.ack()["error"]["code"] == "UNKNOWN_PARTITION"  # the others are judged by now
-    first, second = stream.ack(), stream.ack()
+    with Channel(cluster.brokers[leader].address) as channel:
+        stream = Appender(channel, topic, isolation="read_committed")
+        with nothing_replicated(cluster, leader):
+            stream.send(0)
+            stream.send(0, leader_epoch=99)
+            stream.send(77)
+            refused = stream.ack()
+            assert refused["error"]["code"] == "UNKNOWN_PARTITION"  # the others are judged by now
+        first, second = stream.ack(), stream.ack()
     assert (first["number"], first["offset"]) == (0, 1)
     assert (second["number"], second["error"]["code"]) == (1, "UNKNOWN_LEADER_EPOCH")
-    stream.close()
 
 
 def test_a_producer_hears_of_a_bad_record_behind_a_batch_that_waits_for_followers(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from typing import Any
 
-import pyarrow.flight as fl
 import pytest
 
 import isolog
@@ -18,8 +17,8 @@ from spark_stream.errors import (
     from_wire,
 )
 from tests.broker.pairs import pair
-from tests.broker.stamped import refused
-from tests.support import CALL, NUMBERS, BrokerProcess, act, fetched, listed, numbers
+from tests.broker.stamped import Appender, refused
+from tests.support import NUMBERS, BrokerProcess, Channel, act, fetched, listed, numbers
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,9 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerPro
 
 def test_any_broker_tells_who_leads(brokers):
     for asked in brokers:
-        flight = asked.flight()
+        channel = asked.channel()
         for topic, leader in zip("ab", brokers, strict=True):
-            found = act(flight, "find-leaders", topic=topic)
+            found = act(channel, "find-leaders", topic=topic)
             addresses = {each["address"] for each in found["partitions"]}
             assert addresses == {leader.address}
             assert [each["partition"] for each in found["partitions"]] == [0, 1]
@@ -42,22 +41,22 @@ def test_any_broker_tells_who_leads(brokers):
 
 
 def test_leaders_of_a_topic_that_was_made_anew_are_not_told_for_the_old(brokers):
-    error = refused(lambda: act(brokers[0].flight(), "find-leaders", topic="a", topic_id="old"))
+    error = refused(lambda: act(brokers[0].channel(), "find-leaders", topic="a", topic_id="old"))
     assert isinstance(error, UnknownTopic)
 
 
 def test_any_broker_names_all_brokers(brokers):
     for asked in brokers:
-        found = act(asked.flight(), "list-brokers")["brokers"]
+        found = act(asked.channel(), "list-brokers")["brokers"]
         assert sorted(each["address"] for each in found) == sorted(each.address for each in brokers)
         assert len({each["id"] for each in found}) == 2
 
 
 def test_offsets_of_partitions_that_others_lead_are_left_to_those(brokers):
     for asked in brokers:
-        flight = asked.flight()
+        channel = asked.channel()
         for topic, leader in zip("ab", brokers, strict=True):
-            found = listed(flight, topic, partitions=[1])
+            found = listed(channel, topic, partitions=[1])
             here = asked is leader
             assert list(found.offsets) == ([1] if here else [])
             elsewhere = [(each.partition, each.address) for each in found.elsewhere]
@@ -89,54 +88,49 @@ def led(tmp_path) -> Iterator[tuple[isolog.Log, BrokerProcess]]:
             yield log, broker
 
 
-def put(flight: fl.FlightClient, leader_epoch: int | None) -> dict:
-    command = json.dumps({"topic": "t"}).encode()
-    writer, acks = flight.do_put(fl.FlightDescriptor.for_command(command), NUMBERS, CALL)
-    envelope = {"partition": 0} | ({} if leader_epoch is None else {"leader_epoch": leader_epoch})
-    writer.write_with_metadata(numbers(0, 1), json.dumps(envelope).encode())
-    ack = dict(json.loads(acks.read().to_pybytes()))
-    writer.close()
-    return ack
+def put(channel: Channel, leader_epoch: int | None) -> dict[str, Any]:
+    envelope = {} if leader_epoch is None else {"leader_epoch": leader_epoch}
+    return Appender(channel).append(0, numbers(0, 1), **envelope)
 
 
-def epoch_of(flight: fl.FlightClient) -> int:
-    return int(act(flight, "find-leaders", topic="t")["partitions"][0]["leader_epoch"])
+def epoch_of(channel: Channel) -> int:
+    return int(act(channel, "find-leaders", topic="t")["partitions"][0]["leader_epoch"])
 
 
 @pytest.mark.rule("in which leader epoch a broker takes a request", "broker/partition/partition.py")
 def test_a_fetch_in_another_epoch_is_refused_and_tells_the_present_one(led):
-    flight = led[1].flight()
-    present = epoch_of(flight)
+    channel = led[1].channel()
+    present = epoch_of(channel)
     assert present > 0
-    assert fetched(flight, "t", leader_epoch=present)[1]["leader_epoch"] == present
-    assert fetched(flight, "t")[1]["leader_epoch"] == present
+    assert fetched(channel, "t", leader_epoch=present)[1]["leader_epoch"] == present
+    assert fetched(channel, "t")[1]["leader_epoch"] == present
     for asked, kind in ((present - 1, LeaderEpochFenced), (present + 1, UnknownLeaderEpoch)):
-        error = refused(lambda asked=asked: fetched(flight, "t", leader_epoch=asked))
+        error = refused(lambda asked=asked: fetched(channel, "t", leader_epoch=asked))
         assert type(error) is kind
         assert error.retriable
         assert error.details["leader_epoch"] == present
 
 
 def test_an_append_in_another_epoch_is_refused_and_appends_nothing(led):
-    flight = led[1].flight()
-    present = epoch_of(flight)
+    channel = led[1].channel()
+    present = epoch_of(channel)
     for asked, kind in ((present - 1, LeaderEpochFenced), (present + 1, UnknownLeaderEpoch)):
-        ack = put(flight, asked)
+        ack = put(channel, asked)
         error: IsologError = from_wire(ack["error"])
         assert type(error) is kind
     assert led[0].read("t").num_rows == 10
     for asked in (None, present):
-        assert put(flight, asked)["leader_epoch"] == present
+        assert put(channel, asked)["leader_epoch"] == present
     assert led[0].read("t").num_rows == 12
 
 
 def test_a_start_above_the_end_of_its_epoch_is_a_loss_that_names_where_to_go_on(led):
-    flight = led[1].flight()
-    put(flight, None)  # offset 10 is of the second epoch
-    batches, end = fetched(flight, "t", start=10, start_lineage=[[0, 10]])
+    channel = led[1].channel()
+    put(channel, None)  # offset 10 is of the second epoch
+    batches, end = fetched(channel, "t", start=10, start_lineage=[[0, 10]])
     assert (sum(each.num_rows for each, _ in batches), end["next"]) == (1, 11)
-    assert end["lineage"] == [[epoch_of(flight), 11]]
-    error = refused(lambda: fetched(flight, "t", start=11, start_lineage=[[0, 11]]))
+    assert end["lineage"] == [[epoch_of(channel), 11]]
+    error = refused(lambda: fetched(channel, "t", start=11, start_lineage=[[0, 11]]))
     assert type(error) is DataLoss
     assert error.details["left"] == 10
-    assert fetched(flight, "t", start=11, start_lineage=end["lineage"])[1]["next"] == 11
+    assert fetched(channel, "t", start=11, start_lineage=end["lineage"])[1]["next"] == 11

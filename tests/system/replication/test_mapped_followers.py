@@ -16,7 +16,7 @@ import pytest
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.mapped_files import by_flight, watch_mapped
+from tests.mapped_files import unmapped, watch_mapped
 from tests.system.replication.clusters import CONF, folders, in_sync
 
 pytestmark = pytest.mark.chaos
@@ -85,7 +85,7 @@ def test_a_followers_files_give_the_leaders_records(cluster, log, topic, mapped,
         ):
             read = partial(log.read, topic, isolation=isolation, **how)
             found = read()
-            assert found.equals(by_flight(read))
+            assert found.equals(unmapped(read))
             assert found.num_rows > 20_000
     follower = folders(cluster, topic)[2]
     assert len(set(mapped)) > 1

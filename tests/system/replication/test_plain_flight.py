@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,17 @@ from isolog.errors import IsologError
 from isolog.testing import LocalCluster
 from tests.demo.test_readme import example
 from tests.docs.test_flight_page import NO_ISOLOG
-from tests.support import CALL, flight_address, flight_client, ticket, typed
+from tests.flight_calls import CALL, flight_address, flight_client, ticket, typed
 from tests.system.replication.clusters import in_sync
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LocalCluster]:
+    """Three brokers that serve Flight."""
+    with LocalCluster(3, conf={"flight_listen": "127.0.0.1:0"}) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

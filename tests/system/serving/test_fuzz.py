@@ -44,7 +44,8 @@ from spark_stream.wire.methods import (
 )
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.examples import examples
-from tests.support import CALL, NUMBERS, BrokerProcess, numbers, typed
+from tests.flight_calls import CALL, SERVED, flight_client, typed
+from tests.support import NUMBERS, BrokerProcess, numbers
 
 SEEDS = examples(40)
 INPUTS = 25
@@ -58,7 +59,7 @@ SKIPPED = {"move-replicas", "delete-topic"}
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker with two topics. At the end the records are those of the start."""
     path: Path = tmp_path_factory.mktemp("fuzz") / "log"
-    conf = 'peer_listen = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\n'
+    conf = SERVED + 'peer_listen = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\n'
     with BrokerProcess(path, conf=conf).start() as broker:
         with isolog.connect(broker.address) as log:
             log.create_topic("kept", schema=NUMBERS)
@@ -293,7 +294,7 @@ def test_any_call_of_a_peer_gets_a_typed_error(fuzzed: BrokerProcess, seed: int)
 def test_any_call_by_flight_gets_a_typed_error(fuzzed: BrokerProcess, seed: int) -> None:
     chance = random.Random(f"flight {seed}")
     token = [(b"authorization", chance.choice([b"Bearer ey.ey.ey", b"Basic ====", b"x"]))]
-    with fuzzed.flight() as client:
+    with flight_client(fuzzed.address) as client:
         for number in range(INPUTS):
             name = chance.choice(CALLED)
             body = message(chance, CALLS[name])

@@ -28,9 +28,9 @@ def make_topic(broker: BrokerProcess, name: str = "t", partitions: int = 1) -> N
 
 def put(broker: BrokerProcess, value: int, topic: str = "t", partition: int = 0) -> None:
     """One record of a producer of its own, acknowledged."""
-    with broker.flight() as flight:
-        stream = Appender(flight, topic)
-        producer = act(flight, "new-producer")["producer_id"]
+    with broker.channel() as channel:
+        stream = Appender(channel, topic)
+        producer = act(channel, "new-producer")["producer_id"]
         ack = stream.put(value, 1, producer, 0, partition=partition)
         stream.close()
         assert "error" not in ack, ack
@@ -38,8 +38,8 @@ def put(broker: BrokerProcess, value: int, topic: str = "t", partition: int = 0)
 
 
 def read(broker: BrokerProcess, topic: str = "t") -> list[int]:
-    with broker.flight() as flight:
-        return seen(flight, topic, "read_committed")
+    with broker.channel() as channel:
+        return seen(channel, topic, "read_committed")
 
 
 # -- copied ---------------------------------------------------------------------------------------
@@ -99,16 +99,16 @@ def test_a_store_from_an_older_copy_gives_no_number_out_again(tmp_path: Path):
         shutil.copy(tmp_path / "log" / "metadata.sqlite", tmp_path / "older")
         broker.restart()
         put(broker, 1)
-        with broker.flight() as flight:
-            owner = Owner(flight, "owner").begin()
+        with broker.channel() as channel:
+            owner = Owner(channel, "owner").begin()
             owner.put("t", 2, 1)
             owner.commit()
         broker.terminate()
         shutil.copy(tmp_path / "older", tmp_path / "log" / "metadata.sqlite")
         broker.restart()
         put(broker, 3)
-        with broker.flight() as flight:
-            again = Owner(flight, "owner").begin()
+        with broker.channel() as channel:
+            again = Owner(channel, "owner").begin()
             assert again.number > owner.number
             assert "error" not in again.put("t", 4, 1)
             again.commit()
@@ -209,11 +209,11 @@ def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
         shutil.rmtree(tmp_path / "log" / lost)
         broker.restart()
         assert "is missing, and with it all records of topic 't'" in broker.said()
-        with broker.flight() as flight:
-            assert isinstance(refused(lambda: seen(flight, "t", "read_committed")), DamagedSegment)
-            partition = act(flight, "describe-topic", topic="t")["partitions"][0]
+        with broker.channel() as channel:
+            assert isinstance(refused(lambda: seen(channel, "t", "read_committed")), DamagedSegment)
+            partition = act(channel, "describe-topic", topic="t")["partitions"][0]
             assert partition["error"]["code"] == "DAMAGED_SEGMENT"
-            act(flight, "delete-topic", topic="t")
+            act(channel, "delete-topic", topic="t")
         make_topic(broker)
         put(broker, 2)
         assert read(broker) == [2]

@@ -7,12 +7,12 @@ import threading
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.flight as fl
 import pytest
 
 from isolog.errors import InvalidTopic, SchemaMismatch, TopicExists
 from spark_stream.client.reading import mapping
-from tests.support import eventually, flight_client
+from tests.broker.stamped import Appender
+from tests.support import eventually
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
 SECOND = pa.schema(
@@ -265,31 +265,21 @@ def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression,
     "client/writing/batches.py",
 )
 def test_a_stream_of_any_client_goes_on_and_may_be_the_first_with_the_new_schema(broker, topic):
-    with broker.connect() as log:
+    with broker.connect() as log, broker.channel() as channel:
         log.create_topic(topic, schema=FIRST)
         loose = pa.schema([each.with_nullable(True) for each in FIRST])  # as most clients send
-        client = flight_client(broker.address)
-        descriptor = fl.FlightDescriptor.for_path(topic, "0")
-        old, old_acks = client.do_put(descriptor, loose)
-        old.write_batch(records(loose, 0, 2))
-        assert old_acks.read() is not None
+        old = Appender(channel, topic, schema=loose)
+        assert "error" not in old.append(0, records(loose, 0, 2))
         log.alter_topic(topic, schema=SECOND)
-        old.write_batch(records(loose, 2, 2))
-        assert b'"error"' not in old_acks.read().to_pybytes()
-        new, new_acks = client.do_put(descriptor, SECOND)
-        new.write_batch(records(SECOND, 4, 2))
-        assert b'"error"' not in new_acks.read().to_pybytes()
-        late, late_acks = client.do_put(descriptor, loose)
-        late.write_batch(records(loose, 6, 1))
+        assert "error" not in old.append(0, records(loose, 2, 2))
+        new = Appender(channel, topic, schema=SECOND)
+        assert "error" not in new.append(0, records(SECOND, 4, 2))
+        late = Appender(channel, topic, schema=loose)
+        assert "error" not in late.append(0, records(loose, 6, 1))
         nulls = pa.record_batch(
             [pa.array([7, None], pa.int32()), pa.nulls(2, pa.int16())], schema=loose
         )
-        late.write_batch(nulls)
-        assert b'"error"' not in late_acks.read().to_pybytes()
-        assert b"takes no nulls" in late_acks.read().to_pybytes()
-        for stream in (old, new, late):
-            stream.close()
-        client.close()
+        assert "takes no nulls" in late.append(0, nulls)["error"]["message"]
         assert ids(log.read(topic)) == list(range(8))
     broker.kill()
     broker.start()

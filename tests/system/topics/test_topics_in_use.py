@@ -8,44 +8,39 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
-import pyarrow.flight as fl
 import pytest
 
 import isolog
 from isolog.errors import IsologError, OffsetEvicted, TopicExists, UnknownTopic
 from tests.support import (
-    CALL,
     NUMBERS,
     BrokerProcess,
+    Fetching,
     act,
     eventually,
     fetched,
     numbers,
-    ticket,
-    typed,
+    range_of,
     values,
 )
 
 SMALL = {"segment.bytes": 65_536}
 
 
-def test_readers_of_a_deleted_topic_are_told_at_once(log, flight, topic):
+def test_readers_of_a_deleted_topic_are_told_at_once(log, channel, topic):
     """Also those that wait, for a while or without end."""
     log.create_topic(topic, schema=NUMBERS)
     asked = [
-        ticket(topic, start=0, wait_ms=30_000),
-        ticket(topic, start=0, follow=True),
-        ticket(topic, start=0, follow=True, topic_id=log.describe(topic).id),
+        range_of(topic, start=0, wait_ms=30_000),
+        range_of(topic, start=0, follow=True),
+        range_of(topic, start=0, follow=True, topic_id=log.describe(topic).id),
     ]
-    readers = [flight.do_get(each, CALL) for each in asked]
+    readers = [Fetching(channel, each) for each in asked]
     begun = time.monotonic()
     log.delete_topic(topic)
     for reader in readers:
-        with pytest.raises(fl.FlightError) as caught:
-            reader.read_chunk()
-        error = typed(caught.value)
-        assert isinstance(error, UnknownTopic)
-        assert topic in error.message
+        with pytest.raises(UnknownTopic, match=topic):
+            next(reader)
     assert time.monotonic() - begun < 20  # they would wait for 30 s, or for ever
 
 
@@ -165,7 +160,7 @@ def test_deleting_while_many_write_and_read_harms_nobody(shared, log, topic):
                 fresh.append(name, numbers(0, 5)).result(20)
 
 
-def test_reading_while_segments_roll_misses_nothing(flight, log, topic):
+def test_reading_while_segments_roll_misses_nothing(channel, log, topic):
     """Readers take no lock: a segment may be closed, and the next one begun, under their hands."""
     log.create_topic(topic, schema=NUMBERS, config=SMALL | {"segment.entries": 16})
     total, each = 30_000, 20
@@ -175,7 +170,7 @@ def test_reading_while_segments_roll_misses_nothing(flight, log, topic):
         position, expected = 0, 0
         try:
             while position < total:
-                batches, end = fetched(flight, topic, start=position, wait_ms=1000, **chunk)
+                batches, end = fetched(channel, topic, start=position, wait_ms=1000, **chunk)
                 for batch, facts in batches:
                     assert facts["base"] == expected
                     found = batch.column("n").to_numpy()
@@ -202,7 +197,7 @@ def test_reading_while_segments_roll_misses_nothing(flight, log, topic):
 
 def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(broker: BrokerProcess):
     """It reads what it holds, or is told the first offset left; a mapped file is never shrunk."""
-    with broker.connect() as log, broker.flight() as flight:
+    with broker.connect() as log, broker.channel() as channel:
         config = SMALL | {"retention.bytes": 1}
         log.create_topic("t", schema=NUMBERS, config=config)
         with log.producer() as producer:
@@ -211,18 +206,17 @@ def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(brok
         # A slow reader: the transport holds back what it does not take.
         rows, evicted = 0, None
         try:
-            reader = flight.do_get(ticket("t", start=0, follow=True), CALL)
+            reader = Fetching(channel, range_of("t", start=0, follow=True))
             while rows < 200_000:
-                chunk = reader.read_chunk()
-                found = chunk.data.column("n").to_pylist()
+                batch, _ = next(reader)
+                found = batch.column("n").to_pylist()
                 assert found == list(range(rows, rows + len(found)))
                 rows += len(found)
                 if rows < 50_000:
                     threading.Event().wait(0.2)
-        except fl.FlightError as error:
-            evicted = typed(error)
+        except OffsetEvicted as error:
+            evicted = error
         if evicted is not None:
-            assert isinstance(evicted, OffsetEvicted)
             assert evicted.details["log_start_offset"] > rows
         else:
             reader.cancel()
@@ -250,11 +244,11 @@ def test_retention_by_age_closes_and_removes_a_segment_that_nobody_writes_to(bro
         assert described.log_start_offset in (2, 3)
 
 
-def test_many_who_wait_at_once_are_all_answered(log, flight, topic):
+def test_many_who_wait_at_once_are_all_answered(log, channel, topic):
     log.create_topic(topic, schema=NUMBERS)
     with ThreadPoolExecutor(60) as pool:
         waiting = [
-            pool.submit(fetched, flight, topic, start=0, wait_ms=30_000, isolation=isolation)
+            pool.submit(fetched, channel, topic, start=0, wait_ms=30_000, isolation=isolation)
             for isolation in ["read_uncommitted", "read_committed"] * 30
         ]
         with log.producer() as producer:
@@ -265,31 +259,16 @@ def test_many_who_wait_at_once_are_all_answered(log, flight, topic):
             assert sum(batch.num_rows for batch, _ in batches) == 5
 
 
-def test_a_follower_that_goes_away_is_let_go(broker: BrokerProcess):
-    with broker.connect() as log, broker.flight() as flight:
-        log.create_topic("t", schema=NUMBERS)
-        process = psutil.Process(broker.pid)
-        act(flight, "status")
-        readers = [flight.do_get(ticket("t", start=0, follow=True)) for _ in range(20)]
-        busy = process.num_threads()
-        for reader in readers:
-            reader.cancel()
-        with log.producer() as producer:
-            producer.append("t", numbers(0, 1)).result(20)
-        eventually(lambda: process.num_threads() < busy - 10)
-        assert broker.terminate(5) == 0
-
-
 def test_a_topic_that_fails_to_be_made_leaves_no_file_open(broker: BrokerProcess):
-    with broker.connect() as log, broker.flight() as flight:
+    with broker.connect() as log, broker.channel() as channel:
         process = psutil.Process(broker.pid)
         log.topics()
         before = process.num_fds()
         blocked = broker.directory / "topics"
         blocked.write_text("in the way")
         for number in range(5):
-            with pytest.raises(fl.FlightError):  # plain Flight: the client would try again
-                act(flight, "create-topic", topic=f"t{number}", partitions=20)
+            with pytest.raises(IsologError):  # a plain call: the client would retry
+                act(channel, "create-topic", topic=f"t{number}", partitions=20)
         blocked.unlink()
         assert log.topics() == []
         with broker.connect() as patient:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.flight as fl
 import pytest
 
 from isolog.errors import IsologError
@@ -16,7 +15,7 @@ from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from tests.broker.pairs import conf, make_topic
-from tests.support import BrokerProcess, act, eventually, fetched, numbers, typed
+from tests.support import BrokerProcess, act, eventually, fetched, numbers
 
 SECONDS = 4.0
 
@@ -58,7 +57,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_
 ):
     with cluster(tmp_path, "ab") as brokers:
         a, b = brokers.values()
-        with a.flight() as asked:
+        with a.channel() as asked:
             make_topic(asked, "t", [["a", "b"]])
             put(a, "t", 5)
             eventually(lambda: list(b.directory.glob("topics/t/*/0")))
@@ -78,10 +77,10 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_
 def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Path):
     with cluster(tmp_path, "ab") as brokers:
         a, b = brokers.values()
-        with a.flight() as asked:
+        with a.channel() as asked:
             make_topic(asked, "t", [["a", "b"]])
             b.kill()
-            with pytest.raises(fl.FlightError):  # b cannot make the folder
+            with pytest.raises(IsologError):  # b cannot make the folder
                 make_topic(asked, "u", [["a", "b"]])
             act(
                 asked, "create-topic", topic="u", replication_factor=1
@@ -95,7 +94,7 @@ def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Pa
             eventually(lambda: in_sync() == ["a", "b"])
             assert act(asked, "list-topics") == {"topics": ["t", "u"]}
             a.kill()
-        with b.flight() as asked:
+        with b.channel() as asked:
             eventually(lambda: not isinstance(tried(lambda: fetched(asked, "t")), IsologError))
             (batch, *_), _ = fetched(asked, "t")
             assert batch[0].num_rows == 5
@@ -105,8 +104,8 @@ def tried(call: Any) -> Any:
     """What the call answers, or its typed error."""
     try:
         return call()
-    except fl.FlightError as error:
-        return typed(error)
+    except IsologError as error:
+        return error
 
 
 def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at_all(
@@ -119,7 +118,7 @@ def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at
         made: list[str] = []
 
         def work(name: str) -> None:
-            with brokers[name].flight() as asked:
+            with brokers[name].channel() as asked:
                 number = 0
                 while not stop.is_set():
                     topic = f"{name}{number}"
@@ -158,9 +157,9 @@ def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at
         assert surprises == []
         assert len(made) >= 5
         for broker in brokers.values():
-            with broker.flight() as asked:
+            with broker.channel() as asked:
                 assert set(act(asked, "list-topics")["topics"]) >= set(made)
-        with brokers["a"].flight() as asked:
+        with brokers["a"].channel() as asked:
             names = act(asked, "list-topics")["topics"]
 
             def led_and_in_sync() -> bool:
@@ -185,7 +184,7 @@ def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at
 def test_a_replica_moves_to_another_broker_while_it_is_written(tmp_path: Path):
     with cluster(tmp_path, "ab") as brokers:
         a, b = brokers.values()
-        with a.flight() as asked:
+        with a.channel() as asked:
             make_topic(asked, "t", [["a"]])
             put(a, "t", 1_000)
             act(asked, "move-replicas", topic="t", partitions={"0": ["b"]})

@@ -1,4 +1,4 @@
-"""What sinks ask of a broker, by plain Flight calls: nothing of theirs stays open for long."""
+"""What sinks ask of a broker, by plain calls: nothing of theirs stays open for long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import pyarrow.flight as fl
 import pytest
 
 from isolog.errors import (
@@ -19,7 +18,7 @@ from isolog.errors import (
     UnknownTransaction,
 )
 from tests.broker.stamped import Appender, bounds, refused, seen
-from tests.support import NUMBERS, BrokerProcess, act, eventually
+from tests.support import NUMBERS, BrokerProcess, Channel, act, eventually
 
 COMMITTED = "read_committed"
 
@@ -33,8 +32,8 @@ def t(log, topic) -> str:
 class Sink:
     """A query's sink in one of its runs, and what it asks for one batch."""
 
-    def __init__(self, flight: fl.FlightClient, name: str = "", **claim: Any) -> None:
-        self.flight = flight
+    def __init__(self, channel: Channel, name: str = "", **claim: Any) -> None:
+        self.channel = channel
         self.name = name or f"sink/{uuid.uuid4().hex}"
         self.claim: dict[str, Any] = {"query": f"of {self.name}", "instance": "run", "batch": 0}
         self.claim |= claim
@@ -42,7 +41,7 @@ class Sink:
 
     def ask(self, action: str, **more: Any) -> dict[str, Any]:
         body = {"transactional_id": self.name, **self.claim, **more}
-        return act(self.flight, action, **body)
+        return act(self.channel, action, **body)
 
     def owner(self, branch: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -58,7 +57,7 @@ class Sink:
         """One record under the branch; the acknowledgement."""
         key = (branch["producer_id"], partition)
         sequence = self._sequences[key] = self._sequences.get(key, -1) + 1
-        stream = Appender(self.flight, topic, self.name)
+        stream = Appender(self.channel, topic, self.name)
         number = branch["number"]
         ack = stream.put(first, 1, key[0], sequence, transaction=number, partition=partition)
         stream.close()
@@ -67,156 +66,156 @@ class Sink:
     def commit(self, *branches: dict[str, Any], **more: Any) -> dict[str, Any]:
         taken = [branch["producer_id"] for branch in branches]
         body = self.owner(branches[0]) | {"branches": taken, "batch": self.claim["batch"]} | more
-        return act(self.flight, "commit-transaction", **body)
+        return act(self.channel, "commit-transaction", **body)
 
     def drop(self, branch: dict[str, Any]) -> None:
         body = self.owner(branch) | {"producer_id": branch["producer_id"]}
-        act(self.flight, "drop-branch", **body)
+        act(self.channel, "drop-branch", **body)
 
     def state(self) -> str:
         return str(self.described()["state"])
 
     def described(self) -> dict[str, Any]:
-        return act(self.flight, "describe-transaction", transactional_id=self.name)
+        return act(self.channel, "describe-transaction", transactional_id=self.name)
 
 
 # -- a branch that fails --------------------------------------------------------------------------
 
 
-def test_a_dropped_branch_is_aborted_at_once_and_the_others_commit(flight, t):
+def test_a_dropped_branch_is_aborted_at_once_and_the_others_commit(channel, t):
     """One bad row of one task holds up nobody: readers go on behind it."""
-    sink = Sink(flight)
+    sink = Sink(channel)
     failed, good = sink.open(), sink.open()
     for partition in (0, 1):
         sink.put(t, failed, 1, partition)
-    Appender(flight, t).put(2, 1, act(flight, "new-producer")["producer_id"], 0)
-    assert bounds(flight, t) == (0, 2, 2)
+    Appender(channel, t).put(2, 1, act(channel, "new-producer")["producer_id"], 0)
+    assert bounds(channel, t) == (0, 2, 2)
     sink.drop(failed)
     sink.drop(failed)  # asked again
-    assert bounds(flight, t) == (2, 2, 2)
-    assert bounds(flight, t, 1) == (1, 1, 1)
+    assert bounds(channel, t) == (2, 2, 2)
+    assert bounds(channel, t, 1) == (1, 1, 1)
     for level in (COMMITTED, "read_atomic"):
-        assert seen(flight, t, level) == [2]
+        assert seen(channel, t, level) == [2]
     sink.put(t, good, 3)
-    assert bounds(flight, t) == (2, 3, 3)
+    assert bounds(channel, t) == (2, 3, 3)
     again = sink.open()
     sink.put(t, again, 4)
     assert isinstance(refused(lambda: sink.commit(failed, good, again)), ForeignBranch)
     sink.commit(good, again)
     for level in (COMMITTED, "read_atomic"):
-        assert seen(flight, t, level) == [2, 3, 4]
+        assert seen(channel, t, level) == [2, 3, 4]
 
 
-def test_a_delayed_batch_of_a_dropped_branch_lands_nowhere(flight, t):
+def test_a_delayed_batch_of_a_dropped_branch_lands_nowhere(channel, t):
     """Neither where it has written nor elsewhere."""
-    sink = Sink(flight)
+    sink = Sink(channel)
     failed, good = sink.open(), sink.open()
-    stream = Appender(flight, t, sink.name)
+    stream = Appender(channel, t, sink.name)
     producer, number = failed["producer_id"], failed["number"]
     stream.put(1, 1, producer, 0, transaction=number)
     sink.drop(failed)
     assert isinstance(stream.refused(2, 1, producer, 1, transaction=number), ForeignBranch)
     elsewhere = stream.refused(2, 1, producer, 0, transaction=number, partition=1)
     assert isinstance(elsewhere, ForeignBranch)
-    assert bounds(flight, t, 1) == (0, 0, 0)
+    assert bounds(channel, t, 1) == (0, 0, 0)
     sink.put(t, good, 3)
     sink.commit(good)
-    assert seen(flight, t, COMMITTED) == [3]
+    assert seen(channel, t, COMMITTED) == [3]
 
 
-def test_nobody_drops_anothers_branch(flight, t):
-    sink = Sink(flight)
+def test_nobody_drops_anothers_branch(channel, t):
+    sink = Sink(channel)
     branch = sink.open()
-    newer = Sink(flight, sink.name, instance="newer")
+    newer = Sink(channel, sink.name, instance="newer")
     newer.open()
     body = sink.owner(branch) | {"producer_id": branch["producer_id"]}
-    act(flight, "drop-branch", **body)  # over: there is nothing left to drop
+    act(channel, "drop-branch", **body)  # over: there is nothing left to drop
     mine = newer.open()
     foreign = newer.owner(mine) | {"instance": "run", "producer_id": mine["producer_id"]}
-    assert isinstance(refused(lambda: act(flight, "drop-branch", **foreign)), ProducerFenced)
+    assert isinstance(refused(lambda: act(channel, "drop-branch", **foreign)), ProducerFenced)
     assert newer.state() == "open"
 
 
 def test_a_dropped_branch_stays_dropped_when_its_broker_dies(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
-    with broker.flight() as flight:
-        sink = Sink(flight)
+    with broker.channel() as channel:
+        sink = Sink(channel)
         failed, good = sink.open(), sink.open()
         sink.put("t", failed, 1)
         sink.drop(failed)
         sink.put("t", good, 2)
     broker.kill()
     broker.restart()
-    with broker.flight() as flight:
-        sink.flight = flight
-        assert bounds(flight, "t") == (1, 2, 2)
-        stream = Appender(flight, "t", sink.name)
+    with broker.channel() as channel:
+        sink.channel = channel
+        assert bounds(channel, "t") == (1, 2, 2)
+        stream = Appender(channel, "t", sink.name)
         late = stream.refused(3, 1, failed["producer_id"], 1, transaction=failed["number"])
         assert isinstance(late, ForeignBranch)
         assert isinstance(refused(lambda: sink.commit(failed, good)), ForeignBranch)
         sink.commit(good)
-        assert seen(flight, "t", COMMITTED) == [2]
+        assert seen(channel, "t", COMMITTED) == [2]
 
 
 # -- signs of life --------------------------------------------------------------------------------
 
 
-def test_a_task_without_a_branch_keeps_its_batch_open(flight, t):
-    sink = Sink(flight)
+def test_a_task_without_a_branch_keeps_its_batch_open(channel, t):
+    sink = Sink(channel)
     who = {"transactional_id": sink.name, "instance": "run", "batch": 0}
-    act(flight, "renew-batch", **who)  # nobody has a row yet
+    act(channel, "renew-batch", **who)  # nobody has a row yet
     sink.open(timeout_ms=60_000)
     before = sink.described()["deadline_ms"]
 
     def renewed() -> bool:
-        act(flight, "renew-batch", **who)
+        act(channel, "renew-batch", **who)
         return bool(sink.described()["deadline_ms"] > before)
 
     eventually(renewed)
-    Sink(flight, sink.name, instance="newer").open()
-    assert isinstance(refused(lambda: act(flight, "renew-batch", **who)), ProducerFenced)
+    Sink(channel, sink.name, instance="newer").open()
+    assert isinstance(refused(lambda: act(channel, "renew-batch", **who)), ProducerFenced)
 
 
 # -- a driver that gives up -----------------------------------------------------------------------
 
 
-def test_a_driver_ends_its_batch_without_any_message(flight, t):
-    sink = Sink(flight, run=uuid.uuid4().hex, planned=7)
+def test_a_driver_ends_its_batch_without_any_message(channel, t):
+    sink = Sink(channel, run=uuid.uuid4().hex, planned=7)
     sink.put(t, sink.open(), 1)
     run = sink.claim["run"]
     for other in ({"planned": 6}, {"batch": 1}, {"run": "another"}):
-        act(flight, "stop-run", **({"run": run, "planned": 7, "batch": 0} | other))
+        act(channel, "stop-run", **({"run": run, "planned": 7, "batch": 0} | other))
         assert sink.state() == "open"
-    act(flight, "stop-run", run=run, planned=8, batch=0)
+    act(channel, "stop-run", run=run, planned=8, batch=0)
     assert sink.state() == "aborted"
-    assert bounds(flight, t) == (1, 1, 1)
+    assert bounds(channel, t) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("seen_before", [True, False])
-def test_a_task_that_opens_its_branch_after_the_abort_leaves_nothing_open(flight, t, seen_before):
+def test_a_task_that_opens_its_branch_after_the_abort_leaves_nothing_open(channel, t, seen_before):
     """Else a transaction would be open that nobody ends before its time is over."""
-    sink = Sink(flight, run=uuid.uuid4().hex, planned=7)
+    sink = Sink(channel, run=uuid.uuid4().hex, planned=7)
     if seen_before:
         sink.open()
-    act(flight, "stop-run", run=sink.claim["run"], planned=8, batch=0)
+    act(channel, "stop-run", run=sink.claim["run"], planned=8, batch=0)
     assert isinstance(refused(sink.open), TransactionAborted)
     assert sink.state() == "aborted"
-    again = Sink(flight, sink.name, instance="next", run=sink.claim["run"], planned=9)
+    again = Sink(channel, sink.name, instance="next", run=sink.claim["run"], planned=9)
     branch = again.open()  # the same driver starts the query anew
     again.put(t, branch, 5)
     again.commit(branch)
-    assert seen(flight, t, COMMITTED) == [5]
+    assert seen(channel, t, COMMITTED) == [5]
 
 
-def test_a_driver_that_gives_up_takes_no_commit_back(flight, t):
-    sink = Sink(flight, run=uuid.uuid4().hex, planned=7)
+def test_a_driver_that_gives_up_takes_no_commit_back(channel, t):
+    sink = Sink(channel, run=uuid.uuid4().hex, planned=7)
     branch = sink.open()
     sink.put(t, branch, 1)
     sink.commit(branch)
-    act(flight, "stop-run", run=sink.claim["run"], planned=8, batch=0)
+    act(channel, "stop-run", run=sink.claim["run"], planned=8, batch=0)
     assert sink.state() == "committed"
-    assert seen(flight, t, COMMITTED) == [1]
+    assert seen(channel, t, COMMITTED) == [1]
 
 
 # -- replays --------------------------------------------------------------------------------------
@@ -226,8 +225,8 @@ def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
     content = [{"topic": "t", "rows": 1, "digest": (1 << 64) - 1, "floats": 7}]
-    with broker.flight() as flight:
-        sink = Sink(flight)
+    with broker.channel() as channel:
+        sink = Sink(channel)
         assert sink.ask("settle-batch") == {"committed": False}
         branch = sink.open()
         sink.put("t", branch, 1)
@@ -235,8 +234,8 @@ def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
         assert sink.open()["committed"] is True
     broker.kill()
     broker.restart()
-    with broker.flight() as flight:
-        again = Sink(flight, sink.name, instance="next")
+    with broker.channel() as channel:
+        again = Sink(channel, sink.name, instance="next")
         assert again.ask("settle-batch") == {"committed": True, "content": content}
         assert again.ask("settle-batch", batch=1) == {"committed": False}
         again.claim["batch"] = 1
@@ -247,25 +246,25 @@ def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
         assert isinstance(refused(lambda: again.ask("settle-batch", **other)), SinkInUse)
 
 
-def test_a_batch_without_rows_ends_what_a_dead_run_left_open(flight, t):
-    dead = Sink(flight)
+def test_a_batch_without_rows_ends_what_a_dead_run_left_open(channel, t):
+    dead = Sink(channel)
     dead.put(t, dead.open(), 1)
-    new = Sink(flight, dead.name, instance="new")
+    new = Sink(channel, dead.name, instance="new")
     assert new.ask("settle-batch") == {"committed": False}
     assert new.state() == "aborted"
-    assert bounds(flight, t) == (1, 1, 1)
+    assert bounds(channel, t) == (1, 1, 1)
     assert isinstance(refused(dead.open), ProducerFenced)
 
 
-def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(flight, t):
+def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(channel, t):
     """And back again: what was committed counts, what was open is aborted, either way."""
-    plain = Sink(flight, renamed=True)
+    plain = Sink(channel, renamed=True)
     branch = plain.open()
     plain.put(t, branch, 1)
     plain.commit(branch)
     plain.claim["batch"] = 1
     plain.put(t, plain.open(), 2)
-    named = Sink(flight, query=plain.claim["query"], instance="second", renamed=True)
+    named = Sink(channel, query=plain.claim["query"], instance="second", renamed=True)
     assert named.open()["committed"] is True
     assert plain.state() == "aborted"
     assert isinstance(refused(plain.open), ProducerFenced)
@@ -273,10 +272,10 @@ def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(flight, t):
     branch = named.open()
     named.put(t, branch, 3)
     named.commit(branch)
-    back = Sink(flight, plain.name, query=plain.claim["query"], instance="third", renamed=True)
+    back = Sink(channel, plain.name, query=plain.claim["query"], instance="third", renamed=True)
     back.claim["batch"] = 1
     assert back.open()["committed"] is True
-    assert seen(flight, t, COMMITTED) == [1, 3]
+    assert seen(channel, t, COMMITTED) == [1, 3]
 
 
 @pytest.mark.rule(
@@ -288,9 +287,9 @@ def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_pa
     conf = "sink_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"
     content = [{"topic": "t", "rows": 1, "digest": 5, "floats": 7}]
     with BrokerProcess(tmp_path / "log", conf=conf) as broker:
-        with broker.flight() as flight, broker.connect() as log:
+        with broker.channel() as channel, broker.connect() as log:
             log.create_topic("t", schema=NUMBERS)
-            sink = Sink(flight, renamed=True)
+            sink = Sink(channel, renamed=True)
             branch = sink.open()
             sink.put("t", branch, 1)
             sink.commit(branch, content=content)
@@ -299,8 +298,8 @@ def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_pa
         broker.kill()
         (tmp_path / "log.toml").write_text("")  # nothing expires from here on
         broker.restart()
-        with broker.flight() as flight, broker.connect() as log:
-            again = Sink(flight, sink.name, **sink.claim | {"instance": "next"})
+        with broker.channel() as channel, broker.connect() as log:
+            again = Sink(channel, sink.name, **sink.claim | {"instance": "next"})
             assert again.open()["committed"] is True
             assert again.ask("settle-batch") == {"committed": True, "content": content}
             again.claim["batch"] = 1
@@ -310,7 +309,7 @@ def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_pa
             again.put("t", branch, 2)
             again.commit(branch)
             assert [each.committed_batch for each in log.sinks()] == [1]
-            assert seen(flight, "t", COMMITTED) == [1, 2]
+            assert seen(channel, "t", COMMITTED) == [1, 2]
             log.delete_sink(sink.name)
             assert log.sinks() == []
             with pytest.raises(UnknownTransaction, match="there is no sink"):

@@ -1,15 +1,15 @@
-"""Transactions at the broker, by plain Flight calls: decided once, visible together or never."""
+"""Transactions at the broker, by plain calls: decided once, visible together or never."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow.flight as fl
 import pytest
 
 from isolog.errors import (
     ForeignBranch,
     InvalidTransaction,
+    IsologError,
     ProducerFenced,
     SinkInUse,
     StaleBatch,
@@ -30,37 +30,37 @@ def t(log, topic) -> str:
     return topic
 
 
-def table(flight, topic, partition=0) -> dict[str, list[int]]:
-    return {level: seen(flight, topic, level, partition) for level in LEVELS}
+def table(channel, topic, partition=0) -> dict[str, list[int]]:
+    return {level: seen(channel, topic, level, partition) for level in LEVELS}
 
 
 # -- what each level sees -------------------------------------------------------------------------
 
 
-def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(flight, t):
-    Appender(flight, t).put(1, 1, act(flight, "new-producer")["producer_id"], 0)
-    owner = Owner(flight).begin()
+def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(channel, t):
+    Appender(channel, t).put(1, 1, act(channel, "new-producer")["producer_id"], 0)
+    owner = Owner(channel).begin()
     owner.put(t, 2, 2)
-    Appender(flight, t).put(4, 1, act(flight, "new-producer")["producer_id"], 0)
-    assert table(flight, t) == dict(zip(LEVELS, [[1, 2, 3, 4]] * 2 + [[1]] * 2, strict=True))
-    assert bounds(flight, t) == (1, 4, 4)
+    Appender(channel, t).put(4, 1, act(channel, "new-producer")["producer_id"], 0)
+    assert table(channel, t) == dict(zip(LEVELS, [[1, 2, 3, 4]] * 2 + [[1]] * 2, strict=True))
+    assert bounds(channel, t) == (1, 4, 4)
     owner.commit()
-    assert table(flight, t) == {level: [1, 2, 3, 4] for level in LEVELS}
-    assert bounds(flight, t) == (4, 4, 4)
+    assert table(channel, t) == {level: [1, 2, 3, 4] for level in LEVELS}
+    assert bounds(channel, t) == (4, 4, 4)
 
 
-def test_a_leader_tells_what_became_of_each_record(flight, t):
+def test_a_leader_tells_what_became_of_each_record(channel, t):
     """Committed behind an open transaction is told apart from open, and from aborted."""
-    gone = Owner(flight).begin()
+    gone = Owner(channel).begin()
     gone.put(t, 1, 2)
     gone.abort()
-    done = Owner(flight).begin()
+    done = Owner(channel).begin()
     done.put(t, 3, 1)
     done.commit()
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     owner.put(t, 4, 2)
-    Appender(flight, t).put(6, 1, act(flight, "new-producer")["producer_id"], 0)
-    answer = listed(flight, t, states={"0": [1, 9]}, facts=True)
+    Appender(channel, t).put(6, 1, act(channel, "new-producer")["producer_id"], 0)
+    answer = listed(channel, t, states={"0": [1, 9]}, facts=True)
     one, other = answer.partitions[0], answer.partitions[1]
     assert [(each.first, each.end, each.state, each.transaction) for each in one.states] == [
         (1, 2, "aborted", gone.number),
@@ -74,101 +74,100 @@ def test_a_leader_tells_what_became_of_each_record(flight, t):
     assert one.facts.size > 0
     assert (other.states, other.facts.open, other.facts.size) == ([], [], 0)
     owner.abort()
-    assert listed(flight, t, states={"0": [3, 5]}).partitions[0].states[0].state == "aborted"
+    assert listed(channel, t, states={"0": [3, 5]}).partitions[0].states[0].state == "aborted"
 
 
-def test_states_of_too_many_records_are_refused(flight, t):
-    with pytest.raises(fl.FlightServerError) as caught:
-        listed(flight, t, states={"0": [0, 10_001]})
-    assert "at most 10000" in str(caught.value)
+def test_states_of_too_many_records_are_refused(channel, t):
+    with pytest.raises(IsologError, match="at most 10000"):
+        listed(channel, t, states={"0": [0, 10_001]})
 
 
 @pytest.mark.rule(
     "aborted records never travel to readers of committed ones", "storage/log/reading.py"
 )
-def test_aborted_records_never_travel_to_those_who_read_committed(flight, t):
-    owner = Owner(flight).begin()
+def test_aborted_records_never_travel_to_those_who_read_committed(channel, t):
+    owner = Owner(channel).begin()
     owner.put(t, 2, 2)
-    Appender(flight, t).put(4, 1, act(flight, "new-producer")["producer_id"], 0)
+    Appender(channel, t).put(4, 1, act(channel, "new-producer")["producer_id"], 0)
     owner.abort()
-    assert table(flight, t) == dict(zip(LEVELS, [[2, 3, 4]] * 2 + [[4]] * 2, strict=True))
-    batches, end = fetched(flight, t, isolation=COMMITTED, columns=["_offset", "n"])
+    assert table(channel, t) == dict(zip(LEVELS, [[2, 3, 4]] * 2 + [[4]] * 2, strict=True))
+    batches, end = fetched(channel, t, isolation=COMMITTED, columns=["_offset", "n"])
     assert batches[0][0].to_pydict() == {"_offset": [2], "n": [4]}
     assert end["next"] == 3
 
 
-def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offset(flight, t):
-    owner = Owner(flight).begin()
+def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offset(channel, t):
+    owner = Owner(channel).begin()
     owner.put(t, 1, 50)
     owner.abort()
     for level in LEVELS[2:]:
-        batches, end = fetched(flight, t, isolation=level, wait_ms=20_000)
+        batches, end = fetched(channel, t, isolation=level, wait_ms=20_000)
         assert (batches, end["next"]) == ([], 50)
-        batches, end = fetched(flight, t, isolation=level, start=10, end=20, wait_ms=20_000)
+        batches, end = fetched(channel, t, isolation=level, start=10, end=20, wait_ms=20_000)
         assert (batches, end["next"]) == ([], 20)
 
 
-def test_rows_with_gaps_say_their_offsets(flight, t):
-    plain = act(flight, "new-producer")["producer_id"]
-    stream = Appender(flight, t)
-    owner = Owner(flight)
+def test_rows_with_gaps_say_their_offsets(channel, t):
+    plain = act(channel, "new-producer")["producer_id"]
+    stream = Appender(channel, t)
+    owner = Owner(channel)
     for n in range(6):
         stream.put(10 * n, 1, plain, n)
         owner.begin().put(t, 10 * n + 1, 1)
         owner.abort()
-    batches, end = fetched(flight, t, isolation=COMMITTED, columns=["_offset", "n"])
+    batches, end = fetched(channel, t, isolation=COMMITTED, columns=["_offset", "n"])
     found = [row for batch, _ in batches for row in zip(*batch.to_pydict().values(), strict=True)]
     assert found == [(2 * n, 10 * n) for n in range(6)]
     assert end["next"] == 12
     (_, facts), *others = batches
     if not others:
         assert facts["spans"] == [[2 * n, 1] for n in range(6)]
-    batches, end = fetched(flight, t, isolation=COMMITTED, max_records=2)
+    batches, end = fetched(channel, t, isolation=COMMITTED, max_records=2)
     assert sum(batch.num_rows for batch, _ in batches) == 2
     assert end["next"] in (3, 4)
 
 
-def test_latest_is_the_bound_of_the_callers_level(flight, t):
-    owner = Owner(flight).begin()
+def test_latest_is_the_bound_of_the_callers_level(channel, t):
+    owner = Owner(channel).begin()
     owner.put(t, 1, 5)
-    found = {level: listed(flight, t, isolation=level).offsets[0] for level in LEVELS}
+    found = {level: listed(channel, t, isolation=level).offsets[0] for level in LEVELS}
     assert found == dict(zip(LEVELS, (5, 5, 0, 0), strict=True))
-    at = {level: listed(flight, t, timestamp=0, isolation=level).offsets[0] for level in LEVELS}
+    at = {level: listed(channel, t, timestamp=0, isolation=level).offsets[0] for level in LEVELS}
     assert at == dict.fromkeys(LEVELS, 0)
     owner.commit()
-    assert listed(flight, t, isolation=COMMITTED).offsets[0] == 5
+    assert listed(channel, t, isolation=COMMITTED).offsets[0] == 5
 
 
 # -- over partitions and topics -------------------------------------------------------------------
 
 
-def test_a_transaction_spans_partitions_and_topics(flight, log, t):
+def test_a_transaction_spans_partitions_and_topics(channel, log, t):
     log.create_topic(f"{t}-too", schema=NUMBERS)
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     owner.put(t, 1, 1, partition=0)
     owner.put(t, 2, 1, partition=1)
     owner.put(f"{t}-too", 3, 1)
     places = [(t, 0), (t, 1), (f"{t}-too", 0)]
-    assert [seen(flight, name, COMMITTED, number) for name, number in places] == [[], [], []]
+    assert [seen(channel, name, COMMITTED, number) for name, number in places] == [[], [], []]
     facts = owner.described()
     assert [(each["topic"], each["partition"]) for each in facts["partitions"]] == places
     owner.commit()
-    assert [seen(flight, name, COMMITTED, number) for name, number in places] == [[1], [2], [3]]
+    assert [seen(channel, name, COMMITTED, number) for name, number in places] == [[1], [2], [3]]
 
 
 def test_a_transaction_with_no_write_leaves_no_trace(broker: BrokerProcess, tmp_path: Path):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
-    with broker.flight() as flight:
-        Owner(flight).begin().commit()
-        Owner(flight).begin().abort()
-        assert bounds(flight, "t") == (0, 0, 0)
+    with broker.channel() as channel:
+        Owner(channel).begin().commit()
+        Owner(channel).begin().abort()
+        assert bounds(channel, "t") == (0, 0, 0)
     assert list((tmp_path / "log" / "topics").glob("*/*/*")) == []
 
 
-def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(flight, log, t):
+def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(channel, log, t):
     log.create_topic(f"{t}-gone", schema=NUMBERS)
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     owner.put(f"{t}-gone", 2, 1)
     log.delete_topic(f"{t}-gone")
@@ -176,47 +175,49 @@ def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(flight, log, t):
     assert isinstance(refusal, UnknownTopic)
     assert f"{t}-gone" in refusal.message
     assert owner.abort()["state"] == "aborted"
-    assert bounds(flight, t) == (1, 1, 1)
-    assert seen(flight, t, COMMITTED) == []
+    assert bounds(channel, t) == (1, 1, 1)
+    assert seen(channel, t, COMMITTED) == []
 
 
 @pytest.mark.rule("which branches a commit takes", "consistency/transactions/events.py")
-def test_a_branch_that_the_commit_does_not_name_aborts(flight, t):
+def test_a_branch_that_the_commit_does_not_name_aborts(channel, t):
     who = {"transactional_id": f"sink-{t}", "query": "q", "instance": "run", "batch": 0}
-    one, two = (act(flight, "open-branch", **who) for _ in range(2))
-    stream = Appender(flight, t, f"sink-{t}")
+    one, two = (act(channel, "open-branch", **who) for _ in range(2))
+    stream = Appender(channel, t, f"sink-{t}")
     for branch, number in ((one, 1), (two, 2), (one, 3)):
         stream.put(number, 1, branch["producer_id"], number // 3, transaction=branch["number"])
     owner = {"transactional_id": f"sink-{t}", "instance": "run", "number": one["number"]}
     error = refused(
-        lambda: act(flight, "commit-transaction", **owner, branches=[one["producer_id"], 10**9])
+        lambda: act(channel, "commit-transaction", **owner, branches=[one["producer_id"], 10**9])
     )
     assert isinstance(error, ForeignBranch)
-    assert seen(flight, t, COMMITTED) == []
-    act(flight, "commit-transaction", **owner, branches=[one["producer_id"]], batch=0)
-    assert seen(flight, t, COMMITTED) == [1, 3]
-    assert act(flight, "open-branch", **who)["committed"] is True
+    assert seen(channel, t, COMMITTED) == []
+    act(channel, "commit-transaction", **owner, branches=[one["producer_id"]], batch=0)
+    assert seen(channel, t, COMMITTED) == [1, 3]
+    assert act(channel, "open-branch", **who)["committed"] is True
     refusals = {
         SinkInUse: who | {"query": "another"},
         StaleBatch: who | {"batch": 0},
     }
-    act(flight, "open-branch", **who | {"batch": 1})
-    assert isinstance(refused(lambda: act(flight, "open-branch", **refusals[SinkInUse])), SinkInUse)
-    assert act(flight, "open-branch", **who)["committed"] is True
+    act(channel, "open-branch", **who | {"batch": 1})
+    assert isinstance(
+        refused(lambda: act(channel, "open-branch", **refusals[SinkInUse])), SinkInUse
+    )
+    assert act(channel, "open-branch", **who)["committed"] is True
 
 
 # -- fencing and time -----------------------------------------------------------------------------
 
 
-def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(flight, t):
-    old = Owner(flight).begin()
+def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(channel, t):
+    old = Owner(channel).begin()
     old.put(t, 1, 1)
-    new = Owner(flight, old.name)
+    new = Owner(channel, old.name)
     assert old.described()["state"] == "aborted"
     assert isinstance(refused(old.commit), ProducerFenced)
     assert isinstance(refused(old.abort), ProducerFenced)
     assert isinstance(refused(old.begin), ProducerFenced)
-    stream = Appender(flight, t, old.name)
+    stream = Appender(channel, t, old.name)
     late = stream.refused(2, 1, old.producer, 1, epoch=old.epoch, transaction=old.number)
     assert isinstance(late, ProducerFenced)
     elsewhere = stream.refused(
@@ -225,8 +226,8 @@ def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(fligh
     assert isinstance(elsewhere, ProducerFenced)
     new.begin().put(t, 3, 1)
     new.commit()
-    assert seen(flight, t, COMMITTED) == [3]
-    assert seen(flight, t, "read_uncommitted") == [1, 3]
+    assert seen(channel, t, COMMITTED) == [3]
+    assert seen(channel, t, "read_uncommitted") == [1, 3]
 
 
 @pytest.mark.rule(
@@ -234,15 +235,15 @@ def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(fligh
     "consistency/transactions/events.py",
     "scripts/transactions/sweeping.py",
 )
-def test_an_expired_transaction_is_aborted_and_its_owner_refused(flight, t):
-    owner = Owner(flight, timeout_ms=2_000).begin()
+def test_an_expired_transaction_is_aborted_and_its_owner_refused(channel, t):
+    owner = Owner(channel, timeout_ms=2_000).begin()
     owner.put(t, 1, 1)
     eventually(lambda: owner.described()["state"] == "aborted")
-    assert bounds(flight, t) == (1, 1, 1)
+    assert bounds(channel, t) == (1, 1, 1)
     error = refused(owner.commit)
     assert isinstance(error, TransactionAborted)
     assert "2000 ms" in str(error)
-    stream = Appender(flight, t, owner.name)
+    stream = Appender(channel, t, owner.name)
     for partition in (0, 1):
         late = stream.refused(
             2,
@@ -256,25 +257,25 @@ def test_an_expired_transaction_is_aborted_and_its_owner_refused(flight, t):
         assert isinstance(late, TransactionAborted)
     owner.begin().put(t, 5, 1)
     owner.commit()
-    assert seen(flight, t, COMMITTED) == [5]
+    assert seen(channel, t, COMMITTED) == [5]
 
 
-def test_an_id_that_begins_nothing_for_a_while_is_still_there(flight, t):
-    owner = Owner(flight)
-    others = [Owner(flight, timeout_ms=1).begin() for _ in range(2)]
+def test_an_id_that_begins_nothing_for_a_while_is_still_there(channel, t):
+    owner = Owner(channel)
+    others = [Owner(channel, timeout_ms=1).begin() for _ in range(2)]
     for other in others:  # two looks at all transactions have passed when both have expired
         eventually(lambda other=other: other.described()["state"] == "aborted")
     owner.begin().put(t, 1, 1)
     owner.commit()
-    assert seen(flight, t, COMMITTED) == [1]
+    assert seen(channel, t, COMMITTED) == [1]
 
 
-def test_a_sign_of_life_keeps_a_transaction_open(flight, t):
-    owner = Owner(flight, timeout_ms=60_000).begin()
+def test_a_sign_of_life_keeps_a_transaction_open(channel, t):
+    owner = Owner(channel, timeout_ms=60_000).begin()
     before = owner.described()["deadline_ms"]
     eventually(
         lambda: (
-            act(flight, "renew-transaction", **owner.who, number=owner.number)["deadline_ms"]
+            act(channel, "renew-transaction", **owner.who, number=owner.number)["deadline_ms"]
             > before
         )
     )
@@ -283,25 +284,25 @@ def test_a_sign_of_life_keeps_a_transaction_open(flight, t):
 # -- asking twice, too late, or for nothing -------------------------------------------------------
 
 
-def test_a_repeated_call_gets_the_same_answer_and_the_opposite_is_refused(flight, t):
-    owner = Owner(flight).begin()
+def test_a_repeated_call_gets_the_same_answer_and_the_opposite_is_refused(channel, t):
+    owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     assert owner.commit() == owner.commit()
     assert isinstance(refused(owner.abort), InvalidTransaction)
     owner.begin().put(t, 2, 1)
     assert owner.abort() == owner.abort()
     assert isinstance(refused(owner.commit), InvalidTransaction)
-    assert seen(flight, t, COMMITTED) == [1]
+    assert seen(channel, t, COMMITTED) == [1]
 
 
-def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one(flight, t):
-    owner = Owner(flight).begin()
+def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one(channel, t):
+    owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     first = (owner.producer, owner.epoch, owner.number)
     owner.commit()
     owner.begin().put(t, 2, 1)
     producer, epoch, number = first
-    stream = Appender(flight, t, owner.name)
+    stream = Appender(channel, t, owner.name)
     for sequence, partition in ((0, 0), (1, 0), (0, 1)):
         late = stream.put(
             9, 1, producer, sequence, epoch=epoch, transaction=number, partition=partition
@@ -310,23 +311,23 @@ def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one
     for call in ("commit-transaction", "abort-transaction"):
         more = {"branches": [producer]} if call.startswith("commit") else {}
         error = refused(
-            lambda call=call, more=more: act(flight, call, **owner.who, number=number, **more)
+            lambda call=call, more=more: act(channel, call, **owner.who, number=number, **more)
         )
         assert isinstance(error, InvalidTransaction)
-    error = refused(lambda: act(flight, "begin-transaction", **owner.who, after=-1))
+    error = refused(lambda: act(channel, "begin-transaction", **owner.who, after=-1))
     assert isinstance(error, InvalidTransaction)
     owner.commit()
-    assert seen(flight, t, "read_uncommitted") == [1, 2]
-    assert seen(flight, t, COMMITTED) == [1, 2]
+    assert seen(channel, t, "read_uncommitted") == [1, 2]
+    assert seen(channel, t, COMMITTED) == [1, 2]
 
 
-def test_a_commit_of_an_unknown_transaction_is_refused(flight):
-    owner = Owner(flight).begin()
+def test_a_commit_of_an_unknown_transaction_is_refused(channel):
+    owner = Owner(channel).begin()
     unknown = refused(lambda: owner.commit(number=owner.number + 1_000))
     assert isinstance(unknown, UnknownTransaction)
     nobody = refused(
         lambda: act(
-            flight,
+            channel,
             "commit-transaction",
             transactional_id="nobody",
             instance="i",
@@ -338,24 +339,24 @@ def test_a_commit_of_an_unknown_transaction_is_refused(flight):
     assert "nobody" in str(nobody)
 
 
-def test_a_batch_of_a_transaction_needs_its_owner(flight, t):
-    owner = Owner(flight).begin()
-    stream = Appender(flight, t)
+def test_a_batch_of_a_transaction_needs_its_owner(channel, t):
+    owner = Owner(channel).begin()
+    stream = Appender(channel, t)
     error = stream.refused(1, 1, owner.producer, 0, transaction=owner.number)
     assert error.code == "INVALID_REQUEST"
-    stranger = Appender(flight, t, owner.name)
+    stranger = Appender(channel, t, owner.name)
     error = stranger.refused(1, 1, 10**9, 0, transaction=owner.number)
     assert isinstance(error, ForeignBranch)
-    assert bounds(flight, t) == (0, 0, 0)
+    assert bounds(channel, t) == (0, 0, 0)
 
 
-def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(flight, log, topic):
+def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(channel, log, topic):
     log.create_topic(topic, schema=NUMBERS, config={"max.record.bytes": 4})
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     ack = owner.put(topic, 1, 2)
     assert (ack["count"], ack["error"]["code"]) == (0, "RECORD_TOO_LARGE")
     assert "nothing of the message is kept" in ack["error"]["message"]
-    assert bounds(flight, topic) == (0, 0, 0)
+    assert bounds(channel, topic) == (0, 0, 0)
     owner.abort()
 
 
@@ -364,13 +365,13 @@ def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(flight, log,
     "consistency/transactions/events.py",
     "consistency/partition/joins.py",
 )
-def test_a_batch_on_its_way_lands_nowhere_after_the_decision(flight, t):
+def test_a_batch_on_its_way_lands_nowhere_after_the_decision(channel, t):
     """Every partition is closed to the transaction before any has its marker."""
-    owner = Owner(flight).begin()
+    owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     owner.put(t, 2, 1, partition=1)
     owner.commit()
-    stream = Appender(flight, t, owner.name)
+    stream = Appender(channel, t, owner.name)
     for partition in (0, 1):
         late = stream.refused(
             3,
@@ -382,13 +383,13 @@ def test_a_batch_on_its_way_lands_nowhere_after_the_decision(flight, t):
             partition=partition,
         )
         assert isinstance(late, InvalidTransaction)
-    assert seen(flight, t, "read_uncommitted") == [1]
+    assert seen(channel, t, "read_uncommitted") == [1]
 
 
-def test_offsets_that_are_none_are_refused_in_a_cut(flight, t):
+def test_offsets_that_are_none_are_refused_in_a_cut(channel, t):
     for wrong in ({"lower": {"0": -7}}, {"upper": {"0": 1 << 63}}, {"upper": {"-1": 3}}):
         error = refused(
-            lambda wrong=wrong: act(flight, "atomic-cut", topics=[{"topic": t, **wrong}])
+            lambda wrong=wrong: act(channel, "atomic-cut", topics=[{"topic": t, **wrong}])
         )
         assert error.code == "INVALID_REQUEST"
 
@@ -396,20 +397,20 @@ def test_offsets_that_are_none_are_refused_in_a_cut(flight, t):
 # -- operators ------------------------------------------------------------------------------------
 
 
-def test_operators_list_transactions_see_the_open_ones_and_abort_them(flight, t):
-    owner = Owner(flight).begin()
+def test_operators_list_transactions_see_the_open_ones_and_abort_them(channel, t):
+    owner = Owner(channel).begin()
     owner.put(t, 1, 3, partition=1)
-    listed = act(flight, "list-transactions")["transactions"]
+    listed = act(channel, "list-transactions")["transactions"]
     (mine,) = [each for each in listed if each["transactional_id"] == owner.name]
     assert (mine["state"], mine["number"]) == ("open", owner.number)
     place = {"topic": t, "partition": 1, "first_offset": 0, "held_back": None}
     assert mine["partitions"] == [place]
-    described = act(flight, "describe-topic", topic=t)["partitions"]
+    described = act(channel, "describe-topic", topic=t)["partitions"]
     assert [each["open_transactions"] for each in described] == [0, 1]
-    killed = act(flight, "kill-transaction", transactional_id=owner.name)
+    killed = act(channel, "kill-transaction", transactional_id=owner.name)
     assert killed["state"] == "aborted"
     assert isinstance(refused(owner.commit), TransactionAborted)
-    again = refused(lambda: act(flight, "kill-transaction", transactional_id=owner.name))
+    again = refused(lambda: act(channel, "kill-transaction", transactional_id=owner.name))
     assert isinstance(again, InvalidTransaction)
-    unknown = refused(lambda: act(flight, "kill-transaction", transactional_id="nobody"))
+    unknown = refused(lambda: act(channel, "kill-transaction", transactional_id="nobody"))
     assert isinstance(unknown, UnknownTransaction)

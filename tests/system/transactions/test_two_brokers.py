@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.flight as fl
 import pytest
 
 from spark_stream.errors import (
@@ -17,9 +16,10 @@ from spark_stream.errors import (
     WrongCluster,
     from_wire,
 )
+from spark_stream.transport.streams import ConnectionLost
 from tests.broker.pairs import conf, make_topic, pair
 from tests.broker.stamped import Appender, Owner, bounds, refused, seen
-from tests.support import BrokerProcess, act, eventually, fetched
+from tests.support import BrokerProcess, Channel, act, eventually, fetched
 
 COMMITTED = "read_committed"
 
@@ -45,10 +45,10 @@ class Twice:
         stream.close()
 
 
-def put_alone(flight: fl.FlightClient, topic: str, value: int) -> None:
+def put_alone(channel: Channel, topic: str, value: int) -> None:
     """A record outside any transaction; raises what it is refused with."""
-    stream = Appender(flight, topic)
-    ack = stream.put(value, 1, act(flight, "new-producer")["producer_id"], 0)
+    stream = Appender(channel, topic)
+    ack = stream.put(value, 1, act(channel, "new-producer")["producer_id"], 0)
     stream.close()
     if "error" in ack:
         raise from_wire(ack["error"])
@@ -57,7 +57,7 @@ def put_alone(flight: fl.FlightClient, topic: str, value: int) -> None:
 @pytest.mark.parametrize("begun_at", [0, 1])
 @pytest.mark.parametrize("asked", [0, 1])
 def test_a_commit_asked_of_either_broker_has_markers_in_both(brokers, begun_at, asked):
-    a, b = (each.flight() for each in brokers)
+    a, b = (each.channel() for each in brokers)
     flights = (a, b)
     before = [bounds(each, topic)[2] for each, topic in ((a, "a"), (b, "b"))]
     both = Twice(flights[begun_at], a, b)
@@ -65,7 +65,7 @@ def test_a_commit_asked_of_either_broker_has_markers_in_both(brokers, begun_at, 
     both.put("a", value)
     both.put("b", value)
     assert bounds(a, "a")[0] == before[0]
-    both.owner.flight = flights[asked]
+    both.owner.channel = flights[asked]
     assert both.owner.commit()["state"] == "committed"
     for each, topic, start in ((a, "a", before[0]), (b, "b", before[1])):
         assert bounds(each, topic) == (start + 1,) * 3
@@ -77,7 +77,7 @@ def test_a_commit_asked_of_either_broker_has_markers_in_both(brokers, begun_at, 
 
 
 def test_a_cut_over_both_brokers_takes_no_transaction_apart(brokers):
-    a, b = (each.flight() for each in brokers)
+    a, b = (each.channel() for each in brokers)
     both = Twice(a, a, b)
     both.put("a", 1)
     both.put("b", 1)
@@ -98,7 +98,7 @@ def test_a_cut_over_both_brokers_takes_no_transaction_apart(brokers):
 def test_records_of_a_partition_are_taken_and_given_by_its_leader_only(brokers):
     """Another broker says who that is, and where."""
     first, second = brokers
-    with first.flight() as a:
+    with first.channel() as a:
         with pytest.raises(NotLeader) as caught:
             put_alone(a, "b", 1)
         for error in (caught.value, refused(lambda: fetched(a, "b"))):
@@ -110,7 +110,7 @@ def test_records_of_a_partition_are_taken_and_given_by_its_leader_only(brokers):
 
 def test_any_broker_makes_describes_alters_and_deletes_any_topic(brokers):
     first, second = brokers
-    with first.flight() as a, second.flight() as b:
+    with first.channel() as a, second.channel() as b:
         make_topic(a, "far", [["b"]])
         put_alone(b, "far", 7)
         described = act(a, "describe-topic", topic="far")
@@ -132,14 +132,14 @@ def test_any_broker_makes_describes_alters_and_deletes_any_topic(brokers):
 def test_no_broker_makes_files_of_anothers_topics(brokers):
     first, second = brokers
     for broker, topic in ((first, "a"), (second, "b")):
-        with broker.flight() as flight:
-            put_alone(flight, topic, 1)
+        with broker.channel() as channel:
+            put_alone(channel, topic, 1)
     assert sorted(each.name for each in (first.directory / "topics").iterdir()) == ["a"]
     assert sorted(each.name for each in (second.directory / "topics").iterdir()) == ["b"]
 
 
 def test_a_name_is_given_once_though_both_are_asked(brokers):
-    a, b = (each.flight() for each in brokers)
+    a, b = (each.channel() for each in brokers)
     make_topic(a, "once", [["a"]])
     made_anew = refused(lambda: make_topic(b, "once", [["b"]]))
     assert isinstance(made_anew, TopicExists)
@@ -157,7 +157,7 @@ def test_a_name_is_given_once_though_both_are_asked(brokers):
     "broker/scripting/peers.py",
 )
 def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
-    a, b = (each.flight() for each in brokers)
+    a, b = (each.channel() for each in brokers)
     name = "sink-of-both"
     who = {"transactional_id": name, "query": "q", "instance": "run", "batch": 0}
     branch = act(a, "open-branch", **who)
@@ -180,13 +180,13 @@ def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
     """Else a broker would make empty logs of the other's topics, and serve them."""
     with pair(tmp_path) as (first, second):
         for broker, topic in ((first, "a"), (second, "b")):
-            with broker.flight() as flight:
-                put_alone(flight, topic, 1)
+            with broker.channel() as channel:
+                put_alone(channel, topic, 1)
         first.restart()
         second.kill()
         second.restart()
         assert [each.name for each in (first.directory / "topics").iterdir()] == ["a"]
-        with first.flight() as a, second.flight() as b:
+        with first.channel() as a, second.channel() as b:
             assert seen(b, "b", COMMITTED) == [1]
             assert isinstance(refused(lambda: fetched(a, "b")), NotLeader)
 
@@ -194,7 +194,7 @@ def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
 def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Path):
     """It is decided and marked nowhere: then it would be seen in part."""
     with pair(tmp_path) as (first, second):
-        a, b = first.flight(), second.flight()
+        a, b = first.channel(), second.channel()
         both = Twice(a, a, b)
         both.put("a", 1)
         both.put("b", 1)
@@ -209,7 +209,7 @@ def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Pat
         second.restart()
         eventually(lambda: both.owner.described()["state"] == "aborted")
         assert bounds(a, "a") == (1, 1, 1)
-        with second.flight() as b:
+        with second.channel() as b:
             assert bounds(b, "b") == (1, 1, 1)
             assert seen(b, "b", COMMITTED) == []
 
@@ -217,21 +217,21 @@ def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Pat
 def test_a_broker_that_dies_after_the_decision_leaves_it_to_the_other(tmp_path: Path):
     """B marks nothing before A's partition is sealed; then it finishes the transaction."""
     with pair(tmp_path, "decided") as (first, second):
-        a, b = first.flight(), second.flight()
+        a, b = first.channel(), second.channel()
         both = Twice(b, a, b)  # begun at B, so B looks after it
         both.put("a", 1)
         both.put("b", 1)
         first.arm()
-        both.owner.flight = a
-        with pytest.raises(fl.FlightError):
+        both.owner.channel = a
+        with pytest.raises(ConnectionLost):
             both.owner.commit()
         eventually(lambda: first.died)
-        both.owner.flight = b
+        both.owner.channel = b
         assert both.owner.described()["state"] == "committing"
         assert bounds(b, "b") == (0, 1, 1)
         first.restart()
         eventually(lambda: both.owner.described()["state"] == "committed")
-        with first.flight() as again:
+        with first.channel() as again:
             assert seen(again, "a", COMMITTED) == [1]
             assert seen(b, "b", COMMITTED) == [1]
 

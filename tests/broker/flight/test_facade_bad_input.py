@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import isolog
 from tests.examples import examples
-from tests.support import CALL, NUMBERS, BrokerProcess, act, numbers, typed
+from tests.flight_calls import CALL, act_by_flight, flight_client, typed
+from tests.support import NUMBERS, BrokerProcess, numbers
 
 EXAMPLES = settings(
     max_examples=examples(60),
@@ -78,7 +79,7 @@ def expect_typed(call: Any) -> None:
 @EXAMPLES
 @given(ticket=bodies.filter(lambda body: b'"follow": true' not in body and b"wait_ms" not in body))
 def test_any_ticket(steady: BrokerProcess, ticket: bytes) -> None:
-    with steady.flight() as client:
+    with flight_client(steady.address) as client:
         expect_typed(lambda: client.do_get(fl.Ticket(ticket), CALL).read_all())
     assert steady.alive
 
@@ -95,7 +96,7 @@ def test_any_ticket(steady: BrokerProcess, ticket: bytes) -> None:
     body=bodies,
 )
 def test_any_action(steady: BrokerProcess, name: str, body: bytes) -> None:
-    with steady.flight() as client:
+    with flight_client(steady.address) as client:
         expect_typed(lambda: list(client.do_action(fl.Action(name, body), CALL)))
     assert steady.alive
 
@@ -108,7 +109,7 @@ def test_any_descriptor(steady: BrokerProcess, what: bytes | list[bytes]) -> Non
         if isinstance(what, bytes)
         else fl.FlightDescriptor.for_path(*what)
     )
-    with steady.flight() as client:
+    with flight_client(steady.address) as client:
         expect_typed(lambda: client.get_flight_info(descriptor, CALL))
         # pyarrow's own client drops the extra_info of this call's errors; the text has the code.
         with contextlib.suppress(pa.ArrowException):
@@ -140,7 +141,7 @@ def put(client: fl.FlightClient, batch: pa.RecordBatch, *metadata: bytes, path: 
 @EXAMPLES
 @given(envelope=bodies)
 def test_any_envelope(steady: BrokerProcess, envelope: bytes) -> None:
-    with steady.flight() as client:
+    with flight_client(steady.address) as client:
         expect_typed(lambda: put(client, numbers(1, 1), envelope))
     assert steady.alive
 
@@ -158,7 +159,7 @@ def test_any_envelope(steady: BrokerProcess, envelope: bytes) -> None:
 )
 def test_another_schema_is_refused_as_a_whole(steady: BrokerProcess, schema: pa.Schema) -> None:
     batch = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)
-    with steady.flight() as client, pytest.raises(fl.FlightError) as caught:
+    with flight_client(steady.address) as client, pytest.raises(fl.FlightError) as caught:
         put(client, batch, b'{"partition": 0}')
     assert typed(caught.value).code in ("SCHEMA_MISMATCH", "INVALID_REQUEST")
     still_well(steady)
@@ -193,7 +194,7 @@ def test_batches_with_impossible_offsets_are_refused_and_the_broker_lives(
     chance = random.Random(20261121)
     schema = pa.schema([("text", pa.string()), ("lists", pa.list_(pa.int64()))])
     good = pa.record_batch([["ü"], [[1]]], schema=schema)
-    with broker.connect() as log, broker.flight() as client:
+    with broker.connect() as log, flight_client(broker.address) as client:
         log.create_topic("kept", schema=schema)
         refused = 0
         for batch in impossible(chance, 150):
@@ -210,7 +211,7 @@ def test_batches_with_impossible_offsets_are_refused_and_the_broker_lives(
 
 
 def test_a_stream_without_a_batch_and_a_batch_without_a_partition(steady: BrokerProcess) -> None:
-    with steady.flight() as client:
+    with flight_client(steady.address) as client:
         assert put(client, numbers(0, 1), path=("kept",)) == []
         with pytest.raises(fl.FlightError) as caught:
             put(client, numbers(0, 1), b"", path=("kept",))
@@ -220,8 +221,8 @@ def test_a_stream_without_a_batch_and_a_batch_without_a_partition(steady: Broker
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "x" * 201, "\x00", "ü", "-" * 300])
 def test_a_name_that_is_no_folder_makes_no_topic(steady: BrokerProcess, name: str) -> None:
-    with steady.flight() as client, pytest.raises(fl.FlightError) as caught:
-        act(client, "create-topic", topic=name)
+    with flight_client(steady.address) as client, pytest.raises(fl.FlightError) as caught:
+        act_by_flight(client, "create-topic", json.dumps({"topic": name}).encode())
     assert typed(caught.value).code in ("INVALID_TOPIC", "INVALID_REQUEST")
     with steady.connect() as log:
         assert "kept" in log.topics()
@@ -244,11 +245,12 @@ def test_a_name_that_is_no_folder_makes_no_topic(steady: BrokerProcess, name: st
 def test_a_topic_that_cannot_be_leaves_nothing_behind(
     steady: BrokerProcess, asked: dict[str, Any], code: str
 ) -> None:
-    with steady.flight() as client:
+    with flight_client(steady.address) as client:
+        body = json.dumps({"topic": "half-done"} | asked).encode()
         with pytest.raises(fl.FlightError) as caught:
-            act(client, "create-topic", topic="half-done", **asked)
+            act_by_flight(client, "create-topic", body)
         assert typed(caught.value).code == code
-        assert "half-done" not in act(client, "list-topics")["topics"]
+        assert "half-done" not in act_by_flight(client, "list-topics")["topics"]
     assert not (steady.directory / "topics" / "half-done").exists()
 
 
