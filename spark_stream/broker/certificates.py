@@ -27,8 +27,8 @@ class Certificates:
         Raises:
             InvalidConfig: a file cannot be used.
         """
-        self.client_files = clients = config.tls.files("tls")
-        self._peer_files = peers = config.peer_tls.files("peer_tls")
+        self.client_files = clients = config.tls
+        self._peer_files = peers = config.peer_tls
         self._broker_id = ""
         try:
             self.for_clients = _rotating(
@@ -40,7 +40,7 @@ class Certificates:
             self.for_peers = _rotating(
                 peers, config.peer_tls.min_version, self._check_peer, requires_client=True
             )
-            etcd = config.metadata_tls.files("metadata_tls")
+            etcd = config.metadata_tls
             self._to_metadata = (
                 RotatingContext(etcd.paths, partial(client_context, etcd)) if etcd.ca else None
             )

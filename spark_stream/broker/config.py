@@ -10,11 +10,11 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     SecretStr,
@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from spark_stream.broker.access.jwts import JwtSettings
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.stores.backends import ETCD_LEASE_S, EtcdPlace, parse_place
 from spark_stream.cluster.stores.leases import DURATION_S
@@ -40,60 +41,37 @@ from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 from spark_stream.wire.refused_values import problem_of
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+"""pydantic's types of errors for a name that a model or a dataclass does not have."""
 
 
-class TlsPaths(BaseModel):
-    """Paths of files in PEM format: a certificate, its key, and authorities that are trusted."""
+@dataclass(frozen=True)
+class MetadataTls(TlsFiles):
+    """The files for connections to etcd."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cert: Path | None = None
-    key: Path | None = None
-    ca: Path | None = None
-
-    def absolute(self) -> Self:
-        """Return the same settings with absolute paths."""
-        given = {name: getattr(self, name) for name in ("cert", "key", "ca")}
-        paths = {name: None if each is None else each.absolute() for name, each in given.items()}
-        return self.model_copy(update=paths)
-
-    def files(self, setting: str) -> TlsFiles:
-        """Return the files, under the setting's name."""
-        cert, key, ca = (
-            None if each is None else str(each) for each in (self.cert, self.key, self.ca)
-        )
-        return TlsFiles(cert, key, ca, setting)
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    setting = "metadata_tls"
 
 
-class TlsSettings(TlsPaths):
+@dataclass(frozen=True)
+class TlsSettings(TlsFiles):
     """The TLS settings of a listener, which uses no TLS without ``cert``.
 
     ``ca``: authorities; the other side may show a certificate of theirs, and has to if
     ``require_client_cert``. ``min_version``: the oldest version of TLS that is accepted.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     require_client_cert: bool = False
     min_version: Literal["1.2", "1.3"] = "1.2"
 
 
-class JwtConfig(BaseModel):
-    """Whose JSON Web Tokens are taken. ``keys``: the issuer's JWKS, a file or an https address.
+@dataclass(frozen=True)
+class PeerTls(TlsSettings):
+    """The TLS settings of the listener for other brokers."""
 
-    ``audience``: for whom the tokens have to be. ``claim``: the one that has the principal.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    issuer: str
-    audience: str
-    keys: str
-    claim: str = "sub"
-
-    def absolute(self) -> Self:
-        """Return the same settings; if the keys are in a file, with its absolute path."""
-        if self.keys.startswith("https://"):
-            return self
-        return self.model_copy(update={"keys": str(Path(self.keys).absolute())})
+    setting = "peer_tls"
 
 
 class BrokerConfig(BaseSettings):
@@ -148,7 +126,7 @@ class BrokerConfig(BaseSettings):
     id: str | None = None
     rack: str | None = None
     metadata: str | None = None
-    metadata_tls: TlsPaths = TlsPaths()
+    metadata_tls: MetadataTls = MetadataTls()
     metadata_user: str = ""
     metadata_password: SecretStr = SecretStr("")
     listen: str = "127.0.0.1:9092"
@@ -157,9 +135,9 @@ class BrokerConfig(BaseSettings):
     metrics_listen: str = ""
     authentication: bool = False
     super_users: tuple[str, ...] = ()
-    jwt: JwtConfig | None = None
+    jwt: JwtSettings | None = None
     tls: TlsSettings = TlsSettings()
-    peer_tls: TlsSettings = TlsSettings()
+    peer_tls: PeerTls = PeerTls()
     advertise: str | None = None
     idle_seconds: float = Field(default=0.0, ge=0.0)
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
@@ -343,9 +321,9 @@ class BrokerConfig(BaseSettings):
         except ValidationError as error:
             found = error.errors(include_url=False)
             # A name that is not known comes first: what is missing may be meant by it.
-            first = min(found, key=lambda each: each["type"] != "extra_forbidden")
+            first = min(found, key=lambda each: each["type"] not in _UNKNOWN)
             name = ".".join(str(part) for part in first["loc"])
-            unknown = first["type"] == "extra_forbidden"
+            unknown = first["type"] in _UNKNOWN
             message = "there is no such setting" if unknown else problem_of(first)
             if unknown and len(first["loc"]) == 1:
                 message += meant(name, cls.model_fields)

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.authorizer import AccessSettings, Authorizer
-from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
+from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
@@ -182,8 +182,7 @@ class Broker:
         )
         undo.callback(core.host.close)
         undo.callback(self._network.stop_following)
-        given = config.jwt
-        issuer = None if given is None else JwtIssuer(JwtSettings(**given.model_dump()), clock)
+        issuer = None if config.jwt is None else JwtIssuer(config.jwt, clock)
         settings = AccessSettings(config.authentication, frozenset(config.super_users), issuer)
         audit = Audit(path / "audit.log" if config.authentication else None, clock)
         undo.callback(audit.close)

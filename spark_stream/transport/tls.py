@@ -10,9 +10,9 @@ import os
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
-
-from msgspec import Struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
 
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.loggers import logger_of
@@ -23,21 +23,30 @@ _PEM: Final = "-----BEGIN"
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-class TlsFiles(Struct, frozen=True):
+@dataclass(frozen=True)
+class TlsFiles:
     """Paths of PEM files: a certificate (with its chain), its key, and the authorities to trust.
 
-    The key may be in the file of the certificate. ``setting``: the group's name in errors.
+    The key may be in the file of the certificate.
     """
+
+    setting: ClassVar = "tls"
+    """The group's name in errors."""
 
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
-    setting: str = "tls"
 
     @property
     def paths(self) -> list[str]:
         """The files that are named."""
         return [each for each in (self.cert, self.key, self.ca) if each is not None]
+
+    def absolute(self) -> Self:
+        """Return the same settings with absolute paths."""
+        given = {name: getattr(self, name) for name in ("cert", "key", "ca")}
+        absolute = {name: path and str(Path(path).absolute()) for name, path in given.items()}
+        return replace(self, **absolute)
 
     def wrong(self, name: str, problem: str) -> InvalidOption:
         """Return the error about one of the files."""

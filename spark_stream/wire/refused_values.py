@@ -10,6 +10,7 @@ _TABLE: Final = "takes a table of names and values"
 _WORDS: Final = {
     "bool_parsing": "takes true | false",
     "bool_type": "takes true | false",
+    "dataclass_type": _TABLE,
     "dict_type": _TABLE,
     "float_parsing": _NUMBER,
     "float_type": _NUMBER,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from spark_stream.wire.refused_values import problem_of
+
+
+@dataclass
+class Point:
+    x: int
 
 
 def refuse(value: object) -> None:
@@ -24,6 +30,7 @@ def refuse(value: object) -> None:
         (str, 3, "takes a text, not 3"),
         (dict[str, str], 3, "takes a table of names and values, not 3"),
         (BaseModel, 3, "takes a table of names and values, not 3"),
+        (Point, 3, "takes a table of names and values, not 3"),
         (Literal["1.2", "1.3"], "1.1", "takes '1.2' or '1.3', not '1.1'"),
         (Annotated[int, Field(ge=1)], 0, "takes a number from 1 on, not 0"),
         (Annotated[float, Field(gt=0)], 0, "takes a number above 0.0, not 0"),

@@ -11,9 +11,9 @@ import json
 import math
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from msgspec import Struct
+from pydantic import BaseModel, ConfigDict
 
 from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.environment import Clock, SystemClock
@@ -51,16 +51,24 @@ _BAD_TOKEN: Final = (TypeError, ValueError, OverflowError, RecursionError)
 """Raised by PyJWT, besides its own errors, for claims and headers of other types than usual."""
 
 
-class JwtSettings(Struct, frozen=True):
-    """``keys``: the issuer's JWKS, the path of a file or an https address.
+class JwtSettings(BaseModel):
+    """An issuer of accepted tokens. ``keys``: its JWKS, a file or an https address.
 
-    ``claim``: whose value is the principal.
+    ``audience``: the intended recipient of the tokens. ``claim``: the claim with the principal.
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     issuer: str
     audience: str
     keys: str
     claim: str = "sub"
+
+    def absolute(self) -> Self:
+        """Return the same settings; if the keys are in a file, with its absolute path."""
+        if self.keys.startswith("https://"):
+            return self
+        return self.model_copy(update={"keys": str(Path(self.keys).absolute())})
 
 
 class JwtIssuer:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 import typer
+from msgspec.json import encode
 
 from spark_stream.cli.commands import background
 from spark_stream.cli.options import (
@@ -217,7 +218,7 @@ def stop(
 def _absolute_files(config: BrokerConfig) -> dict[str, str]:
     """Return variables that name the broker's files: a daemon has another working directory."""
     found = {
-        f"ISOLOG_{name.upper()}": each.absolute().model_dump_json(exclude_none=True)
+        f"ISOLOG_{name.upper()}": encode(each.absolute()).decode()
         for name, each in (("tls", config.tls), ("peer_tls", config.peer_tls))
         if each.cert is not None
     }

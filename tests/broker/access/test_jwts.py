@@ -59,7 +59,7 @@ def deep_header() -> str:
 
 @pytest.fixture
 def issuer(keys: Path) -> JwtIssuer:
-    return JwtIssuer(JwtSettings(ISSUER, AUDIENCE, str(keys)))
+    return JwtIssuer(JwtSettings(issuer=ISSUER, audience=AUDIENCE, keys=str(keys)))
 
 
 def test_a_token_of_the_issuer_says_who_calls_and_until_when(issuer: JwtIssuer):
@@ -142,7 +142,9 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def remote(clock: FakeClock) -> JwtIssuer:
-    return JwtIssuer(JwtSettings(ISSUER, AUDIENCE, "https://id.example.org/jwks"), clock)
+    return JwtIssuer(
+        JwtSettings(issuer=ISSUER, audience=AUDIENCE, keys="https://id.example.org/jwks"), clock
+    )
 
 
 @pytest.mark.rule("when the issuer of JWTs is asked for its keys", "broker/access/jwts.py")
@@ -224,7 +226,7 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path, text: str):
     file = tmp_path / "jwks.json"
     file.write_text(text)
     with pytest.raises(InvalidConfig, match="has no keys"):
-        JwtIssuer(JwtSettings(ISSUER, AUDIENCE, str(file)))
+        JwtIssuer(JwtSettings(issuer=ISSUER, audience=AUDIENCE, keys=str(file)))
 
 
 def test_a_broker_takes_tokens_of_its_issuer(tmp_path: Path, keys: Path):

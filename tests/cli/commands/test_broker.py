@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 import isolog
+from spark_stream.broker.access.jwts import JwtSettings
+from spark_stream.broker.config import BrokerConfig, TlsSettings
+from spark_stream.cli.commands.broker import _absolute_files
 from tests.cli.conftest import COMMAND, TIMEOUT_S, run
 
 
@@ -235,3 +238,15 @@ def test_a_broker_needs_a_directory(call):
     refused = call("broker", "start")
     assert refused.code == 2
     assert "--dir" in refused.err
+
+
+def test_a_daemon_gets_absolute_paths_of_tls_and_jwt_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tls = {"cert": "c.pem", "key": "k.pem", "min_version": "1.3"}
+    jwt = {"issuer": "i", "audience": "a", "keys": "keys.json"}
+    given = BrokerConfig.load(None, dir=tmp_path, tls=tls, jwt=jwt)
+    for name, value in _absolute_files(given).items():
+        monkeypatch.setenv(name, value)
+    found = BrokerConfig.load(None, dir=tmp_path)
+    assert found.tls == TlsSettings(f"{tmp_path}/c.pem", f"{tmp_path}/k.pem", min_version="1.3")
+    assert found.jwt == JwtSettings(issuer="i", audience="a", keys=f"{tmp_path}/keys.json")
