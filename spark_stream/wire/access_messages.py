@@ -174,14 +174,14 @@ class ListRules(Call[RuleList], name="list-rules", needs=on_cluster(ADMIN)):
 
 
 class SetQuota(Call[Empty], name="set-quota", needs=on_cluster(ADMIN)):
-    """Set a principal's quota; ``*``: the default."""
+    """Set the quota of a principal, or the default quota with ``*``."""
 
     principal: Principal
     quota: Quota
 
 
 class RemoveQuota(Call[Empty], name="remove-quota", needs=on_cluster(ADMIN)):
-    """Remove a principal's quota; ``*``: the default."""
+    """Remove the quota of a principal, or the default quota with ``*``."""
 
     principal: Principal
 

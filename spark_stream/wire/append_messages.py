@@ -17,7 +17,10 @@ from spark_stream.wire.messages import Message, TransactionalId, decoded, decode
 
 
 class AppendTo(Message):
-    """Opens a stream of appends to one topic; batches in a transaction need its owner's id."""
+    """The opening of a stream of appends to one topic.
+
+    Batches in a transaction need its ``transactional_id``.
+    """
 
     topic: Name
     transactional_id: TransactionalId | None = None
@@ -34,10 +37,10 @@ class AppendTo(Message):
 
 
 class Envelope(Message):
-    """Which partition a batch is for; ``number`` comes back with its acknowledgement.
+    """The partition and the number of a batch. The acknowledgement has the same ``number``.
 
     Without a ``stamp`` the batch has no producer: sent twice, it is in the log twice.
-    ``leader_epoch``: the epoch in which the writer knows the partition's leader.
+    ``leader_epoch``: the leader epoch in the writer's cache.
     """
 
     number: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
@@ -49,9 +52,8 @@ class Envelope(Message):
 class Acknowledged(Message, tag_field="kind", tag="acknowledged"):
     """A batch is in the log as a whole: its first offset, and how many records it has.
 
-    ``duplicate``: it was there already; offset and count are those it got then.
-    ``partitions``: how many the topic has now, so that a producer learns when there are more.
-    ``leader_epoch``: in which the leader answered.
+    ``duplicate``: an earlier attempt stored it, at this offset. ``partitions``: the topic's present
+    number of partitions. ``leader_epoch``: in which the leader answered.
     """
 
     number: int

@@ -104,7 +104,7 @@ class MoveReplicas(
 
 
 class CancelMoves(_Placement, Call[Empty], name="cancel-moves", needs=on_cluster(ADMIN), once=True):
-    """Cancel the moves of a topic's partitions (by default of all); only their numbers count.
+    """Cancel the moves of a topic's partitions, by default of all. Only their numbers count.
 
     The replicas that the moves had added are removed.
     """
@@ -118,7 +118,7 @@ class Elected(Message):
 
 
 class ElectPreferred(Call[Elected], name="elect-preferred", needs=on_cluster(ADMIN), once=True):
-    """Make the first replica of each partition its leader; ``topic`` None: of all topics."""
+    """Make the first replica of each partition its leader, by default in all topics."""
 
     topic: Name | None = None
 
@@ -146,7 +146,7 @@ class RestoreMetadata(Call[Empty], name="restore-metadata", needs=on_cluster(ADM
 
 
 class BrokerAddress(Message):
-    """A broker that is registered: it may have died since."""
+    """A registered broker. It may have died since."""
 
     id: str
     address: str
@@ -174,7 +174,7 @@ class RolledBack(Description, kw_only=False):
     """Records that a broker's replica removed, because its new leader did not have them.
 
     Those are the offsets ``start`` to ``end - 1``. ``leader_epoch``: that of the leader.
-    ``were_committed``: some were below the high watermark; only an unclean election loses those.
+    ``were_committed``: some were below the high watermark. Only an unclean election loses those.
     """
 
     topic: str
@@ -187,18 +187,17 @@ class RolledBack(Description, kw_only=False):
 
 
 class BrokerStatus(Description, kw_only=False):
-    """The status that a broker reports; ``memory`` in bytes, without mapped files.
+    """The status that a broker reports. ``memory`` is in bytes, without mapped files.
 
-    ``flight``: the address at which it serves Flight; empty if it does not.
+    ``flight``: the address of its Flight facade, empty without one.
 
-    ``checked_ms``: when the last check of all segments ended, in ms since the epoch; None: none
-    has. Of its replicas, by ``"topic/partition"``: ``damaged``, the first offset that is known to
-    be damaged; ``refused``, the code of the last error of those whose logs take no writes, such as
-    DISK_FULL. ``principal``: that of the caller; what a caller may not know of the cluster is
-    empty. ``principals``: those that are connected, or that a quota has delayed since the broker
-    started. ``log_bytes``: the stored bytes of its replicas; ``disk_free`` and ``disk_total``:
-    bytes of the disk with its directory. ``rolled_back``: what its replicas removed after failovers
-    since it started, the latest of each.
+    ``checked_ms``: the end of the last check of all segments, in ms since the epoch. Of its
+    replicas, by ``"topic/partition"``: ``damaged``, the first damaged offset, and ``refused``, the
+    code of the last error of those whose logs refuse writes, such as DISK_FULL. ``principal``: that
+    of the caller. Fields that the caller may not see are empty. ``principals``: those that are
+    connected, or that a quota has delayed since the broker started. ``log_bytes``: the stored bytes
+    of its replicas. ``disk_free`` and ``disk_total``: bytes of the disk with its directory.
+    ``rolled_back``: what its replicas removed after failovers since it started, the latest of each.
     """
 
     version: str

@@ -55,9 +55,9 @@ class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
 
 
 class RecordProgress(Call[Empty], name="record-progress", needs=on_consumer(READ)):
-    """Store how far a run of a query has come; CONSUMER_FENCED if another run has the name.
+    """Store the progress of a query's run.
 
-    ``claim``: the run also takes the name over.
+    CONSUMER_FENCED if another run has the name. ``claim``: the run also takes the name over.
     """
 
     consumer: Name
@@ -83,10 +83,10 @@ class JoinGroup(Call[MemberAnswer], name="join-group", needs=join):
 
 
 class GroupHeartbeat(Call[MemberAnswer], name="group-heartbeat", needs=on_consumer(READ)):
-    """Return the present assignment of a member; CONSUMER_FENCED if it is no member any more.
+    """Read the present assignment of a member. Fail with CONSUMER_FENCED if it was removed.
 
-    ``released``: the partitions that were revoked, and whose positions are stored. ``renew``: the
-    session lasts for ``session_ms`` from now on.
+    ``released``: the partitions that were revoked, and whose positions are stored. ``renew``:
+    restart the time of the session.
     """
 
     consumer: Name
@@ -96,7 +96,7 @@ class GroupHeartbeat(Call[MemberAnswer], name="group-heartbeat", needs=on_consum
 
 
 class LeaveGroup(Call[Empty], name="leave-group", needs=on_consumer(READ)):
-    """Remove a member from its group; others read its partitions.
+    """Remove a member from its group. Other members take over its partitions.
 
     ``hangs``: its program no longer requests records, or has failed.
     """
@@ -111,8 +111,8 @@ class ReaderHeartbeat(Call[Empty], name="reader-heartbeat", needs=on_consumer(RE
 
     A reader without a heartbeat for ``session_ms`` is lost. CONSUMER_FENCED if another reader has
     the name. ``instance``: the run of a query, a consumer, or a member of a group (only if it is
-    idle: its session is renewed by ``group-heartbeat``). ``idle_ms``: since its program last asked
-    for records. ``claim``: the first heartbeat of this instance.
+    idle: its session is renewed by ``group-heartbeat``). ``idle_ms``: the time since its program
+    last requested records. ``claim``: the first heartbeat of this instance.
     """
 
     consumer: Name
@@ -136,7 +136,7 @@ class TakenPartitions(Message):
 
 
 class TakePartitions(Call[TakenPartitions], name="take-partitions", needs=on_consumer(READ)):
-    """Return where a member begins to read partitions that were assigned to it.
+    """Read the positions of partitions that were assigned to a member.
 
     Call it before the first fetch.
     """
@@ -283,7 +283,7 @@ class TakeConsumer(Call[Positions], name="take-consumer", needs=on_consumer(READ
 
 
 class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(DESCRIBE)):
-    """Return where a named consumer continues."""
+    """Read the stored positions of a named consumer."""
 
     consumer: Name
 

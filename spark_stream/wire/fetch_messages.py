@@ -194,7 +194,7 @@ class EntryRuns(Message):
 
 
 class LocatedEntries(Message):
-    """One place for each of the runs asked for, or None if it is not whole in one file here."""
+    """The place of each requested run, None if the run is not whole in one file."""
 
     places: list[FilePlace | None]
 

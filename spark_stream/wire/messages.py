@@ -1,4 +1,4 @@
-"""What all control messages have in common, and what a remote call is.
+"""The base of all control messages, and of the remote calls.
 
 Each message is a JSON object with a fixed set of fields. A field that has its default is left out.
 No message is ever unpickled. Tagged messages have their kind in the field ``kind``.

@@ -62,9 +62,9 @@ class EpochStart(Message):
 
 
 class PartitionFacts(Message):
-    """What a partition's leader knows of it beside its offsets.
+    """The facts of a partition at its leader, beside its offsets.
 
-    ``high_watermark`` and ``last_stable_offset`` are None while a new leader does not know them.
+    ``high_watermark`` and ``last_stable_offset`` are None until a new leader has computed them.
     ``size``: its stored bytes. ``followers``: up to which offset each follower has the log.
     ``epochs``: the last of the log's leader epochs, the oldest first. ``open``: the open
     transactions that have records here, the earliest first, at most :data:`OPEN_MAX`.
@@ -81,11 +81,11 @@ class PartitionFacts(Message):
 class PartitionOffset(Message):
     """The answer about a partition, by its leader in ``epoch``.
 
-    ``lineage``: that of ``offset``. ``surviving``: each lineage that was asked about, in their
-    order, and up to which offset the log still has its records. ``uncommitted``: records of aborted
-    or open transactions are in the range that was asked about. ``size``: the stored bytes of a
-    range, and those of its first record. ``reached``: up to which offset whole records take no more
-    than a budget of bytes. ``states``: what became of the records of a range, as runs in order.
+    ``lineage``: that of ``offset``. ``surviving``: the requested lineages in order, each with the
+    end of its records in the log. ``uncommitted``: records of aborted or open transactions are in
+    the requested range. ``size``: the stored bytes of a range, and those of its first record.
+    ``reached``: the end of the whole records within a budget of bytes. ``states``: the states of
+    the records of a range, as runs in order.
     """
 
     offset: int

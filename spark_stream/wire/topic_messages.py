@@ -24,12 +24,12 @@ DELETE, DESCRIBE = Operation.DELETE, Operation.DESCRIBE
 class PartitionDescription(Description, kw_only=False):
     """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
 
-    ``leader``, ``replicas`` and ``isr`` are broker ids; there is no leader while nobody can lead.
-    ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes ``removing``
-    away: both are among the ``replicas`` until it ends. A replica is in both if an earlier move
-    was adding it and this move removes it. ``high_watermark`` and ``last_stable_offset`` are None
-    while a new leader does not know them yet. They, the other offsets, ``size`` and
-    ``open_transactions`` are None where there is an error.
+    ``leader``, ``replicas`` and ``isr`` are broker ids. A partition that no replica can lead has no
+    leader. ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes
+    ``removing`` away: both are among the ``replicas`` until it ends. A replica is in both if an
+    earlier move was adding it and this move removes it. ``high_watermark`` and
+    ``last_stable_offset`` are None until a new leader has computed them. They, the other offsets,
+    ``size`` and ``open_transactions`` are None where there is an error.
     """
 
     partition: int
@@ -50,10 +50,10 @@ class PartitionDescription(Description, kw_only=False):
 
 
 class TopicDescription(Description, kw_only=False):
-    """A topic with its partitions; ``config`` has every setting, defaults included.
+    """A topic with its partitions. ``config`` has every setting, defaults included.
 
     ``schema_version``: how often its schema was altered. ``added``: the columns that this added.
-    ``warning``: what its maker should know, such as that it has one replica on a cluster.
+    ``warning``: a risk, such as a single replica on a cluster of several brokers.
     """
 
     name: str
@@ -77,10 +77,10 @@ class TopicDescription(Description, kw_only=False):
 class CreateTopic(Call[TopicDescription], name="create-topic", needs=on_topic(CREATE), once=True):
     """Create a topic.
 
-    ``schema_ipc``: base64 of an Arrow IPC schema message; without it the topic has the default
-    schema. ``replication_factor``: without it the cluster's default. ``assignment``: the ids of the
-    brokers of each partition, the preferred leader first. It replaces ``partitions`` and
-    ``replication_factor``; without it the replicas are spread over the live brokers. ``token``: a
+    ``schema_ipc``: base64 of an Arrow IPC schema message, by default the default schema.
+    ``replication_factor``: without it the cluster's default. ``assignment``: the ids of the brokers
+    of each partition, the preferred leader first. It replaces ``partitions`` and
+    ``replication_factor``. Without it the replicas are spread over the live brokers. ``token``: a
     text unique to this request. A retry succeeds if an earlier attempt created the topic.
     """
 
@@ -158,11 +158,11 @@ class ListTopics(Call[TopicNames], name="list-topics", needs=described):
 
 
 class LeaderFacts(Message):
-    """Who leads a partition, as the broker that was asked knows it.
+    """The leader of a partition on record at the broker that answers.
 
-    ``leader`` is the broker's id, None while there is no leader; ``address`` is "" if it is not
-    known. ``leader_epoch`` is None if only the leader itself knows it. ``near``: the in-sync
-    follower that is nearer to the reader than the leader, if there is one.
+    ``leader`` is the broker's id, None without a leader. ``address`` is "" if it is not known.
+    ``leader_epoch`` is None if only the leader has it. ``near``: the in-sync follower that is
+    nearer to the reader than the leader, if there is one.
     """
 
     partition: int
@@ -182,7 +182,7 @@ class Leaders(Message):
 class FindLeaders(Call[Leaders], name="find-leaders", needs=on_topic(DESCRIBE)):
     """Find the leaders of a topic's partitions (of this id, if one is given), at any broker.
 
-    ``rack`` and ``machine`` (a boot id): those of a reader that may ask followers too.
+    ``rack`` and ``machine`` (a boot id): those of a reader that may read from followers too.
     """
 
     HINTS: ClassVar[frozenset[str]] = frozenset({"rack", "machine"})

@@ -69,7 +69,7 @@ class InitTransactions(
 ):
     """Take over an id for ``instance``. Fence the one before, and abort its open transaction.
 
-    ``instance`` is any text that no other producer has; every later call names it.
+    ``instance`` is a text unique to this producer. Every later call names it.
     """
 
     transactional_id: TransactionalId
@@ -103,8 +103,8 @@ class CommitTransaction(Call[TransactionDescription], name="commit-transaction",
 
     Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
     ``owners`` are those of the consumers whose ``positions`` move with it, as in
-    ``commit-position``. The answer comes when the transaction is visible. UNKNOWN_TOPIC if a topic
-    that it wrote to was deleted: nothing is decided then.
+    ``commit-position``. The answer comes when the transaction is visible. The call fails with
+    UNKNOWN_TOPIC, and decides nothing, if a topic of the transaction was deleted.
     """
 
     transactional_id: TransactionalId
@@ -211,11 +211,11 @@ class SinkBatch(Claim, Message):
 
 
 class OpenBranch(SinkBatch, Call[Branch], name="open-branch", needs=on_transaction(WRITE)):
-    """Open a branch of the transaction that writes a sink's batch; begin it if need be."""
+    """Open a branch of the transaction that writes a sink's batch. The first branch begins it."""
 
 
 class SettledBatch(Message):
-    """Whether a sink's batch is committed, and what it wrote (None if it is not known)."""
+    """The outcome of a sink's batch, and its content if it is on record."""
 
     committed: bool
     content: tuple[Content, ...] | None = None
@@ -270,7 +270,7 @@ class RenewBatch(Call[Empty], name="renew-batch", needs=on_transaction(WRITE)):
 
 
 class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
-    """Abort one branch (a producer id) of transaction ``number``; the others continue."""
+    """Abort one branch (a producer id) of transaction ``number``. The others continue."""
 
     transactional_id: TransactionalId
     instance: Name
