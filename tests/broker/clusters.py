@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.broker.local_broker import LocalBroker, Surroundings, to_create
 from tests.support import NUMBERS
 
 
@@ -24,7 +24,9 @@ def make(asked: LocalBroker, topic: str, *assignment: str, **config: str) -> Non
 
     Brokers are named by one letter each. All of them see it at once.
     """
-    asked.topics.create(topic, 1, 1, NUMBERS, config, [list(each) for each in assignment])
+    asked.topics.create(
+        to_create(topic, 1, 1, NUMBERS, config, [list(each) for each in assignment])
+    )
     see(asked.around)
 
 

@@ -6,10 +6,12 @@ by plain calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from isolog.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
@@ -26,6 +28,7 @@ from spark_stream.environment import Clock, SystemIds, SystemMachine
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.disk.directory import LogDirectory, RunFile
 from spark_stream.storage.logs import FileLogs
+from spark_stream.wire.topic_messages import AlterTopic, CreateTopic
 from tests.clocks import FakeClock
 from tests.simulation.leases import MemoryBoard
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -225,3 +228,34 @@ class LocalBroker(BrokerCore):
         self.around.up.pop(self.id, None)
         self.host.close()
         self.lease_keeper.end()
+
+
+def to_create(
+    topic: str,
+    partitions: int,
+    factor: int | None,
+    schema: pa.Schema,
+    config: Mapping[str, str],
+    assignment: list[list[str]] | None = None,
+    token: str = "",
+) -> CreateTopic:
+    return CreateTopic(
+        topic=topic,
+        partitions=partitions,
+        replication_factor=factor,
+        schema=schema,
+        config=dict(config),
+        assignment=assignment,
+        token=token,
+    )
+
+
+def to_alter(
+    topic: str,
+    partitions: int | None,
+    config: Mapping[str, str],
+    assignment: list[list[str]] | None = None,
+) -> AlterTopic:
+    return AlterTopic(
+        topic=topic, partitions=partitions, config=dict(config), assignment=assignment
+    )

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.environment import Clock
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.storage.logs import FileLogs
-from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.broker.local_broker import LocalBroker, Surroundings, to_alter, to_create
 from tests.clocks import FakeClock
 
 
@@ -69,12 +70,14 @@ class LocalTopics:
         )
         self.host, self.transactions = self._broker.host, self._broker.topics
         self.left_over = self._broker.left_over
-        self.create, self.alter, self.delete = (
-            self.transactions.create,
-            self.transactions.alter,
-            self.transactions.delete,
-        )
+        self.delete = self.transactions.delete
         self.topic = self.host.topic
+
+    def create(self, *asked: Any, token: str = "") -> HostedTopic:
+        return self.transactions.create(to_create(*asked, token=token))
+
+    def alter(self, *asked: Any) -> HostedTopic:
+        return self.transactions.alter(to_alter(*asked))
 
     def close(self) -> None:
         self.host.close()

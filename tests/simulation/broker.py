@@ -62,6 +62,7 @@ from spark_stream.wire.append_messages import Ack, AppendTo, Envelope
 from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.methods import APPEND, FETCH
 from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.topic_messages import AlterTopic, CreateTopic
 from tests.simulation.appends import SimulatedAppends
 from tests.simulation.clock import SeededIds, VirtualClock
 from tests.simulation.connections import (
@@ -496,7 +497,15 @@ class SimulatedBroker:
         self, name: str, partitions: int, replicas: int, config: Mapping[str, str]
     ) -> Body:
         """A body that makes a topic, and returns it."""
-        topic, records = self.core.topics.plan(name, partitions, replicas, SCHEMA, config)
+        topic, records = self.core.topics.plan(
+            CreateTopic(
+                topic=name,
+                partitions=partitions,
+                replication_factor=replicas,
+                schema=SCHEMA,
+                config=dict(config),
+            )
+        )
         made = topic_scripts.create_topic(topic, records, BrokerId(self.broker_id))
         yield from self._alone_with(name, made)
         return topic
@@ -504,7 +513,7 @@ class SimulatedBroker:
     def alter_topic(self, name: str, partitions: int) -> Body:
         """A body that gives a topic more partitions."""
         self.host.topic(name)
-        change = self.core.topics.plan_change(name, partitions, {})
+        change = self.core.topics.plan_change(AlterTopic(topic=name, partitions=partitions))
         placed = self.core.topics.plan_added()
         yield from self._alone_with(name, topic_scripts.alter_topic(name, change, placed))
 

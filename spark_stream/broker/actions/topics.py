@@ -29,7 +29,6 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.scripts import trimming
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
@@ -62,15 +61,7 @@ from spark_stream.wire.topic_messages import (
 
 @handles(CreateTopic)
 def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription:
-    hosted = context.topics.create(
-        asked.topic,
-        asked.partitions,
-        asked.replication_factor,
-        DEFAULT_SCHEMA if asked.schema is None else asked.schema,
-        asked.config,
-        asked.assignment,
-        asked.token,
-    )
+    hosted = context.topics.create(asked)
     described = _described(context, hosted)
     chosen = (asked.replication_factor, asked.assignment, context.topics.default_factor)
     if any(each is not None for each in chosen):
@@ -81,10 +72,7 @@ def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription
 
 @handles(AlterTopic)
 def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
-    altered = context.topics.alter(
-        asked.topic, asked.partitions, asked.config, asked.assignment, asked.schema
-    )
-    return _described(context, altered)
+    return _described(context, context.topics.alter(asked))
 
 
 @handles(DeleteTopic)

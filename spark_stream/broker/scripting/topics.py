@@ -7,9 +7,8 @@ do not wait for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -32,11 +31,12 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.schema.evolution import VERSIONS_MAX, check_evolution
 from spark_stream.schema.keys import PARTITION_BY, check_evolved_key, check_setting
-from spark_stream.schema.schemas import of_topic, stored_schema
+from spark_stream.schema.schemas import DEFAULT_SCHEMA, of_topic, stored_schema
 from spark_stream.scripts import left_overs
 from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.settings import LogSettings, parse_settings
+from spark_stream.wire.topic_messages import AlterTopic, CreateTopic
 
 logger = logger_of(__name__)
 
@@ -63,59 +63,39 @@ class TopicAdmin:
         self._free = threading.Condition()
         self._changing: set[str] = set()
 
-    def create(
-        self,
-        name: str,
-        partitions: int,
-        replication_factor: int | None,
-        schema: pa.Schema,
-        config: Mapping[str, Any],
-        assignment: Sequence[Sequence[str]] | None = None,
-        token: str = "",
-    ) -> HostedTopic:
-        """Make a topic; on any error nothing is left of it. Raises: as :meth:`plan`.
+    def create(self, asked: CreateTopic) -> HostedTopic:
+        """Make a topic, or return the one that an earlier request with this token made.
 
-        ``token``: if an earlier request with it made a topic, return that one.
+        On any error nothing is left of it. Raises: as :meth:`plan`.
         """
-        topic, records = self.plan(name, partitions, replication_factor, schema, config, assignment)
-        topic = replace(topic, token=token)
-        with self._changes(name):
+        topic, records = self.plan(asked)
+        with self._changes(topic.name):
             topic = self._driver.run(scripts.create_topic(topic, records, self._host.broker_id))
-        return self._host.topic(name, topic.id)
+        return self._host.topic(topic.name, topic.id)
 
-    def plan(
-        self,
-        name: str,
-        partitions: int,
-        replication_factor: int | None,
-        schema: pa.Schema,
-        config: Mapping[str, Any],
-        assignment: Sequence[Sequence[str]] | None = None,
-    ) -> tuple[Topic, Sequence[PartitionRecord]]:
+    def plan(self, asked: CreateTopic) -> tuple[Topic, Sequence[PartitionRecord]]:
         """Check a new topic. Return it, and the first records of its partitions.
-
-        ``replication_factor``: None for the cluster's default. ``assignment``: the brokers of each
-        partition, the preferred leader first; with None they are spread over the brokers that are
-        alive.
 
         Raises:
             InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch: naming what is wrong.
         """
-        check_name(name)
+        check_name(asked.topic)
         self._host.refresh()  # a broker may have started a moment ago
+        partitions, factor = asked.partitions, asked.replication_factor
+        assignment = asked.assignment
         if assignment is not None:
-            partitions, replication_factor = len(assignment), len(next(iter(assignment), ()))
-        elif replication_factor is None:
-            given = {key: str(value) for key, value in config.items()}
-            least = parse_settings(given, self._defaults).min_insync_replicas
-            replication_factor = self.default_factor or default_factor(self._members, least)
+            partitions, factor = len(assignment), len(next(iter(assignment), ()))
+        elif factor is None:
+            least = parse_settings(asked.config, self._defaults).min_insync_replicas
+            factor = self.default_factor or default_factor(self._members, least)
         topic = Topic(
-            name=name,
+            name=asked.topic,
             id=self._ids.new_id(),
-            schema=stored_schema(schema),
+            schema=stored_schema(DEFAULT_SCHEMA if asked.schema is None else asked.schema),
             partitions=partitions,
-            config={key: str(value) for key, value in config.items()},
-            replication_factor=replication_factor,
+            config=asked.config,
+            replication_factor=factor,
+            token=asked.token,
         )
         check_partitions(topic)
         _check_key(topic, parse_settings(topic.config, self._defaults))
@@ -123,29 +103,18 @@ class TopicAdmin:
             return topic, placed_by_hand(topic, assignment, self._members)
         return topic, placed(topic, partitions, self._host.view, self._members)
 
-    def alter(
-        self,
-        name: str,
-        partitions: int | None,
-        config: Mapping[str, Any],
-        assignment: Sequence[Sequence[str]] | None = None,
-        schema: pa.Schema | None = None,
-    ) -> HostedTopic:
+    def alter(self, asked: AlterTopic) -> HostedTopic:
         """Give a topic more partitions, other settings or its next schema: all of it, or nothing.
-
-        ``assignment``: the brokers of each new partition.
 
         Raises:
             UnknownTopic: there is no such topic.
             InvalidTopic, InvalidAssignment, InvalidConfig, SchemaMismatch, UnsupportedType: as
                 :meth:`plan_change`.
         """
-        change = self.plan_change(name, partitions, config, schema)
-        with self._changes(name):
-            altered = self._driver.run(
-                scripts.alter_topic(name, change, self.plan_added(assignment))
-            )
-        return self._host.topic(name, altered.id)
+        change, place = self.plan_change(asked), self.plan_added(asked.assignment)
+        with self._changes(asked.topic):
+            altered = self._driver.run(scripts.alter_topic(asked.topic, change, place))
+        return self._host.topic(asked.topic, altered.id)
 
     def plan_added(
         self, assignment: Sequence[Sequence[str]] | None = None
@@ -166,13 +135,7 @@ class TopicAdmin:
 
         return place
 
-    def plan_change(
-        self,
-        name: str,
-        partitions: int | None,
-        config: Mapping[str, Any],
-        schema: pa.Schema | None = None,
-    ) -> Callable[[Topic], Topic]:
+    def plan_change(self, asked: AlterTopic) -> Callable[[Topic], Topic]:
         """Return a function that makes the changed topic from the one on record.
 
         It raises:
@@ -181,11 +144,13 @@ class TopicAdmin:
             SchemaMismatch, UnsupportedType: as ``check_evolution``.
         """
 
+        name, schema = asked.topic, asked.schema
+
         def change(old: Topic) -> Topic:
             new = replace(
                 old,
-                partitions=old.partitions if partitions is None else partitions,
-                config={**old.config, **{key: str(value) for key, value in config.items()}},
+                partitions=old.partitions if asked.partitions is None else asked.partitions,
+                config={**old.config, **asked.config},
             )
             if new.partitions < old.partitions:
                 raise InvalidTopic(

@@ -24,7 +24,7 @@ from spark_stream.consistency.ids import Generation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from tests.broker.clusters import around, make, see
-from tests.broker.local_broker import LocalBroker, Surroundings, replicate
+from tests.broker.local_broker import LocalBroker, Surroundings, replicate, to_alter, to_create
 from tests.support import NUMBERS, eventually, numbers
 
 __all__ = ["around"]
@@ -186,7 +186,7 @@ def test_a_topic_that_cannot_be_hosted_holds_up_no_other(pair):
     """A later release may have written its record. It is tried again at each look."""
     a, b = pair
     for name in ("bad", "good"):
-        a.topics.create(name, 1, 1, NUMBERS, {}, [["b"]])
+        a.topics.create(to_create(name, 1, 1, NUMBERS, {}, [["b"]]))
     record = a.store.get(TOPICS + "bad")
     later = dict(record.value) | {"config": {"of.a.later.release": "1"}}
     version = a.store.put(record.key, later, record.version)
@@ -218,7 +218,7 @@ def test_a_topic_made_anew_under_a_name_is_another(pair):
 def test_partitions_that_are_added_open_where_they_belong(pair):
     a, b = pair
     make(a, "t", "a")
-    a.topics.alter("t", 3, {}, [["b"], ["a"]])
+    a.topics.alter(to_alter("t", 3, {}, [["b"], ["a"]]))
     see(a.around)
     assert (hosted(a), hosted(b)) == ({"t": [0, 2]}, {"t": [1]})
     assert b.partition("t", 1).append(numbers(0, 1)).offset == 0
@@ -229,7 +229,7 @@ def test_a_partition_that_was_added_a_moment_ago_elsewhere_is_not_unknown(pair):
     a, b = pair
     make(a, "t", "b")
     asked = b.host.topic("t")
-    a.topics.alter("t", 2, {}, [["b"]])
+    a.topics.alter(to_alter("t", 2, {}, [["b"]]))
     assert asked.partition(1).leads  # whoever adds partitions asks their leaders
     assert b.partition("t", 1).leads
     with pytest.raises(UnknownPartition):
@@ -239,7 +239,7 @@ def test_a_partition_that_was_added_a_moment_ago_elsewhere_is_not_unknown(pair):
 def test_settings_that_change_reach_all_replicas(pair):
     a, _ = pair
     make(a, "t", "ab")
-    a.topics.alter("t", None, {"segment.ms": "777"})
+    a.topics.alter(to_alter("t", None, {"segment.ms": "777"}))
     see(a.around)
     for each in pair:
         assert each.replica("t").log.format.settings.segment_ms == 777
@@ -281,7 +281,7 @@ def test_what_is_asked_of_a_partition_that_is_not_there_is_refused(pair):
 def test_a_topic_made_a_moment_ago_elsewhere_is_found(pair):
     """Nobody has to wait for the next look."""
     a, b = pair
-    a.topics.create("t", 1, 1, NUMBERS, {}, [["b"]])
+    a.topics.create(to_create("t", 1, 1, NUMBERS, {}, [["b"]]))
     assert b.host.find("t").name == "t"
     assert b.partition("t").leads
 
@@ -364,7 +364,7 @@ def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pa
 def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
     """Adds partitions on these brokers."""
     partitions = asked.host.find(topic).partitions + len(assignment)
-    asked.topics.alter(topic, partitions, {}, [list(each) for each in assignment])
+    asked.topics.alter(to_alter(topic, partitions, {}, [list(each) for each in assignment]))
     see(asked.around)
 
 

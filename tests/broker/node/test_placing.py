@@ -12,7 +12,7 @@ from spark_stream.cluster.brokers import Brokers, BrokerState
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.topics import TOPICS
 from tests.broker.clusters import around, make, see
-from tests.broker.local_broker import LocalBroker, Surroundings
+from tests.broker.local_broker import LocalBroker, Surroundings, to_alter, to_create
 from tests.support import NUMBERS
 
 __all__ = ["around"]
@@ -34,7 +34,7 @@ def replicas(broker: LocalBroker, topic: str) -> list[str]:
 def create(
     asked: LocalBroker, partitions: int, factor: int | None, assignment=None, name="t", **config
 ) -> None:
-    asked.topics.create(name, partitions, factor, NUMBERS, config, assignment)
+    asked.topics.create(to_create(name, partitions, factor, NUMBERS, config, assignment))
 
 
 @pytest.mark.rule(
@@ -63,7 +63,7 @@ def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_thr
     for name in "abcd":
         broker = around.start(name)
         see(around)
-        found.append(broker.topics.plan("t", 1, None, NUMBERS, {})[0].replication_factor)
+        found.append(broker.topics.plan(to_create("t", 1, None, NUMBERS, {}))[0].replication_factor)
     assert found == [1, 2, 3, 3]
 
 
@@ -164,7 +164,7 @@ def test_an_assignment_of_no_partition_is_refused(a):
 
 def test_added_partitions_are_spread_too(a):
     make(a, "t", "ab", "bc")
-    a.topics.alter("t", 5, {})
+    a.topics.alter(to_alter("t", 5, {}))
     found = replicas(a, "t")
     assert found[:2] == ["ab", "bc"]
     leaders = Counter(each[0] for each in found)
@@ -174,8 +174,8 @@ def test_added_partitions_are_spread_too(a):
 def test_an_operator_places_each_partition_that_is_added_and_no_other(a):
     make(a, "t", "ab")
     with pytest.raises(InvalidTopic, match="1 new partitions are assigned, and 2 are added"):
-        a.topics.alter("t", 3, {}, [["b", "c"]])
+        a.topics.alter(to_alter("t", 3, {}, [["b", "c"]]))
     with pytest.raises(InvalidAssignment, match="partition 2: there is no broker 'x'"):
-        a.topics.alter("t", 3, {}, [["b", "c"], ["x", "a"]])
-    a.topics.alter("t", 3, {}, [["b", "c"], ["c", "a"]])
+        a.topics.alter(to_alter("t", 3, {}, [["b", "c"], ["x", "a"]]))
+    a.topics.alter(to_alter("t", 3, {}, [["b", "c"], ["c", "a"]]))
     assert replicas(a, "t") == ["ab", "bc", "ca"]

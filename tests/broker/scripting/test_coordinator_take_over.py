@@ -14,7 +14,7 @@ from spark_stream.consistency.transactions.transactions import Joined, State, Tr
 from spark_stream.scripts.steps import PutRecord, Script
 from spark_stream.scripts.transactions import records
 from spark_stream.wire.transaction_messages import BeginTransaction, InitTransactions
-from tests.broker.local_broker import LEASE_S, Surroundings
+from tests.broker.local_broker import LEASE_S, Surroundings, to_create
 from tests.broker.pairs import brokers as two_brokers
 from tests.broker.pairs import make_topic
 from tests.broker.stamped import Appender, Owner, bounds
@@ -44,7 +44,7 @@ class TwoBrokers:
         self.clock = FakeClock()
         self.around = Surroundings(path, self.clock)
         self.a, self.b = OneBroker(self.around, "a"), OneBroker(self.around, "b")
-        self.b.topics.create("t", 1, 1, NUMBERS, {}, [["b"]])
+        self.b.topics.create(to_create("t", 1, 1, NUMBERS, {}, [["b"]]))
         self.partition = self.b.host.topic("t").partition(0)
 
     def begin_at_a(self, name: str = "x") -> Transaction:

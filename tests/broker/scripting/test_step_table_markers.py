@@ -18,7 +18,7 @@ from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.moving import change_records
 from spark_stream.scripts.steps import Force, WriteMarkers
 from tests.broker.clusters import make, see
-from tests.broker.local_broker import Surroundings, replicate
+from tests.broker.local_broker import Surroundings, replicate, to_create
 from tests.simulation.logs import DiskLogs
 from tests.support import NUMBERS, numbers
 
@@ -46,7 +46,7 @@ class OneBroker:
         self.logs = DiskLogs(path, lambda: None)
         self._broker = self._around.start("b", logs=self.logs)
         config = {"flush": "interval", "flush.ms": "60000"}
-        self._broker.topics.create("t", 1, 1, NUMBERS, config)
+        self._broker.topics.create(to_create("t", 1, 1, NUMBERS, config))
 
     @property
     def host(self) -> Host:

@@ -19,6 +19,7 @@ from isolog.errors import (
 from spark_stream.cluster.topics import TOPICS
 from spark_stream.scripts.topics import create_topic
 from spark_stream.storage.logs import FileLogs
+from tests.broker.local_broker import to_create
 from tests.broker.topic_desk import Died, LocalTopics
 from tests.simulation.disk import SimulatedDisk
 from tests.storage.disks import FaultyDisk
@@ -69,7 +70,7 @@ def test_a_topic_whose_making_is_asked_for_again_is_the_one_that_was_made(
             ).id
         )
 
-    plan, records = transactions.transactions.plan("t", 2, 1, NUMBERS, {})
+    plan, records = transactions.transactions.plan(to_create("t", 2, 1, NUMBERS, {}))
     first = replace(plan, token="mine")
     if when == "before":
         make()
