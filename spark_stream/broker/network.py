@@ -15,7 +15,6 @@ from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
-from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.peers import ConnectedPeers
 from spark_stream.broker.serving.pool import Pool
@@ -57,7 +56,7 @@ class ConnectedNetwork:
         )
         self.leading = Leading(
             me,
-            LedPartitions(core.host),
+            core.host,
             settings,
             clock,
             self._background,
@@ -69,9 +68,9 @@ class ConnectedNetwork:
         )
         return peers
 
-    def links(self, core: BrokerCore) -> StreamLinks:
+    def links(self, core: BrokerCore) -> Fetchers:
         assert self._fetchers is not None
-        return StreamLinks(self._fetchers, core.host.refresh)
+        return self._fetchers
 
     def stop_following(self) -> None:
         """End the streams from leaders."""

@@ -8,7 +8,6 @@ from typing import cast
 
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_stream import LeaderStream
-from spark_stream.broker.replication.links import LedPartitions
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.environment import Clock, SystemClock
@@ -76,7 +75,7 @@ def followed(
         opened,
         Welcome(1, ""),
         cast(Stream, found),
-        LedPartitions(leader.host),
+        leader.host,
         ReplicationSettings(),
         clock or SystemClock(),
         Background(pool.submit, pool.submit_after, loop.call_later),

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from isolog.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.partition.followers import FollowerSession
+from spark_stream.broker.partition.following import Followed
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.replication.links import Followed, FollowerSession, LedPartitions
 from spark_stream.broker.scripting.driver import Peers
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId, Partitions
@@ -81,16 +82,17 @@ class NotedLinks:
     """By the replica's name: its leader and the epoch."""
     waits_until: float = 0.0
     """When replicas may lead that have followed."""
+    _names: dict[PartitionId, str] = field(default_factory=dict)
 
-    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
-        del generation
-        self.followed[partition.name] = (leader, partition.leader_epoch)
+    def follow(self, leader: BrokerId, partition: Followed) -> None:
+        self.followed[partition.role.state.name] = (leader, partition.epoch)
+        self._names[partition.key] = partition.role.state.name
 
-    def unfollow(self, partition: Partition) -> None:
-        self.followed.pop(partition.name, None)
+    def unfollow(self, key: PartitionId) -> None:
+        self.followed.pop(self._names.get(key, ""), None)
 
-    def may_lead_at(self, partition: Partition) -> float:
-        del partition
+    def may_lead_at(self, key: PartitionId) -> float:
+        del key
         return self.waits_until
 
 
@@ -113,8 +115,8 @@ def replicate(
 ) -> FollowerSession:
     """The follower gets all that it lacks and says that it has it, as a stream does it."""
     replica = follower.replica(topic, number)
-    followed = Followed.now(replica, follower.generation)
-    session = LedPartitions(leader.host).start_session(
+    followed = replica.followed(follower.generation)
+    session = leader.host.start_session(
         follower.id,
         follower.generation,
         followed.key,

@@ -21,7 +21,13 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation
 from spark_stream.consistency.partition.effects import Effects, ProposeIsr
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.replication import follower
-from spark_stream.consistency.replication.follower import BeginAnew, CutBack, LeaderAnswer, Refusal
+from spark_stream.consistency.replication.follower import (
+    Agreement,
+    BeginAnew,
+    CutBack,
+    LeaderAnswer,
+    Refusal,
+)
 from tests.consistency.partition_parts import Acked, Follow, Frame, Link, Log, Process, Write
 
 Choose = Callable[[Sequence[Any]], Any]
@@ -280,7 +286,7 @@ class Cluster:
             if isinstance(agreed, Refusal):
                 self.links.pop(link.taker.me.broker)
             else:
-                link.session, link.next_entry = agreed.session, agreed.entry
+                link.session, link.next_entry = agreed.session, agreed.agreement.entry
                 link.down.append(agreed)
         else:
             assert link.session is not None
@@ -290,7 +296,7 @@ class Cluster:
     def deliver_down(self, link: Link) -> None:
         message, taker = link.down.popleft(), link.taker
         if isinstance(message, LeaderAnswer):
-            if not self.prepare(taker, message):
+            if not self.prepare(taker, message.agreement):
                 return self.cut(taker.me.broker)
         else:
             epoch, end = taker.core.leader_epoch, taker.log.end.entry
@@ -309,7 +315,7 @@ class Cluster:
             taker.core.append_replicated(entries, message.high_watermark)
         link.up.append(Acked(taker.log.end.entry))
 
-    def prepare(self, taker: Process, agreed: LeaderAnswer) -> bool:
+    def prepare(self, taker: Process, agreed: Agreement) -> bool:
         """The follower makes its log a prefix of its leader's. False: the answer is too old."""
         hole = self.holes.get(taker.me.broker)
         plan = follower.preparation(taker.core.bounds_state, agreed, hole)

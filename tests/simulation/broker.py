@@ -29,7 +29,6 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
-from spark_stream.broker.replication.links import LedPartitions, StreamLinks
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Peers
@@ -274,7 +273,7 @@ class SimulatedBroker:
         self._changing = set()
         self._leading = Leading(
             self._me,
-            LedPartitions(core.host),
+            core.host,
             self._replication(),
             around.clock,
             self._threads().background,
@@ -323,11 +322,11 @@ class SimulatedBroker:
         """No thread asks a peer: ``driver`` does, by the schedule."""
         return _NoPeers()
 
-    def links(self, core: BrokerCore) -> StreamLinks:
+    def links(self, core: BrokerCore) -> Fetchers:
         """Streams over the simulated network."""
         around, threads, settings = self._around, self._threads(), self._replication()
         lines = SimulatedLines(self, threads, settings, around.brokers, around.network)
-        fetchers = Fetchers(
+        return Fetchers(
             self._me,
             self._endpoint_of,
             settings,
@@ -336,7 +335,6 @@ class SimulatedBroker:
             lines.call,
             core.promising,
         )
-        return StreamLinks(fetchers, core.host.refresh)
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
         """Serve a stream of a follower, or of a client."""

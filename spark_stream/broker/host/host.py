@@ -25,6 +25,7 @@ from spark_stream.broker.host.hosted import (
     unknown_partition,
 )
 from spark_stream.broker.host.upkeep import Upkeep
+from spark_stream.broker.partition.followers import FollowerSession
 from spark_stream.broker.partition.partition import CloseReason, Partition
 from spark_stream.broker.partition.recent import BROKER_BYTES, MemoryRoom
 from spark_stream.cluster.generations import Ends
@@ -35,9 +36,10 @@ from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import MADE_UP, greatest_numbers
-from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.partition.progress import GenerationOf
+from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.near import may_answer
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import Clock
@@ -270,6 +272,23 @@ class Host:
             raise UnknownTopic(f"there is no topic with the id {topic_id}", topic_id=topic_id)
         return self.topic(topic.name, topic_id).partition(number)
 
+    def start_session(
+        self,
+        follower: BrokerId,
+        generation: Generation,
+        key: PartitionId,
+        epoch: LeaderEpoch,
+        history: EpochHistory,
+        news: Callable[[bool], None],
+    ) -> FollowerSession:
+        """Begin a follower's session with a partition that this broker leads.
+
+        Raises:
+            IsologError: as :meth:`led` and ``Followers.start_session``.
+        """
+        followers = self.led(key.topic_id, key.number).followers
+        return followers.start_session(Member(follower, generation), epoch, history, news)
+
     def partitions_now(self, topic: Topic) -> int:
         """Return how many partitions the topic has, or had when it was deleted."""
         now = self.view.now.topics.get(topic.name)
@@ -305,7 +324,7 @@ class Host:
         with self._applying:
             self.generation = generation
             for partition in self.open_replicas():
-                self._links.unfollow(partition)
+                self._links.unfollow(partition.id)
                 partition.role.rest(partition.leader_epoch)
             self._assign(self.open_replicas())
 
@@ -449,17 +468,17 @@ class Host:
             partition.role.trim(record.trimmed)
             partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
             if election.leads(record, me):
-                self._links.unfollow(partition)
-                if self._links.may_lead_at(partition) > self._clock.monotonic():
+                self._links.unfollow(partition.id)
+                if self._links.may_lead_at(partition.id) > self._clock.monotonic():
                     partition.role.rest(record.leader_epoch)
                     self._unsettled.add(partition.topic)
                 else:
                     partition.role.lead(me, record, found.version, self.contact.serves)
             elif record.leader in (None, self.broker_id):
-                self._links.unfollow(partition)
+                self._links.unfollow(partition.id)
                 partition.role.rest(record.leader_epoch)
             elif partition.log.failed is None and partition.role.follow(record.leader_epoch):
-                self._links.follow(partition, record.leader, generation)
+                self._links.follow(record.leader, partition.followed(generation, self.refresh))
 
     def _close_gone(self) -> None:
         for name, hosted in list(self._hosted.items()):
@@ -477,7 +496,7 @@ class Host:
 
     def _close_for_good(self, partition: Partition, closing: CloseReason) -> None:
         """Close a partition whose files will be removed; a failed force does not matter."""
-        self._links.unfollow(partition)
+        self._links.unfollow(partition.id)
         try:
             partition.close(closing)
         except IsologError as error:
@@ -584,7 +603,7 @@ class Host:
             self._stopping = True
             found = self.open_replicas()
             for partition in found:
-                self._links.unfollow(partition)
+                self._links.unfollow(partition.id)
         self.upkeep.remember(found)
         in_order = True
         for partition in found:

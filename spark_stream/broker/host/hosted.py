@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spark_stream.broker.partition.following import Followed
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.ids import BrokerId, Generation
+from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError, NotLeader, UnknownPartition
 from spark_stream.schema.schemas import TIMESTAMP_COLUMN, is_default
 from spark_stream.storage.format.log_format import LogFormat
@@ -18,13 +20,13 @@ from spark_stream.storage.settings import LogSettings
 class FollowerLinks(Protocol):
     """The streams by which this broker's replicas follow others."""
 
-    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
-        """Let the partition follow that broker only."""
+    def follow(self, leader: BrokerId, partition: Followed) -> None:
+        """Follow that broker only with the partition."""
 
-    def unfollow(self, partition: Partition) -> None:
+    def unfollow(self, key: PartitionId) -> None:
         """Stop following."""
 
-    def may_lead_at(self, partition: Partition) -> float:
+    def may_lead_at(self, key: PartitionId) -> float:
         """Return when the partition may lead, in seconds of the broker's monotonic clock.
 
         It may have promised a leader that it followed not to lead before.
@@ -34,13 +36,13 @@ class FollowerLinks(Protocol):
 class NoLinks:
     """Links of a broker without others: they follow nothing."""
 
-    def follow(self, partition: Partition, leader: BrokerId, generation: Generation) -> None:
+    def follow(self, leader: BrokerId, partition: Followed) -> None:
         pass
 
-    def unfollow(self, partition: Partition) -> None:
+    def unfollow(self, key: PartitionId) -> None:
         pass
 
-    def may_lead_at(self, partition: Partition) -> float:
+    def may_lead_at(self, key: PartitionId) -> float:
         return 0.0
 
 

@@ -29,7 +29,7 @@ class Followers:
 
     def start_session(
         self, member: Member, epoch: int, history: EpochHistory, news: News
-    ) -> LeaderAnswer:
+    ) -> FollowerSession:
         """Begin a follower's session; ``news`` is called, under the lock, whenever there is any.
 
         The follower's earlier session ends, if there is one. If two requests are handled in the
@@ -43,86 +43,112 @@ class Followers:
         with state.lock:
             state.check_leads()
             now = state.clock.steady_us()
-            agreed, effects = state.core.follower_started(member, epoch, history, now)
-            if isinstance(agreed, Refusal):
-                raise state.refused(agreed, epoch)
-            state.sessions.start(agreed.session, news)
+            answer, effects = state.core.follower_started(member, epoch, history, now)
+            if isinstance(answer, Refusal):
+                raise state.refused(answer, epoch)
+            state.sessions.start(answer.session, news)
             woken = state.carry_out(effects)
         wake_all(woken)
-        return agreed
+        return FollowerSession(state, answer)
 
-    def entries_for(self, session: int, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """Return entries for a follower, from ``first`` on, or None if there are none yet.
+
+class FollowerSession:
+    """A leader's session with one follower, from any thread.
+
+    Only :meth:`read_entries` waits: for the disk. Calls to a session that has ended have no effect.
+    """
+
+    def __init__(self, state: PartitionState, answer: LeaderAnswer) -> None:
+        self._state = state
+        self._number = answer.session
+        self.agreement = answer.agreement
+
+    @property
+    def end(self) -> EntryIndex:
+        """The end of the leader's log."""
+        return self._state.core.bounds_state.log_end.entry
+
+    @property
+    def high_watermark(self) -> EntryIndex:
+        """The leader's high watermark."""
+        return self._state.core.bounds_state.high_watermark.entry
+
+    def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
+        """Return entries for the follower, from ``first`` on, or None if there are none yet.
 
         Raises:
             NotLeader: the session has ended.
             EntriesGone, DamagedSegment: as ``PartitionLog.read_entries``.
         """
-        state = self._state
-        if session not in state.sessions:
+        state, end = self._state, self.end  # unpublished entries of the log wait
+        if self._number not in state.sessions:
             raise state.not_leader()
-        end = state.core.bounds_state.log_end.entry  # unpublished entries of the log wait
         if first >= end:
             return None
         recent = state.sessions.recent.get(first, end, max_bytes)
         return recent or state.log.read_entries(first, max_bytes, end)
 
-    def take_report(self, session: int, entry: EntryIndex) -> None:
-        """Note that the session's follower has the entries below ``entry``. Wait for nothing."""
-        self._state.lock.do_soon(partial(self._take_report, session, entry))
+    def on_acked(self, entry: EntryIndex) -> None:
+        """Record that the follower has the entries below ``entry``."""
+        self._state.lock.do_soon(partial(self._take_report, entry))
 
-    def _take_report(self, session: int, entry: EntryIndex) -> tuple[WakeUp, ...]:
-        state = self._state
-        if session not in state.sessions or state.closed is not None:
+    def _take_report(self, entry: EntryIndex) -> tuple[WakeUp, ...]:
+        if not self._counts:
             return ()
+        state = self._state
         now = state.clock.steady_us()
-        return state.carry_out(state.core.follower_acked(session, entry, now))
+        return state.carry_out(state.core.follower_acked(self._number, entry, now))
 
-    def take_complaint(self, session: int, entry: EntryIndex) -> None:
-        """Forget what is kept in memory: this entry arrived damaged at the session's follower.
+    def came_damaged(self, entry: EntryIndex) -> None:
+        """Remove the entries in memory: this entry arrived damaged at the follower.
 
-        When the follower asks again, the entry is read from the file, and checked. That shows
-        whether the file is damaged, or the damage happened on the way. Wait for nothing.
+        For the follower's next request the entry is read from the file, and checked. That shows
+        whether the file is damaged, or the damage happened on the way.
         """
         logger.warning(
             "%s: entry %d arrived damaged at a follower: it is read from the file again",
             self._state.name,
             entry,
         )
-        self._state.lock.do_soon(partial(self._forget_recent, session))
+        self._state.lock.do_soon(self._clear_recent)
 
-    def _forget_recent(self, session: int) -> tuple[WakeUp, ...]:
-        if session in self._state.sessions:
+    def _clear_recent(self) -> tuple[WakeUp, ...]:
+        if self._number in self._state.sessions:
             self._state.sessions.recent.clear()
         return ()
 
-    def take_refusal(self, session: int) -> None:
-        """Note that the log of this session's follower refuses writes. Wait for nothing."""
-        self._state.lock.do_soon(partial(self._take_refusal, session))
+    def refuses_writes(self) -> None:
+        """Record that the follower's log refuses writes."""
+        self._state.lock.do_soon(self._take_refusal)
 
-    def _take_refusal(self, session: int) -> tuple[WakeUp, ...]:
-        state = self._state
-        if session not in state.sessions or state.closed is not None:
+    def _take_refusal(self) -> tuple[WakeUp, ...]:
+        if not self._counts:
             return ()
+        state = self._state
         now = state.clock.steady_us()
-        return state.carry_out(state.core.follower_refuses_writes(session, now))
+        return state.carry_out(state.core.follower_refuses_writes(self._number, now))
 
-    def take_promise(self, session: int, until: float) -> None:
-        """Note that this session's follower will not lead before ``until``. Wait for nothing."""
-        self._state.lock.do_soon(partial(self._take_promise, session, until))
+    def on_promised(self, until: float) -> None:
+        """Record that the follower will not lead before ``until``."""
+        self._state.lock.do_soon(partial(self._take_promise, until))
 
-    def _take_promise(self, session: int, until: float) -> tuple[WakeUp, ...]:
+    def _take_promise(self, until: float) -> tuple[WakeUp, ...]:
         progress = self._state.core.progress
-        if session in self._state.sessions and progress is not None:
-            progress.on_promised(session, until)
+        if self._number in self._state.sessions and progress is not None:
+            progress.on_promised(self._number, until)
         return ()
 
-    def end_session(self, session: int) -> None:
-        """End a session whose follower is gone, if it has not ended yet. Wait for nothing."""
-        self._state.lock.do_soon(partial(self._end_session, session))
+    def close(self) -> None:
+        """End the session, if it has not ended yet: the connection to the follower was lost."""
+        self._state.lock.do_soon(self._end)
 
-    def _end_session(self, session: int) -> tuple[WakeUp, ...]:
+    def _end(self) -> tuple[WakeUp, ...]:
         state = self._state
-        if not state.sessions.end(session) or state.closed is not None:
+        if not state.sessions.end(self._number) or state.closed is not None:
             return ()
-        return state.carry_out(state.core.follower_left(session, state.clock.steady_us()))
+        return state.carry_out(state.core.follower_left(self._number, state.clock.steady_us()))
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the session and its partition are open."""
+        return self._number in self._state.sessions and self._state.closed is None

@@ -7,26 +7,30 @@ leader the epochs of its log, as far as that is sound, and cuts off what the lea
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.partition.state import PartitionState, Role
-from spark_stream.consistency.ids import EntryIndex
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.consistency.entries import Table
+from spark_stream.consistency.ids import EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import (
+    Agreement,
     BeginAnew,
     CutBack,
     GoOn,
-    LeaderAnswer,
     Refusal,
     estranged,
     judge_frame,
     preparation,
 )
-from spark_stream.errors import EntriesGone
+from spark_stream.errors import DamagedSegment, EntriesGone, IsologError, UnknownSchema
 from spark_stream.loggers import logger_of
 from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.format.stored import StoredEntries
@@ -38,18 +42,19 @@ _ROLLED_BACK_MAX: Final = 16
 
 
 class FollowerRole:
-    """A replica as a follower, for any thread. ``turn``: the state's turn that a call is for."""
+    """A replica as a follower, for any thread."""
 
     def __init__(self, state: PartitionState) -> None:
-        self._state = state
-        self._reports_forced = False
+        self.state = state
+        self.reports_forced = False
+        """Whether appended entries are forced before they are reported to the leader."""
         self.rolled_back: deque[RolledBack] = deque(maxlen=_ROLLED_BACK_MAX)
         """What was cut off because a leader did not have it, the latest last."""
 
     def history(self) -> EpochHistory:
         """Return the epochs of the log as far as it is sound, to be compared with a leader's."""
-        with self._state.lock:
-            history, hole = self._state.core.history(), self._state.log.hole
+        with self.state.lock:
+            history, hole = self.state.core.history(), self.state.log.hole
         return history if hole is None else history.below(hole)
 
     def sound_end(self) -> tuple[int, EntryIndex]:
@@ -63,21 +68,39 @@ class FollowerRole:
         The replicas that go may have forced what was committed, so it has to be on the disks of
         those that stay.
         """
-        self._reports_forced = moves
+        self.reports_forced = moves
 
-    def agree(self, turn: int, agreed: LeaderAnswer) -> EntryIndex:
-        """Cut the log back to what it shares with its leader's; return where it ends now.
+
+class Followed(Struct, frozen=True):
+    """A replica that follows a leader in one epoch, until it changes its role or begins again.
+
+    ``turn``: the state's turn. ``refresh`` reads the records of the store again.
+    """
+
+    key: PartitionId
+    epoch: LeaderEpoch
+    generation: Generation
+    turn: int
+    role: FollowerRole
+    refresh: Callable[[], None]
+
+    def history(self) -> EpochHistory:
+        """Return the epochs of the log."""
+        return self.role.history()
+
+    def cut_back(self, agreed: Agreement) -> EntryIndex:
+        """Cut the log back to the part that it shares with its leader's. Return its end.
 
         Raises:
             NotLeader: that turn is over.
             DiskFull, StorageFailure: the log is as it was; it has refused writes, and no probe has
                 succeeded since.
         """
-        state = self._state
+        state = self.role.state
         core, log = state.core, state.log
         with state.lock:
             epoch = agreed.leader_epoch
-            state.check_follows(turn)
+            state.check_follows(self.turn)
             state.fitness.check()
             hole = log.hole
             prepared = preparation(core.bounds_state, agreed, hole)
@@ -110,7 +133,7 @@ class FollowerRole:
                 core.reset(prepared.at, now)
                 logger.info("%s: begins anew at entry %d", state.name, prepared.at.entry)
             if log.end.offset < before_offset and hole is None:  # else it is fetched again
-                self.rolled_back.append(
+                self.role.rolled_back.append(
                     RolledBack(
                         topic=state.topic,
                         partition=state.number,
@@ -125,11 +148,16 @@ class FollowerRole:
             woken = state.carry_out(effects)
             end_entry = log.end.entry
         wake_all(woken)
-        if self._reports_forced:
+        if self.role.reports_forced:
             state.force()
         return end_entry
 
-    def take_back(self, turn: int) -> None:
+    def on_refused(self, error: IsologError) -> None:
+        """Take back the entry that the leader cannot send because its copy is damaged."""
+        if isinstance(error, DamagedSegment):
+            self._take_back()
+
+    def _take_back(self) -> None:
         """Append what this log cut off at its damage, if the leader's next entry is damaged.
 
         The next session begins after that: the leader learns of these entries, and those that it
@@ -139,9 +167,9 @@ class FollowerRole:
             NotLeader: that turn is over.
             DiskFull, StorageFailure: nothing is taken back.
         """
-        state = self._state
+        state = self.role.state
         with state.lock:
-            state.check_follows(turn)
+            state.check_follows(self.turn)
             with state.fitness:
                 entries = state.log.take_back()
             if not entries:
@@ -157,23 +185,31 @@ class FollowerRole:
             entries[0].entry_index,
             entries[-1].entry_index,
         )
-        if self._reports_forced:
+        if self.role.reports_forced:
             state.force()
 
     def append_frame(
-        self, turn: int, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex
+        self, first: EntryIndex, rows: Table, data: pa.Buffer, leader_hw: EntryIndex
     ) -> EntryIndex:
-        """Append what the leader of this turn has sent; return where the log ends now.
+        """Append entries from the leader. Return the log's end.
 
         Raises:
             NotLeader: that turn is over.
             EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
             DiskFull, StorageFailure: none of the entries are kept, or not all.
         """
-        state = self._state
+        frame = StoredEntries(rows, data)
+        try:
+            return self._append(first, frame, leader_hw)
+        except UnknownSchema:  # the leader has read an alteration of the topic before this broker
+            self.refresh()
+        return self._append(first, frame, leader_hw)
+
+    def _append(self, first: EntryIndex, frame: StoredEntries, leader_hw: EntryIndex) -> EntryIndex:
+        state = self.role.state
         core, log = state.core, state.log
         with state.lock:
-            state.check_follows(turn)
+            state.check_follows(self.turn)
             epoch = core.leader_epoch
             end, count = log.end.entry, len(frame.rows)
             judged = judge_frame(epoch, end, epoch, first, count)
@@ -192,7 +228,7 @@ class FollowerRole:
             woken = state.carry_out(effects)
             end_entry = log.end.entry
         wake_all(woken)
-        if self._reports_forced and judged.skip < count:
+        if self.role.reports_forced and judged.skip < count:
             state.force()
         return end_entry
 
@@ -203,7 +239,7 @@ class FollowerRole:
             EntriesGone: the log has another past than the leader's: it begins anew, and the leader
                 is asked again.
         """
-        state = self._state
+        state = self.role.state
         log_end = state.core.bounds_state.log_end
         estrangement = estranged(log_end, base_offset)
         if estrangement is None:
@@ -219,12 +255,12 @@ class FollowerRole:
         state.core.reset(estrangement.at, state.clock.steady_us())
         raise EntriesGone(f"{state.name}: begins anew", topic=state.topic, partition=state.number)
 
-    def take_high_watermark(self, turn: int, leader_hw: EntryIndex) -> None:
-        """Take over the high watermark of the leader of this turn."""
-        state = self._state
+    def take_high_watermark(self, leader_hw: EntryIndex) -> None:
+        """Take over the leader's high watermark."""
+        state = self.role.state
         woken: tuple[WakeUp, ...] = ()
         with state.lock:
-            if state.closed is None and state.role is Role.FOLLOWER and turn == state.turn:
+            if state.closed is None and state.role is Role.FOLLOWER and self.turn == state.turn:
                 woken = state.carry_out(state.core.learn_high_watermark(leader_hw))
         wake_all(woken)
 

@@ -39,15 +39,16 @@ from spark_stream.broker.partition.appends import Appends
 from spark_stream.broker.partition.callers import Callers
 from spark_stream.broker.partition.fitness import Fitness
 from spark_stream.broker.partition.followers import Followers
-from spark_stream.broker.partition.following import FollowerRole
+from spark_stream.broker.partition.following import Followed, FollowerRole
 from spark_stream.broker.partition.outcomes import Appended, WakeUp, wake_all
 from spark_stream.broker.partition.recent import MemoryRoom, Recent
 from spark_stream.broker.partition.role import ReplicaRole
 from spark_stream.broker.partition.sessions import Sessions
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.broker.partition.transactions import PartitionTransactions
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import appended_at
-from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.partition.atomic import greatest_cut
 from spark_stream.consistency.partition.effects import BOUND_OF, Effects, ProposeIsr, ProposeRecord
@@ -188,9 +189,16 @@ class Partition:
         return self._state.role is Role.FOLLOWER
 
     @property
-    def turn(self) -> int:
-        """How often its role or epoch has changed: what was begun in an earlier turn is over."""
-        return self._state.turn
+    def id(self) -> PartitionId:
+        """The partition's id."""
+        return PartitionId(self.topic_id, self.number)
+
+    def followed(
+        self, generation: Generation, refresh: Callable[[], None] = lambda: None
+    ) -> Followed:
+        """Return the replica in its present turn as a follower. The result never changes."""
+        turn = self._state.turn
+        return Followed(self.id, self.leader_epoch, generation, turn, self.following, refresh)
 
     @property
     def has_followers(self) -> bool:

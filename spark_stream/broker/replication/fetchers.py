@@ -24,9 +24,10 @@ from spark_stream.broker.replication.follower_core import (
     Job,
 )
 from spark_stream.broker.replication.lines import Call, ReplicationLine
-from spark_stream.broker.replication.partitions import FollowedPartition, PartitionKey
+from spark_stream.broker.replication.partitions import FollowedPartition
 from spark_stream.broker.replication.promising import Promising
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
@@ -89,7 +90,7 @@ class Fetcher:
             self._core.follow(partition, self._clock.monotonic())
             self._carry_out()
 
-    def unfollow(self, key: PartitionKey) -> bool:
+    def unfollow(self, key: PartitionId) -> bool:
         """Stop following; return whether other partitions are left. Work may still be under way."""
         with self._changed:
             others = self._core.unfollow(key)
@@ -275,8 +276,8 @@ class Fetchers:
         self._promising = promising
         self._lock = threading.Lock()
         self._fetchers: dict[BrokerId, Fetcher] = {}
-        self._leaders: dict[PartitionKey, BrokerId] = {}
-        self._promised: dict[PartitionKey, float] = {}  # of partitions that are followed no more
+        self._leaders: dict[PartitionId, BrokerId] = {}
+        self._promised: dict[PartitionId, float] = {}  # of partitions that are followed no more
         self._ending: list[Fetcher] = []
         self._stopped = False
 
@@ -293,12 +294,12 @@ class Fetchers:
                 fetcher = self._start(leader)
             fetcher.follow(partition)
 
-    def unfollow(self, key: PartitionKey) -> None:
+    def unfollow(self, key: PartitionId) -> None:
         """Stop following. A call of the partition may still be under way."""
         with self._lock:
             self._unfollow(key)
 
-    def may_lead_at(self, key: PartitionKey) -> float:
+    def may_lead_at(self, key: PartitionId) -> float:
         """Return when a partition that is not followed any more may lead here."""
         with self._lock:
             return max(self._promised.get(key, 0.0), self._promising.earlier_until)
@@ -330,7 +331,7 @@ class Fetchers:
         )
         return fetcher
 
-    def _unfollow(self, key: PartitionKey) -> None:
+    def _unfollow(self, key: PartitionId) -> None:
         leader = self._leaders.pop(key, None)
         if leader is None:
             return
@@ -344,7 +345,7 @@ class Fetchers:
         self._ending.append(idle)
         self._share(len(self._fetchers))
 
-    def _note_promise(self, key: PartitionKey, until: float) -> None:
+    def _note_promise(self, key: PartitionId, until: float) -> None:
         now = self._clock.monotonic()
         if until > now:
             self._promised = {each: at for each, at in self._promised.items() if at > now}

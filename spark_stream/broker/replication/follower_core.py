@@ -47,14 +47,12 @@ from typing import Final, assert_never
 
 from msgspec import Struct, field
 
-from spark_stream.broker.replication.partitions import (
-    Agreement,
-    FollowedPartition,
-    PartitionKey,
-)
+from spark_stream.broker.replication.partitions import FollowedPartition
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Offset
 from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.follower import Agreement
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import (
     BrokerStopping,
@@ -134,8 +132,8 @@ class Job(Struct, frozen=True):
                 return partition.history()
             case Agreed(entry=entry, reset_offset=offset, high_watermark=high):
                 at = EntryIndex(entry)
-                reset = None if offset is None else Boundary(at, Offset(offset))
-                return partition.cut_back(Agreement(at, reset, EntryIndex(high)))
+                begin = None if offset is None else Boundary(at, Offset(offset))
+                return partition.cut_back(Agreement(partition.epoch, at, EntryIndex(high), begin))
             case Frame(first=first, rows=rows, data=data, high_watermark=high):
                 return partition.append_frame(EntryIndex(first), rows, data, EntryIndex(high))
             case Refused(error=error):
@@ -183,8 +181,8 @@ class FollowerStreamCore:
         self._retry_at = now
         self._pause_s = _PAUSE_FIRST_S
         self._said = ""
-        self._followings: dict[PartitionKey, Following] = {}
-        self._waiting: dict[PartitionKey, Following] = {}  # those without a session
+        self._followings: dict[PartitionId, Following] = {}
+        self._waiting: dict[PartitionId, Following] = {}  # those without a session
         self._slots: dict[int, Following] = {}
         self._numbers = itertools.count()
         self._effects: list[Effect] = []
@@ -216,7 +214,7 @@ class FollowerStreamCore:
         self._followings[partition.key] = self._waiting[partition.key] = following
         self.tick(now)
 
-    def unfollow(self, key: PartitionKey) -> bool:
+    def unfollow(self, key: PartitionId) -> bool:
         """Stop following; return whether other partitions are left. Work may still be under way."""
         self._drop(key)
         return bool(self._followings)
@@ -373,9 +371,9 @@ class FollowerStreamCore:
     def _ask(self, number: int, partition: FollowedPartition, history: EpochHistory) -> None:
         key, epoch = partition.key, int(partition.epoch)
         generation = partition.generation
-        self._say(Follow(number, key.topic_id, key.partition, epoch, generation, history))
+        self._say(Follow(number, key.topic_id, key.number, epoch, generation, history))
 
-    def _drop(self, key: PartitionKey) -> Following | None:
+    def _drop(self, key: PartitionId) -> Following | None:
         found = self._followings.pop(key, None)
         self._waiting.pop(key, None)
         if found is not None and found.slot is not None:

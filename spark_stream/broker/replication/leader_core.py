@@ -245,7 +245,7 @@ class LeaderStreamCore:
             return False
         self._starting.discard(number)
         agreement = session.agreement
-        reset = None if agreement.reset is None else int(agreement.reset.offset)
+        reset = None if agreement.begin is None else int(agreement.begin.offset)
         agreed = Agreed(number, agreement.entry, reset, agreement.high_watermark)
         self._outbox.append(agreed.pack())
         is_behind = session.end > agreement.entry

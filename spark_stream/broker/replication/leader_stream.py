@@ -16,7 +16,7 @@ from functools import partial
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.leader_core import LAST, Call, LeaderStreamCore, Sent, Step
-from spark_stream.broker.replication.partitions import LeadPartitions, PartitionKey
+from spark_stream.broker.replication.partitions import LeadPartitions
 from spark_stream.broker.replication.send_queue import Slot
 from spark_stream.broker.replication.settings import (
     ENDING_S,
@@ -24,6 +24,7 @@ from spark_stream.broker.replication.settings import (
     STEPS_AT_ONCE,
     ReplicationSettings,
 )
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -251,7 +252,7 @@ class LeaderStream:
             session = self._partitions.start_session(
                 self.follower,
                 Generation(asked.generation),
-                PartitionKey(asked.topic_id, asked.partition),
+                PartitionId(asked.topic_id, asked.partition),
                 LeaderEpoch(asked.leader_epoch),
                 asked.history,
                 partial(self._take_news, number),

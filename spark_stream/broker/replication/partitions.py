@@ -8,36 +8,17 @@ there holds up all partitions of the stream.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import pyarrow as pa
-from msgspec import Struct
 
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.follower import Agreement
 from spark_stream.errors import IsologError
 from spark_stream.storage.format.stored import StoredEntries
-
-
-class PartitionKey(NamedTuple):
-    """Which partition."""
-
-    topic_id: str
-    partition: int
-
-
-class Agreement(Struct, frozen=True):
-    """Where a session's first frame will begin.
-
-    If ``reset`` is None, at ``entry``: up to there the two logs are equal. Otherwise they share
-    nothing, and the follower's log begins anew at ``reset``.
-    """
-
-    entry: EntryIndex
-    reset: Boundary | None
-    high_watermark: EntryIndex
 
 
 class LeaderSession(Protocol):
@@ -90,7 +71,7 @@ class LeadPartitions(Protocol):
         self,
         follower: BrokerId,
         generation: Generation,
-        key: PartitionKey,
+        key: PartitionId,
         epoch: LeaderEpoch,
         history: EpochHistory,
         news: Callable[[bool], None],
@@ -110,7 +91,7 @@ class FollowedPartition(Protocol):
     """A follower's copy, in one leader epoch. One thread at a time calls it."""
 
     @property
-    def key(self) -> PartitionKey: ...
+    def key(self) -> PartitionId: ...
 
     @property
     def epoch(self) -> LeaderEpoch: ...

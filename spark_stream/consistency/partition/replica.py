@@ -77,7 +77,12 @@ from spark_stream.consistency.partition.undecided import Undecided
 from spark_stream.consistency.partition.waiting import Waiters
 from spark_stream.consistency.replication import leader
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
-from spark_stream.consistency.replication.follower import LeaderAnswer, Refusal, misfit_of
+from spark_stream.consistency.replication.follower import (
+    Agreement,
+    LeaderAnswer,
+    Refusal,
+    misfit_of,
+)
 from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
@@ -258,8 +263,8 @@ class Replica:
         begin = state.log_start if shared is None or is_empty else None
         progress.on_started(session, member, EntryIndex(0) if shared is None else shared)
         first = state.log_start.entry if shared is None else shared
-        agreed = LeaderAnswer(self.leader_epoch, session, first, state.high_watermark.entry, begin)
-        return agreed, self._settle(now)
+        agreed = Agreement(self.leader_epoch, first, state.high_watermark.entry, begin)
+        return LeaderAnswer(session, agreed), self._settle(now)
 
     def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
         """Note that the follower of this session has the entries below ``entry``."""

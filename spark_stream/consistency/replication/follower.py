@@ -38,18 +38,24 @@ class Refusal(Enum):
     GAP = "it does not go on where the log ends"
 
 
-class LeaderAnswer(Struct, frozen=True):
-    """A leader's answer to a follower that starts: they share the entries below ``entry``.
+class Agreement(Struct, frozen=True):
+    """The place where a session's first frame begins: both logs share the entries below ``entry``.
 
-    ``begin``: they share nothing that still exists; the follower starts again, empty, at this
-    place, which is where the leader's log starts. ``high_watermark`` is an entry index.
+    ``begin``: the logs share no entry that still exists. The follower's log starts again, empty, at
+    this place, the start of the leader's log. ``high_watermark`` is an entry index.
     """
 
     leader_epoch: LeaderEpoch
-    session: int
     entry: EntryIndex
     high_watermark: EntryIndex
     begin: Boundary | None = None
+
+
+class LeaderAnswer(Struct, frozen=True):
+    """A leader's answer to a follower that starts."""
+
+    session: int
+    agreement: Agreement
 
 
 class GoOn(Struct, frozen=True):
@@ -80,7 +86,7 @@ Preparation = GoOn | CutBack | BeginAnew
 
 
 def preparation(
-    state: LeaderState, agreed: LeaderAnswer, hole: EntryIndex | None = None
+    state: LeaderState, agreed: Agreement, hole: EntryIndex | None = None
 ) -> Preparation | Refusal:
     """Decide what the follower does with its log before it takes frames.
 

@@ -221,10 +221,10 @@ def followed(tmp_path: Path) -> Partition:
 
 def replicate(partition: Partition) -> None:
     """The follower has all that there is."""
-    agreed = partition.followers.start_session(
+    session = partition.followers.start_session(
         FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda _: None
     )
-    partition.followers.take_report(agreed.session, partition.log.end.entry)
+    session.on_acked(partition.log.end.entry)
 
 
 LEADER, FOLLOWER = MEMBERS = (

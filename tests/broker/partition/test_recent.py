@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.batches import crc32c
+from spark_stream.broker.partition.followers import FollowerSession
 from spark_stream.broker.partition.recent import PARTITION_BYTES, MemoryRoom, Recent
-from spark_stream.broker.replication.links import FollowerSession, LedPartitions
-from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.storage.format.message import EncodedBatch
@@ -84,10 +84,10 @@ def led(around: Surroundings) -> tuple[LocalBroker, FollowerSession]:
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab")
     replica = b.replica("t")
-    session = LedPartitions(a.host).start_session(
+    session = a.host.start_session(
         b.id,
         b.generation,
-        PartitionKey(replica.topic_id, 0),
+        PartitionId(replica.topic_id, 0),
         replica.leader_epoch,
         replica.following.history(),
         lambda _: None,

@@ -20,8 +20,8 @@ import sys
 import time
 from pathlib import Path
 
-from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.cluster.partitions import PartitionId
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
 from tests.support import eventually
@@ -32,10 +32,10 @@ def main() -> None:
     name, directory, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     settings = ReplicationSettings(*(float(each) for each in sys.argv[4:6]))
     lead = {
-        PartitionKey(name, number): LeadPartition(log=DiskLog(directory / f"{name}-{number}"))
+        PartitionId(name, number): LeadPartition(log=DiskLog(directory / f"{name}-{number}"))
         for number in range(count)
     }
-    copies: dict[PartitionKey, Copy] = {}
+    copies: dict[PartitionId, Copy] = {}
     node = Node(name, lead, settings=settings)
     _say(node.address)
     for line in sys.stdin:
@@ -44,21 +44,21 @@ def main() -> None:
             peer, address, numbers = rest
             node.addresses[peer] = address
             for number in range(int(numbers)):
-                key = PartitionKey(peer, number)
+                key = PartitionId(peer, number)
                 if key not in copies:
                     copies[key] = Copy(key, log=DiskLog(directory / f"{peer}-{number}"))
                     node.fetchers.follow(peer, copies[key])
             _say("ok")
         elif word in ("append", "load"):
             number, size, times = (int(each) for each in rest)
-            partition = lead[PartitionKey(name, number)]
+            partition = lead[PartitionId(name, number)]
             end = partition.append(os.urandom(size), times)
             if word == "append":
                 partition.wait_for(end, 60)
             _say("ok")
         elif word == "latency":
             number, times = (int(each) for each in rest)
-            _say(json.dumps(_round_trips(lead[PartitionKey(name, number)], times)))
+            _say(json.dumps(_round_trips(lead[PartitionId(name, number)], times)))
         elif word == "await-sessions":
             eventually(lambda: all(each.sessions for each in lead.values()), 60)
             _say("ok")

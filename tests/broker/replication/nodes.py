@@ -13,12 +13,12 @@ from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
-from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.promising import Promising
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
 from spark_stream.protocol import StreamOpened
@@ -47,7 +47,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        partitions: dict[PartitionKey, LeadPartition] | None = None,
+        partitions: dict[PartitionId, LeadPartition] | None = None,
         *,
         settings: ReplicationSettings = QUICK,
         cluster_id: str = "c",

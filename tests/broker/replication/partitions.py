@@ -20,9 +20,10 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.batches import crc32c
-from spark_stream.broker.replication.partitions import Agreement, PartitionKey
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import ENTRY, Entry, Table
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
+from spark_stream.consistency.replication.follower import Agreement
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.format.stored import StoredEntries, digest
@@ -249,7 +250,7 @@ class LeadPartition:
 class LeadPartitions:
     """What a broker leads."""
 
-    def __init__(self, partitions: dict[PartitionKey, LeadPartition]) -> None:
+    def __init__(self, partitions: dict[PartitionId, LeadPartition]) -> None:
         self.partitions = partitions
         self.started = 0
 
@@ -266,7 +267,7 @@ class LeadPartitions:
             reset = None
             if shared is None:
                 shared, reset = log.start, Boundary(log.start, log.start)
-            found = Agreement(shared, reset, partition.high_watermark)
+            found = Agreement(epoch, shared, partition.high_watermark, reset)
             session = MemorySession(partition, epoch, found, news)
             session.follower = follower
             session.acked_entry = 0 if reset else shared
@@ -281,7 +282,7 @@ class LeadPartitions:
 class Copy:
     """A follower's copy."""
 
-    key: PartitionKey
+    key: PartitionId
     epoch: int = 1
     generation: str = "g"
     log: MemoryLog | DiskLog = field(default_factory=MemoryLog)
@@ -301,8 +302,8 @@ class Copy:
     def cut_back(self, agreement):
         with _Alone(self):
             self.agreements.append(agreement)
-            if agreement.reset is not None:
-                self.log.reset(agreement.reset)
+            if agreement.begin is not None:
+                self.log.reset(agreement.begin)
             else:
                 self.log.truncate(agreement.entry)
             self.high_watermark = min(agreement.high_watermark, self.log.end)

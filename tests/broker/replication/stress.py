@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.storage.disk.early_writing import THREAD_NAME
 from spark_stream.transport.client import client_loop
 from tests.broker.replication.nodes import QUICK, Node
@@ -47,12 +47,12 @@ class World:
         self.stop = threading.Event()
         self.surprises: list[str] = []
         self.lead = {
-            PartitionKey("x", number): LeadPartition(log=DiskLog(folder / f"x-{number}"))
+            PartitionId("x", number): LeadPartition(log=DiskLog(folder / f"x-{number}"))
             for number in range(PARTITIONS)
         }
         self.copies = {
-            key: Copy(key, log=DiskLog(folder / f"y-{key.partition}"))
-            for key in (PartitionKey("y", number) for number in range(PARTITIONS))
+            key: Copy(key, log=DiskLog(folder / f"y-{key.number}"))
+            for key in (PartitionId("y", number) for number in range(PARTITIONS))
         }
         self.node = Node("x", self.lead)
         self.peer = NodeProcess("y", folder / "peer", PARTITIONS)
@@ -93,7 +93,7 @@ class World:
         """Appends on both sides, now and then a large batch."""
         number = self.chance.randrange(PARTITIONS)
         size = 2 << 20 if self.chance.random() < 0.02 else self.chance.randrange(3000)
-        self.lead[PartitionKey("x", number)].append(os.urandom(size), 5)
+        self.lead[PartitionId("x", number)].append(os.urandom(size), 5)
         with self.asking:
             self.peer.ask("load", number, size, 5)
         self.stop.wait(0.005)

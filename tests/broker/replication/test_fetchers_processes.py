@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.cluster.partitions import PartitionId
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition
 from tests.broker.replication.processes import NodeProcess
@@ -26,7 +26,7 @@ PATIENT = ReplicationSettings(beat_s=0.1, death_s=3.0)
 def test_a_leader_that_is_stopped_is_noticed_and_one_that_goes_on_is_followed_again(
     tmp_path, caplog
 ):
-    copy = Copy(PartitionKey("1", 0))
+    copy = Copy(PartitionId("1", 0))
     with (
         NodeProcess("1", tmp_path, 1, death_s=PATIENT.death_s) as leader,
         Node("2", settings=PATIENT) as follower,
@@ -45,7 +45,7 @@ def test_a_leader_that_is_stopped_is_noticed_and_one_that_goes_on_is_followed_ag
 
 def test_a_follower_that_is_stopped_is_noticed_however_much_is_under_way_to_it(tmp_path):
     partition = LeadPartition(log=DiskLog(tmp_path / "log"))
-    leads = {PartitionKey("1", 0): partition}
+    leads = {PartitionId("1", 0): partition}
     with (
         Node("1", leads, settings=PATIENT) as leader,
         NodeProcess("2", tmp_path, 0, death_s=PATIENT.death_s) as follower,
@@ -62,7 +62,7 @@ def test_a_follower_that_is_stopped_is_noticed_however_much_is_under_way_to_it(t
 
 
 def test_a_leader_that_is_killed_is_followed_again_where_it_comes_back(tmp_path):
-    copy = Copy(PartitionKey("1", 0))
+    copy = Copy(PartitionId("1", 0))
     with (
         NodeProcess("1", tmp_path, 1, death_s=PATIENT.death_s) as leader,
         Node("2", settings=PATIENT) as follower,
@@ -80,7 +80,7 @@ def test_a_leader_that_is_killed_is_followed_again_where_it_comes_back(tmp_path)
 
 def test_a_thousand_partitions_at_rest_cost_next_to_nothing(tmp_path):
     """Neither side may have anything to do for a partition: one beat a second is all there is."""
-    keys = [PartitionKey("1", number) for number in range(1000)]
+    keys = [PartitionId("1", number) for number in range(1000)]
     partitions = {key: LeadPartition() for key in keys}
     with Node("1", partitions) as leader, Node("2") as follower:
         follower.addresses["1"] = leader.address
@@ -95,7 +95,7 @@ def test_a_thousand_partitions_at_rest_cost_next_to_nothing(tmp_path):
 
 
 def test_an_end_takes_no_longer_than_a_moment_while_the_leader_is_stopped(tmp_path):
-    copy = Copy(PartitionKey("1", 0))
+    copy = Copy(PartitionId("1", 0))
     patient = ReplicationSettings(beat_s=1.0, death_s=60.0)
     before = threading.active_count()
     with NodeProcess("1", tmp_path, 1, death_s=60) as leader:
@@ -113,7 +113,7 @@ def test_an_end_takes_no_longer_than_a_moment_while_the_leader_is_stopped(tmp_pa
 def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
     """Its clock went on while it could not listen: what came meanwhile waits in its sockets."""
     partition = LeadPartition(log=DiskLog(tmp_path / "log"))
-    leads = {PartitionKey("1", 0): partition}
+    leads = {PartitionId("1", 0): partition}
     settings = ReplicationSettings(beat_s=0.5, death_s=1.0)
     with (
         Node("1", leads, settings=ReplicationSettings(death_s=30)) as leader,

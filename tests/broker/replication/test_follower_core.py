@@ -22,10 +22,11 @@ from spark_stream.broker.replication.follower_core import (
     Job,
 )
 from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore
-from spark_stream.broker.replication.partitions import Agreement, PartitionKey
 from spark_stream.broker.replication.send_queue import Slot
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.replication.epochs import EpochHistory
+from spark_stream.consistency.replication.follower import Agreement
 from spark_stream.consistency.replication.promises import MARGIN
 from spark_stream.protocol import Bytes
 from spark_stream.storage.format.stored import StoredEntries
@@ -52,7 +53,7 @@ from tests.broker.replication.partitions import (
 )
 
 SETTINGS = ReplicationSettings(beat_s=1.0, death_s=3.0, stream_bytes=4_000, frame_bytes=300)
-KEYS = [PartitionKey("t", number) for number in range(3)]
+KEYS = [PartitionId("t", number) for number in range(3)]
 
 
 class Pair:
@@ -75,10 +76,10 @@ class Pair:
         self.to_follower: deque[tuple[Bytes, Bytes]] = deque()
         self.to_leader: deque[bytes] = deque()
         self.jobs: list[Job] = []
-        self.agreed: dict[int, PartitionKey] = {}
+        self.agreed: dict[int, PartitionId] = {}
         self.most_unacked = 0
 
-    def _follow_as_third(self, key: PartitionKey) -> MemorySession:
+    def _follow_as_third(self, key: PartitionId) -> MemorySession:
         return self.led.start_session("3", "g", key, 1, EpochHistory(0, 0, ()), lambda _: None)
 
     def carry_out(self) -> None:
@@ -99,7 +100,7 @@ class Pair:
     def check_said(self, message: Said) -> None:
         if isinstance(message, Follow):
             assert message.slot not in self.agreed
-            self.agreed[message.slot] = PartitionKey(message.topic_id, message.partition)
+            self.agreed[message.slot] = PartitionId(message.topic_id, message.partition)
         elif isinstance(message, Acked):
             ((number, entry),) = message.entries
             assert entry <= self.copies[self.agreed[number]].log.end
@@ -123,7 +124,7 @@ class Pair:
             case bytes():
                 self.to_follower.append((step, b""))
             case Follow():
-                key = PartitionKey(step.topic_id, step.partition)
+                key = PartitionId(step.topic_id, step.partition)
 
                 def news(is_urgent: bool, number: int = step.slot) -> None:
                     leader.take_news(number, self.now, is_urgent=is_urgent)
@@ -340,7 +341,7 @@ def test_a_follower_promises_on_the_stream_that_it_was_asked_on_only():
 class Session:
     """Of a log of nothing."""
 
-    agreement = Agreement(0, None, 0)
+    agreement = Agreement(1, 0, 0)
     end = high_watermark = 0
     closed = 0
 

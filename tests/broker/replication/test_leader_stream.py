@@ -7,12 +7,12 @@ import time
 from tempfile import TemporaryDirectory
 
 from isolog.errors import BrokerStopping
-from spark_stream.broker.replication.partitions import PartitionKey
+from spark_stream.cluster.partitions import PartitionId
 from tests.broker.replication.nodes import Node
 from tests.broker.replication.partitions import Copy, LeadPartition
 from tests.support import eventually
 
-KEY = PartitionKey("t", 0)
+KEY = PartitionId("t", 0)
 
 
 def follow(follower: Node, leader: Node, *copies: Copy) -> None:
@@ -52,7 +52,7 @@ def test_brokers_on_unix_sockets_replicate_as_well():
 
 
 def test_many_partitions_share_a_stream():
-    keys = [PartitionKey("t", number) for number in range(300)]
+    keys = [PartitionId("t", number) for number in range(300)]
     partitions = {key: LeadPartition() for key in keys}
     copies = [Copy(key) for key in keys]
     with Node("1", partitions) as leader, Node("2") as follower:
@@ -68,7 +68,7 @@ def test_many_partitions_share_a_stream():
 
 def test_a_follower_that_went_apart_is_cut_back_and_one_that_shares_nothing_begins_anew():
     apart, evicted = LeadPartition(epoch=3), LeadPartition(epoch=3)
-    other = PartitionKey("t", 1)
+    other = PartitionId("t", 1)
     copies = Copy(KEY, epoch=3), Copy(other, epoch=3)
     for number in range(8):
         apart.log.append(1, b"%d" % number)
@@ -86,7 +86,7 @@ def test_a_follower_that_went_apart_is_cut_back_and_one_that_shares_nothing_begi
         assert equal(copies[0], apart)
         assert equal(copies[1], evicted)
         assert copies[0].agreements[0].entry == 4
-        assert copies[1].agreements[0].reset == (15, 15)
+        assert copies[1].agreements[0].begin == (15, 15)
 
 
 def _copied(partition, entries):

@@ -17,9 +17,9 @@ from isolog.errors import (
 from spark_stream.broker.replication import lines
 from spark_stream.broker.replication.follower_core import FollowerStreamCore
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
-from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.sockets import listening_socket, port_of
+from spark_stream.cluster.partitions import PartitionId
 from spark_stream.protocol import Received
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
@@ -33,10 +33,10 @@ from tests.broker.replication.test_leader_stream import KEY, equal, follow
 from tests.client.proxy import Proxy
 from tests.support import eventually
 
-OTHER = PartitionKey("t", 1)
+OTHER = PartitionId("t", 1)
 
 
-def pair() -> tuple[dict[PartitionKey, LeadPartition], Copy, Copy]:
+def pair() -> tuple[dict[PartitionId, LeadPartition], Copy, Copy]:
     return {KEY: LeadPartition(), OTHER: LeadPartition()}, Copy(KEY), Copy(OTHER)
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.broker.replication.partitions import Agreement
 from spark_stream.broker.replication.send_queue import SendQueue, Slot
 from spark_stream.broker.replication.settings import BEHIND_SHARE, ReplicationSettings
+from spark_stream.consistency.replication.follower import Agreement
 
 MIB = 1 << 20
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 class Session:
     """What a turn asks of a session."""
 
-    agreement: Agreement = field(default_factory=lambda: Agreement(0, None, 0))
+    agreement: Agreement = field(default_factory=lambda: Agreement(1, 0, 0))
 
 
 def added(turns: SendQueue, number: int, *, is_behind: bool = False) -> Slot:

@@ -21,7 +21,7 @@ from spark_stream.cluster.partitions import put_of
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.follower import LeaderAnswer
+from spark_stream.consistency.replication.follower import Agreement
 from spark_stream.wire.fetch_messages import EndFacts, FetchRange, fetch_answer
 from tests.broker.serving.test_fetching_epochs import AT, ME, OTHER, OneOfTwo
 
@@ -44,7 +44,7 @@ class InSync(OneOfTwo):
         return found
 
     def learn(self, entries: int) -> None:
-        self.partition.following.take_high_watermark(self.partition.turn, EntryIndex(entries))
+        self.partition.followed(Generation("g")).take_high_watermark(EntryIndex(entries))
 
     def near(self, start: int = 0, end: int | None = None, **how: object) -> RangeStream:
         asked = {"isolation": Isolation.READ_REPLICATED, "leader_epoch": 2, "near": True} | how
@@ -134,8 +134,8 @@ def test_reader_and_follower_know_the_same_epoch(broker, epoch, error):
 @pytest.mark.rule("what a follower may give to readers", "broker/serving/fetching.py")
 def test_nothing_is_given_of_a_log_that_was_cut_back_meanwhile(broker):
     answers = broker.near().answers()
-    agreed = LeaderAnswer(LeaderEpoch(2), 1, EntryIndex(1), EntryIndex(1))
-    broker.partition.following.agree(broker.partition.turn, agreed)
+    agreed = Agreement(LeaderEpoch(2), EntryIndex(1), EntryIndex(1))
+    broker.partition.followed(Generation("g")).cut_back(agreed)
     with pytest.raises(EntriesGone):
         list(answers)
     assert read(broker.near())[0] == [0, 1, 2]
@@ -170,7 +170,7 @@ def test_the_cut_of_a_log_that_was_cut_back_is_found_again(broker):
     known, cut = broker.partition._cut
     broker.partition._cut = (known, cut - 1)  # as if it had been another one
     assert broker.partition.bounds(Isolation.READ_ATOMIC) != before
-    agreed = LeaderAnswer(LeaderEpoch(2), 1, EntryIndex(2), EntryIndex(2))
-    broker.partition.following.agree(broker.partition.turn, agreed)
+    agreed = Agreement(LeaderEpoch(2), EntryIndex(2), EntryIndex(2))
+    broker.partition.followed(Generation("g")).cut_back(agreed)
     found = broker.partition.bounds(Isolation.READ_ATOMIC)
     assert (found.last_stable_offset, found.atomic_cut) == (6, 6)

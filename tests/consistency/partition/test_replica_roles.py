@@ -22,7 +22,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.partition.replica import Replica, Surroundings
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.follower import LeaderAnswer, Refusal
+from spark_stream.consistency.replication.follower import Agreement, LeaderAnswer, Refusal
 from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, Leader, end_of, table_of
 
@@ -197,10 +197,10 @@ def test_a_follower_is_told_where_the_logs_go_apart_and_what_is_replicated():
         leader.append(1)
     longer = EpochHistory(0, 9, ((0, 0),))
     agreed, _ = leader.replica.follower_started(B, 1, longer, 0)
-    assert agreed == LeaderAnswer(1, 0, 0, 0)
+    assert agreed == LeaderAnswer(0, Agreement(1, 0, 0))
     same = EpochHistory(0, 2, ((1, 0),))
     agreed, effects = leader.replica.follower_started(B, 1, same, 0)
-    assert agreed == LeaderAnswer(1, 1, 2, 0)
+    assert agreed == LeaderAnswer(1, Agreement(1, 2, 0))
     assert effects == [HighWatermarkMoved(2)]
 
 
@@ -210,7 +210,7 @@ def test_a_follower_behind_the_log_start_begins_at_the_start_and_counts_for_noth
         leader.append(1)
     leader.replica.evict(Boundary(3, 3))
     agreed, effects = leader.replica.follower_started(B, 1, EpochHistory(0, 2, ((1, 0),)), 0)
-    assert agreed == LeaderAnswer(1, 0, 3, 4, begin=Boundary(3, 3))
+    assert agreed == LeaderAnswer(0, Agreement(1, 3, 4, begin=Boundary(3, 3)))
     assert effects == []
     assert leader.replica.progress.acked(B) == 0
 
@@ -237,7 +237,7 @@ def test_a_follower_that_ends_where_its_leaders_log_starts_keeps_its_own_if_it_i
     for _ in range(2):
         leader.append(1)
     agreed, _ = leader.replica.follower_started(B, 1, same, 0)
-    assert agreed == LeaderAnswer(1, len(others), 2, 2, begin=begin)
+    assert agreed == LeaderAnswer(len(others), Agreement(1, 2, 2, begin=begin))
     assert leader.high == 2
 
 
@@ -259,7 +259,7 @@ def test_a_follower_that_has_evicted_all_that_they_shared_keeps_its_log_if_it_is
         session = leader.follow(member, EpochHistory(0, 3, ((1, 0),)))
         leader.replica.follower_acked(session, 3, 0)
     agreed, _ = leader.replica.follower_started(B, 1, EpochHistory(2, 2, ()), 0)
-    assert agreed == LeaderAnswer(1, len(others), 0 if begin else 2, 3, begin=begin)
+    assert agreed == LeaderAnswer(len(others), Agreement(1, 0 if begin else 2, 3, begin=begin))
 
 
 def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_of_the_follower():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.replication.follower import (
+    Agreement,
     BeginAnew,
     CutBack,
     GoOn,
-    LeaderAnswer,
     Refusal,
     Take,
     estranged,
@@ -28,8 +28,8 @@ def log(start: int, high: int, end: int) -> LeaderState:
     return LeaderState(EPOCH, at(start), at(end), at(high), followers=1)
 
 
-def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> LeaderAnswer:
-    return LeaderAnswer(epoch, 1, entry, 0, None if begin is None else at(begin))
+def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreement:
+    return Agreement(epoch, entry, 0, None if begin is None else at(begin))
 
 
 @pytest.mark.rule(

@@ -11,7 +11,7 @@ from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition import following
 from spark_stream.broker.partition.appends import Appends
-from spark_stream.broker.partition.followers import Followers
+from spark_stream.broker.partition.followers import FollowerSession
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.role import ReplicaRole
 from spark_stream.broker.partition.state import Role
@@ -38,15 +38,15 @@ def a_follower_keeps_what_its_leader_lacks(patch: Patch) -> None:
 
 @bug
 def a_follower_counts_before_it_has_appended(patch: Patch) -> None:
-    original = Followers.entries_for
+    original = FollowerSession.read_entries
 
-    def entries_for(self: Any, session: int, first: Any, max_bytes: int) -> Any:
-        found = original(self, session, first, max_bytes)
+    def read_entries(self: Any, first: Any, max_bytes: int) -> Any:
+        found = original(self, first, max_bytes)
         if found is not None:
-            self.take_report(session, int(found.rows["entry_index"][-1]) + 1)
+            self.on_acked(int(found.rows["entry_index"][-1]) + 1)
         return found
 
-    patch.setattr(Followers, "entries_for", entries_for)
+    patch.setattr(FollowerSession, "read_entries", read_entries)
 
 
 @bug
@@ -256,9 +256,10 @@ def a_follower_far_behind_begins_anew_at_the_end(patch: Patch) -> None:
 
     def started(self: replica.Replica, *asked: Any) -> Any:
         agreed, effects = original(self, *asked)
-        if isinstance(agreed, LeaderAnswer) and agreed.begin is not None:
+        if isinstance(agreed, LeaderAnswer) and agreed.agreement.begin is not None:
             end = self.bounds_state.log_end
-            agreed = structs.replace(agreed, entry=end.entry, begin=end)
+            moved = structs.replace(agreed.agreement, entry=end.entry, begin=end)
+            agreed = structs.replace(agreed, agreement=moved)
         return agreed, effects
 
     patch.setattr(replica.Replica, "follower_started", started)

@@ -18,8 +18,6 @@ from isolog.errors import (
     UnknownLeaderEpoch,
     UnknownTopic,
 )
-from spark_stream.broker.replication.links import Followed, LedPartitions
-from spark_stream.broker.replication.partitions import PartitionKey
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.partition_record import PartitionRecord
@@ -43,13 +41,13 @@ def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
     return a, b
 
 
-def key(broker: LocalBroker, number: int = 0) -> PartitionKey:
-    return PartitionKey(broker.host.find("t").id, number)
+def key(broker: LocalBroker, number: int = 0) -> PartitionId:
+    return PartitionId(broker.host.find("t").id, number)
 
 
-def begin(leader: LocalBroker, epoch: int, at: PartitionKey | None = None):
+def begin(leader: LocalBroker, epoch: int, at: PartitionId | None = None):
     """A session of ``b`` with the leader, which knows of no entry."""
-    return LedPartitions(leader.host).start_session(
+    return leader.host.start_session(
         BrokerId("b"),
         Generation("b-logs"),
         at or key(leader),
@@ -86,7 +84,7 @@ def test_a_session_with_a_broker_that_does_not_lead_is_refused(pair):
     with pytest.raises(NotLeader):
         begin(b, 0)
     with pytest.raises(UnknownTopic):
-        begin(a, 0, PartitionKey("another topic", 0))
+        begin(a, 0, PartitionId("another topic", 0))
     a.around.clock.pass_us(10_000_000)  # its lease is over
     with pytest.raises(LeaderUnavailable):
         begin(a, 0)
@@ -117,7 +115,7 @@ def test_a_session_that_another_one_has_replaced_is_refused_and_not_just_uncount
     """What a follower asked before it asked again may be handled last: it then asks once more."""
     a, _ = pair
     news: list[bool] = []
-    present = LedPartitions(a.host).start_session(
+    present = a.host.start_session(
         BrokerId("b"), Generation("b-logs"), key(a), LeaderEpoch(0), EMPTY, news.append
     )
     late = begin(a, 0)
@@ -133,7 +131,7 @@ def test_a_session_that_another_one_has_replaced_is_refused_and_not_just_uncount
 def test_a_leader_has_news_of_appends_for_its_followers(pair):
     a, _ = pair
     news: list[bool] = []
-    LedPartitions(a.host).start_session(
+    a.host.start_session(
         BrokerId("b"), Generation("b-logs"), key(a), LeaderEpoch(0), EMPTY, news.append
     )
     a.partition("t").append(numbers(0, 1))
@@ -162,7 +160,7 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))
     replica = b.replica("t")
-    followed = Followed.now(replica, b.generation)
+    followed = replica.followed(b.generation)
     session = begin(a, 0)
     found = session.read_entries(EntryIndex(0), 1 << 20)
     replicate(a, b, "t")
@@ -184,7 +182,7 @@ def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch
     """The broker goes on in a new generation, and a thread is late with what it had received."""
     a, b = pair
     replica = b.replica("t")
-    followed = Followed.now(replica, b.generation)
+    followed = replica.followed(b.generation)
     a.partition("t").append(numbers(0, 2))
     late = begin(a, 0)
     found = late.read_entries(EntryIndex(0), 1 << 20)
@@ -207,7 +205,7 @@ def test_entries_that_are_there_already_are_passed_over(pair):
         a.partition("t").append(numbers(first, 1))
     replicate(a, b, "t")
     replica = b.replica("t")
-    followed = Followed.now(replica, b.generation)
+    followed = replica.followed(b.generation)
     found = begin(a, 0).read_entries(EntryIndex(0), 1 << 20)
     assert followed.append_frame(EntryIndex(0), found.rows, found.data, EntryIndex(3)) == 3
     assert replica.bounds().log_end_offset == 3
@@ -237,7 +235,7 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))
     replica = b.replica("t")
-    followed = Followed.now(replica, b.generation)
+    followed = replica.followed(b.generation)
     session = begin(a, 0)
     end = followed.cut_back(session.agreement)
     found = session.read_entries(end, 1 << 20)
@@ -262,7 +260,7 @@ def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplo
     changed = bytearray(kept[0].data.to_pybytes())
     changed[-1] ^= 1
     kept[0] = replace(kept[0], data=pa.py_buffer(bytes(changed)))
-    followed, session = Followed.now(b.replica("t"), b.generation), begin(a, 0)
+    followed, session = b.replica("t").followed(b.generation), begin(a, 0)
     end = followed.cut_back(session.agreement)
     found = session.read_entries(end, 1 << 20)
     with pytest.raises(DamagedEntries) as caught:
@@ -306,11 +304,11 @@ def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damag
         a.partition("t").append(numbers(first, 10))
     replicate(a, b, "t")
     replica = b.replica("t")
-    assert Followed.now(replica, b.generation).history().end == 4
+    assert replica.followed(b.generation).history().end == 4
     flip_last_byte(b, 2)
     with pytest.raises(DamagedSegment):
         replica.log.read_entries(EntryIndex(2), 1 << 20)
-    told = Followed.now(replica, b.generation).history()
+    told = replica.followed(b.generation).history()
     assert (told.end, told.epochs) == (2, ((0, 0),))
     replicate(a, b, "t")
     assert replica.log.hole is None
@@ -332,9 +330,9 @@ def test_a_follower_takes_back_what_it_cut_where_its_leader_is_damaged_too(pair,
     with pytest.raises(DamagedSegment) as caught:
         replicate(a, b, "t")
     assert replica.log.end.entry == 3
-    Followed.now(replica, b.generation).on_refused(caught.value)
+    replica.followed(b.generation).on_refused(caught.value)
     assert "the leader's entry 3 is damaged: entries 3 to 5 are taken" in caplog.text
-    assert Followed.now(replica, b.generation).history().end == 6
+    assert replica.followed(b.generation).history().end == 6
     let_lead(a, "b")
     with pytest.raises(DamagedSegment):
         a.replica("t").log.read_entries(EntryIndex(3), 1 << 20)
