@@ -11,7 +11,6 @@ import pyarrow as pa
 from bench.clock import now
 from bench.records import values
 from bench.results import Results
-from spark_stream.broker.host.host import PRODUCER_AGE_US
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import LeaderEpoch
@@ -45,7 +44,7 @@ def run(results: Results, transactions: int) -> None:
         for name, place in places.items():
             started = now()
             opened = PartitionLog.open(place, log_format)
-            Partition("t", "id", 0, opened, PRODUCER_AGE_US, SystemClock())
+            Partition("t", "id", 0, opened, 86_400_000_000, SystemClock())
             took[name] = now() - started
             rates[name] = _whole(opened, committed=name == "transactions")
             opened.close()

@@ -12,8 +12,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
+from msgspec import Struct
 from pydantic import (
     ConfigDict,
     Field,
@@ -27,13 +28,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from spark_stream.broker.access.jwts import JwtSettings
 from spark_stream.broker.replication.settings import ReplicationSettings
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.stores.backends import ETCD_LEASE_S, EtcdPlace, parse_place
 from spark_stream.cluster.stores.leases import DURATION_S
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.schema.nearest import meant
-from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
+from spark_stream.scripts.transactions.sweeping import TransactionSettings
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.addresses import UNIX, is_wildcard, joined, split_address, with_port
@@ -41,6 +43,8 @@ from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
 from spark_stream.wire.refused_values import problem_of
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_CORE: Final = CoreSettings()
+G = TypeVar("G", bound=Struct)
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 """pydantic's types of errors for a name that a model or a dataclass does not have."""
 
@@ -142,12 +146,16 @@ class BrokerConfig(BaseSettings):
     idle_seconds: float = Field(default=0.0, ge=0.0)
     memory_bytes: int = Field(default=MEMORY_BYTES_DEFAULT, ge=MEMORY_BYTES_MIN, le=1 << 40)
     lease_seconds: float | None = Field(default=None, ge=0.5, le=3600.0)
-    leader_balance_seconds: float = Field(default=30.0, ge=0.0, le=86_400.0)
+    leader_balance_seconds: float = Field(default=_CORE.leader_balance_seconds, ge=0.0, le=86_400.0)
     peer_addresses: dict[str, str] = {}
     default_replication_factor: int | None = Field(default=None, ge=1)
     housekeeping_seconds: float = Field(default=1.0, gt=0.0, le=3600.0)
-    producer_expiry_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
-    sink_expiry_seconds: float = Field(default=SINK_EXPIRY_S, gt=0.0, le=315_360_000.0)
+    producer_expiry_seconds: float = Field(
+        default=_CORE.producer_expiry_seconds, gt=0.0, le=31_536_000.0
+    )
+    sink_expiry_seconds: float = Field(
+        default=_CORE.transactions.sink_expiry_seconds, gt=0.0, le=315_360_000.0
+    )
     mapped_reads: bool = True
     scrub_bytes_per_second: int = Field(default=8 << 20, ge=0, le=1 << 40)
     scrub_seconds: float = Field(default=86_400.0, gt=0.0, le=31_536_000.0)
@@ -302,6 +310,21 @@ class BrokerConfig(BaseSettings):
         return default if self.lease_seconds is None else self.lease_seconds
 
     @property
+    def core(self) -> CoreSettings:
+        """The settings of the broker's core."""
+        return _group(self, CoreSettings)
+
+    @property
+    def transactions(self) -> TransactionSettings:
+        """The settings of transactions."""
+        return _group(self, TransactionSettings)
+
+    @property
+    def recent_bytes(self) -> int:
+        """The limit of the memory that keeps batches for followers."""
+        return min(_CORE.recent_bytes, self.memory_bytes // 8)
+
+    @property
     def topic_defaults(self) -> LogSettings:
         """The settings of a topic that sets nothing itself."""
         return parse_settings(self.topic)
@@ -339,6 +362,11 @@ class BrokerConfig(BaseSettings):
             ) from None
         _ = config.topic_defaults
         return config
+
+
+def _group(config: BrokerConfig, of: type[G]) -> G:
+    """Return a group of settings, each from the attribute of its name."""
+    return of(**{name: getattr(config, name) for name in of.__struct_fields__})
 
 
 def flattened(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

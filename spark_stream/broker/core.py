@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from spark_stream.broker.counts import BrokerCounts
-from spark_stream.broker.host.host import PRODUCER_AGE_US, Host
+from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import FollowerLinks
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.node.controlling import Controlling
@@ -36,12 +36,12 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.observing import Observer
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.partition.recent import BROKER_BYTES
 from spark_stream.broker.replication.promising import Promising
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Driver, Peers
 from spark_stream.broker.scripting.step_table import StepTable
 from spark_stream.broker.scripting.topics import TopicAdmin
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.controller import ControllerSeat
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.stores.store import MetadataStore
@@ -52,26 +52,12 @@ from spark_stream.loggers import logger_of
 from spark_stream.scripts import groups, readers
 from spark_stream.scripts.electing import Changed
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S
 from spark_stream.storage.disk.descriptors import SpareFiles
 from spark_stream.storage.disk.directory import LogDirectory, PromiseFile
 from spark_stream.storage.log.committed import CommittedMarks
 from spark_stream.storage.logs import FileLogs
-from spark_stream.storage.settings import LogSettings
 
 logger = logger_of(__name__)
-
-
-class CoreSettings(Struct, frozen=True):
-    """The part of a broker's configuration that its core needs; ``BrokerConfig`` explains it."""
-
-    topic_defaults: LogSettings = field(default_factory=LogSettings)
-    default_replication_factor: int | None = None
-    producer_age_us: int = PRODUCER_AGE_US
-    sink_expiry_s: float = SINK_EXPIRY_S
-    leader_balance_s: float = 30.0
-    recent_bytes: int = BROKER_BYTES
-    spare_files: int = 0
 
 
 class BrokerDisk(Struct, frozen=True):
@@ -85,6 +71,8 @@ class BrokerDisk(Struct, frozen=True):
     """Where high watermarks are remembered; by default in the directory."""
     promises: PromiseFile | None = None
     """Where promises are noted; by default in the directory."""
+    spare_files: int = 0
+    """How many files are kept open in reserve."""
 
 
 class BrokerNetwork(Protocol):
@@ -135,14 +123,12 @@ class BrokerCore:
         self.host = host = Host(
             disk.directory,
             view,
-            settings.topic_defaults,
+            settings,
             clock,
-            settings.producer_age_us,
             logs=disk.logs,
             losing=disk.runs.forget_run,
             proposed=note,
             generation_of=members.generation_of,
-            recent_bytes=settings.recent_bytes,
             marks=disk.marks,
             promises=self.promising.is_bound,
             counts=counts,
@@ -151,24 +137,12 @@ class BrokerCore:
         self.registration = Registration(store, host, members, ids, machine, disk.runs)
         self.table = StepTable(store, host)
         self.driver = Driver(self.table, network.peers(self))
-        self.topics = TopicAdmin(
-            self.driver,
-            host,
-            members,
-            settings.topic_defaults,
-            ids,
-            settings.default_replication_factor,
-        )
+        self.topics = TopicAdmin(self.driver, host, members, settings, ids)
         self.transactions = TransactionCoordinator(
-            self.driver,
-            host,
-            clock,
-            host.broker_id,
-            leases,
-            sink_expiry_s=settings.sink_expiry_s,
+            self.driver, host, clock, host.broker_id, leases, settings.transactions
         )
-        self.withdrawals = Withdrawals(host, members, clock, SpareFiles(settings.spare_files))
-        self.balance = Balance(host, members, clock, settings.leader_balance_s)
+        self.withdrawals = Withdrawals(host, members, clock, SpareFiles(disk.spare_files))
+        self.balance = Balance(host, members, clock, settings.leader_balance_seconds)
         self.leaves = groups.Leaves()
         self._sessions = readers.SessionWatch(groups.session_ms_of)
         self._readers = readers.SessionWatch(readers.session_ms_of)

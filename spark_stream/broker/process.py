@@ -32,7 +32,7 @@ from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.metadata import shared_backend
 from spark_stream.broker.metrics.endpoint import MetricsEndpoint
@@ -45,7 +45,6 @@ from spark_stream.broker.node.lock import DirectoryLock
 from spark_stream.broker.node.observing import PROBE_S
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.node.stores import open_store, own_backend
-from spark_stream.broker.partition.recent import BROKER_BYTES
 from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.serving import Serving
@@ -167,17 +166,9 @@ class Broker:
             clock,
             ids,
             machine,
-            BrokerDisk(directory, RunFile(path)),
+            BrokerDisk(directory, RunFile(path), spare_files=SPARE_FILES),
             self._network,
-            CoreSettings(
-                topic_defaults=config.topic_defaults,
-                default_replication_factor=config.default_replication_factor,
-                producer_age_us=int(config.producer_expiry_seconds * 1_000_000),
-                sink_expiry_s=config.sink_expiry_seconds,
-                spare_files=SPARE_FILES,
-                leader_balance_s=config.leader_balance_seconds,
-                recent_bytes=min(BROKER_BYTES, config.memory_bytes // 8),
-            ),
+            config.core,
             counts=counts,
         )
         undo.callback(core.host.close)

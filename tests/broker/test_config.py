@@ -9,7 +9,10 @@ import pytest
 
 from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.errors import InvalidConfig
+from spark_stream.scripts.transactions.sweeping import TransactionSettings
+from spark_stream.storage.settings import LogSettings
 
 JWT = {"issuer": "i", "audience": "a"}
 
@@ -34,3 +37,22 @@ def test_a_refused_setting_of_a_table_is_named(
 ):
     with pytest.raises(InvalidConfig, match=rf"\] {re.escape(problem)}"):
         Certificates(BrokerConfig.load(None, dir=tmp_path, **settings))
+
+
+def test_each_setting_has_one_default(tmp_path: Path):
+    assert BrokerConfig(dir=tmp_path).core == CoreSettings()
+
+
+def test_each_setting_reaches_its_group(tmp_path: Path):
+    found = BrokerConfig(
+        dir=tmp_path,
+        default_replication_factor=2,
+        producer_expiry_seconds=3.0,
+        leader_balance_seconds=4.0,
+        memory_bytes=256 << 20,
+        sink_expiry_seconds=5.0,
+        topic={"segment.ms": 600},
+    )
+    assert found.core == CoreSettings(
+        LogSettings(segment_ms=600), 2, 3.0, 4.0, 32 << 20, TransactionSettings(5.0)
+    )

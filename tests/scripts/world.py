@@ -57,7 +57,7 @@ from spark_stream.scripts.transactions.consumers import Consumers
 from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.sinks import Sinks
-from spark_stream.scripts.transactions.sweeping import Sweeper
+from spark_stream.scripts.transactions.sweeping import Sweeper, TransactionSettings
 from tests.scripts.on_store import answer_of
 
 BLOCK = 3
@@ -156,7 +156,7 @@ class Broker:
         self.decisions = Decisions(self.finisher)
         self.sinks = Sinks(self.decisions)
         self.consumers = Consumers(self.finisher)
-        self.sweeper = Sweeper(self.finisher)
+        self.sweeper = Sweeper(self.finisher, TransactionSettings())
         self.blocks: dict[str, list[int]] = {}
 
 

@@ -24,7 +24,7 @@ from isolog.errors import (
     StorageFailure,
 )
 from spark_stream.broker.actions.topics import leaders_of
-from spark_stream.broker.core import BrokerCore, BrokerDisk, CoreSettings
+from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
@@ -39,6 +39,7 @@ from spark_stream.broker.serving.append_batch import Append, StreamFacts
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import Answers, FetchStream
 from spark_stream.broker.serving.pool import Pool
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
 from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.cluster.partitions import PartitionId
@@ -314,7 +315,7 @@ class SimulatedBroker:
                 self._directory, self.logs, self.logs, self.logs.marks(), self.logs.promises()
             ),
             self,
-            CoreSettings(leader_balance_s=SETTLE_S),
+            CoreSettings(leader_balance_seconds=SETTLE_S),
             lambda: self._proposed.give(),
         )
 

@@ -63,7 +63,7 @@ from spark_stream.wire.topic_messages import (
 def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription:
     hosted = context.topics.create(asked)
     described = _described(context, hosted)
-    chosen = (asked.replication_factor, asked.assignment, context.topics.default_factor)
+    chosen = (asked.replication_factor, asked.assignment, context.topics.default_replication_factor)
     if any(each is not None for each in chosen):
         return described
     warning = missing_replicas_warning(hosted.topic, context.members)

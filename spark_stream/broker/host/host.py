@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
 
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.contact import StoreContact
@@ -27,7 +26,8 @@ from spark_stream.broker.host.hosted import (
 from spark_stream.broker.host.upkeep import Upkeep
 from spark_stream.broker.partition.followers import FollowerSession
 from spark_stream.broker.partition.partition import CloseReason, Partition
-from spark_stream.broker.partition.recent import BROKER_BYTES, MemoryRoom
+from spark_stream.broker.partition.recent import MemoryRoom
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.generations import Ends
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
 from spark_stream.cluster.topics import Topic, check_id, unknown
@@ -60,8 +60,6 @@ from spark_stream.storage.settings import LogSettings, parse_settings
 
 logger = logger_of(__name__)
 
-PRODUCER_AGE_US: Final = 24 * 3_600 * 1_000_000
-
 
 class Host:
     """The replicas of one broker, for any thread; one at a time runs :meth:`refresh`."""
@@ -70,41 +68,38 @@ class Host:
         self,
         directory: LogDirectory,
         view: ClusterView,
-        defaults: LogSettings,
+        settings: CoreSettings,
         clock: Clock,
-        producer_age_us: int = PRODUCER_AGE_US,
         *,
         logs: FileLogs | None = None,
         losing: Callable[[], None] = lambda: None,
         proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
         generation_of: GenerationOf = lambda _: None,
-        recent_bytes: int = BROKER_BYTES,
         marks: CommittedMarks | None = None,
         promises: Callable[[], bool] = lambda: False,
         counts: BrokerCounts | None = None,
     ) -> None:
-        """``producer_age_us``: how long a producer that writes nothing is remembered.
+        """Open the replicas that the view assigns to this broker.
 
         ``logs``: how logs are opened, by default as files of this host. ``losing``: as
         :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
-        :class:`~spark_stream.broker.partition.partition.Partition`. ``recent_bytes``: what may be
-        kept in memory for followers. ``marks``: where high watermarks are remembered.
+        :class:`~spark_stream.broker.partition.partition.Partition`. ``marks``: where high
+        watermarks are remembered.
         ``promises`` returns whether this broker has promised a leader not to lead, for now.
         ``counts``: what this broker counts.
         """
         self._directory = directory
         self.view = view
-        self._defaults = defaults
+        self._settings = settings
         self._clock = clock
         counts = counts or BrokerCounts()
         if logs is None:
             logs = FileLogs(HOST_DISK.counting(counts.forces), losing=losing)
         self._folders = TopicFolders(directory, logs, losing)
         self._links: FollowerLinks = NoLinks()
-        self._producer_age = producer_age_us
         self._proposed = proposed
         self._generation_of = generation_of
-        self._recent_room = MemoryRoom(recent_bytes)
+        self._recent_room = MemoryRoom(settings.recent_bytes)
         self.counts = counts
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
@@ -163,7 +158,7 @@ class Host:
         hosted = self._hosted.get(name)
         if hosted is not None and hosted.topic.id == topic.id:
             return hosted
-        return HostedTopic(topic, parse_settings(topic.config, self._defaults), self._elsewhere)
+        return HostedTopic(topic, self.settings_of(topic), self._elsewhere)
 
     def find(self, name: str, topic_id: str | None = None) -> Topic:
         """Return the topic as it is now. UnknownTopic as in :meth:`topic`."""
@@ -181,7 +176,7 @@ class Host:
         hosted = self._hosted.get(topic.name)
         if hosted is not None and hosted.topic is topic:
             return hosted.settings
-        return parse_settings(topic.config, self._defaults)
+        return parse_settings(topic.config, self._settings.topic_defaults)
 
     def open_replica(self, at: Joined) -> Partition:
         """Return this broker's replica, whoever leads.
@@ -434,7 +429,7 @@ class Host:
         wanted = set(self._numbers_here(topic))
         if hosted is None and not wanted:
             return
-        settings = parse_settings(topic.config, self._defaults)
+        settings = parse_settings(topic.config, self._settings.topic_defaults)
         replicas = {} if hosted is None else hosted.replicas
         for number in sorted(replicas.keys() - wanted):
             if self.record(topic, number) is not None:  # a missing record says nothing
@@ -579,7 +574,7 @@ class Host:
             topic.id,
             number,
             log,
-            self._producer_age,
+            int(self._settings.producer_expiry_seconds * 1_000_000),
             self._clock,
             alone=False,
             moved=self.upkeep.note,

@@ -219,13 +219,15 @@ class Withdrawals:
 class Balance:
     """The partitions of one broker that others should lead. One thread looks at them."""
 
-    def __init__(self, host: Host, members: Members, clock: Clock, settle_s: float) -> None:
-        """``settle_s``: how long a preferred leader must have been able to lead; 0: switch off."""
+    def __init__(
+        self, host: Host, members: Members, clock: Clock, leader_balance_seconds: float
+    ) -> None:
+        """Look after the broker's partitions; with 0 seconds leadership is never handed over."""
         self._host = host
         self._members = members
         self._clock = clock
-        self._settle_us = int(settle_s * 1_000_000)
-        self.pause_s = min(settle_s / 10, _BALANCE_S) or _BALANCE_S
+        self._settle_us = int(leader_balance_seconds * 1_000_000)
+        self.pause_s = min(leader_balance_seconds / 10, _BALANCE_S) or _BALANCE_S
         """How long to pause between two looks."""
         self._settling: dict[Partition, Settling] = {}
 

@@ -104,7 +104,7 @@ class Partition:
         topic_id: str,
         number: int,
         log: PartitionLog,
-        producer_age_us: int,
+        producer_expiry_us: int,
         clock: Clock,
         *,
         alone: bool = True,
@@ -122,7 +122,7 @@ class Partition:
             topic_id: The topic's id.
             number: The partition's number.
             log: The open log.
-            producer_age_us: After how many microseconds idle producers are forgotten.
+            producer_expiry_us: After how many microseconds idle producers are forgotten.
             clock: For the times of entries and of waits.
             alone: It leads from the start and has no followers; else it has no role yet.
             moved: Is called whenever housekeeping or a force may have become due.
@@ -143,7 +143,7 @@ class Partition:
             log.start,
             log.end,
             clock.steady_us(),
-            producer_age_us,
+            producer_expiry_us,
             followers=0 if alone else 1,
             surroundings=Surroundings(log.boundary_of, generation_of),
         )

@@ -26,7 +26,12 @@ from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.sinks import Sinks
 from spark_stream.scripts.transactions.stopped import forget_stopped
-from spark_stream.scripts.transactions.sweeping import SINK_EXPIRY_S, LostMarker, Sweeper, Swept
+from spark_stream.scripts.transactions.sweeping import (
+    LostMarker,
+    Sweeper,
+    Swept,
+    TransactionSettings,
+)
 
 logger = logger_of(__name__)
 
@@ -44,24 +49,20 @@ class TransactionCoordinator:
         clock: Clock,
         coordinator: str,
         leases: Leases,
-        *,
-        sink_expiry_s: float = SINK_EXPIRY_S,
+        settings: TransactionSettings,
     ) -> None:
-        """``coordinator``: this broker's id, as records name it.
-
-        ``sink_expiry_s``: how long an unused id of a sink is kept.
-        """
+        """``coordinator``: this broker's id, as records name it."""
         self._driver = driver
         self._host = host
         self._clock = clock
         self.coordinator = coordinator
         self._leases = leases
-        self._sink_expiry_s = sink_expiry_s
+        self._settings = settings
         self._finisher = Finisher()
         self.decisions = Decisions(self._finisher)
         self.sinks = Sinks(self.decisions)
         self.consumers = Consumers(self._finisher)
-        self._sweeper = Sweeper(self._finisher, sink_expiry_s)
+        self._sweeper = Sweeper(self._finisher, settings)
         self._complaints: dict[str, str] = {}
         self._all_at = -math.inf  # when it last looked at all records
         self._found_open: list[tuple[Joined, int]] = []  # when this broker began to lead
@@ -102,7 +103,7 @@ class TransactionCoordinator:
         began = self._clock.monotonic()
         self._find_open()
         yield from self._restore_markers()
-        whole = began - self._all_at >= min(_ALL_S, self._sink_expiry_s)
+        whole = began - self._all_at >= min(_ALL_S, self._settings.sink_expiry_seconds)
         if whole:
             yield from forget_stopped(self.now_ms())
         try:

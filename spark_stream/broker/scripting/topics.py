@@ -18,6 +18,7 @@ from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.placing import default_factor, placed, placed_by_hand
 from spark_stream.broker.scripting.driver import Driver
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.topics import Topic, check_name, check_partitions
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.environment import Ids
@@ -49,16 +50,14 @@ class TopicAdmin:
         driver: Driver,
         host: Host,
         members: Members,
-        defaults: LogSettings,
+        settings: CoreSettings,
         ids: Ids,
-        default_replication_factor: int | None = None,
     ) -> None:
-        """``default_replication_factor`` is for topics that name none."""
-        self.default_factor = default_replication_factor
+        self.default_replication_factor = settings.default_replication_factor
         self._driver = driver
         self._host = host
         self._members = members
-        self._defaults = defaults
+        self._defaults = settings.topic_defaults
         self._ids = ids
         self._free = threading.Condition()
         self._changing: set[str] = set()
@@ -87,7 +86,7 @@ class TopicAdmin:
             partitions, factor = len(assignment), len(next(iter(assignment), ()))
         elif factor is None:
             least = parse_settings(asked.config, self._defaults).min_insync_replicas
-            factor = self.default_factor or default_factor(self._members, least)
+            factor = self.default_replication_factor or default_factor(self._members, least)
         topic = Topic(
             name=asked.topic,
             id=self._ids.new_id(),

@@ -115,16 +115,16 @@ class Replica:
         log_start: Boundary,
         log_end: Boundary,
         now: int,
-        producer_age: int,
+        producer_expiry_us: int,
         followers: int = 0,
         surroundings: Surroundings = _ALONE,
     ) -> None:
-        """``tables``: the log's entries. ``now`` and ``producer_age`` are in microseconds.
+        """``tables``: the log's entries. ``now`` is in microseconds.
 
         ``followers``: how many other replicas there are; if there is one, no entry is known to be
         replicated yet.
         """
-        self._producer_age = producer_age
+        self._producer_expiry_us = producer_expiry_us
         self._surroundings = surroundings
         self._isr_settings = IsrSettings()
         self._session_numbers = itertools.count()
@@ -142,7 +142,7 @@ class Replica:
     def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
         """Derive everything anew from the log's entries."""
         self.derived += 1
-        self.producers = producers.derived(tables, now, self._producer_age)
+        self.producers = producers.derived(tables, now, self._producer_expiry_us)
         self.spans = Spans.derived(tables)
         self.epochs = EpochStarts.derived(tables)
         self.undecided = Undecided.derived(tables, state.high_watermark.entry)
@@ -502,7 +502,7 @@ class Replica:
         times = {
             producer_id: expires
             for producer_id, state in self.producers.items()
-            if (expires := producers.expires(state, self._producer_age)) is not None
+            if (expires := producers.expires(state, self._producer_expiry_us)) is not None
         }
         old = [producer_id for producer_id, expires in times.items() if expires <= now]
         for producer_id in old:

@@ -36,7 +36,6 @@ from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finisher, mark_dropped
 
 FORGET_AFTER_MS: Final = 7 * 24 * 3_600_000
-SINK_EXPIRY_S: Final = 30 * 86_400.0
 SEEN_IDLE_S: Final = 3_600.0
 SEEN_IDLE_JOB_S: Final = 60.0
 
@@ -79,16 +78,20 @@ class Swept(StrEnum):
     FORGOTTEN = "forgotten"
 
 
+class TransactionSettings(Struct, frozen=True):
+    """The settings of transactions, each under its name in the configuration."""
+
+    sink_expiry_seconds: float = 30 * 86_400.0
+    """The time after which a sink that committed a batch, and was unused since, expires."""
+
+
 class Sweeper:
-    """The sweeper of one broker.
+    """The sweeper of one broker."""
 
-    ``sink_expiry_s``: how long a sink that has committed a batch may be unused before it expires.
-    """
-
-    def __init__(self, finisher: Finisher, sink_expiry_s: float = SINK_EXPIRY_S) -> None:
+    def __init__(self, finisher: Finisher, settings: TransactionSettings) -> None:
         self.watch = Watch()
         self._finisher = finisher
-        self._sink_expiry_s = sink_expiry_s
+        self._settings = settings
 
     def sweep_record(self, record: Transaction, now_s: float, now_ms: int) -> Script[Swept]:
         """Do what is due for a record whose coordinator is this broker.
@@ -104,7 +107,7 @@ class Sweeper:
             return Swept.FINISHED
         if record.state is State.OPEN:
             return (yield from self._expire_if_due(record, unchanged_s))
-        age_s, seen_idle_s = _kept_for(record, self._sink_expiry_s)
+        age_s, seen_idle_s = self._kept_for(record)
         if (now_ms - record.deadline_ms) / 1000 <= age_s or unchanged_s <= seen_idle_s:
             return Swept.LEFT
         if is_sink(record) and record.committed_batch >= 0:
@@ -126,16 +129,17 @@ class Sweeper:
         yield from self._finisher.record_finish(outcome)
         return Swept.EXPIRED
 
-
-def _kept_for(record: Transaction, sink_expiry_s: float) -> tuple[float, float]:
-    """Return how long a record is kept after its deadline, and after it was first seen idle."""
-    # Counted from its last use, which was a timeout before its deadline.
-    timeout_s = record.timeout_ms / 1000
-    if record.query == record.transactional_id:  # a job's id is used again only to repeat a call
-        return BATCH_WRITE_LISTED_MS / 1000 - timeout_s, SEEN_IDLE_JOB_S
-    if record.committed_batch >= 0:
-        return sink_expiry_s - timeout_s, min(SEEN_IDLE_S, sink_expiry_s)
-    return FORGET_AFTER_MS / 1000, SEEN_IDLE_S
+    def _kept_for(self, record: Transaction) -> tuple[float, float]:
+        """Return how long a record is kept after its deadline, and after it was first seen idle."""
+        # Counted from its last use, which was a timeout before its deadline.
+        timeout_s = record.timeout_ms / 1000
+        if record.query == record.transactional_id:
+            # A job's id is used again only to repeat a call.
+            return BATCH_WRITE_LISTED_MS / 1000 - timeout_s, SEEN_IDLE_JOB_S
+        if record.committed_batch >= 0:
+            expiry_s = self._settings.sink_expiry_seconds
+            return expiry_s - timeout_s, min(SEEN_IDLE_S, expiry_s)
+        return FORGET_AFTER_MS / 1000, SEEN_IDLE_S
 
 
 def mark_dropped_again(record: Transaction) -> Script[None]:

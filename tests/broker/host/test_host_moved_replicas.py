@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from isolog.errors import UnknownTopic
 from spark_stream.broker.host.host import Host
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
@@ -18,7 +19,6 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.logs import FileLogs
-from spark_stream.storage.settings import LogSettings
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import Surroundings
 from tests.clocks import FakeClock
@@ -49,7 +49,7 @@ def test_files_of_replicas_that_moved_are_removed_when_the_broker_begins(tmp_pat
         folder.mkdir(parents=True)
         (folder / "something").touch()
         folder.with_name(f"{folder.name}.begun").touch()
-    host = Host(directory, ClusterView(store), LogSettings(), FakeClock())
+    host = Host(directory, ClusterView(store), CoreSettings(), FakeClock())
     assert all(folder.exists() for folder in folders), "nothing is removed before it may vouch"
     host.generation = Generation("g")
     host.begin(lambda: True)
@@ -68,7 +68,7 @@ def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path:
         logs.make_folder(directory.topic(name, name))
     gone = store.put(TOPICS + "gone", encode(Topic("gone", "gone", NUMBERS, 1, {})), 0)
     assert gone is not None
-    host = Host(directory, ClusterView(store), LogSettings(), FakeClock(), logs=logs)
+    host = Host(directory, ClusterView(store), CoreSettings(), FakeClock(), logs=logs)
     host.generation = Generation("g")
     host.begin(lambda: True)
     host.topic("gone").partition(0).append(numbers(0, 3))
@@ -115,7 +115,7 @@ def start_with_a_topic(directory: LogDirectory, logs: FileLogs) -> Host:
     store = MemoryStore(MemoryRecords())
     store.put(*put_of(PartitionId("id", 0), led_by(ME), 0))
     store.put(TOPICS + "t", encode(Topic("t", "id", NUMBERS, 1, {})), 0)
-    return Host(directory, ClusterView(store), LogSettings(), FakeClock(), logs=logs)
+    return Host(directory, ClusterView(store), CoreSettings(), FakeClock(), logs=logs)
 
 
 def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_seen_yet(around):

@@ -26,7 +26,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS
+from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS, TransactionSettings
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.logs import FileLogs
@@ -86,7 +86,7 @@ class Desk:
         )
         self.host = broker.host
         self.transactions = TransactionCoordinator(
-            broker.driver, self.host, self.clock, "here", broker.leases
+            broker.driver, self.host, self.clock, "here", broker.leases, TransactionSettings()
         )
 
     def begin(self, name: str, *, joins: bool) -> None:

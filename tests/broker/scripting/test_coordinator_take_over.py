@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
@@ -32,9 +31,7 @@ class OneBroker:
         self._broker = around.start(name)
         self.host, self.topics = self._broker.host, self._broker.topics
         self.renew = self._broker.lease_keeper.renew
-        self.transactions = TransactionCoordinator(
-            self._broker.driver, self.host, around.clock, name, self._broker.leases
-        )
+        self.transactions = self._broker.transactions
 
 
 class TwoBrokers:

@@ -12,6 +12,7 @@ from isolog.errors import LeaderEpochFenced, LeaderUnavailable, NotLeader, Offse
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.serving import fetching
 from spark_stream.broker.serving.fetching import RangeStream
+from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.partitions import PartitionId, key_of, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
@@ -19,7 +20,6 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.storage.disk.directory import LogDirectory
-from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.fetch_messages import FetchRange
 from tests.clocks import FakeClock
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -39,7 +39,7 @@ class OneOfTwo:
         directory = LogDirectory(path, "cluster", ME)
         directory.topic("t", "id").mkdir(parents=True)
         self.clock = FakeClock()
-        self.host = Host(directory, ClusterView(self.store), LogSettings(), self.clock)
+        self.host = Host(directory, ClusterView(self.store), CoreSettings(), self.clock)
         self.host.generation = Generation("g")
         self.host.begin(lambda: True)
 

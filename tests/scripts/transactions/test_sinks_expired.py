@@ -9,7 +9,7 @@ from isolog.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTran
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, SINK_EXPIRY_S, Swept
+from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, Swept, TransactionSettings
 from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions, SinkBatch
 from tests.scripts.transactions.test_deciding_interleavings import A, B, watched
 from tests.scripts.world import World
@@ -18,6 +18,8 @@ CONTENT = (Content("t", 3, 77, 5),)
 DAY_MS = 86_400_000
 CLAIM = Claim("q", "run", 7)
 NEXT_RUN = replace(CLAIM, instance="next run")
+
+SINK_EXPIRY_S = TransactionSettings().sink_expiry_seconds
 
 
 def batch_of(sink: str, claim: Claim, *, renamed: bool = False) -> SinkBatch:
