@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from spark_stream.testing import local_cluster
 from tests.examples import choose, is_quick
+from tests.forks import popen
 from tests.support import broker, channel, log, shared, topic
 
 __all__ = ["broker", "channel", "log", "shared", "topic"]
@@ -109,6 +113,15 @@ def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: flo
                 if time.monotonic() > deadline:
                     process.kill()
                 time.sleep(0.01)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked() -> Iterator[None]:
+    """Start the brokers of a ``LocalCluster`` as those of ``BrokerProcess``."""
+    with pytest.MonkeyPatch.context() as patch:
+        instead = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+        patch.setattr(local_cluster, "subprocess", instead)
+        yield
 
 
 @pytest.fixture

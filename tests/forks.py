@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
@@ -18,11 +19,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
-from spark_stream.broker.__main__ import main
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
+from tests.examples import is_quick
 
+MODULES = ("spark_stream.broker", "tests.faults")
 _REQUEST_BYTES = 1 << 17
 
 
@@ -84,7 +86,7 @@ class Forks:
     def start(
         self, arguments: Sequence[str], stderr: IO[str], environment: Mapping[str, str]
     ) -> Fork:
-        """``python -m spark_stream.broker`` with these arguments; its output is to be read."""
+        """Start ``python -m`` with these arguments. Its output is to be read."""
         reading, writing = os.pipe()
         asked = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
         with self._lock:
@@ -121,17 +123,20 @@ def forks() -> Forks:
     return Forks()
 
 
-def popen(command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **_: object) -> Fork:
-    """In place of ``subprocess.Popen`` for ``python -m spark_stream.broker``."""
-    assert list(command[1:3]) == ["-m", "spark_stream.broker"]
-    return forks().start(command[3:], stderr, env)
+def popen(
+    command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **more: Any
+) -> subprocess.Popen[str] | Fork:
+    """Start a process. In ``make test`` a broker of this checkout is a fork."""
+    if is_quick() and list(command[:2]) == [sys.executable, "-m"] and command[2] in MODULES:
+        return forks().start(command[2:], stderr, env)
+    return subprocess.Popen(command, stderr=stderr, env=env, **more)
 
 
 # -- who forks ------------------------------------------------------------------------------------
 
 
-def serve(asking: socket.socket) -> list[str] | None:
-    """Fork on request. Return a broker's arguments in the child, None at the end.
+def serve(asking: socket.socket) -> str | None:
+    """Fork on request. Return the module to run in the child, None at the end.
 
     The end is that of the tests' process, even by SIGKILL: then the brokers are killed.
     """
@@ -184,8 +189,8 @@ def _tell_ends(asking: socket.socket, alive: set[int]) -> None:
         asking.send(json.dumps(ended).encode())
 
 
-def _become(asked: dict[str, object], passed: list[int]) -> list[str]:
-    """Be what a process of its own would be."""
+def _become(asked: dict[str, object], passed: list[int]) -> str:
+    """Be like a new process. Return the module to run."""
     for number, each in zip((1, 2), passed, strict=True):
         os.dup2(each, number)
         os.close(each)
@@ -193,12 +198,12 @@ def _become(asked: dict[str, object], passed: list[int]) -> list[str]:
     os.environ.update(asked["environment"])  # type: ignore[call-overload]
     os.chdir(str(asked["folder"]))
     arguments = list(asked["arguments"])  # type: ignore[call-overload]
-    sys.argv = ["spark_stream.broker", *arguments]
-    sys.orig_argv = [sys.executable, "-m", "spark_stream.broker", *arguments]
-    return arguments
+    sys.argv = arguments
+    sys.orig_argv = [sys.executable, "-m", *arguments]
+    return arguments[0]
 
 
 if __name__ == "__main__":
     gc.freeze()
-    if serve(socket.socket(fileno=int(sys.argv[1]))) is not None:
-        sys.exit(main())
+    if (module := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        runpy.run_module(module, run_name="__main__")

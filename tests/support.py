@@ -30,8 +30,7 @@ from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from spark_stream.wire.methods import ACT, FETCH
 from spark_stream.wire.offset_messages import PartitionOffsets
-from tests.examples import is_quick
-from tests.forks import Fork, forks
+from tests.forks import Fork, popen
 
 READY = "isolog broker ready "
 START_S = 60.0
@@ -87,23 +86,17 @@ class BrokerProcess:
 
     def start(self) -> BrokerProcess:
         """Starts it and waits for its ready line; the error it ended with if it did not come up."""
-        arguments = ["--listen", self.listen, *self._options]
-        environment = os.environ | allocator_settings(MEMORY_BYTES_DEFAULT)
-        process: subprocess.Popen[str] | Fork
         with self._errors.open("a") as errors:
-            if is_quick() and self.module == BrokerProcess.module:
-                process = forks().start(arguments, errors, environment)
-            else:
-                process = subprocess.Popen(
-                    [sys.executable, *self.module, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                    env=environment,
-                )
-                kill_with_this_process(process.pid)
-        self._process = process
+            self._process = process = popen(
+                [sys.executable, *self.module, "--listen", self.listen, *self._options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
+            )
+        if isinstance(process, subprocess.Popen):
+            kill_with_this_process(process.pid)
         line = self._first_line(process)
         self.lines.append(line)
         if not line.startswith(READY):

@@ -14,9 +14,7 @@ import pytest
 
 import isolog
 from spark_stream.cli.app import execute
-from tests.system.replication.conftest import forked
-
-__all__ = ["forked"]
+from tests.support import BrokerProcess
 
 COMMAND = [sys.executable, "-m", "isolog"]
 TIMEOUT_S = 60.0
@@ -93,14 +91,5 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A broker for the tests of a module; each takes topics of its own."""
-    directory = tmp_path_factory.mktemp("log")
-    try:
-        started = run(
-            "broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0", "--daemon"
-        )
-        assert started.code == 0, started.err
-        bootstrap = started.out.removeprefix("isolog broker ready ").strip()
-        with isolog.connect(bootstrap) as log:
-            yield Served(directory, bootstrap, log)
-    finally:
-        run("broker", "stop", "--dir", str(directory))
+    with BrokerProcess(tmp_path_factory.mktemp("log")) as broker, broker.connect() as log:
+        yield Served(broker.directory, broker.address, log)

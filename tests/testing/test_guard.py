@@ -42,8 +42,8 @@ time.sleep(600)
 BROKER_PROCESS = """
 import sys, time
 from pathlib import Path
-from tests import support
-support.is_quick = lambda: {quick}
+from tests import forks, support
+forks.is_quick = lambda: {quick}
 broker = support.BrokerProcess(Path(sys.argv[1]) / "log").start()
 broker.pause()
 print(broker.pid, flush=True)

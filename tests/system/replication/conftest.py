@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 import isolog
-from spark_stream.testing import LocalCluster, local_cluster
-from tests.examples import is_quick
-from tests.forks import popen
+from isolog.testing import LocalCluster
 from tests.system.replication.clusters import CONF, restored
 
 _topics = itertools.count()
-
-
-@pytest.fixture(scope="package", autouse=True)
-def forked() -> Iterator[None]:
-    """In `make test` brokers are forks; in `make test-all` processes of their own."""
-    if not is_quick():
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        instead = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
-        patch.setattr(local_cluster, "subprocess", instead)
-        yield
 
 
 @pytest.fixture(scope="module")
