@@ -48,10 +48,10 @@ class AccessClient:
         self._put_user(name, password, is_new=False)
 
     def _put_user(self, name: str, password: str, *, is_new: bool) -> None:
-        asked = PutUser.of(
-            name=name, password=password, is_new=is_new, request_id=secrets.token_hex(8)
+        request_id = secrets.token_hex(8)
+        self._connection.call(
+            PutUser.of(name=name, password=password, is_new=is_new, request_id=request_id)
         )
-        self._connection.call(asked)
 
     def remove_user(self, name: str) -> None:
         """Remove a user, or raise InvalidRequest if there is none of this name."""
@@ -75,13 +75,14 @@ class AccessClient:
         all that its principal may do. ``lifetime_s``: by default the token does not expire.
         ``sliding``: it expires once it was not used for that time.
         """
-        asked = CreateToken.of(
-            principal=principal,
-            lifetime_ms=None if lifetime_s is None else int(lifetime_s * 1000),
-            grants=None if grants is None else _texts(grants),
-            sliding=sliding,
+        return self._connection.call(
+            CreateToken.of(
+                principal=principal,
+                lifetime_ms=None if lifetime_s is None else int(lifetime_s * 1000),
+                grants=None if grants is None else _texts(grants),
+                sliding=sliding,
+            )
         )
-        return self._connection.call(asked)
 
     def open_session(self, grants: Iterable[tuple[str, str]], lifetime_s: float) -> str:
         """Return a token for the caller that no broker stores, with these grants and this lifetime.
@@ -135,8 +136,7 @@ class AccessClient:
             "read_bytes_per_s": read_bytes_per_s,
             "connections": connections,
         }
-        asked = SetQuota.of(principal=principal, quota=quota)
-        self._connection.call(asked)
+        self._connection.call(SetQuota.of(principal=principal, quota=quota))
 
     def remove_quota(self, principal: str) -> None:
         """Remove a principal's quota; InvalidRequest if it has none of its own."""

@@ -47,8 +47,9 @@ def test_the_broker_has_a_handler_for_each_call() -> None:
 
 
 def classes_made() -> Iterator[str]:
-    """The names of the classes of which the client and the data source make objects."""
-    for path in (*(PACKAGE / "client").rglob("*.py"), *(PACKAGE / "datasource").rglob("*.py")):
+    """The names of the classes of which the parts above the client make objects."""
+    parts = ("client", "datasource", "console", "cli")
+    for path in (path for part in parts for path in (PACKAGE / part).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 made = node.func
@@ -58,5 +59,5 @@ def classes_made() -> Iterator[str]:
                     yield made.id
 
 
-def test_each_call_is_sent_by_the_client_or_the_data_source() -> None:
+def test_each_call_is_sent_by_the_product() -> None:
     assert {call.__name__ for call in CALLS.values()} - set(classes_made()) == set()

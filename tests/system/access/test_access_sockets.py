@@ -116,7 +116,7 @@ def requests() -> Iterator[Request]:
             fields = msgspec.structs.fields(call)
             named = dict.fromkeys(("topic", "transactional_id", "consumer"), on)
             given = {
-                each.encode_name: named.get(each.name, SAMPLES.get(each.name))
+                each.encode_name: named.get(each.name, SAMPLES.get(each.name, "x"))
                 for each in fields
                 if each.required
             }
