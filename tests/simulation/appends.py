@@ -7,7 +7,6 @@ batch. This stands for ``broker.serving.append_stream``: each step of a script i
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -153,7 +152,7 @@ class SimulatedAppends:
         if append.pending is not None:
             self._core.wait(place)
             self._set_timer()
-            append.pending.when_settled(partial(self._settle, place))
+            append.pending.when_settled(self._settle, place)
         return tried is not Tried.HELD
 
     def _work_off(self, partition: int) -> Body:
@@ -163,7 +162,7 @@ class SimulatedAppends:
             if not (yield from self._is_through(place)):
                 wait = self._core.hold(place)
                 self._set_timer()
-                place.work.held.appends.call_when_free(partial(self._resume, partition, wait))
+                place.work.held.appends.call_when_free(self._resume, partition, wait)
                 return
             place = self._core.through(place)
             self._go_on()

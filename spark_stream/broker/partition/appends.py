@@ -10,7 +10,9 @@ the wall clock's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVarTuple
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -49,6 +51,8 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.storage.format.log_format import Prepared
+
+Ts = TypeVarTuple("Ts")
 
 
 class Appends:
@@ -127,7 +131,7 @@ class Appends:
         state, pending, done = self._state, taken.pending, taken.appended
         if pending is None or pending.wait(timeout_s):
             return
-        state.lock.do_soon(partial(self._give_up, pending.ticket))  # others may hold it for long
+        state.lock.do_soon(self._give_up, pending.ticket)  # others may hold it for long
         raise unknown_outcome(done, state.topic, state.number, "were not replicated in time")
 
     def _give_up(self, ticket: int) -> tuple[WakeUp, ...]:
@@ -135,9 +139,9 @@ class Appends:
         self._state.callers.remove(ticket)
         return ()
 
-    def call_when_free(self, wake: WakeUp) -> None:
-        """Call ``wake`` once no other thread holds the partition; wait for nothing."""
-        self._state.lock.do_soon(lambda: (wake,))
+    def call_when_free(self, wake: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call ``wake(*args)`` once no other thread holds the partition. Never wait."""
+        self._state.lock.do_soon(_woken, partial(wake, *args))
 
     def _judge_and_append(
         self, prepared: Prepared | None, stamp: Stamp | None
@@ -225,6 +229,10 @@ class Appends:
             topic=state.topic,
             partition=state.number,
         )
+
+
+def _woken(wake: WakeUp) -> tuple[WakeUp, ...]:
+    return (wake,)
 
 
 def _in_transaction(stamp: Stamp | None) -> bool:

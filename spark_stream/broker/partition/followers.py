@@ -6,8 +6,6 @@ nothing when it reports something to a partition (``lock``).
 
 from __future__ import annotations
 
-from functools import partial
-
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.broker.partition.sessions import News
 from spark_stream.broker.partition.state import PartitionState
@@ -90,7 +88,7 @@ class FollowerSession:
 
     def on_acked(self, entry: EntryIndex) -> None:
         """Record that the follower has the entries below ``entry``."""
-        self._state.lock.do_soon(partial(self._take_report, entry))
+        self._state.lock.do_soon(self._take_report, entry)
 
     def _take_report(self, entry: EntryIndex) -> tuple[WakeUp, ...]:
         if not self._counts:
@@ -130,7 +128,7 @@ class FollowerSession:
 
     def on_promised(self, until: float) -> None:
         """Record that the follower will not lead before ``until``."""
-        self._state.lock.do_soon(partial(self._take_promise, until))
+        self._state.lock.do_soon(self._take_promise, until)
 
     def _take_promise(self, until: float) -> tuple[WakeUp, ...]:
         progress = self._state.core.progress

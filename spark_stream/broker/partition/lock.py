@@ -14,12 +14,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVarTuple
 
 from spark_stream.broker.partition.outcomes import WakeUp, wake_all
 from spark_stream.loggers import logger_of
 
 logger = logger_of(__name__)
 
+Ts = TypeVarTuple("Ts")
 Work = Callable[[], tuple[WakeUp, ...]]
 """Runs under the lock; returns what to call after its release."""
 
@@ -50,13 +53,12 @@ class PartitionLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def do_soon(self, work: Work) -> None:
-        """Do the work under the lock: at once, or when its holder releases it. Never waits.
+    def do_soon(self, work: Callable[[*Ts], tuple[WakeUp, ...]], *args: *Ts) -> None:
+        """Call ``work(*args)`` under the lock, now or when its holder releases it. Never wait.
 
-        All work is done in the order in which it came. What it raises is logged: its owner may be
-        gone.
+        The calls are made in their order. Their errors are logged: their owner may be gone.
         """
-        self._left.append(work)
+        self._left.append(partial(work, *args))
         self._work_off()
 
     def _work_off(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVarTuple
 
 from msgspec import Struct
 
@@ -15,6 +17,7 @@ from spark_stream.storage.log.log import Prepared
 
 logger = logger_of(__name__)
 
+Ts = TypeVarTuple("Ts")
 WakeUp = Callable[[], None]
 
 
@@ -80,11 +83,11 @@ class Acknowledgement:
         self._settled.set()
         return self._heard
 
-    def when_settled(self, heard: WakeUp) -> None:
-        """Call ``heard`` when the append is settled (at once if it is), perhaps twice."""
-        self._heard = heard
+    def when_settled(self, heard: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call ``heard(*args)`` when the append is settled (now if it is), perhaps twice."""
+        self._heard = partial(heard, *args)
         if self._settled.is_set():
-            heard()
+            heard(*args)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until the append is safe.

@@ -49,20 +49,19 @@ class PartitionTransactions:
         (``consistency.partition.joins``). ``waits=False``: if others hold the partition, return at
         once; the holder does this when it releases the lock.
         """
-        state = self._state
-
-        def close() -> tuple[WakeUp, ...]:
-            if on_record:
-                state.core.joins.confirm(pending)
-            else:
-                state.core.joins.give_up(pending)
-            return ()
-
         if waits:
-            with state.lock:
-                close()
+            with self._state.lock:
+                self._close_join(pending, on_record)
         else:
-            state.lock.do_soon(close)
+            self._state.lock.do_soon(self._close_join, pending, on_record)
+
+    def _close_join(self, pending: PendingJoin, on_record: bool) -> tuple[WakeUp, ...]:
+        joins = self._state.core.joins
+        if on_record:
+            joins.confirm(pending)
+        else:
+            joins.give_up(pending)
+        return ()
 
     def open(self) -> list[OpenTransaction]:
         """Return the open parts of transactions and where each begins, earliest first."""

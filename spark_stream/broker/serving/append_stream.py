@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -101,7 +100,7 @@ class ServedAppends:
         self._opening = opening
         self._over = over
         self._partition = partition
-        self._start = start or partial(streams.pool.submit, self.work)
+        self._start_elsewhere = start
         self._facts: StreamFacts
         self._hosted: HostedTopic
         self._schema: pa.Schema
@@ -171,6 +170,13 @@ class ServedAppends:
                 logger.debug("the client was gone", exc_info=True)
             self._over()
 
+    def _start(self) -> None:
+        """Have a thread call :meth:`work`."""
+        if self._start_elsewhere is None:
+            self._streams.pool.submit(self.work)
+        else:
+            self._start_elsewhere()
+
     def _send_answers(self) -> None:
         outbox = self._core.outbox
         while outbox:
@@ -198,9 +204,9 @@ class ServedAppends:
             self._timer = self._timer_at = None
             for place in self._core.late(self._streams.clock.monotonic()):
                 if place.work.pending is not None:
-                    submit(partial(self._finish, place))
+                    submit(self._finish, place)
                 else:
-                    submit(partial(self._work_off, place.partition))
+                    submit(self._work_off, place.partition)
             self._set_timer()
 
     # -- on a thread of the pool -------------------------------------------------------------------
@@ -297,7 +303,7 @@ class ServedAppends:
             if not self._core.queue(place, append.size):
                 return
             if not joins:
-                submit(partial(self._work_off, place.partition))
+                submit(self._work_off, place.partition)
             elif self._core.join(place):
                 submit(self._join_all)
 
@@ -319,7 +325,7 @@ class ServedAppends:
             with self._lock:
                 self._core.wait(place)
                 self._set_timer()
-            append.pending.when_settled(partial(self._settle, place))
+            append.pending.when_settled(self._settle, place)
         return tried is not Tried.HELD
 
     def _work_off(self, partition: int) -> None:
@@ -331,8 +337,7 @@ class ServedAppends:
                 with self._lock:
                     wait = self._core.hold(place)
                     self._set_timer()
-                resume = partial(self._resume, partition, wait)
-                place.work.held.appends.call_when_free(resume)
+                place.work.held.appends.call_when_free(self._resume, partition, wait)
                 return
             with self._lock:
                 place = self._core.through(place)
@@ -354,7 +359,7 @@ class ServedAppends:
                         self._go_on()
                     if is_last:
                         continue
-                self._streams.pool.submit(partial(self._work_off, place.partition))
+                self._streams.pool.submit(self._work_off, place.partition)
 
     def _join(self, batches: Sequence[Append]) -> None:
         """Join the partitions of these batches to their transactions. Never raise.
@@ -387,7 +392,7 @@ class ServedAppends:
     def _resume(self, partition: int, wait: int) -> None:
         with self._lock:
             if self._core.resume(partition, wait):
-                self._streams.pool.submit(partial(self._work_off, partition))
+                self._streams.pool.submit(self._work_off, partition)
 
     def _answer(self, place: BatchPlace[Append]) -> None:
         with self._lock:

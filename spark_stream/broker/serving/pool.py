@@ -16,8 +16,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeVarTuple
 
 from spark_stream.loggers import logger_of
 from spark_stream.transport.loop import Loop
@@ -32,6 +33,7 @@ _GIVES_WAY_S: Final = 0.001
 _LOOKS_EVERY_S: Final = 0.0001
 IDLE_S: Final = 5.0
 
+Ts = TypeVarTuple("Ts")
 Work = Callable[[], None]
 
 
@@ -91,8 +93,9 @@ class Pool:
         """Whether no thread has work."""
         return len(self._idle) >= self._threads
 
-    def submit(self, work: Work) -> bool:
-        """Run this on one of the threads; return False if the pool has stopped."""
+    def submit(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
+        """Call ``function(*args)`` on one of the threads. Return False if the pool has stopped."""
+        work: Work = partial(function, *args)
         with self._lock:
             if self._stopped:
                 return False

@@ -246,7 +246,7 @@ class Serving:
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
         """Wake reads; many of them on another thread than that of the append."""
-        if len(woken) <= _FEW or not self._woken_pool.submit(partial(wake_all, woken)):
+        if len(woken) <= _FEW or not self._woken_pool.submit(wake_all, woken):
             wake_all(woken)
 
     def _run(
