@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from spark_stream.client.reading import feed
+from spark_stream.client.reading import loop as feed
 from spark_stream.client.reading.mapping import MappedFile, MappingLeaders
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import isolog
-from spark_stream.client.reading.feed import Feed
+from spark_stream.client.reading.loop import Feed
 from tests.support import eventually
 
 

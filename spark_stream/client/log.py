@@ -18,10 +18,9 @@ from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.client.consumers import ConsumersClient, MovedPosition
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
-from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
-from spark_stream.client.reading.positions import Key, Place, resolve
+from spark_stream.client.reading.positions import Key, Place, cut_of, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient, checked_topic, level
 from spark_stream.client.transactions import (

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from spark_stream.client.moments import to_microseconds
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.cuts import cut_of
 from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.positions import cut_of
 from spark_stream.client.reading.ranges import read_range
 from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import Isolation

@@ -139,7 +139,7 @@ def test_the_check_sees_imports_of_every_form():
     assert allowed("datasource", "consistency.isolation.Isolation")
     assert not allowed("datasource", "consistency.replication.leader")
     assert not allowed_in_room("client/reading", "client.writing.core.ProducerCore")
-    assert allowed_in_room("client/log", "client.reading.feed.Feed")
+    assert allowed_in_room("client/log", "client.reading.loop.Feed")
 
 
 @pytest.mark.parametrize("part", ["consistency", "scripts"])

@@ -1,7 +1,7 @@
 """What a reader of a run is: the core, the streams and the connections that ship, and a shell.
 
 ``client.reading.fetch_core`` decides what is asked, and what an answer means. This stands for
-``client.reading.feed``, with tasks for its threads. At the broker the fetch itself is what ships;
+``client.reading.loop``, with tasks for its threads. At the broker the fetch itself is what ships;
 :func:`watched` looks at what it answers.
 """
 

@@ -1,7 +1,7 @@
 """What a producer of a run is: the core, the streams and the connections that ship, and a shell.
 
 ``client.writing.core`` decides; ``client.writing.appending`` carries batches over streams of a
-``protocol.Connection``. This stands for ``client.writing.shell``, with tasks for its threads. All
+``protocol.Connection``. This stands for ``client.writing.loop``, with tasks for its threads. All
 clients of a run are one process: they share one connection to each broker.
 """
 
@@ -18,7 +18,6 @@ from msgspec import Struct
 from isolog.errors import BrokerUnavailable, IsologError, UnknownOutcome
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import (
     AllSettled,
@@ -41,6 +40,7 @@ from spark_stream.client.writing.lanes import (
     Unacknowledged,
     settlement_of,
 )
+from spark_stream.client.writing.loop import AppendStream
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.protocol import ConnectionLimits
@@ -209,7 +209,7 @@ class SimulatedProducer:
         return written
 
     def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
-        """As ``ProducerShell.event``."""
+        """As ``ProducerLoop.event``."""
         core = self.core
         tell(core, self._world.clock.monotonic())
         while core.outcomes:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.feed import Asked, Feed
 from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.loop import Asked, Feed
 from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient

@@ -1,6 +1,6 @@
 """Reads the records of topics as they come, under an isolation level.
 
-Records are fetched ahead into one queue (:mod:`spark_stream.client.reading.feed`), by long polls,
+Records are fetched ahead into one queue (:mod:`spark_stream.client.reading.loop`), by long polls,
 so that an idle log costs nothing. Within a partition records come in the order of their
 offsets; between partitions in any order.
 
@@ -27,20 +27,20 @@ import pyarrow as pa
 from spark_stream.client.closing import Closing
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.cuts import cut_of
-from spark_stream.client.reading.feed import WATCH_S, Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
-from spark_stream.client.reading.losses import FAIL, GONE, fails_on, where_to_go_on
+from spark_stream.client.reading.loop import WATCH_S, Asked, Feed
 from spark_stream.client.reading.named_positions import NamedPositions, check_name
 from spark_stream.client.reading.polling import RECORDS_MAX, Patience, Polling, checked_records_max
 from spark_stream.client.reading.positions import (
     Key,
     Place,
     Target,
+    cut_of,
     offsets_of,
     resolve_with_lineages,
 )
+from spark_stream.client.reading.range_core import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import records_of
 from spark_stream.client.reading.subscription import Asked as Topics

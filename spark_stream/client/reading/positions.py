@@ -1,4 +1,4 @@
-"""Resolve where a user wants to start or end to an offset for each partition."""
+"""Offsets for each partition: of a place where a user starts or ends, and of an atomic cut."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime
 from numbers import Integral
 from typing import Final
 
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.moments import to_microseconds
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
@@ -15,6 +16,7 @@ from spark_stream.consistency.replication.lineage import Lineage
 from spark_stream.errors import InvalidOption
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.offset_messages import AtomicCut, CutTopic
 
 Place = str | int | Mapping[int, int] | datetime
 """``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.
@@ -108,3 +110,22 @@ def offsets_of(
         at = topics.offsets(topic, timestamp_us=moment, isolation=isolation, partitions=numbers)
         found.update({(topic, number): at.offsets[number] for number in numbers})
     return found
+
+
+def cut_of(
+    connection: ClusterConnection,
+    ids: Mapping[str, str],
+    lower: Mapping[Key, int] | None = None,
+    upper: Mapping[Key, int] | None = None,
+) -> dict[Key, int]:
+    """Return a cut through all partitions of the topics (name → id), between these offsets."""
+    topics = [
+        CutTopic(topic=name, topic_id=topic_id, lower=_of(name, lower), upper=_of(name, upper))
+        for name, topic_id in ids.items()
+    ]
+    found = connection.call(AtomicCut(topics=topics)).offsets
+    return {(name, number): offset for name in ids for number, offset in found[name].items()}
+
+
+def _of(name: str, offsets: Mapping[Key, int] | None) -> dict[int, int]:
+    return {number: offset for (topic, number), offset in (offsets or {}).items() if topic == name}

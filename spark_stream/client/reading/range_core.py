@@ -1,6 +1,10 @@
 """Decides how to read a range of a partition: no I/O, no threads, no clock.
 
 A shell carries out what :meth:`RangeCore.next` says, and reports the result.
+
+Two causes remove records from a log: retention at its start, and a failover that cuts off records
+which were not replicated. A reader of such records gets an error. With ``on_loss="continue"`` it
+logs a warning and continues with the rest.
 """
 
 from __future__ import annotations
@@ -9,12 +13,25 @@ from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.client.reading.losses import GONE, where_to_go_on
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
-from spark_stream.errors import IsologError, RequestTimeout
+from spark_stream.errors import (
+    DataLoss,
+    InvalidOption,
+    IsologError,
+    OffsetEvicted,
+    RequestTimeout,
+)
+from spark_stream.loggers import logger_of
+
+logger = logger_of(__name__)
 
 RETRY_PAUSE_S: Final = 0.1
 FOLLOWER_PAUSE_S: Final = 10.0
+FAIL = "fail"
+CONTINUE = "continue"
+_HINT = "To go on with what is left, make the consumer with on_loss='continue'."
+GONE: Final = (DataLoss, OffsetEvicted)
+"""The errors of a loss."""
 
 
 class Ask(Struct, frozen=True):
@@ -171,3 +188,28 @@ class RangeCore:
     def is_at_end(self) -> bool:
         """Whether all of the range was received, up to its end."""
         return self.end is not None and self.position >= self.end
+
+
+def fails_on(choice: str) -> bool:
+    """Return whether a loss is an error; raise InvalidOption for an unknown choice."""
+    if choice not in (FAIL, CONTINUE):
+        raise InvalidOption(
+            f"on_loss takes {FAIL} | {CONTINUE}, not {choice!r}", option="on_loss", value=choice
+        )
+    return choice == FAIL
+
+
+def where_to_go_on(error: IsologError, *, fail: bool) -> int:
+    """Return the offset of what is left after this error, or raise it if ``fail``.
+
+    Raises:
+        DataLoss, OffsetEvicted: that error.
+    """
+    name = "left" if isinstance(error, DataLoss) else "log_start_offset"
+    left = error.details.get(name)
+    if fail or not isinstance(left, int):
+        if isinstance(error, DataLoss):
+            raise DataLoss(error.message, hint=_HINT, **error.details) from None
+        raise error
+    logger.warning("%s; going on at offset %d (on_loss is continue)", error.message, left)
+    return left

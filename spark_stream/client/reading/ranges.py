@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
-from spark_stream.client.reading.feed import Asked, Feed
 from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.loop import Asked, Feed
 from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of

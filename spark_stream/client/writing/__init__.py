@@ -6,13 +6,12 @@
 ``batches``        what callers pass to a producer, converted to what can be sent
 ``pending``        records given one by one, until they are a batch
 ``partitioner``    which partition a key goes to, for whole batches
+``loop``           the producer's loop: it carries out the core's instructions and reports events
 ``sender``         gathers what a producer has taken, and passes it to the core
 ``buffer``         how much is taken and not settled, and callers that wait for room
 ``core``           a producer's decisions, without threads, sockets and clocks
-``instructions``   what the core asks of the shell
+``instructions``   the core's instructions to the loop
 ``lanes``          a partition's unanswered batches: sequences, window, stream, what is sent again
-``shell``          carries out the instructions, and tells the core what happens
-``appending``      one stream of appends and its acknowledgements
 ``promises``       the futures of what was written
 ``outcomes``       the futures of records that were sent one by one and batched
 """

@@ -1,7 +1,7 @@
 """A producer's decisions: which batch goes where, with which stamp, and when it is given up.
 
 Pure: no thread, lock, clock or socket. Methods take an event and the time. Actions are appended to
-two queues, and the shell (``shell``) carries them out in order: :attr:`ProducerCore.out` one
+two queues, and the shell (``loop``) carries them out in order: :attr:`ProducerCore.out` one
 instruction at a time, on any thread; :attr:`ProducerCore.outcomes` before the thread of the event
 does anything else. Each result of an action comes back as another event.
 

@@ -37,9 +37,9 @@ from spark_stream.client.writing.batches import (
 from spark_stream.client.writing.frames import ArrowData
 from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.lanes import ProducerIdentity
+from spark_stream.client.writing.loop import Settings
 from spark_stream.client.writing.pending import split
 from spark_stream.client.writing.sender import Sender
-from spark_stream.client.writing.shell import Settings
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (

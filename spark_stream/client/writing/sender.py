@@ -9,7 +9,7 @@ settles. So no caller waits for a broker, except for room, and in ``flush``.
 
 Locks, in the order in which they are taken: ``_order`` is held while records are passed to the
 core, so that none overtakes another; ``_lock`` guards everything else, and is never held for long.
-Instructions of the core are carried out (``shell``) without either.
+Instructions of the core are carried out (``loop``) without either.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import fitted_to, joining_bytes
 from spark_stream.client.writing.buffer import Buffer, Share
 from spark_stream.client.writing.lanes import ProducerIdentity, Settlement, Unacknowledged
+from spark_stream.client.writing.loop import ProducerLoop, Settings
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.pending import Pending
 from spark_stream.client.writing.promises import CALLBACKS, Failures, Gathering, Promise
-from spark_stream.client.writing.shell import ProducerShell, Settings
 from spark_stream.errors import (
     InternalError,
     InterpreterEnding,
@@ -93,7 +93,7 @@ class Sender:
         timeout_s = settings.timeout_ms / 1000
         self.buffer = Buffer(settings.buffer_bytes, timeout_s, self._send_everything)
         self._lock = self.buffer.lock
-        self._shell = ProducerShell(
+        self._loop = ProducerLoop(
             self._connection,
             self._topics,
             settings,
@@ -101,7 +101,7 @@ class Sender:
             self._identified,
             self._on_finished,
         )
-        self._core = self._shell.core
+        self._core = self._loop.core
         self._pending: dict[str, list[_Waiting]] = {}
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
@@ -215,9 +215,9 @@ class Sender:
             self._send_waiting(topic)
         elif first and linger_s:
             due = partial(self._send_if_waiting, topic, pending)
-            pending.timer = self._shell.loop.call_later(linger_s, due)
+            pending.timer = self._loop.io_loop.call_later(linger_s, due)
         elif first:
-            self._shell.loop.call_soon(partial(self._send_if_waiting, topic, pending))
+            self._loop.io_loop.call_soon(partial(self._send_if_waiting, topic, pending))
         return promise
 
     def _let_join(self, pending: Pending, topic: str) -> None:
@@ -270,7 +270,7 @@ class Sender:
                 for (partition, rows, first), joining in zip(parts, joins, strict=True):
                     settle = partial(self._settle_part, whole, first, share)
                     self._core.submit(of.id, rows, partition, settle, now, joining)
-        self._shell.carry_out()
+        self._loop.carry_out()
         return whole.promise
 
     def settled(self, outcome: Written | IsologError) -> Promise:
@@ -309,13 +309,13 @@ class Sender:
                     self._seal(pending)
             for pending in waiting:
                 self._drop(pending, error)
-            self._shell.event(lambda core, _: core.discard(error))
+            self._loop.event(lambda core, _: core.discard(error))
 
     def close(self) -> None:
         """Take nothing more; the streams end once everything is settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
         with self._whole():
-            self._shell.event(lambda core, _: core.close())
+            self._loop.event(lambda core, _: core.close())
 
     def _end_with_program(self) -> None:
         """Send what was taken, in the time that is left, and fail the rest."""
@@ -334,7 +334,7 @@ class Sender:
 
         Garbage collection runs on any thread, with any locks held: so the loop does this.
         """
-        loop = self._shell.used_loop
+        loop = self._loop.used_io_loop
         if loop is not None and not self._lifetime.is_over:  # else nothing was taken here
             loop.call_soon(self._close_dropped)
 
@@ -374,8 +374,8 @@ class Sender:
         except IsologError:
             raise
         except BaseException as error:
-            if error is not self._shell.recovered and error is not self.buffer.interrupted:
-                self._shell.loop.call_soon(self._give_up)  # where no handler interrupts it
+            if error is not self._loop.recovered and error is not self.buffer.interrupted:
+                self._loop.io_loop.call_soon(self._give_up)  # where no handler interrupts it
             raise
         finally:
             if is_outermost:
@@ -385,7 +385,7 @@ class Sender:
         """Fail all unsettled records, which may be in the log, and take nothing more."""
         what = "an exception of a signal handler interrupted the producer while it sent"
         self.buffer.close(InvalidRequest(what, hint="Make a new one."))
-        self._shell.abandon()
+        self._loop.abandon()
         with self._lock:
             self._pending.clear()
             self._open.clear()
@@ -424,7 +424,7 @@ class Sender:
         with self._whole():
             with self._order:
                 self._hand_over(topic)
-            self._shell.carry_out()
+            self._loop.carry_out()
 
     def _send_if_waiting(self, topic: str, pending: Pending) -> None:
         """Send a topic's records if this batch still waits; on the loop's thread."""

@@ -12,7 +12,7 @@ import pytest
 
 from isolog.errors import NotLeader
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.reading import feed
+from spark_stream.client.reading import loop as feed
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetch_core import AheadLimits
 from spark_stream.client.reading.fetching import Source

@@ -23,7 +23,7 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.client.reading import consumer as consumer_module
-from spark_stream.client.reading.feed import Feed
+from spark_stream.client.reading.loop import Feed
 from tests.client.proxy import Proxy
 from tests.support import NUMBERS, eventually, numbers, values
 

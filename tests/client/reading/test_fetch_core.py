@@ -275,7 +275,7 @@ class Shell:
 @pytest.mark.rule(
     "which ranges of a reader are asked for at once, and what it may read ahead",
     "client/reading/fetch_core.py",
-    "client/reading/feed.py",
+    "client/reading/loop.py",
 )
 @pytest.mark.parametrize(
     "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]

@@ -35,7 +35,7 @@ def test_a_producer_that_is_dropped_sends_what_it_took_and_nothing_of_it_is_left
 
 @pytest.mark.rule(
     "how many threads producers have, and what a dropped one costs",
-    "client/writing/shell.py",
+    "client/writing/loop.py",
     "client/connecting/calls.py",
 )
 def test_two_hundred_producers_share_a_handful_of_threads(log, topic):

@@ -460,7 +460,7 @@ def test_a_stream_that_a_batch_could_not_be_sent_on_ends_and_the_batch_goes_on_a
     whole = Outgoing.whole
     with log.producer() as producer:
         producer.send(topic, b"1").result(20)
-        streams = producer._sender._shell._streams
+        streams = producer._sender._loop._streams
         ((number, stream),) = streams.items()
         monkeypatch.setattr(Outgoing, "whole", whole_or_not)
         assert producer.send(topic, b"2").result(20).offset == 1

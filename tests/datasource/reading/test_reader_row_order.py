@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isolog.testing import LocalCluster
-from spark_stream.client.reading import feed
+from spark_stream.client.reading import loop as feed
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading import reader
 from spark_stream.datasource.reading.reader import RangeReader
@@ -54,7 +54,7 @@ def held_at_most(leaders: Leaders) -> int:
 @pytest.mark.rule(
     "in which order a task gives its rows, and how much it holds of later ranges",
     "client/reading/fetch_core.py",
-    "client/reading/feed.py",
+    "client/reading/loop.py",
     "datasource/reading/reader.py",
 )
 def test_a_task_gives_its_ranges_in_their_order_whatever_its_leaders_do(monkeypatch):

@@ -14,9 +14,9 @@ from spark_stream.client.writing.buffer import Share
 from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import AllSettled, SettleBatch
 from spark_stream.client.writing.lanes import Outgoing, Settlement
+from spark_stream.client.writing.loop import ProducerLoop, Settings
 from spark_stream.client.writing.promises import Failures, Gathering
 from spark_stream.client.writing.sender import Sender
-from spark_stream.client.writing.shell import ProducerShell, Settings
 
 
 def _fail(_: Settlement) -> None:
@@ -30,7 +30,7 @@ def test_batches_behind_one_whose_outcome_cannot_be_reported_are_settled(
     settled: list[Any] = []
     connection, nothing = cast(Any, SimpleNamespace(timeout_s=1.0)), cast(Any, None)
     settings = Settings("replicated", 0.0, 1, 1, 1000)
-    shell = ProducerShell(
+    shell = ProducerLoop(
         connection, nothing, settings, threading.Lock(), nothing, lambda: settled.append("all")
     )
     row = pa.record_batch({"n": [1]})

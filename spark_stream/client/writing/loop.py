@@ -9,11 +9,13 @@ threads of ``connecting.calls``. The process's loop delivers acknowledgements, a
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from spark_stream.client.connecting.calls import call_elsewhere
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -21,7 +23,6 @@ from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.writing.appending import AppendStream
 from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import (
     AllSettled,
@@ -38,14 +39,25 @@ from spark_stream.client.writing.instructions import (
     SettleBatch,
     WakeAt,
 )
-from spark_stream.client.writing.lanes import ProducerIdentity
+from spark_stream.client.writing.lanes import Outgoing, ProducerIdentity
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.errors import BrokerUnavailable, InternalError, IsologError, ReentrantCall
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InternalError,
+    InvalidRequest,
+    IsologError,
+    ReentrantCall,
+)
 from spark_stream.loggers import logger_of
+from spark_stream.protocol import Bytes, Credited, Received, StreamOver
 from spark_stream.transport.client import client_loop
-from spark_stream.transport.lifetime import Lock
+from spark_stream.transport.failures import TRANSPORT_ERRORS
+from spark_stream.transport.lifetime import Lock, new_lock
 from spark_stream.transport.loop import Loop, Timer
-from spark_stream.wire.append_messages import Ack, AppendTo, Envelope
+from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
+from spark_stream.wire.append_messages import Ack, AppendTo, Envelope, ack_from_bytes
+from spark_stream.wire.methods import APPEND
+from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
 
@@ -62,7 +74,7 @@ class Settings(Struct, frozen=True):
     timeout_ms: int
 
 
-class ProducerShell:
+class ProducerLoop:
     """The shell of one producer. ``lock`` guards the core; the caller uses it too.
 
     ``identified`` gets an identity within the given seconds. ``finished`` is called when all is
@@ -92,15 +104,15 @@ class ProducerShell:
         self._is_abandoned = False
         self.recovered: BaseException | None = None
         """The last exception that interrupted an instruction, which is carried out again."""
-        self.used_loop: Loop | None = None
+        self.used_io_loop: Loop | None = None
         """The process's loop; None until something needs it."""
 
     @property
-    def loop(self) -> Loop:
+    def io_loop(self) -> Loop:
         """The process's loop."""
-        found = self.used_loop
+        found = self.used_io_loop
         if found is None:
-            found = self.used_loop = client_loop()
+            found = self.used_io_loop = client_loop()
         return found
 
     def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
@@ -149,7 +161,7 @@ class ProducerShell:
                     with self._lock:
                         core.out.appendleft(instruction)
                         self._carrying_out = False
-                    self.loop.call_soon(self.carry_out)
+                    self.io_loop.call_soon(self.carry_out)
                     return
                 except BaseException as error:
                     stream = None
@@ -163,7 +175,7 @@ class ProducerShell:
                     if isinstance(error, Exception):
                         logger.exception("an instruction could not be carried out: %r", instruction)
                         break
-                    self.loop.call_soon(self.carry_out)  # the caller was interrupted
+                    self.io_loop.call_soon(self.carry_out)  # the caller was interrupted
                     self.recovered = error
                     raise
                 with self._lock:
@@ -207,7 +219,7 @@ class ProducerShell:
                 if self._timer is not None:
                     self._timer.cancel()
                 delay_s = max(0.0, instruction.at - time.monotonic())
-                self._timer = self.loop.call_later(delay_s, self._tick)
+                self._timer = self.io_loop.call_later(delay_s, self._tick)
             case OpenStream():
                 self._open_stream(instruction)
             case AskLeaders():
@@ -331,3 +343,127 @@ class ProducerShell:
 
 def _failure(error: Exception) -> IsologError:
     return error if isinstance(error, IsologError) else InternalError(repr(error))
+
+
+# How much earlier than the client the leader gives up a batch, so that its answer, which has the
+# offsets, arrives in time; but at most 1 / _ANSWER_PART of the timeout.
+_ANSWER_MS: Final = 1000
+_ANSWER_PART: Final = 5
+_CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have in flight
+
+
+class AppendStream:
+    """A stream of appends to one topic. Call :meth:`start` first.
+
+    ``answered`` and ``ended`` are called on the loop's thread, and must not block. ``ended`` is not
+    called for a stream that was ended or broken off from here. Any thread may send; none waits.
+    """
+
+    def __init__(
+        self,
+        shared: SharedChannel,
+        answered: Callable[[Ack], None],
+        ended: Callable[[IsologError], None],
+    ) -> None:
+        self._shared = shared  # the connection lives as long as this refers to it
+        self._answered = answered
+        self._ended = ended
+        self._lock = new_lock()
+        self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # waiting for credit
+        self._first: memoryview | None = None  # the first of them, serialized
+        self._is_over = False
+        self._taken = 0  # bytes of answers whose credit was not given back yet
+        self._stream: Stream | None = None
+
+    def start(self, topic: TopicDescription, request: AppendTo) -> None:
+        """Open the stream, without waiting for the broker. Call this once, before anything else.
+
+        Raises:
+            BrokerUnavailable, RequestTimeout: the connection takes no new stream now.
+        """
+        channel, header = self._shared.channel, _as_sent(request).to_bytes()
+        try:
+            body = memoryview(topic.schema.serialize())
+            self._stream = channel.open_with(self._begin, APPEND, header, body)
+        except TRANSPORT_ERRORS as error:
+            raise self._shared.failure_of(error) from None
+
+    def _begin(self, stream: Stream) -> Handle:
+        self._stream = stream
+        return self._handle
+
+    def send(self, envelope: bytes, batch: Outgoing) -> None:
+        """Send a batch as soon as there is credit for it; drop it once the stream has ended."""
+        with self._lock:
+            if self._unsent or not self._send(envelope, batch):
+                self._unsent.append((envelope, batch))
+
+    def _send(self, envelope: bytes, batch: Outgoing) -> bool:
+        assert self._stream is not None
+        body, self._first = self._first or memoryview(batch.whole().serialize()), None
+        with suppress(StreamOver):  # its end is reported separately
+            if not self._stream.send(envelope, body):
+                self._first = body
+                return False
+        return True
+
+    def end(self) -> None:
+        """End the stream: send and report nothing more."""
+        assert self._stream is not None
+        self._is_over = True
+        with suppress(StreamOver):
+            self._stream.send(b"", end=True)
+
+    def break_off(self) -> None:
+        """Cancel the stream, and report nothing more."""
+        assert self._stream is not None
+        self._is_over = True
+        self._stream.cancel()
+
+    # -- on the loop's thread -------------------------------------------------------------------
+
+    def _handle(self, event: StreamEvent) -> None:
+        assert self._stream is not None
+        match event:
+            case Received():
+                if event.header:
+                    self._take(event.header)
+                    self._taken += event.size
+                    if self._taken >= _CREDIT_BYTES:
+                        self._stream.grant_credit(self._taken)
+                        self._taken = 0
+                if event.end:
+                    self._stream.cancel()  # unless this side has ended it
+                    self._over(BrokerUnavailable("the broker ended the stream"))
+            case Credited():
+                with self._lock:
+                    while self._unsent and self._send(*self._unsent[0]):
+                        self._unsent.popleft()
+            case _:
+                lost = error_of(event, self._shared.channel.address)
+                self._over(self._shared.failure_of(lost))
+
+    def _take(self, answer: Bytes) -> None:
+        try:
+            ack = ack_from_bytes(bytes(answer))
+        except InvalidRequest as error:
+            where = self._shared.channel.address
+            assert self._stream is not None
+            self._stream.cancel()
+            self._over(InternalError(f"{where} sends an invalid answer: {error.message}"))
+        else:
+            if not self._is_over:
+                self._answered(ack)
+
+    def _over(self, reason: IsologError) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._ended(reason)
+
+
+def _as_sent(request: AppendTo) -> AppendTo:
+    """Return the request with the leader's timeout, which is shorter than the client's."""
+    whole = request.timeout_ms
+    return structs.replace(
+        request, timeout_ms=max(1, whole - min(_ANSWER_MS, whole // _ANSWER_PART))
+    )
