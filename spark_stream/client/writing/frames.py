@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
@@ -87,7 +88,33 @@ def table_of(data: Any) -> pa.Table:
     except _NOT_ARROW as error:
         raise _refused(data, kinds, error) from error
     _check_unique(table.column_names)
+    _check_finite(table)
     return table
+
+
+def _check_finite(table: pa.Table) -> None:
+    """Refuse the infinite times of DuckDB. It exports them as the greatest numbers of the type."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        number = _infinity(column)
+        if number is not None:
+            row = pc.index(column, number).as_py()
+            raise SchemaMismatch(
+                f"column {name!r}, row {row} (counted from 0) is an infinite time, which a topic"
+                " does not store",
+                hint="Replace it by null or by a finite time, for example by CASE WHEN isfinite(c)"
+                " THEN c END in DuckDB.",
+                column=name,
+                row=row,
+            )
+
+
+def _infinity(column: pa.ChunkedArray) -> pa.Scalar | None:
+    """Return the value of a column that stands for infinity, or None."""
+    if not (pt.is_timestamp(column.type) or pt.is_date32(column.type)):
+        return None
+    most = (1 << column.type.bit_width - 1) - 1
+    found = pc.min_max(column).values()
+    return next((each for each in found if each.is_valid and abs(each.value) == most), None)
 
 
 def _converted(data: Any) -> pa.Table:

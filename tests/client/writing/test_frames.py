@@ -180,6 +180,15 @@ def test_a_column_that_arrow_cannot_have_is_refused_by_name_and_row(frame, probl
     assert refused.value.hint != SchemaMismatch.hint
 
 
+@pytest.mark.parametrize("kind", ["timestamp", "timestamptz", "timestamp_ns", "date"])
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+def test_infinite_times_of_duckdb_are_refused_by_name_and_row(kind, value):
+    frame = of_duckdb(f"unnest(['2024-01-01'::{kind}, null, '{value}'::{kind}]) n")
+    with pytest.raises(SchemaMismatch, match=r"column 'n', row 2 .* infinite time") as refused:
+        one_batch(frame, pa.schema([("n", pa.timestamp("us"))]))
+    assert (refused.value.details["column"], refused.value.details["row"]) == ("n", 2)
+
+
 def test_columns_with_equal_values_are_no_duplicates():
     schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
     batch = pa.RecordBatch.from_pydict({"a": [1], "b": [1]}, schema=schema)
