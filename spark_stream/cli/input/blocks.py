@@ -21,7 +21,7 @@ from spark_stream.wire.limits import BATCH_BYTES_MAX
 
 BLOCK_BYTES: Final = 4 << 20
 _LINGER_S: Final = 0.05
-_COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 Cut = Callable[[bytearray, bool], int]
 """From bytes, and whether the input has ended, to where the last whole record ends, or 0."""
@@ -95,7 +95,7 @@ def bytes_of(file: Path | None) -> Iterator[Bytes]:
     if file is None:
         yield PlainInput(0)
         return
-    compression = _COMPRESSIONS.get(file.suffix.lower())
+    compression = COMPRESSIONS.get(file.suffix.lower())
     if compression is not None:
         yield Compressed(file, compression)
         return
@@ -108,7 +108,7 @@ def bytes_of(file: Path | None) -> Iterator[Bytes]:
 
 def uncompressed_suffix(file: Path) -> str:
     """Return the extension without that of a compression: ``.csv`` of ``a.csv.gz``."""
-    if file.suffix.lower() in _COMPRESSIONS:
+    if file.suffix.lower() in COMPRESSIONS:
         file = file.with_suffix("")
     return file.suffix.lower()
 

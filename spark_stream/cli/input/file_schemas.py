@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from spark_stream.cli.input.blocks import bytes_of
-from spark_stream.cli.input.fitting import NULLS, Fitting, check_names
+from spark_stream.cli.input.fitting import NULLS, Fitting, bad_record, check_names
 from spark_stream.cli.input.formats import (
     SUFFIXES,
     TEXT,
@@ -28,11 +29,12 @@ from spark_stream.cli.input.formats import (
     text_blocks,
 )
 from spark_stream.cli.input.json_lines import check_lines, lines_in
-from spark_stream.cli.input.text_inputs import named
+from spark_stream.cli.input.text_inputs import named, wrong_width
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.schema.schemas import METADATA
 from spark_stream.schema.stored_types import stored_type, with_inner
 
+_CHANGED: Final = re.compile(r"Column\((/.*)\) changed from (\w+) to (\w+) in row (\d+)")
 _INFER_BYTES: Final = 64 << 20
 _TOO_FINE: Final = "A topic stores microseconds, as Spark does: round the column first."
 
@@ -103,14 +105,44 @@ def _sample(reading: Reading) -> pa.Table:
     size = len(sample) + 1
     if reading.format is Format.JSON:
         options = pajson.ReadOptions(block_size=size)
-        return pajson.read_json(pa.BufferReader(sample), options)
-    found = pacsv.read_csv(
-        pa.BufferReader(sample),
-        pacsv.ReadOptions(block_size=size),
-        pacsv.ParseOptions(delimiter=reading.mark, newlines_in_values=True),
-        pacsv.ConvertOptions(null_values=["", *reading.nulls], strings_can_be_null=True),
-    )
+        try:
+            return pajson.read_json(pa.BufferReader(sample), options)
+        except pa.ArrowInvalid as error:
+            raise _mixed(error) or error from None
+    seen: list[Any] = []
+
+    def note_width(row: Any) -> str:
+        seen.append(row)
+        return "error"
+
+    try:
+        found = pacsv.read_csv(
+            pa.BufferReader(sample),
+            pacsv.ReadOptions(block_size=size, use_threads=False),
+            pacsv.ParseOptions(
+                delimiter=reading.mark, newlines_in_values=True, invalid_row_handler=note_width
+            ),
+            pacsv.ConvertOptions(null_values=["", *reading.nulls], strings_can_be_null=True),
+        )
+    except pa.ArrowInvalid:
+        if not seen or seen[0].number is None:
+            raise
+        raise wrong_width(seen[0], seen[0].number - 1) from None
     return found.rename_columns(named(found.column_names))
+
+
+def _mixed(error: pa.ArrowInvalid) -> InvalidRecord | None:
+    """Return the error for a column with values of several types, if it is this one."""
+    found = _CHANGED.search(str(error))
+    if found is None:
+        return None
+    path, before, after, row = found.groups()
+    column = path[1:].replace("/", ".")
+    return bad_record(
+        int(row) + 1,
+        f"column {column!r} has a value of type {after}, and those before are of type {before}",
+        "Give the column one type, or give --schema.",
+    )
 
 
 def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import shlex
 from collections.abc import Callable
 from typing import Final
@@ -29,6 +30,8 @@ from spark_stream.schema.type_names import told_apart, type_name
 NULLS: Final = ("NA", "N/A", "NULL", "null")
 """Spellings of null in files, besides the empty field."""
 
+UTF8_HINT: Final = "Convert the file to UTF-8, for example by iconv."
+_MAY_BE_NULL: Final = ("", *NULLS, "NaN", "nan", "None", "-")
 _SHOWN_MAX: Final = 60
 _HINT: Final = "Mend or drop the record."
 
@@ -225,8 +228,11 @@ def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
     """Return the error for a value that its column cannot take."""
     shown = repr(value) if isinstance(value, str | bytes) else str(value)
     problem = f"column {field.name!r}: {_short(shown)} does not fit {type_name(field.type)}"
-    null = isinstance(value, str) and value in ("", *NULLS)
-    hint = f"If it means null, give --null {shlex.quote(str(value))}." if null else _HINT
+    hint = _HINT
+    if isinstance(value, str) and value in _MAY_BE_NULL:
+        hint = f"If it means null, give --null {shlex.quote(str(value))}."
+    elif isinstance(value, float) and math.isnan(value):
+        hint = "If it means null, write null. In pandas, df.convert_dtypes() does this."
     return bad_record(record, problem, hint)
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct, field
 
 from spark_stream.cli.input.blocks import (
+    COMPRESSIONS,
     Bytes,
     Idle,
     after_line,
@@ -20,7 +21,7 @@ from spark_stream.cli.input.blocks import (
     bytes_of,
     uncompressed_suffix,
 )
-from spark_stream.cli.input.fitting import takes_empty_text
+from spark_stream.cli.input.fitting import UTF8_HINT, takes_empty_text
 from spark_stream.cli.input.json_arrays import json_blocks
 from spark_stream.cli.input.json_lines import JsonBlocks
 from spark_stream.cli.input.text_inputs import CsvBlocks, CsvRecords, Parse, line_records
@@ -61,6 +62,21 @@ def format_of(file: Path | None) -> Format | None:
     """Return the format of a file's extension; None if it is unknown."""
     return None if file is None else SUFFIXES.get(uncompressed_suffix(file))
 
+
+_RENAME: Final = "Rename it to {file}"
+_UTF8: Final = f"{UTF8_HINT[:-1]}: iconv -f utf-16 -t utf-8 {{file}}"
+_BINARY: Final = {
+    b"\x1f\x8b": ("compressed by gzip", f"{_RENAME}.gz."),
+    b"BZh": ("compressed by bzip2", f"{_RENAME}.bz2."),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", f"{_RENAME}.zst."),
+    b"\x04\x22\x4d\x18": ("compressed by lz4", f"{_RENAME}.lz4."),
+    b"PAR1": ("a Parquet file", "Give --format parquet."),
+    b"ARRO": ("an Arrow file", "Give --format arrow."),
+    b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "Extract it, or export it as CSV."),
+    b"\xff\xfe": ("text in UTF-16", _UTF8),
+    b"\xfe\xff": ("text in UTF-16", _UTF8),
+}
+"""The first bytes of files that are neither CSV nor JSON, a description, and a remedy."""
 
 _NO_COLUMNS: Final = pa.schema([])
 
@@ -121,11 +137,27 @@ def records(
 
 
 def text_blocks(reading: Reading, source: Bytes, idle: Idle) -> Iterator[bytes]:
-    """Yield blocks of whole records of text."""
+    """Yield blocks of whole records of text.
+
+    Raises:
+        InvalidRecord: the file is no text, as its first bytes show.
+    """
+    if reading.format is not Format.LINES and reading.file is not None:
+        _check_is_text(reading.file)
     if reading.format is Format.JSON:
         return json_blocks(source, idle)
     cut = CsvRecords(reading.mark) if reading.format is Format.CSV else after_line
     return blocks(source, cut, idle)
+
+
+def _check_is_text(file: Path) -> None:
+    if not file.is_file() or file.suffix.lower() in COMPRESSIONS:
+        return
+    with file.open("rb") as opened:
+        start = opened.read(4)
+    for mark, (what, hint) in _BINARY.items():
+        if start.startswith(mark):
+            raise InvalidRecord(f"{file} is {what}", hint=hint.format(file=file))
 
 
 def _parser(reading: Reading) -> Parse:
@@ -211,10 +243,9 @@ def readable(file: Path | None, kind: Format) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         name = "standard input" if file is None else str(file)
         text = str(error).partition("\n")[0]
+        hint = "Check the file, or give its --format."
         if isinstance(error, OSError) and error.strerror:
             text = error.strerror
         elif isinstance(error, UnicodeDecodeError):
-            text = f"{error.object[:_SHOWN_MAX]!r} is not UTF-8"
-        raise InvalidRecord(
-            f"{name} cannot be read as {kind}: {text}", hint="Check the file, or give its --format."
-        ) from error
+            text, hint = f"{error.object[:_SHOWN_MAX]!r} is not UTF-8", UTF8_HINT
+        raise InvalidRecord(f"{name} cannot be read as {kind}: {text}", hint=hint) from error

@@ -18,7 +18,7 @@ import pyarrow.json as pajson
 import pyarrow.types as pt
 from msgspec import Struct
 
-from spark_stream.cli.input.fitting import bad_record, check_names, first_bad, misfit
+from spark_stream.cli.input.fitting import UTF8_HINT, bad_record, check_names, first_bad, misfit
 from spark_stream.errors import InvalidRecord
 from spark_stream.schema.schemas import empty_batch
 from spark_stream.schema.texts import BASE64, NOT_FINITE
@@ -101,6 +101,8 @@ class JsonBlocks(Struct, frozen=True):
         number, line = first + row, found[row]
         try:
             value = _loaded(line)
+        except UnicodeDecodeError:
+            return bad_record(number, f"it is not UTF-8: {line[:60]!r}", UTF8_HINT)
         except ValueError as error:
             return bad_record(number, f"no JSON: {error}: {_shown(line)}")
         if not isinstance(value, _Object):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 from msgspec import Struct, field
 
-from spark_stream.cli.input.fitting import bad_record
+from spark_stream.cli.input.fitting import UTF8_HINT, bad_record, first_bad
 from spark_stream.cli.options import note
 from spark_stream.errors import InvalidRecord
 from spark_stream.schema.schemas import empty_batch
@@ -140,7 +140,7 @@ class CsvBlocks(Struct):
             return empty_batch(strings)
         seen: list[Any] = []
 
-        def wrong_width(row: Any) -> str:
+        def note_width(row: Any) -> str:
             seen.append(row)
             return "error"
 
@@ -153,7 +153,7 @@ class CsvBlocks(Struct):
                 pacsv.ParseOptions(
                     delimiter=self.delimiter,
                     newlines_in_values=True,
-                    invalid_row_handler=wrong_width,
+                    invalid_row_handler=note_width,
                 ),
                 pacsv.ConvertOptions(
                     column_types=strings,
@@ -163,7 +163,7 @@ class CsvBlocks(Struct):
                 ),
             )
         except pa.ArrowInvalid as error:
-            raise self._refused(error, seen, first) from None
+            raise self._refused(error, seen, first, block) from None
         if self.nulls and b'"' in block:
             table = self._without_quoted_nulls(table)
         return _one(table)
@@ -178,10 +178,15 @@ class CsvBlocks(Struct):
         return table
 
     def _headed(self, block: bytes) -> tuple[list[str], bytes]:
+        header = block[: block.find(b"\n") + 1 or None]
         try:
-            text = io.StringIO(block[: block.find(b"\n") + 1 or None].decode("utf-8-sig"))
+            text = io.StringIO(header.decode("utf-8-sig"))
             names = next(csv.reader(text, delimiter=self.delimiter, strict=True), [])
-        except (UnicodeDecodeError, csv.Error) as error:
+        except UnicodeDecodeError:
+            raise InvalidRecord(
+                f"the first line is not UTF-8: {header[:60]!r}", hint=UTF8_HINT
+            ) from None
+        except csv.Error as error:
             raise InvalidRecord(
                 f"the first line has no names of columns: {error}", hint=_NOT_CSV
             ) from None
@@ -190,12 +195,41 @@ class CsvBlocks(Struct):
             note(f"columns without a name in the header are called {given}, as in Spark")
         return named(names), block[block.find(b"\n") + 1 :] if b"\n" in block else b""
 
-    def _refused(self, error: Exception, seen: list[Any], first: int) -> InvalidRecord:
-        if not seen or seen[0].number is None:
+    def _refused(
+        self, error: Exception, seen: list[Any], first: int, block: bytes
+    ) -> InvalidRecord:
+        if seen and seen[0].number is not None:
+            return wrong_width(seen[0], first + seen[0].number - 1)
+        assert self.names is not None
+        values = pacsv.read_csv(
+            pa.BufferReader(block),
+            pacsv.ReadOptions(column_names=self.names, block_size=len(block) + 1),
+            pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            pacsv.ConvertOptions(column_types=dict.fromkeys(self.names, pa.binary())),
+        )
+        rows = {name: _first_not_utf8(values[name]) for name in self.names}
+        found = [(row, name) for name, row in rows.items() if row is not None]
+        if not found:
             return InvalidRecord(f"not CSV: {error}", hint=_NOT_CSV)
-        row = seen[0]
-        problem = f"{row.actual_columns} fields, not {row.expected_columns}: {row.text[:60]!r}"
-        return bad_record(first + row.number - 1, problem)
+        row, name = min(found)
+        text = values[name][row].as_py()[:60]
+        return bad_record(first + row, f"column {name!r}: {text!r} is not UTF-8", UTF8_HINT)
+
+
+def wrong_width(row: Any, record: int) -> InvalidRecord:
+    """Return the error for a record with too few or too many fields."""
+    problem = f"{row.actual_columns} fields, not {row.expected_columns}: {row.text[:60]!r}"
+    hint = "Check --delimiter. A field with a delimiter or a line break needs quotes."
+    return bad_record(record, problem, hint)
+
+
+def _first_not_utf8(column: pa.ChunkedArray) -> int | None:
+    """Return the first row whose bytes are not UTF-8, or None."""
+    try:
+        column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return first_bad(len(column), lambda count: column[:count].cast(pa.string()))
+    return None
 
 
 def _one(table: pa.Table) -> pa.RecordBatch:

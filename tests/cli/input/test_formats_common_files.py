@@ -31,12 +31,14 @@ ARRAY = """
 ROWS = json.loads(ARRAY)
 
 
-def produced(file: Path, nulls: list[str] | None = None) -> pa.Table:
-    """Read a file as ``produce --create`` does."""
+def produced(
+    file: Path, nulls: list[str] | None = None, schema: pa.Schema | None = None
+) -> pa.Table:
+    """Read a file as ``produce`` does, for a topic with a schema, or with ``--create``."""
     kind = format_of(file)
     assert kind is not None
     reading = Reading(kind, file, nulls=nulls or [])
-    schema = schema_of_file(file, kind, reading)
+    schema = schema or schema_of_file(file, kind, reading)
     fitting = Fitting.of_topic(schema, text=True)
 
     def fitted() -> Iterator[pa.RecordBatch]:
@@ -154,6 +156,57 @@ def test_a_broken_array_is_refused_in_one_line(tmp_path: Path, text: str, proble
     with pytest.raises(InvalidRecord, match=problem) as refused:
         produced(tmp_path / "a.json")
     assert len(refused.value.message) < 300
+
+
+GZIPPED = gzip.compress(b"a,b\n1,x\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem", "hint"),
+    [
+        ("a.csv", b"a,b\n1,x\n2\n3,y\n", "record 2: 1 fields, not 2: '2'", "--delimiter"),
+        ("a.csv", b"a,b\n1,x\n2,y,z\n", "record 2: 3 fields, not 2: '2,y,z'", "--delimiter"),
+        ("a.csv", b"a,b\n1,x\n2,caf\xe9\n", r"record 2: column 'b': b'caf\xe9' is not", "iconv"),
+        ("a.csv", b"a,caf\xe9\n1,x\n", r"b'caf\xe9' is not UTF-8", "iconv"),
+        ("a.csv", "a,b\n1,x\n".encode("utf-16"), "a.csv is text in UTF-16", "iconv -f utf-16"),
+        ("a.csv", GZIPPED, "a.csv is compressed by gzip", "a.csv.gz."),
+        ("a.json", GZIPPED, "a.json is compressed by gzip", "a.json.gz."),
+        ("a.csv", b"PAR1\x15\x04", "a.csv is a Parquet file", "--format parquet"),
+        ("a.json", b'{"a":"\xe9"}\n', r"""record 1: it is not UTF-8: b'{"a":"\xe9"}'""", "iconv"),
+        (
+            "a.json",
+            b'{"a":{"b":1}}\n{"a":{"b":"x"}}\n',
+            "record 2: column 'a.b' has a value of type string, and those before are of type",
+            "--schema",
+        ),
+    ],
+)
+def test_error_of_a_file_names_the_column_the_record_and_the_remedy(
+    tmp_path: Path, name: str, data: bytes, problem: str, hint: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InvalidRecord) as refused:
+        produced(tmp_path / name)
+    assert problem in refused.value.message
+    assert hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem", "hint"),
+    [
+        ("a.csv", b"a\n1\nNaN\n", "record 2: column 'a': 'NaN' does not fit int", "--null NaN"),
+        ("a.json", b'{"a":1}\n{"a":NaN}', "record 2: column 'a': nan does not fit", "write null"),
+        ("a.csv", b"\xe9\n1\n", r"the first line is not UTF-8: b'\xe9", "iconv"),
+    ],
+)
+def test_error_of_a_record_for_a_topic_names_the_remedy(
+    tmp_path: Path, name: str, data: bytes, problem: str, hint: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InvalidRecord) as refused:
+        produced(tmp_path / name, schema=pa.schema([("a", pa.int32())]))
+    assert problem in refused.value.message
+    assert hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("array", [True, pytest.param(False, marks=pytest.mark.full)])
