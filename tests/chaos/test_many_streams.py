@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.client.failover import two_brokers
+from tests.brokers import brokers_on
 from tests.conftest import ROOT
 from tests.support import NUMBERS, eventually
 
@@ -21,7 +21,7 @@ TOPICS = 6  # of each broker
 def test_brokers_killed_and_stopped_under_many_streams(tmp_path):
     """No abort, no loss, no repeat: whatever its threads were doing when a broker went."""
     led = [[f"{name}{number}" for number in range(TOPICS)] for name in ("one", "two")]
-    with two_brokers(tmp_path) as brokers:
+    with brokers_on(tmp_path) as brokers:
         for broker, topics in zip(brokers, led, strict=True):
             with broker.connect() as log:
                 for topic in topics:

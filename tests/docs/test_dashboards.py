@@ -18,9 +18,9 @@ import isolog
 from spark_stream.broker.metrics.table import TABLE
 from tests.broker.metrics.scraping import scraped
 from tests.broker.metrics.test_table_series import HOLDER
-from tests.broker.pairs import conf, make_topic
+from tests.brokers import brokers_on
 from tests.conftest import ROOT
-from tests.support import BrokerProcess, act, eventually, numbers
+from tests.support import act, eventually, numbers
 from tests.system.transactions.test_sinks import Sink
 
 DASHBOARD = ROOT / "conf" / "grafana" / "isolog.json"
@@ -69,16 +69,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
     """The names that two brokers with followers, readers and sinks export, with their labels."""
     folder = tmp_path_factory.mktemp("shown")
     with ExitStack() as ended:
-        brokers = [
-            ended.enter_context(
-                BrokerProcess(
-                    folder / name, conf=conf(folder, name) + 'metrics_listen = "127.0.0.1:0"\n'
-                )
-            )
-            for name in "ab"
-        ]
+        listens = 'metrics_listen = "127.0.0.1:0"\n'
+        brokers = ended.enter_context(brokers_on(folder, more=listens, t="ab"))
         channel = ended.enter_context(brokers[0].channel())
-        make_topic(channel, "t", [["a", "b"]])
         sink = Sink(channel)
         sink.put("t", branch := sink.open(), 0)
         sink.commit(branch)

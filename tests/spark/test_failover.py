@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.client.failover import LED_BY_B, REPLICATED, await_heir, two_brokers
+from tests.brokers import await_heir, brokers_on
 from tests.support import eventually, numbers
 
 
@@ -24,8 +24,8 @@ def test_a_query_goes_on_when_the_leader_of_its_source_or_its_sink_is_replaced(
     spark: SparkSession, tmp_path: Path, lost: tuple[str, ...]
 ) -> None:
     """Whatever is lost, one of the two or both, each record is there once in the end."""
-    topics = {name: REPLICATED if name in lost else LED_BY_B for name in ("t", "out")}
-    with two_brokers(tmp_path, **topics) as (first, second), second.connect(timeout=30) as log:
+    topics = {name: "ab" if name in lost else "b" for name in ("t", "out")}
+    with brokers_on(tmp_path, **topics) as (first, second), second.connect(timeout=30) as log:
         with log.producer(isolation="read_committed") as producer:
             producer.append("t", numbers(0, 100), 0)
         query = (

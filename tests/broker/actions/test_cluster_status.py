@@ -16,17 +16,16 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tests.broker.pairs import brokers, make_topic
 from tests.broker.stamped import refused
+from tests.brokers import brokers_on, make_topic
 from tests.support import BrokerProcess, act, eventually
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
     """Brokers a and b; each test makes topics of its own."""
-    first, second = brokers(tmp_path_factory.mktemp("cluster"))
-    with first, second:
-        yield [first, second]
+    with brokers_on(tmp_path_factory.mktemp("cluster")) as found:
+        yield found
 
 
 def partition(channel: Any, topic: str, number: int = 0) -> dict[str, Any]:
@@ -96,8 +95,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error
 
 
 def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
-    first, second = brokers(tmp_path)
-    with first, second, first.channel() as a:
+    with brokers_on(tmp_path) as (first, second), first.channel() as a:
         make_topic(a, "t", [["a"]])
         second.kill()
         act(a, "move-replicas", topic="t", partitions={"0": ["b"]})
@@ -108,8 +106,7 @@ def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
 
 
 def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_path: Path):
-    first, second = brokers(tmp_path)
-    with first, second, first.channel() as a:
+    with brokers_on(tmp_path) as (first, _), first.channel() as a:
         make_topic(a, "t", [["b"], ["a"]])
         act(a, "decommission", broker="b")
 
@@ -124,8 +121,7 @@ def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_
 
 
 def test_a_broker_that_cannot_leave_may_stay_and_gets_replicas_again(tmp_path: Path):
-    first, second = brokers(tmp_path)
-    with first, second, first.channel() as a:
+    with brokers_on(tmp_path) as (first, _), first.channel() as a:
         make_topic(a, "t", [["a", "b"]])
         act(a, "decommission", broker="b")
 

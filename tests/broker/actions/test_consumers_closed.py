@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,21 +9,18 @@ import pytest
 
 import isolog
 from isolog.errors import MetadataUnavailable
-from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
 from spark_stream.client import groups
 from spark_stream.consistency.reader_states import ReaderState
+from tests.brokers import broker_here
 from tests.support import NUMBERS, eventually, numbers
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """In this process, so that a test can make its store fail."""
-    mask = os.umask(0o077)
-    found = Broker(BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0"))
-    yield found
-    found.stop()
-    os.umask(mask)
+    with broker_here(tmp_path) as found:
+        yield found
 
 
 def test_a_closed_member_leaves_when_the_store_answers_again(broker, monkeypatch):

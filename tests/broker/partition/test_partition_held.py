@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 import isolog
-from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.process import Broker
 from spark_stream.broker.scripting.joining import StreamJoins
@@ -31,19 +29,17 @@ from spark_stream.errors import (
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.log.log import LogFormat, PartitionLog
 from tests.broker.stamped import Appender, Owner
+from tests.brokers import broker_here
 from tests.support import NUMBERS, Channel, eventually, numbers
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """In this process, so that a test can hold one of its partitions."""
-    mask = os.umask(0o077)
-    found = Broker(BrokerConfig(dir=tmp_path / "log", listen="127.0.0.1:0"))
-    with isolog.connect(found.address) as log:
-        log.create_topic("t", partitions=3, schema=NUMBERS)
-    yield found
-    found.stop()
-    os.umask(mask)
+    with broker_here(tmp_path) as found:
+        with isolog.connect(found.address) as log:
+            log.create_topic("t", partitions=3, schema=NUMBERS)
+        yield found
 
 
 @pytest.fixture

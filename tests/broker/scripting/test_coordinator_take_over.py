@@ -14,9 +14,8 @@ from spark_stream.scripts.steps import PutRecord, Script
 from spark_stream.scripts.transactions import records
 from spark_stream.wire.transaction_messages import BeginTransaction, InitTransactions
 from tests.broker.local_broker import LEASE_S, Surroundings, to_create
-from tests.broker.pairs import brokers as two_brokers
-from tests.broker.pairs import make_topic
 from tests.broker.stamped import Appender, Owner, bounds
+from tests.brokers import brokers_on
 from tests.clocks import FakeClock
 from tests.support import NUMBERS, eventually, numbers
 
@@ -181,9 +180,7 @@ def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
 
 def test_what_a_killed_process_left_open_is_aborted_by_another(tmp_path: Path):
     """Begun at A, written to a topic that B leads; A is killed and does not come back."""
-    one, two = two_brokers(tmp_path)
-    with one as first, two as second, second.channel() as channel:
-        make_topic(channel, "t", [["b"]])
+    with brokers_on(tmp_path, t="b") as (first, second), second.channel() as channel:
         with first.channel() as asked:
             owner = Owner(asked, timeout_ms=2_000).begin()
         stream = Appender(channel, "t", owner.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,23 +9,19 @@ from pathlib import Path
 import pytest
 
 from isolog.errors import BrokerBusy
-from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
 from spark_stream.broker.serving import serving
 from spark_stream.broker.serving.pool import MOST
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.methods import ACT, RUN_STEPS
+from tests.brokers import broker_here
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    mask = os.umask(0o077)
-    listen = "127.0.0.1:0"
-    found = Broker(BrokerConfig(dir=tmp_path / "log", listen=listen, peer_listen=listen))
-    yield found
-    found.stop()
-    os.umask(mask)
+    with broker_here(tmp_path, peer_listen="127.0.0.1:0") as found:
+        yield found
 
 
 def test_calls_of_clients_hold_up_no_steps_of_brokers(

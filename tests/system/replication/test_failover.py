@@ -15,25 +15,25 @@ from isolog.errors import (
     LeaderUnavailable,
     RequestTimeout,
 )
-from tests.client.failover import LED_BY_A, LED_BY_B, REPLICATED, await_heir, two_brokers
+from tests.brokers import await_heir, brokers_on
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 pytestmark = pytest.mark.slow  # every test here starts two brokers
 
-Pair = tuple[BrokerProcess, BrokerProcess]
+Pair = list[BrokerProcess]
 
 
 @pytest.fixture
 def pair(tmp_path) -> Iterator[Pair]:
     """A leads ``t``, B leads ``b``; neither has a follower."""
-    with two_brokers(tmp_path, t=LED_BY_A, b=LED_BY_B) as found:
+    with brokers_on(tmp_path, t="a", b="b") as found:
         yield found
 
 
 @pytest.fixture
 def replicated(tmp_path) -> Iterator[Pair]:
     """A leads ``t`` and B follows; B leads ``b``."""
-    with two_brokers(tmp_path, t=REPLICATED, b=LED_BY_B) as found:
+    with brokers_on(tmp_path, t="ab", b="b") as found:
         yield found
 
 

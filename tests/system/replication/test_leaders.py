@@ -16,16 +16,16 @@ from spark_stream.errors import (
     UnknownTopic,
     from_wire,
 )
-from tests.broker.pairs import pair
 from tests.broker.stamped import Appender, refused
+from tests.brokers import brokers_on
 from tests.support import NUMBERS, BrokerProcess, Channel, act, fetched, listed, numbers
 
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
     """A leads topic ``a``, B leads topic ``b``, each of two partitions."""
-    with pair(tmp_path_factory.mktemp("leaders")) as (first, second):
-        yield [first, second]
+    with brokers_on(tmp_path_factory.mktemp("leaders"), a="a", b="b") as found:
+        yield found
 
 
 def test_any_broker_tells_who_leads(brokers):

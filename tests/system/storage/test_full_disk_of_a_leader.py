@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.client.failover import REPLICATED, two_brokers
+from tests.brokers import brokers_on
 from tests.support import eventually, numbers
 from tests.system.storage.test_full_disk import NO_LIMIT, limited, only_segment
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow  # it starts two brokers
 
 
 def test_another_leads_after_some_seconds_and_it_is_in_sync_again_once_it_has_room(tmp_path):
-    with two_brokers(tmp_path, t=REPLICATED) as (a, b), b.connect() as log:
+    with brokers_on(tmp_path, t="ab") as (a, b), b.connect() as log:
         with log.producer() as producer:
             # More than the files of the store ever have: they are to have room.
             for first in range(0, 3_000_000, 1_000_000):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,10 @@ from isolog.errors import IsologError
 from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.stores.sqlite import SqliteStore
-from tests.broker.pairs import conf, make_topic
+from tests.brokers import brokers_on, make_topic
 from tests.support import BrokerProcess, act, eventually, fetched, numbers
 
 SECONDS = 4.0
-
-
-@contextmanager
-def cluster(folder: Path, names: str) -> Iterator[dict[str, BrokerProcess]]:
-    """Brokers of these ids, one letter each, on one store."""
-    found = {each: BrokerProcess(folder / each, conf=conf(folder, each)) for each in names}
-    try:
-        for each in found.values():
-            each.start()
-        yield found
-    finally:
-        for each in found.values():
-            each.__exit__()
 
 
 def folders(broker: BrokerProcess) -> list[str]:
@@ -55,28 +40,25 @@ def put(broker: BrokerProcess, topic: str, count: int) -> None:
 def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_back(
     tmp_path: Path,
 ):
-    with cluster(tmp_path, "ab") as brokers:
-        a, b = brokers.values()
-        with a.channel() as asked:
-            make_topic(asked, "t", [["a", "b"]])
-            put(a, "t", 5)
-            eventually(lambda: list(b.directory.glob("topics/t/*/0")))
-            b.kill()
-            act(asked, "delete-topic", topic="t")
-            eventually(lambda: folders(a) == [])
-            assert kept(tmp_path) != ([], set())
-            make_topic(asked, "t", [["a"]])  # the name is free meanwhile
-            b.start()
-            eventually(lambda: folders(b) == [])
-            eventually(lambda: kept(tmp_path)[0] == [])
-            assert len(kept(tmp_path)[1]) == 1
-            assert folders(a) == ["t"]
-            assert act(asked, "list-topics") == {"topics": ["t"]}
+    with brokers_on(tmp_path) as (a, b), a.channel() as asked:
+        make_topic(asked, "t", [["a", "b"]])
+        put(a, "t", 5)
+        eventually(lambda: list(b.directory.glob("topics/t/*/0")))
+        b.kill()
+        act(asked, "delete-topic", topic="t")
+        eventually(lambda: folders(a) == [])
+        assert kept(tmp_path) != ([], set())
+        make_topic(asked, "t", [["a"]])  # the name is free meanwhile
+        b.start()
+        eventually(lambda: folders(b) == [])
+        eventually(lambda: kept(tmp_path)[0] == [])
+        assert len(kept(tmp_path)[1]) == 1
+        assert folders(a) == ["t"]
+        assert act(asked, "list-topics") == {"topics": ["t"]}
 
 
 def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Path):
-    with cluster(tmp_path, "ab") as brokers:
-        a, b = brokers.values()
+    with brokers_on(tmp_path) as (a, b):
         with a.channel() as asked:
             make_topic(asked, "t", [["a", "b"]])
             b.kill()
@@ -112,7 +94,8 @@ def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at
     tmp_path: Path,
 ):
     """Two are asked all the time, the third is killed and started again and again."""
-    with cluster(tmp_path, "abc") as brokers:
+    with brokers_on(tmp_path, "abc") as found:
+        brokers = dict(zip("abc", found, strict=True))
         stop = threading.Event()
         surprises: list[IsologError] = []
         made: list[str] = []
@@ -182,8 +165,7 @@ def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at
 
 
 def test_a_replica_moves_to_another_broker_while_it_is_written(tmp_path: Path):
-    with cluster(tmp_path, "ab") as brokers:
-        a, b = brokers.values()
+    with brokers_on(tmp_path) as (a, b):
         with a.channel() as asked:
             make_topic(asked, "t", [["a"]])
             put(a, "t", 1_000)

@@ -17,16 +17,16 @@ from spark_stream.errors import (
     from_wire,
 )
 from spark_stream.transport.streams import ConnectionLost
-from tests.broker.pairs import conf, make_topic, pair
 from tests.broker.stamped import Appender, Owner, bounds, refused, seen
+from tests.brokers import brokers_on, conf, make_topic
 from tests.support import BrokerProcess, Channel, act, eventually, fetched
 
 COMMITTED = "read_committed"
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, BrokerProcess]]:
-    with pair(tmp_path_factory.mktemp("pair")) as found:
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    with brokers_on(tmp_path_factory.mktemp("pair"), a="a", b="b") as found:
         yield found
 
 
@@ -178,7 +178,7 @@ def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
 
 def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
     """Else a broker would make empty logs of the other's topics, and serve them."""
-    with pair(tmp_path) as (first, second):
+    with brokers_on(tmp_path, a="a", b="b") as (first, second):
         for broker, topic in ((first, "a"), (second, "b")):
             with broker.channel() as channel:
                 put_alone(channel, topic, 1)
@@ -193,7 +193,7 @@ def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
 
 def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Path):
     """It is decided and marked nowhere: then it would be seen in part."""
-    with pair(tmp_path) as (first, second):
+    with brokers_on(tmp_path, a="a", b="b") as (first, second):
         a, b = first.channel(), second.channel()
         both = Twice(a, a, b)
         both.put("a", 1)
@@ -216,7 +216,7 @@ def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Pat
 
 def test_a_broker_that_dies_after_the_decision_leaves_it_to_the_other(tmp_path: Path):
     """B marks nothing before A's partition is sealed; then it finishes the transaction."""
-    with pair(tmp_path, "decided") as (first, second):
+    with brokers_on(tmp_path, point="decided", a="a", b="b") as (first, second):
         a, b = first.channel(), second.channel()
         both = Twice(b, a, b)  # begun at B, so B looks after it
         both.put("a", 1)

@@ -1,0 +1,83 @@
+"""Broker processes on one store with topics on them, and a broker in the process of the test.
+
+The ids of the processes are letters. Unlike in ``LocalCluster``, one may have a fault point, and a
+test starts and stops each by itself. The broker in the process of the test has sockets and threads.
+``tests/broker/local_broker.py`` has a broker without them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.process import Broker
+from tests.faults import FaultyBroker
+from tests.support import NUMBERS, BrokerProcess, Channel, act, eventually
+
+
+def conf(folder: Path, broker: str) -> str:
+    """Return the settings of a broker of this id whose store is in the folder."""
+    return f'metadata = "{folder / "metadata.sqlite"}"\nid = "{broker}"\n'
+
+
+@contextmanager
+def broker_here(folder: Path, **settings: Any) -> Iterator[Broker]:
+    """Start a broker in this process, so that a test can hold or replace its parts."""
+    mask = os.umask(0o077)
+    broker = Broker(BrokerConfig(dir=folder / "log", listen="127.0.0.1:0", **settings))
+    try:
+        yield broker
+    finally:
+        broker.stop()
+        os.umask(mask)
+
+
+@contextmanager
+def brokers_on(
+    folder: Path, names: str = "ab", *, point: str | None = None, more: str = "", **topics: str
+) -> Iterator[list[Any]]:
+    """Start a broker for each letter. The first one may have a fault point.
+
+    ``more`` are further settings. Each of the topics has two partitions on the brokers of its
+    letters, the leader first.
+    """
+    with ExitStack() as stack:
+        found: list[BrokerProcess] = []
+        for name in names:
+            settings = conf(folder, name) + more
+            broker = (
+                BrokerProcess(folder / name, conf=settings)
+                if point is None or found
+                else FaultyBroker(folder / name, point, conf=settings)
+            )
+            found.append(stack.enter_context(broker))
+        with found[-1].connect() as log:
+            for topic, where in topics.items():
+                log.create_topic(topic, schema=NUMBERS, assignment=[list(where)] * 2)
+        yield found
+
+
+def make_topic(
+    asked: Channel,
+    topic: str,
+    assignment: Sequence[Sequence[str]],
+    schema: pa.Schema = NUMBERS,
+    **config: str,
+) -> None:
+    """Create a topic whose partitions are on these brokers, the leader of each first."""
+    encoded = base64.b64encode(schema.serialize()).decode()
+    more = {"schema_ipc": encoded, "assignment": assignment, "config": config}
+    act(asked, "create-topic", topic=topic, **more)
+
+
+def await_heir(topic: str, heir: BrokerProcess, name: str = "b") -> None:
+    """Wait until the broker leads all partitions of the topic."""
+    with heir.connect() as log:
+        eventually(lambda: all(each.leader == name for each in log.describe(topic).partitions))
