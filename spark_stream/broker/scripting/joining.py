@@ -98,7 +98,7 @@ class StreamJoins:
         *,
         waits: bool,
     ) -> Script[None]:
-        """Put open joins on record, and close them; ``waits``: as in ``close_join``."""
+        """Put open joins on record, and close them. ``waits``: as in ``close_join``."""
         on_record = False
         places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
         try:
