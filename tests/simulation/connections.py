@@ -17,7 +17,7 @@ from random import Random
 from typing import Final, Protocol, TypeVar, cast
 
 from isolog.errors import BrokerUnavailable
-from spark_stream.broker.replication.background import Background, Work
+from spark_stream.broker.replication.background import Background, Ts, Work
 from spark_stream.broker.replication.lines import Happened, ReplicationLine, limits
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.protocol import (
@@ -79,9 +79,9 @@ class Threads:
         self.owner = owner
         self.background = Background(self.submit, self.submit, self.call_later)
 
-    def submit(self, work: Work) -> bool:
-        """Have a thread of the pool do it."""
-        self.schedule.start("work", self._do(work), self.owner)
+    def submit(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
+        """Have a thread of the pool call it."""
+        self.schedule.start("work", self._do(partial(function, *args)), self.owner)
         return True
 
     def call_later(self, delay_s: float, work: Work) -> None:

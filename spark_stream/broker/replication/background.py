@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, TypeVarTuple
 
 from msgspec import Struct
 
+Ts = TypeVarTuple("Ts")
 Work = Callable[[], None]
 
 
-class Background(Struct, frozen=True):
-    """``submit`` does work on another thread, and returns False once it has stopped.
+class Submit(Protocol):
+    """Calls a function on another thread. Returns False once the threads have stopped."""
 
-    ``submit_after`` does the same; a thread that has just appended may do short work itself.
-    ``call_later`` calls something after so many seconds, on the loop's thread; it must not block.
+    def __call__(self, function: Callable[[*Ts], None], /, *args: *Ts) -> bool: ...
+
+
+class Background(Struct, frozen=True):
+    """Other threads, and the loop's timers.
+
+    After ``submit_after`` a thread that has appended may do short work itself. ``call_later`` calls
+    a function after so many seconds, on the loop's thread. The function must not block.
     """
 
-    submit: Callable[[Work], bool]
-    submit_after: Callable[[Work], bool]
+    submit: Submit
+    submit_after: Submit
     call_later: Callable[[float, Work], object]

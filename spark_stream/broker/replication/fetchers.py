@@ -169,14 +169,14 @@ class Fetcher:
                         self._unsent.append(effect)
                     case Job():
                         self._flush()  # earlier messages do not wait for it
-                        self._background.submit(partial(self._do, effect))
+                        self._background.submit(self._do, effect)
                     case Connect():
                         self._connect(effect.window_bytes)
                     case HangUp():
                         self._flush()
                         self._hang_up()
                     case AskPromise():
-                        self._background.submit(partial(self._promise, self._stream_id, effect))
+                        self._background.submit(self._promise, self._stream_id, effect)
                     case _:
                         assert_never(effect)
         self._flush()

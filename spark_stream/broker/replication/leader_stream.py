@@ -173,8 +173,8 @@ class LeaderStream:
             return
         if self._held is not None or self._core.has_step(now):
             if after_append:
-                few = partial(self._do_steps, STEPS_AFTER_APPEND)
-                self._is_stepping = self._background.submit_after(few)
+                submit_after = self._background.submit_after
+                self._is_stepping = submit_after(self._do_steps, STEPS_AFTER_APPEND)
             else:
                 self._is_stepping = self._background.submit(self._do_steps)
             return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
 from spark_stream.broker.replication.background import Background
@@ -123,7 +122,7 @@ class Lines:
     def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
         """Open a line."""
         line = ReplicationLine(opening, happened)
-        self._background.submit(partial(self._connect, line, address))
+        self._background.submit(self._connect, line, address)
         return line
 
     def _connect(self, line: ReplicationLine, address: str) -> None:

@@ -112,14 +112,14 @@ class Pool:
                 self._loop.call_later(PATIENCE_S, self._look)
         return True
 
-    def submit_after(self, work: Work) -> bool:
-        """Run this on the caller's thread soon, if that :class:`TakesWork`; else :meth:`submit`.
+    def submit_after(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
+        """Call this on the caller's thread soon, if that :class:`TakesWork`; else :meth:`submit`.
 
         A change of threads costs more than short work.
         """
         if _left.work is None:
-            return self.submit(work)
-        _left.work.append(work)
+            return self.submit(function, *args)
+        _left.work.append(partial(function, *args))
         return True
 
     def stop(self) -> None:
