@@ -28,7 +28,7 @@ from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
-from spark_stream.wire.methods import ACT, FETCH
+from spark_stream.wire.messages import ACT, FETCH
 from spark_stream.wire.offset_messages import PartitionOffsets
 from tests.forks import Fork, popen
 

@@ -7,5 +7,4 @@
 ``append_messages``, ``fetch_messages``, ``replication_messages``  streams
 ``limits``         every limit in one place, with its reason
 ``allocator``      how a process gets and keeps its memory
-``methods``        the methods of the protocol's streams
 """

@@ -36,6 +36,18 @@ from spark_stream.schema.schemas import schema_from_text, schema_to_text
 from spark_stream.structs import OffsetField, Struct, StructType
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX
 
+# The methods of the streams, as OPEN names them. A broker serves each method at one of its two
+# doors: that of clients, or that of the other brokers (docs/protocol.md).
+AUTHENTICATE: Final = "authenticate"
+ACT: Final = "act"
+RUN_STEPS: Final = "run-steps"
+APPEND: Final = "append"
+FETCH: Final = "fetch"
+REPLICATE: Final = "replicate"
+
+CLIENT_METHODS: Final = frozenset({AUTHENTICATE, ACT, APPEND, FETCH})
+PEER_METHODS: Final = frozenset({RUN_STEPS, REPLICATE})
+
 LineageField = tuple[tuple[OffsetField, OffsetField], ...]
 TransactionalId = Annotated[str, Meta(min_length=1, max_length=255)]
 TimeoutField = Annotated[int, Meta(ge=1, le=TRANSACTION_TIMEOUT_MS_MAX)]

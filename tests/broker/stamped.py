@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_stream.errors import IsologError, from_wire
 from spark_stream.transport.client import ClientChannel
-from spark_stream.wire.methods import APPEND
+from spark_stream.wire.messages import APPEND
 from tests.support import CALL_S, NUMBERS, act, fetched, numbers, typed_errors
 
 

@@ -93,6 +93,11 @@ def test_each_folder_of_the_code_has_a_folder_of_tests():
     assert bare == []
 
 
+def test_no_folder_of_the_code_has_more_than_15_modules():
+    folders = Counter(path.parent for path in modules())
+    assert {str(folder): files for folder, files in folders.items() if files > 15} == {}
+
+
 @pytest.mark.parametrize("folder", WHOLE)
 def test_a_folder_of_the_whole_system_is_no_folder_of_the_code(folder: str):
     assert (TESTS / folder).is_dir()

@@ -60,7 +60,7 @@ from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import Stream
 from spark_stream.wire.append_messages import Ack, AppendTo, Envelope
 from spark_stream.wire.fetch_messages import Fetch
-from spark_stream.wire.methods import APPEND, FETCH
+from spark_stream.wire.messages import APPEND, FETCH
 from spark_stream.wire.replication_messages import OpenReplication
 from spark_stream.wire.topic_messages import AlterTopic, CreateTopic
 from tests.simulation.appends import SimulatedAppends

@@ -32,7 +32,7 @@ from spark_stream.errors import (
 from spark_stream.scripts.steps import ProbeReplica, ReadLed, RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.wire.methods import RUN_STEPS
+from spark_stream.wire.messages import RUN_STEPS
 
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk
 _PROBE_S: Final = 2.0  # a broker that is to lead next answers soon, or another one leads

@@ -69,7 +69,7 @@ from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.fetch_messages import Fetch
-from spark_stream.wire.methods import (
+from spark_stream.wire.messages import (
     APPEND,
     AUTHENTICATE,
     CLIENT_METHODS,

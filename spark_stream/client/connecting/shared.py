@@ -26,7 +26,7 @@ from spark_stream.transport.lifetime import in_child, new_lock
 from spark_stream.transport.loop import Timer
 from spark_stream.transport.streams import ConnectionLost
 from spark_stream.wire.access_messages import Authenticate, Authenticated
-from spark_stream.wire.methods import AUTHENTICATE
+from spark_stream.wire.messages import AUTHENTICATE
 
 logger = logger_of(__name__)
 

@@ -61,7 +61,7 @@ from spark_stream.wire.fetch_messages import (
     PlacesFacts,
     fetch_answer,
 )
-from spark_stream.wire.methods import FETCH
+from spark_stream.wire.messages import FETCH
 
 logger = logger_of(__name__)
 

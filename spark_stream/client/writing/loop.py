@@ -56,7 +56,7 @@ from spark_stream.transport.lifetime import Lock, new_lock
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.append_messages import Ack, AppendTo, Envelope, ack_from_bytes
-from spark_stream.wire.methods import APPEND
+from spark_stream.wire.messages import APPEND
 from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)

@@ -27,7 +27,7 @@ from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.methods import AUTHENTICATE
+from spark_stream.wire.messages import AUTHENTICATE
 from tests.asking import PASSWORD, asking_broker
 from tests.clocks import FakeClock
 from tests.support import eventually

@@ -16,7 +16,7 @@ import isolog
 from isolog.errors import UnknownTopic
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.methods import RUN_STEPS
+from spark_stream.wire.messages import RUN_STEPS
 from tests.broker.stamped import Owner
 from tests.flight_calls import CALL, act_by_flight, answers, flight_client, ticket, typed
 from tests.support import NUMBERS, Fetching, eventually, numbers, range_of

@@ -14,7 +14,7 @@ from spark_stream.broker.serving import serving
 from spark_stream.broker.serving.pool import MOST
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
-from spark_stream.wire.methods import ACT, RUN_STEPS
+from spark_stream.wire.messages import ACT, RUN_STEPS
 from tests.brokers import broker_here
 
 

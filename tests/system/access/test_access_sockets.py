@@ -27,7 +27,7 @@ from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.methods import (
+from spark_stream.wire.messages import (
     ACT,
     APPEND,
     AUTHENTICATE,

@@ -13,7 +13,7 @@ from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed
-from spark_stream.wire.methods import CLIENT_METHODS, PEER_METHODS, REPLICATE, RUN_STEPS
+from spark_stream.wire.messages import CLIENT_METHODS, PEER_METHODS, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.stamped import Owner, seen
 from tests.support import NUMBERS, BrokerProcess, Channel, act
@@ -80,7 +80,7 @@ def test_no_client_opens_a_stream_of_replication(shared: BrokerProcess, proof: s
     assert isinstance(refusal, Unauthenticated)
 
 
-@pytest.mark.rule("at which door of a broker a method is served", "wire/methods.py")
+@pytest.mark.rule("at which door of a broker a method is served", "wire/messages.py")
 @pytest.mark.parametrize("method", sorted(CLIENT_METHODS | PEER_METHODS))
 def test_each_method_is_refused_at_the_other_door(shared: BrokerProcess, method: str) -> None:
     wrong = shared.peer_address if method in CLIENT_METHODS else shared.address

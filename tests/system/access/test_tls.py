@@ -22,7 +22,7 @@ from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.methods import REPLICATE, RUN_STEPS
+from spark_stream.wire.messages import REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.certificates import HERE, Files, conf_of, serial_of
 from tests.flight_calls import SERVED

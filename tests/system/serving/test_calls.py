@@ -10,7 +10,7 @@ import pytest
 import isolog
 from isolog.errors import InvalidRequest, UnknownPartition, UnknownTopic
 from spark_stream.wire.limits import CONTROL_BYTES_MAX
-from spark_stream.wire.methods import ACT
+from spark_stream.wire.messages import ACT
 from tests.broker.stamped import Appender
 from tests.support import (
     CALL_S,

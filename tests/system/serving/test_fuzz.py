@@ -32,7 +32,7 @@ from spark_stream.wire.addresses import split_address
 from spark_stream.wire.append_messages import AppendTo, Envelope
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
-from spark_stream.wire.methods import (
+from spark_stream.wire.messages import (
     ACT,
     APPEND,
     AUTHENTICATE,
