@@ -145,7 +145,7 @@ class SimulatedMember:
         core = self.core
         asked = GroupMember(core.member, self._topics, SESSION_MS, Isolation.READ_UNCOMMITTED)
         told = yield from self._session.run("join", lambda at: groups.join(GROUP, asked))
-        core.on_answer(*told)
+        core.on_answer(told.epoch, told.assigned, told.revoked)
 
     def _beat_on(self) -> Body:
         """Heartbeats while it lives; a removed member's end by themselves."""
@@ -173,7 +173,7 @@ class SimulatedMember:
             except (IsologError, NoAnswer):
                 continue
             if core is self.core:
-                core.on_answer(*told)
+                core.on_answer(told.epoch, told.assigned, told.revoked)
 
     _is_fenced = False
 
