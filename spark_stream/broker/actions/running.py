@@ -48,7 +48,10 @@ def run_call(context: BrokerContext, name: str, body: bytes) -> bytes:
 def _written_down(
     context: BrokerContext, name: str, asked: Message, *, always: bool
 ) -> Iterator[list[str]]:
-    """Note what becomes of an action, or only that it was refused; yield what it is about."""
+    """Write the outcome of a call to the audit log. Yield the texts that name its resources.
+
+    Without ``always`` only a refusal is written.
+    """
     outcome, caller, about = "failed", context.caller, [named_in(asked)]
     try:
         yield about
