@@ -192,37 +192,31 @@ def test_vectors_and_digests_have_a_fixed_size():
     assert stored_schema(schema).equals(schema)
 
 
-def test_the_path_to_a_nested_type_is_named():
-    inner = pa.struct([("ok", pa.int8()), ("color", pa.month_day_nano_interval())])
-    with pytest.raises(UnsupportedType) as caught:
-        stored_schema(pa.schema([("cars", pa.list_(pa.field("item", inner)))]))
-    assert caught.value.details["column"] == "cars.item.color"
+CARS = pa.struct([("ok", pa.int8()), ("color", pa.month_day_nano_interval())])
+REFUSED_SCHEMAS = [
+    (
+        pa.schema([("cars", pa.list_(pa.field("item", CARS)))]),
+        UnsupportedType,
+        "color",
+        "cars.item.color",
+    ),
+    (pa.schema([]), SchemaMismatch, "at least one column", None),
+    (schema_of("id", "Id"), SchemaMismatch, "'id' and 'Id' cannot be told apart", "Id"),
+    (schema_of("a", "b", "a"), SchemaMismatch, "'a' and 'a' cannot be told apart", "a"),
+    (schema_of("ok", ""), SchemaMismatch, "a column has no name", ""),
+    *(
+        (schema_of("a", name), SchemaMismatch, "isolog's own", name)
+        for field in METADATA
+        for name in (field.name, field.name.upper())
+    ),
+]
 
 
-def test_a_topic_needs_a_column():
-    with pytest.raises(SchemaMismatch, match="at least one column"):
-        stored_schema(pa.schema([]))
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (("id", "Id"), "'id' and 'Id' cannot be told apart"),
-        (("a", "b", "a"), "'a' and 'a' cannot be told apart"),
-        (("ok", ""), "a column has no name"),
-    ],
-)
-def test_columns_that_cannot_be_told_apart_are_refused(names, told):
-    with pytest.raises(SchemaMismatch, match=told) as caught:
-        stored_schema(schema_of(*names))
-    assert caught.value.details["column"] == names[-1]
-
-
-@pytest.mark.parametrize("name", [field.name for field in METADATA])
-def test_the_names_of_metadata_columns_are_ours(name):
-    for spelled in (name, name.upper()):
-        with pytest.raises(SchemaMismatch, match="isolog's own"):
-            stored_schema(schema_of("a", spelled))
+@pytest.mark.parametrize(("schema", "error", "said", "column"), REFUSED_SCHEMAS)
+def test_schema_of_no_topic_is_refused_by_its_column(schema, error, said, column):
+    with pytest.raises(error, match=said) as caught:
+        stored_schema(schema)
+    assert caught.value.details.get("column") == column
 
 
 def test_a_field_of_a_struct_may_have_such_a_name():
@@ -339,24 +333,31 @@ def test_what_could_lose_something_is_refused_naming_column_expected_and_got(hav
     assert caught.value.details == {"column": "price", "expected": str(want), "got": str(have)}
 
 
-def test_a_struct_with_a_field_of_another_name_never_becomes_nulls():
-    """Arrow's own cast matches fields by name and fills what it does not find."""
-    batch = pa.record_batch({"who": pa.array([{"first": "Ada"}])})
-    with pytest.raises(SchemaMismatch, match="column 'who'"):
-        fitted(batch, pa.schema([("who", pa.struct([("given", pa.string())]))]))
+STRICT = pa.struct([pa.field("a", pa.int8(), nullable=False)])
+UNFIT = {
+    # Arrow's own cast matches fields by name, and fills missing ones with nulls.
+    "field of another name": (
+        pa.array([{"first": "Ada"}]),
+        pa.struct([("given", pa.string())]),
+        "column 'c'",
+    ),
+    "null in a value that takes none": (
+        pa.array([{"a": 1}, {"a": None}], pa.struct([("a", pa.int8())])),
+        STRICT,
+        "column 'c'",
+    ),
+    "moment too far away for a finer unit": (
+        pa.array([2**60], pa.timestamp("s")),
+        pa.timestamp("us"),
+        "column 'c': expected timestamp_ntz",
+    ),
+}
 
 
-def test_a_null_within_a_value_that_takes_none_is_refused_by_name():
-    strict = pa.struct([pa.field("a", pa.int8(), nullable=False)])
-    batch = pa.record_batch({"c": pa.array([{"a": 1}, {"a": None}], pa.struct([("a", pa.int8())]))})
-    with pytest.raises(SchemaMismatch, match="column 'c'"):
-        fitted(batch, pa.schema([("c", strict)]))
-
-
-def test_a_moment_too_far_away_for_a_finer_unit_is_refused_by_name():
-    far = pa.array([2**60], pa.timestamp("s"))
-    with pytest.raises(SchemaMismatch, match="column 'at': expected timestamp_ntz"):
-        fitted(pa.record_batch({"at": far}), pa.schema([("at", pa.timestamp("us"))]))
+@pytest.mark.parametrize(("values", "want", "said"), UNFIT.values(), ids=UNFIT)
+def test_value_that_does_not_fit_is_refused_by_its_column(values, want, said):
+    with pytest.raises(SchemaMismatch, match=said):
+        fitted(pa.record_batch({"c": values}), pa.schema([("c", want)]))
 
 
 FITTING = {
