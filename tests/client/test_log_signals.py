@@ -200,6 +200,65 @@ def test_exceptions_of_signal_handlers_leave_a_client_that_can_be_closed(log, to
     assert len(acknowledged) > count
 
 
+@pytest.mark.parametrize(
+    ("caller", "name"), [("_hand_over", "parts"), ("parts", "batch"), ("_send", "call_soon")]
+)
+def test_an_interrupt_between_two_changes_of_a_producer_leaves_it_exact(log, topic, caller, name):
+    """While it makes an Arrow batch, for example: the records are sent later."""
+    log.create_topic(topic)
+    sent: list[bytes] = []
+    for place in range(100):
+        producer = log.producer()
+        lines = 0
+
+        def interrupt(frame: FrameType, event: str, _: object, place: int = place) -> Any:
+            nonlocal lines
+            called = None if frame.f_back is None else frame.f_back.f_code.co_name
+            if (called, frame.f_code.co_name, event) == (caller, name, "line"):
+                lines += 1
+                if lines == place + 1:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            for _ in range(3):
+                value = b"%d.%d" % (place, len(sent))
+                producer.send(topic, value)
+                sent.append(value)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        producer.close()
+        if lines <= place:
+            break
+    assert 0 < place < 99
+    stored = log.read(topic)["value"].to_pylist()
+    assert len(stored) == len(set(stored))
+    assert set(sent) <= set(stored)
+
+
+def test_a_producer_can_be_closed_if_an_interrupt_came_before_its_first_record(log, topic):
+    log.create_topic(topic)
+    producer = log.producer(linger_ms=60_000)
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_name == "add" and "/writing/pending.py" in frame.f_code.co_filename:
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(topic, b"1")
+    finally:
+        sys.settrace(None)
+    with suppress(UnknownOutcome):
+        producer.close()
+    assert log.read(topic).num_rows == 0
+
+
 def test_a_consumer_can_be_closed_by_a_signal_handler(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
 from time import time_ns
+from types import FrameType
 from typing import Final
 
 import pyarrow as pa
@@ -106,7 +108,10 @@ class Sender:
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
         self._outcomes: weakref.WeakSet[Outcomes | Gathering] = weakref.WeakSet()
-        self._inside: set[int] = set()  # the threads in `_whole`
+        self._inside: dict[int, FrameType] = {}  # the callers of `_whole`, by thread
+        self._changing: set[int] = set()  # the threads in `_change`
+        self._put_back: BaseException | None = None
+        """The last exception that interrupted a hand-over, whose records are still pending."""
         self._holds_lock = self._lock._is_owned  # type: ignore[attr-defined]
         watch_section(self)
         in_child_while_used(self._leave_parent)
@@ -200,7 +205,7 @@ class Sender:
         size: int,
     ) -> RecordPromise:
         topic, linger_s = known.name, self._settings.linger_s
-        with self._lock:
+        with self._change(), self._lock:
             self.buffer.reserve(size)
             pending = self._gathering(known)
             first = not pending.values
@@ -244,7 +249,7 @@ class Sender:
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
         self._check_may_take(room)
-        with self._whole():
+        with self._whole(), self._change():
             return self._append(known, parts, room)
 
     def _append(self, known: TopicDescription, parts: Sequence[Part], room: int) -> Promise:
@@ -300,7 +305,7 @@ class Sender:
     def discard(self, error: IsologError) -> None:
         """Settle all unsettled records with the error; they may be in the log."""
         check_not_inside(self)
-        with self._whole(), self._order:
+        with self._whole(), self._change(), self._order:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
                 self._pending.clear()
@@ -314,7 +319,7 @@ class Sender:
     def close(self) -> None:
         """Take nothing more; the streams end once everything is settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
-        with self._whole():
+        with self._whole(), self._change():
             self._loop.event(lambda core, _: core.close())
 
     def _end_with_program(self) -> None:
@@ -361,25 +366,69 @@ class Sender:
             check_may_wait()
 
     def _is_owned(self) -> bool:
-        return get_ident() in self._inside or self._holds_lock()
+        return self._holds_lock() or self._is_inside()
+
+    def _is_inside(self) -> bool:
+        """Return whether the calling thread is in :meth:`_whole`, in a call that has not ended.
+
+        An exception of a signal handler can end the call before the end of the block is noted.
+        """
+        ident = get_ident()
+        caller = self._inside.get(ident)
+        if caller is None:
+            return False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not caller:
+            frame = frame.f_back
+        if frame is None:
+            self._inside.pop(ident, None)
+        return frame is not None
+
+    @contextmanager
+    def _change(self, *, puts_back: bool = False) -> Iterator[None]:
+        """Mark a block that an exception of a signal handler leaves half done.
+
+        ``puts_back``: an interrupted hand-over of pending records leaves nothing half done.
+        """
+        ident = get_ident()
+        is_outermost = ident not in self._changing
+        self._changing.add(ident)
+        is_whole = False
+        try:
+            yield
+            is_whole = True
+        except IsologError:
+            is_whole = True
+            raise
+        except BaseException as error:
+            is_whole = error is self._loop.recovered or error is self.buffer.interrupted
+            is_whole = is_whole or (puts_back and error is self._put_back)
+            raise
+        finally:
+            if is_whole and is_outermost:
+                self._changing.discard(ident)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Give the producer up if an exception of a signal handler leaves the block half done."""
+        """Continue on the loop if an exception of a signal handler interrupts the block.
+
+        If it leaves a change half done, the producer is given up.
+        """
         ident = get_ident()
-        is_outermost = ident not in self._inside
+        is_outermost = not self._is_inside()
         try:
-            self._inside.add(ident)
+            if is_outermost:
+                self._inside[ident] = sys._getframe(2)
             yield
         except IsologError:
             raise
-        except BaseException as error:
-            if error is not self._loop.recovered and error is not self.buffer.interrupted:
-                self._loop.io_loop.call_soon(self._give_up)  # where no handler interrupts it
+        except BaseException:
+            act = self._give_up if ident in self._changing else self._send_everything
+            self._loop.io_loop.call_soon(act)  # where no handler interrupts it
             raise
         finally:
             if is_outermost:
-                self._inside.discard(ident)
+                self._inside.pop(ident, None)
 
     def _give_up(self) -> None:
         """Fail all unsettled records, which may be in the log, and take nothing more."""
@@ -412,7 +461,7 @@ class Sender:
     def _seal(self, pending: Pending) -> None:
         """Close a batch to more records, and give back unused room; the caller holds the lock."""
         self.buffer.settle_up(pending.left, len(pending.values) - pending.counted)
-        pending.room, pending.left = pending.size, 0
+        pending.room, pending.left, pending.counted = pending.size, 0, len(pending.values)
         if pending.timer is not None:
             pending.timer.cancel()
 
@@ -421,7 +470,7 @@ class Sender:
             self._send_waiting(topic)
 
     def _send_waiting(self, topic: str) -> None:
-        with self._whole():
+        with self._whole(), self._change(puts_back=True):
             with self._order:
                 self._hand_over(topic)
             self._loop.carry_out()
@@ -438,7 +487,10 @@ class Sender:
             self._open.pop(topic, None)
             for _, pending in waiting:
                 self._seal(pending)
-        for known, pending in waiting:
+        for place, (known, pending) in enumerate(waiting):
+            if not pending.values:  # an exception of a signal handler came before the first one
+                self.buffer.release(Share(pending.size, 0, 1, pending.flushes))
+                continue
             count = len(known.partitions)
             try:
                 parts = pending.parts(count, self.keyless(count))
@@ -446,6 +498,11 @@ class Sender:
                 failure = error if isinstance(error, IsologError) else InternalError(repr(error))
                 self._drop(pending, failure)
                 continue
+            except BaseException as error:  # of a signal handler
+                with self._lock:
+                    self._pending[topic] = [*waiting[place:], *self._pending.get(topic, ())]
+                self._put_back = error
+                raise
             if len(parts) > 1:
                 pending.outcomes.spread([rows for _, _, rows in parts])
             share = Share(pending.size, len(pending.values), len(parts), pending.flushes)
@@ -460,7 +517,8 @@ class Sender:
 
     def _drop(self, pending: Pending, error: IsologError) -> None:
         rows = len(pending.values)
-        pending.outcomes.settle(0, rows, Unacknowledged(error))
+        if rows:
+            pending.outcomes.settle(0, rows, Unacknowledged(error))
         self.buffer.release(Share(pending.size, rows, 1, pending.flushes))
 
     def _settle_part(
