@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from docs_site.cells import row, table
 from spark_stream.datasource.options.kafka import KAFKAS, KafkaOption
@@ -30,7 +30,7 @@ def rendered_beside_kafkas() -> str:
     return table(*heads, rows=map(_row_beside_kafkas, KAFKAS))
 
 
-def _row(option: Option) -> str:
+def _row(option: Option[Any]) -> str:
     return row(f"`{option.name}`", _WHOM[option.uses], _default(option), option.meaning)
 
 
@@ -51,5 +51,5 @@ def _row_beside_kafkas(theirs: KafkaOption) -> str:
     )
 
 
-def _default(option: Option) -> str:
+def _default(option: Option[Any]) -> str:
     return option.shown or ("-" if option.default is None else f"`{option.default}`")

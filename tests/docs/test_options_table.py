@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource.options.sink import SinkOptions, sink_options
-from spark_stream.datasource.options.source import SourceOptions, source_options
 from spark_stream.datasource.options.table import OPTIONS, Use
 
 
@@ -21,11 +19,3 @@ def test_a_default_is_a_text_that_the_option_takes(option) -> None:
     assert option.meaning
     if option.default is not None:
         option.parse(option.name, option.default)
-
-
-def test_defaults_of_the_table_are_those_of_the_values() -> None:
-    """Who makes the options by hand gets what a query gets that gives none."""
-    source = source_options({"path": "x", "subscribe": "t"})
-    assert source == SourceOptions(source.place, source.selection)
-    sink = sink_options({"path": "x", "topic": "t"})
-    assert sink == SinkOptions(sink.place, sink.topic)

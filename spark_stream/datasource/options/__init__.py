@@ -3,11 +3,12 @@
 Names are not case-sensitive. Every bad value has a message of its own, and an unknown name is
 refused with the nearest known one: an option that is silently ignored costs its user a day.
 
-``table``     every option once, as data: whom it is for, default, meaning, how it is parsed
-``values``    texts to numbers, truth values, names and levels
-``places``    texts to the offsets where a query starts or ends
-``checking``  names that a query may not have, and the values of those that it has
-``source``    what a reader is asked for; ``sink``: what a writer is
+``table``     every option: name, users, meaning, parser and default
+``values``    parsers of numbers, truth values, names and levels
+``places``    parsers of the offsets where a query starts or ends
+``checking``  names that a query may not have
+``source``    the checked options of a source
+``sink``      the checked options of a sink
 ``shared``    one set of options for a source and a sink: those of tables and views
 """
 

@@ -1,12 +1,10 @@
-"""Names that a query may not have, each with its remedy; and the values of those that it has."""
+"""Names that a query may not have, each with its remedy."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
-
-from msgspec import Struct
+from typing import Final
 
 from spark_stream.datasource.options.kafka import replaced
 from spark_stream.datasource.options.table import OPTIONS, Use, options_for
@@ -25,24 +23,8 @@ _OTHER_SIDES: Final = {
 _LEAVE_OUT: Final = "Leave it out; docs/spark.md says what each option is for."
 
 
-class Given(Struct, frozen=True):
-    """The options of a source, or of a sink: their texts by their proper names."""
-
-    side: Use
-    texts: Mapping[str, str]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.texts
-
-    def value(self, name: str) -> Any:
-        """Return the option's value, or its default; None if it has neither."""
-        option = options_for(self.side)[name]
-        text = self.texts.get(name, option.default)
-        return None if text is None else option.parse(name, text)
-
-
-def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
-    """Return the options by their proper names.
+def checked(given: Mapping[str, str], side: Use, what: str) -> dict[str, str]:
+    """Return the options' texts by their proper names.
 
     Raises:
         InvalidOption: an option is not for this side, belongs to Spark's Kafka connector (all of
@@ -64,7 +46,7 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> Given:
             )
         else:
             raise InvalidOption(f"unknown option {key!r}; {_guess(name, proper)}", option=key)
-    return Given(side, found)
+    return found
 
 
 def _refuse_kafkas(names: Iterable[str]) -> None:
@@ -81,10 +63,11 @@ def _refuse_kafkas(names: Iterable[str]) -> None:
     raise InvalidOption(message, option=first[0])
 
 
-def check_kind(given: Given, kind: Use) -> None:
+def check_kind(given: Iterable[str], kind: Use) -> None:
     """Raise InvalidOption if an option is for streams only and the query is a batch, or reverse."""
-    for name, option in options_for(given.side).items():
-        if name in given and not option.uses & kind:
+    known = options_for(kind)
+    for name in given:
+        if name not in known:
             called = "streaming" if kind & (Use.STREAM_SOURCE | Use.STREAM_SINK) else "batch"
             raise InvalidOption(
                 f"{name} is not for a {called} query",

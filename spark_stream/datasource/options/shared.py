@@ -32,7 +32,7 @@ def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
 
 
 def _part(given: Mapping[str, str], kind: Use) -> dict[str, str]:
-    known = checked(given, Use.ALL, "table").texts
+    known = checked(given, Use.ALL, "table")
     anybodys = counted_in_table(Use.ALL)
     for name in known:
         if name not in anybodys and not kind & Use.SOURCE:

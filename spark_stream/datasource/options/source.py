@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.options.checking import Given, check_kind, checked
+from spark_stream.datasource.options.checking import check_kind, checked
 from spark_stream.datasource.options.places import (
     Moment,
     Named,
@@ -17,13 +16,14 @@ from spark_stream.datasource.options.places import (
     said_at,
     topics_of,
 )
-from spark_stream.datasource.options.table import Use
+from spark_stream.datasource.options.table import Given, GivenToSource, Use
 from spark_stream.datasource.options.values import topic_names
 from spark_stream.datasource.spark.place import Place, place_of
-from spark_stream.datasource.values.limits import NO_LIMITS, Limits
+from spark_stream.datasource.values.limits import Limits
 from spark_stream.datasource.values.selection import Selection
-from spark_stream.datasource.values.tasks import NO_SPLITTING, Splitting
+from spark_stream.datasource.values.tasks import Splitting
 from spark_stream.errors import InvalidOption
+from spark_stream.sql.writing import both
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import EARLIEST, LATEST
 
@@ -43,27 +43,32 @@ class Bound(Struct, frozen=True):
     place: Named
 
 
-FROM_EARLIEST: Final = Bound("startingOffsets", EARLIEST)
-TO_LATEST: Final = Bound("endingOffsets", LATEST)
-
-
-class SourceOptions(Struct, frozen=True):
-    """What a reader was asked for."""
+class SourceOptions(GivenToSource, frozen=True):
+    """The checked options of a source."""
 
     place: Place
     selection: Selection
-    isolation: Isolation = Isolation.READ_UNCOMMITTED
-    starting: Bound = FROM_EARLIEST
-    ending: Bound = TO_LATEST
-    limits: Limits = NO_LIMITS
-    splitting: Splitting = NO_SPLITTING
-    fail_on_data_loss: bool = True
-    include_headers: bool = False
-    include_metadata: bool = False
-    consumer: str | None = None
-    filter: str | None = None
-    push_filters: bool = False
-    mapped_reads: bool = True
+    starting: Bound
+    ending: Bound
+
+    def filtered(self, filter: str | None) -> Self:
+        """Return the options with one more filter."""
+        return replace(self, values={**self.values, "filter": both(self.filter, filter)})
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a micro-batch."""
+        return Limits(
+            max_offsets=self.max_offsets_per_trigger,
+            max_bytes=self.max_bytes_per_trigger,
+            min_offsets=self.min_offsets_per_trigger,
+            max_delay_s=self.max_trigger_delay_s,
+        )
+
+    @property
+    def splitting(self) -> Splitting:
+        """The limits of a task."""
+        return Splitting(self.min_partitions, self.max_records_per_partition)
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -72,14 +77,16 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     Raises:
         InvalidOption, Unsupported: naming the option, what it takes and what it got.
     """
-    options = checked(given, Use.SOURCE, "source")
-    selecting = [name for name in SELECTING if name in options]
-    place, short = place_of(options.texts, names_topic=bool(selecting))
-    selection = _selection(options, selecting, short)
+    texts = checked(given, Use.SOURCE, "source")
+    selecting: list[str] = [name for name in SELECTING if name in texts]
+    place, short = place_of(texts, names_topic=bool(selecting))
+    _check_selecting(selecting, short)
     if streaming is not None:
-        check_kind(options, Use.STREAM_SOURCE if streaming else Use.BATCH_SOURCE)
-    starting = _bound(options, STARTING, selection)
-    ending = _bound(options, ENDING, selection)
+        check_kind(texts, Use.STREAM_SOURCE if streaming else Use.BATCH_SOURCE)
+    options = GivenToSource.of(texts)
+    selection = _selection(options, short)
+    starting = _bound(options, STARTING, options.starting_offsets, selection)
+    ending = _bound(options, ENDING, options.ending_offsets, selection)
     if streaming is False and starting.place == LATEST:
         raise InvalidOption(
             "startingOffsets: a batch query cannot start at latest",
@@ -93,35 +100,28 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
             option=ending.option,
         )
     _check_order(starting, ending)
-    timeout_s = options.value("brokerTimeout")
+    _check_limits(options)
+    timeout_s = options.broker_timeout_s
     if streaming is None:  # nothing runs yet: a wrong address is reported soon
         timeout_s = min(timeout_s, REQUEST_TIMEOUT_S)
     return SourceOptions(
-        place=replace(place, timeout_s=timeout_s, rack=options.value("rack")),
-        selection=selection,
-        isolation=options.value("isolation"),
-        starting=starting,
-        ending=ending,
-        limits=_limits(options),
-        splitting=Splitting(
-            options.value("minPartitions"), options.value("maxRecordsPerPartition")
-        ),
-        fail_on_data_loss=options.value("failOnDataLoss"),
-        include_headers=options.value("includeHeaders"),
-        include_metadata=options.value("includeMetadata"),
-        consumer=options.value("consumer"),
-        filter=options.value("filter"),
-        push_filters=options.value("pushFilters"),
-        mapped_reads=options.value("mappedReads"),
+        replace(place, timeout_s=timeout_s, rack=options.rack),
+        selection,
+        starting,
+        ending,
+        values=options.values,
     )
 
 
-def _bound(options: Given, names: tuple[str, ...], selection: Selection) -> Bound:
-    """Return the bound that the options give; overridden options are checked as well."""
-    bounds = [Bound(name, options.value(name)) for name in names if name in options]
+def _bound(options: Given, names: tuple[str, ...], offsets: Named, selection: Selection) -> Bound:
+    """Return the bound that the options give, or the default of ``offsets``.
+
+    Overridden options are checked as well.
+    """
+    bounds = [Bound(name, options.values[name]) for name in names if name in options]
     for each in bounds:
         _check_selected(each.option, each.place, selection)
-    return bounds[0] if bounds else Bound(names[-1], options.value(names[-1]))
+    return bounds[0] if bounds else Bound(names[-1], offsets)
 
 
 def _check_order(starting: Bound, ending: Bound) -> None:
@@ -142,8 +142,8 @@ def _check_order(starting: Bound, ending: Bound) -> None:
             )
 
 
-def _limits(options: Given) -> Limits:
-    least, most = options.value("minOffsetsPerTrigger"), options.value("maxOffsetsPerTrigger")
+def _check_limits(options: GivenToSource) -> None:
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is None and "maxTriggerDelay" in options:
         raise InvalidOption(
             "maxTriggerDelay is for minOffsetsPerTrigger: how long to wait for that many",
@@ -156,12 +156,6 @@ def _limits(options: Given) -> Limits:
             " be above the most",
             option="minOffsetsPerTrigger",
         )
-    return Limits(
-        max_offsets=most,
-        max_bytes=options.value("maxBytesPerTrigger"),
-        min_offsets=least,
-        max_delay_s=options.value("maxTriggerDelay"),
-    )
 
 
 def _check_selected(option: str, named: Named, selection: Selection) -> None:
@@ -174,8 +168,7 @@ def _check_selected(option: str, named: Named, selection: Selection) -> None:
             raise InvalidOption(f"{option}: {topic}/{number} is not assigned", option=option)
 
 
-def _selection(options: Given, selecting: list[str], short: str | None) -> Selection:
-    """Return which topics to read; ``short`` is the topic that was given to ``load``, if any."""
+def _check_selecting(selecting: list[str], short: str | None) -> None:
     if len(selecting) > 1:
         raise InvalidOption(
             f"{' and '.join(selecting)}: give one of the two, to say which topics are read"
@@ -188,9 +181,12 @@ def _selection(options: Given, selecting: list[str], short: str | None) -> Selec
             "which topic? Give subscribe, subscribePattern or assign, or load(topic)",
             option="subscribe",
         )
-    if selecting == ["subscribePattern"]:
-        return Selection(pattern=options.value("subscribePattern"))
-    if selecting == ["assign"]:
-        assigned = options.value("assign")
-        return Selection(tuple(assigned), assigned=assigned)
-    return Selection(topic_names("subscribe", options.texts.get("subscribe", short or "")))
+
+
+def _selection(options: GivenToSource, short: str | None) -> Selection:
+    """Return the selected topics. ``short`` is the topic that was given to ``load``, if any."""
+    if options.subscribe_pattern is not None:
+        return Selection(pattern=options.subscribe_pattern)
+    if options.assign is not None:
+        return Selection(tuple(options.assign), assigned=options.assign)
+    return Selection(options.subscribe or topic_names("subscribe", short or ""))

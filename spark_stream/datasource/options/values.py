@@ -16,7 +16,7 @@ from spark_stream.errors import InvalidOption, InvalidTopic
 from spark_stream.schema.keys import split_names
 from spark_stream.sql.filters import parsed
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
+from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX, TRANSACTION_TIMEOUT_MS_MAX
 
 SINK_ID_LENGTH_MAX: Final = 200
 """A transactional id has at most 255 characters, and a sink's has a prefix."""
@@ -111,12 +111,17 @@ def timeout_s(name: str, text: str) -> float:
     return found
 
 
-def transaction_timeout_s(name: str, text: str) -> float:
-    """Parse a time with its unit, from 1s to 1d, to seconds."""
+def transaction_timeout_ms(name: str, text: str) -> int:
+    """Parse a time with its unit, from 1s to 1d, to milliseconds."""
     found = duration_s(name, text)
     if not 1 <= found <= TRANSACTION_TIMEOUT_MS_MAX / 1000:
         raise InvalidOption(f"{name} takes a time from 1s to 1d, not {text!r}", option=name)
-    return found
+    return round(found * 1000)
+
+
+def query_name(name: str, text: str) -> str:
+    """Cut a query's name to the length that a broker takes."""
+    return text[:QUERY_NAME_LENGTH_MAX]
 
 
 def batch_id(name: str, text: str) -> int:

@@ -40,7 +40,6 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import fitted
 from spark_stream.sql.filters import row_filter
-from spark_stream.sql.writing import both
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import TopicDescription
@@ -270,10 +269,7 @@ class IsologReader(Travels, DataSourceReader):
 
     def keep_only(self, filter: str | None) -> None:
         """Read only what this filter keeps, in addition to the query's own."""
-        options = self._ranges.options
-        self._ranges = replace(
-            self._ranges, options=replace(options, filter=both(options.filter, filter))
-        )
+        self._ranges = replace(self._ranges, options=self._ranges.options.filtered(filter))
 
     def check_filter(self, text: str) -> None:
         """Raise InvalidFilter if the filter does not fit the columns of a topic."""

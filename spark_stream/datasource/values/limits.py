@@ -34,8 +34,6 @@ class Limits(Struct, frozen=True):
         )
 
 
-NO_LIMITS: Final = Limits()
-
 Place = tuple[str, int]
 """A topic and a partition."""
 

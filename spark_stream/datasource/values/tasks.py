@@ -34,9 +34,6 @@ class Splitting(Struct, frozen=True):
     max_records: int | None = None
 
 
-NO_SPLITTING: Final = Splitting()
-
-
 def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
     """Return the tasks that read the ranges: each record once, in the order of its partition.
 

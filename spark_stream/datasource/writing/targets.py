@@ -130,7 +130,7 @@ def find_topic(
             known = topics.describe(name)
     check_fits(arrow, known, by_column=by_column)
     try:
-        asked = spelled(options.partition_by, known.schema)
+        asked = spelled(options.partition_by or (), known.schema)
         key_columns(known.schema, known.partition_by, asked)
     except (SchemaMismatch, UnsupportedType) as error:
         raise InvalidOption(

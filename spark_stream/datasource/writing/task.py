@@ -185,7 +185,7 @@ class TaskWriter(Struct, frozen=True):
         """Whether rows may have keys, as far as is known before the first row comes."""
         topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
         arrow = to_arrow(self.schema)
-        names = spelled(self.options.partition_by, arrow) or topics
+        names = spelled(self.options.partition_by or (), arrow) or topics
         return any(path_of(arrow, name) is not None for name in names)
 
     def _in_branch(
@@ -328,7 +328,7 @@ class TaskWriter(Struct, frozen=True):
     ) -> None:
         count = len(known.partitions)
         by_column = self.options.topic is None
-        asked = spelled(self.options.partition_by, known.schema)
+        asked = spelled(self.options.partition_by or (), known.schema)
         for part in routed(known.name, known.schema, rows, count, by_column=by_column):
             place = part.partition
             if place is None and not has_keys(part.batch, asked or known.partition_by):

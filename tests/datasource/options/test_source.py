@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from isolog.errors import InvalidOption
@@ -100,3 +103,11 @@ def test_how_long_a_query_waits_for_brokers(text: str | None, seconds: float) ->
 def test_a_wait_for_brokers_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="brokerTimeout takes a time"):
         selection(subscribe="a", brokerTimeout=text)
+
+
+@pytest.mark.parametrize("read", [source_options, sink_options])
+def test_credentials_are_not_among_the_values_of_options(read: Callable[..., Any]) -> None:
+    topic = {source_options: "subscribe", sink_options: "topic"}[read]
+    found = read({"bootstrap": "h:1", topic: "t", "user": "u", "password": "hush"})
+    assert found.place.access.password == "hush"
+    assert "hush" not in repr(found)

@@ -7,16 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading import planning
 from spark_stream.datasource.reading.planning import Planner
-from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.values.offsets import TopicOffsets
-from spark_stream.datasource.values.selection import Selection
 from spark_stream.wire.offset_messages import AtomicCut, Cut, CutTopic
 
-OPTIONS = SourceOptions(Place(path="x"), Selection(("a", "b")), Isolation.READ_ATOMIC)
+OPTIONS = source_options({"path": "x", "subscribe": "a,b", "isolation": "read_atomic"})
 
 
 class Leader:

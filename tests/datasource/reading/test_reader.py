@@ -14,12 +14,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 from isolog.errors import DataLoss
 from spark_stream.client.reading.fetching import Fetched
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading import reader
 from spark_stream.datasource.reading.reader import RangeReader
-from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.values.offsets import Range
-from spark_stream.datasource.values.selection import Selection
 
 NUMBERS = pa.schema([("n", pa.int64())])
 SCHEMA = StructType([StructField("n", LongType())])
@@ -52,14 +50,14 @@ class Leader:
 
 
 def read(
-    monkeypatch: pytest.MonkeyPatch, leader: Leader, asked: Range, **options: Any
+    monkeypatch: pytest.MonkeyPatch, leader: Leader, asked: Range, **options: str
 ) -> list[int]:
     topic = SimpleNamespace(id="id", name="t", schema=NUMBERS, schema_version=0)
     router = SimpleNamespace(timeout_s=30.0)
     here = SimpleNamespace(topics=SimpleNamespace(known=lambda name: topic, router=router))
     monkeypatch.setattr(reader, "session", lambda place: here)
     monkeypatch.setattr(reader, "read_range", leader.read_range)
-    chosen = SourceOptions(Place(path="x"), Selection(("t",)), **options)
+    chosen = source_options({"path": "x", "subscribe": "t", **options})
     found = RangeReader(chosen, SCHEMA).read((asked,))
     return [number for batch in found for number in batch.column("n").to_pylist()]
 
@@ -75,14 +73,14 @@ def test_a_range_of_nothing_but_aborted_records_is_whole(monkeypatch: pytest.Mon
 def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are gone: the log ends at 15"):
         read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20))
-    went_on = read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20), fail_on_data_loss=False)
+    went_on = read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20), failOnDataLoss="false")
     assert went_on == list(range(10))
 
 
 def test_a_range_of_read_atomic_is_read_as_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ends are cuts already; the leader need not look for one at every fetch."""
     leader = Leader(20)
-    read(monkeypatch, leader, Range("t", "id", 0, 0, 20), isolation=Isolation.READ_ATOMIC)
+    read(monkeypatch, leader, Range("t", "id", 0, 0, 20), isolation="read_atomic")
     assert leader.isolation is Isolation.READ_COMMITTED
 
 

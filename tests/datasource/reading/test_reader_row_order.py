@@ -10,13 +10,11 @@ import pytest
 
 from isolog.testing import LocalCluster
 from spark_stream.client.reading import loop as feed
-from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading import reader
 from spark_stream.datasource.reading.reader import RangeReader
-from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.offsets import Range
-from spark_stream.datasource.values.selection import Selection
 from tests.client.reading.leaders import Leaders, small_budget
 from tests.datasource.sources import Query, batch_read
 from tests.examples import examples
@@ -33,7 +31,7 @@ def read(leaders: Leaders, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     topic = SimpleNamespace(id="id", name="t", schema=NUMBERS, schema_version=0)
     topics = SimpleNamespace(known=lambda name: topic, router=leaders)
     monkeypatch.setattr(reader, "session", lambda place: SimpleNamespace(topics=topics))
-    options = SourceOptions(Place(path="x"), Selection(("t",)))
+    options = source_options({"path": "x", "subscribe": "t"})
     task = tuple(Range("t", "id", n, 0, rows) for n, rows in enumerate(leaders.rows))
     with leaders:
         found = RangeReader(options, to_spark(NUMBERS)).read(task)
