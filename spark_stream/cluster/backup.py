@@ -20,9 +20,8 @@ import secrets
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +65,7 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
             _check_open(store)
         _check_store(store)
         _check_free(target, force=force)
-        with _distrusting_copy(partial(_copy_file, store), target) as (_, fresh):
+        with _distrusting_copy(store, target) as (_, fresh):
             os.replace(fresh, target)
         sync_folder(target.parent)
     except (sqlite3.Error, OSError) as error:
@@ -77,7 +76,7 @@ def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
     """Write a copy of a store that is no file, as it is at one moment; as :func:`back_up`."""
     _check_free(target, force=force)
     try:
-        with _distrusting_copy(partial(_copy_records_of, source), target) as (_, fresh):
+        with _distrusting_copy(source, target) as (_, fresh):
             os.replace(fresh, target)
         sync_folder(target.parent)
     except OSError as error:
@@ -89,10 +88,7 @@ def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None
     _check_store(backup)
     with (
         tempfile.TemporaryDirectory() as folder,
-        _distrusting_copy(partial(_copy_file, backup), Path(folder) / STORE_NAME) as (
-            restored,
-            fresh,
-        ),
+        _distrusting_copy(backup, Path(folder) / STORE_NAME) as (restored, fresh),
     ):
         if not restored:
             raise InvalidRequest("the backup names no cluster: it is not a backup")
@@ -117,7 +113,7 @@ def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
     try:
         with (
             _closed_to_brokers(store),
-            _distrusting_copy(partial(_copy_file, backup), store) as (restored, fresh),
+            _distrusting_copy(backup, store) as (restored, fresh),
         ):
             _check_cluster(restored, store)
             for suffix in ("-wal", "-shm"):  # of the earlier file: not to be applied to this one
@@ -149,19 +145,21 @@ def _closed_to_brokers(store: Path) -> Iterator[None]:
 
 @contextmanager
 def _distrusting_copy(
-    fill: Callable[[Path], None], target: Path
+    source: Path | Backend, target: Path
 ) -> Iterator[tuple[Mapping[str, Any], Path]]:
     """Yield the cluster's record, and a copy of a store that trusts no log; then clean up.
 
-    The copy is in a folder of its own beside the target, with all files that an open store has.
-    ``fill`` makes it.
+    The copy is in a temporary folder beside the target, with all files that an open store has.
     """
     folder = target.with_name(target.name + ".new")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     fresh = folder / target.name
     try:
-        fill(fresh)
+        if isinstance(source, Path):
+            _copy_file(source, fresh)
+        else:
+            _copy_records_of(source, fresh)
         fresh.chmod(0o600)  # it has the cluster's secret
         with closing(SqliteStore(fresh)) as store:
             distrust_logs(store)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 from spark_stream.cluster.stores.store import (
     Changes,
@@ -15,8 +16,6 @@ from spark_stream.cluster.stores.store import (
 )
 from spark_stream.counting import Histogram, NamedCounts
 from spark_stream.errors import IsologError, MetadataLost, MetadataRefused, StorageFailure
-
-T = TypeVar("T")
 
 
 class TimedStore:
@@ -45,10 +44,12 @@ class TimedStore:
         return self._store.lost
 
     def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
-        return self._read(lambda: self._store.get(key, fresh=fresh), counts=fresh)
+        with self._reading(counts=fresh):
+            return self._store.get(key, fresh=fresh)
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
-        return self._read(lambda: self._store.list(prefix))
+        with self._reading():
+            return self._store.list(prefix)
 
     def changes(
         self,
@@ -58,40 +59,45 @@ class TimedStore:
         fresh: bool = True,
         known: bool = False,
     ) -> Changes:
-        return self._read(
-            lambda: self._store.changes(since, prefixes, fresh=fresh, known=known), counts=fresh
-        )
+        with self._reading(counts=fresh):
+            return self._store.changes(since, prefixes, fresh=fresh, known=known)
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
-        return self._write(lambda: self._store.put(key, value, expected))
+        with self._writing():
+            return self._store.put(key, value, expected)
 
     def delete(self, key: str, expected: int) -> bool:
-        return self._write(lambda: self._store.delete(key, expected))
+        with self._writing():
+            return self._store.delete(key, expected)
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
-        return self._write(lambda: self._store.put_many(puts))
+        with self._writing():
+            return self._store.put_many(puts)
 
     def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
-        return self._write(lambda: self._store.delete_many(deletes))
+        with self._writing():
+            return self._store.delete_many(deletes)
 
-    def _read(self, call: Callable[[], T], *, counts: bool = True) -> T:
-        return self._timed(call, "read", self._reads) if counts else call()
+    def _reading(self, *, counts: bool = True) -> AbstractContextManager[None]:
+        return self._timed("read", self._reads) if counts else nullcontext()
 
-    def _write(self, call: Callable[[], T]) -> T:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            done = self._timed(call, "write", self._writes)
+            with self._timed("write", self._writes):
+                yield
         except MetadataRefused:
             raise  # the fault of this change, not of the store
         except StorageFailure as error:
             self.write_failure = error
             raise
         self.write_failure = None
-        return done
 
-    def _timed(self, call: Callable[[], T], kind: str, histogram: Histogram) -> T:
+    @contextmanager
+    def _timed(self, kind: str, histogram: Histogram) -> Iterator[None]:
         began = perf_counter()
         try:
-            return call()
+            yield
         except IsologError:
             self._errors.add(kind)
             raise
