@@ -10,7 +10,7 @@ taken only if the option ``pushFilters`` asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, getcontext
 from typing import Any, Final
 
@@ -74,9 +74,14 @@ def _tree_of(pushed: Any) -> Predicate | None:
         items = [_literal(value) for value in pushed.value]
         known = tuple(each for each in items if each is not None)
         return In(Column(pushed.attribute), known) if known and len(known) == len(items) else None
-    make = _MADE.get(type(pushed))
-    value = None if make is None else _literal(pushed.value)
-    return None if make is None or value is None else make(Column(pushed.attribute), value)
+    kind = type(pushed)
+    if kind not in _OPERATORS or (value := _literal(pushed.value)) is None:
+        return None
+    operator, column = _OPERATORS[kind], Column(pushed.attribute)
+    if isinstance(operator, TextPart):
+        return Holds(column, operator, value)
+    sides = (value, column) if kind in _MIRRORED else (column, value)
+    return Compare(operator, *sides)
 
 
 def _literal(value: Any) -> Literal | None:
@@ -90,16 +95,16 @@ def _literal(value: Any) -> Literal | None:
     return literal_of(value)
 
 
-_MADE: Final[dict[type, Callable[[Column, Any], Predicate]]] = {
-    spark.EqualTo: lambda column, value: Compare(Comparison.EQUAL, column, value),
-    spark.EqualNullSafe: lambda column, value: Compare(Comparison.SAME, column, value),
-    spark.LessThan: lambda column, value: Compare(Comparison.LESS, column, value),
-    spark.LessThanOrEqual: lambda column, value: Compare(Comparison.LESS_OR_EQUAL, column, value),
-    spark.GreaterThan: lambda column, value: Compare(Comparison.LESS, value, column),
-    spark.GreaterThanOrEqual: lambda column, value: Compare(
-        Comparison.LESS_OR_EQUAL, value, column
-    ),
-    spark.StringStartsWith: lambda column, value: Holds(column, TextPart.START, value),
-    spark.StringEndsWith: lambda column, value: Holds(column, TextPart.END, value),
-    spark.StringContains: lambda column, value: Holds(column, TextPart.ANYWHERE, value),
+_OPERATORS: Final[Mapping[type, Comparison | TextPart]] = {
+    spark.EqualTo: Comparison.EQUAL,
+    spark.EqualNullSafe: Comparison.SAME,
+    spark.LessThan: Comparison.LESS,
+    spark.LessThanOrEqual: Comparison.LESS_OR_EQUAL,
+    spark.GreaterThan: Comparison.LESS,
+    spark.GreaterThanOrEqual: Comparison.LESS_OR_EQUAL,
+    spark.StringStartsWith: TextPart.START,
+    spark.StringEndsWith: TextPart.END,
+    spark.StringContains: TextPart.ANYWHERE,
 }
+_MIRRORED: Final = (spark.GreaterThan, spark.GreaterThanOrEqual)
+"""Filters whose column is on the right side of the operator."""
