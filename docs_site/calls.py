@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +14,6 @@ from msgspec import NODEFAULT, structs
 
 from docs_site.cells import row, table
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.messages import Empty
 
 _ROLE: Final = re.compile(r":\w+:`[~.\w]*?(\w+)`")
 
@@ -24,7 +24,7 @@ def rendered() -> str:
         row(
             f"`{name}`",
             _fields(call),
-            "nothing" if call.answer is Empty else f"`{call.answer.__name__}`",
+            "nothing" if call.answer is NoneType else f"`{call.answer.__name__}`",
             _meaning(call),
         )
         for name, call in CALLS.items()
@@ -37,7 +37,7 @@ def rendered_messages() -> str:
     found: dict[str, type] = {}
     for call in CALLS.values():
         found |= {each.__name__: each for each in _within(call) if each is not call}
-        found |= {each.__name__: each for each in _within(call.answer) if each is not Empty}
+        found |= {each.__name__: each for each in _within(call.answer)}
     rows = [row(f"`{name}`", _fields(kind), _meaning(kind)) for name, kind in sorted(found.items())]
     return table("message", "fields", "meaning", rows=rows)
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 from spark_stream.access.needs import anybody, described, on_cluster
 from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import Operation
-from spark_stream.wire.messages import Call, Description, Empty, Message
+from spark_stream.wire.messages import Call, Description, Message
 
 ADMIN = Operation.ADMIN
 
@@ -54,7 +54,7 @@ class GrantText(Message):
     resource: Annotated[str, Meta(max_length=300)]
 
 
-class PutUser(Call[Empty], name="put-user", needs=on_cluster(ADMIN)):
+class PutUser(Call[None], name="put-user", needs=on_cluster(ADMIN)):
     """Add a user, or change a user's password. ``is_new``: the user must not exist yet.
 
     ``request_id``: a text that no other request has. A request whose id is on record was carried
@@ -72,7 +72,7 @@ class PutUser(Call[Empty], name="put-user", needs=on_cluster(ADMIN)):
         return f"PutUser(name={self.name!r}, …)"
 
 
-class DeleteUser(Call[Empty], name="delete-user", needs=on_cluster(ADMIN)):
+class DeleteUser(Call[None], name="delete-user", needs=on_cluster(ADMIN)):
     """Delete a user and the user's tokens."""
 
     name: Principal
@@ -140,7 +140,7 @@ class ListTokens(Call[TokenList], name="list-tokens", needs=described):
     """List all tokens, or those of the caller if it may not see others."""
 
 
-class RevokeToken(Call[Empty], name="revoke-token", needs=anybody):
+class RevokeToken(Call[None], name="revoke-token", needs=anybody):
     """Revoke a token by its id. Connections that use it are refused immediately."""
 
     id: str
@@ -161,11 +161,11 @@ class RuleList(Description):
     rules: list[RuleText]
 
 
-class AddRule(RuleText, Call[Empty], name="add-rule", needs=on_cluster(ADMIN)):
+class AddRule(RuleText, Call[None], name="add-rule", needs=on_cluster(ADMIN)):
     """Add a rule, unless it already exists."""
 
 
-class RemoveRule(RuleText, Call[Empty], name="remove-rule", needs=on_cluster(ADMIN)):
+class RemoveRule(RuleText, Call[None], name="remove-rule", needs=on_cluster(ADMIN)):
     """Remove a rule."""
 
 
@@ -173,14 +173,14 @@ class ListRules(Call[RuleList], name="list-rules", needs=on_cluster(ADMIN)):
     """List all rules."""
 
 
-class SetQuota(Call[Empty], name="set-quota", needs=on_cluster(ADMIN)):
+class SetQuota(Call[None], name="set-quota", needs=on_cluster(ADMIN)):
     """Set the quota of a principal, or the default quota with ``*``."""
 
     principal: Principal
     quota: Quota
 
 
-class RemoveQuota(Call[Empty], name="remove-quota", needs=on_cluster(ADMIN)):
+class RemoveQuota(Call[None], name="remove-quota", needs=on_cluster(ADMIN)):
     """Remove the quota of a principal, or the default quota with ``*``."""
 
     principal: Principal

@@ -9,7 +9,7 @@ from msgspec import Struct
 from spark_stream.access.needs import anybody, described, on_cluster
 from spark_stream.access.rules import Operation
 from spark_stream.structs import Name, PartitionField
-from spark_stream.wire.messages import Call, Description, Empty, Message
+from spark_stream.wire.messages import Call, Description, Message
 
 ADMIN = Operation.ADMIN
 
@@ -95,7 +95,7 @@ class _Placement(Message):
 
 
 class MoveReplicas(
-    _Placement, Call[Empty], name="move-replicas", needs=on_cluster(ADMIN), once=True
+    _Placement, Call[None], name="move-replicas", needs=on_cluster(ADMIN), once=True
 ):
     """Begin to move the replicas of partitions to these brokers.
 
@@ -103,7 +103,7 @@ class MoveReplicas(
     """
 
 
-class CancelMoves(_Placement, Call[Empty], name="cancel-moves", needs=on_cluster(ADMIN), once=True):
+class CancelMoves(_Placement, Call[None], name="cancel-moves", needs=on_cluster(ADMIN), once=True):
     """Cancel the moves of a topic's partitions, by default of all. Only their numbers count.
 
     The replicas that the moves had added are removed.
@@ -123,7 +123,7 @@ class ElectPreferred(Call[Elected], name="elect-preferred", needs=on_cluster(ADM
     topic: Name | None = None
 
 
-class Decommission(Call[Empty], name="decommission", needs=on_cluster(ADMIN), once=True):
+class Decommission(Call[None], name="decommission", needs=on_cluster(ADMIN), once=True):
     """Begin to take a broker out of the cluster.
 
     It gets no new replicas, its replicas move to other brokers, and then it is removed.
@@ -132,13 +132,13 @@ class Decommission(Call[Empty], name="decommission", needs=on_cluster(ADMIN), on
     broker: Name
 
 
-class Recommission(Call[Empty], name="recommission", needs=on_cluster(ADMIN), once=True):
+class Recommission(Call[None], name="recommission", needs=on_cluster(ADMIN), once=True):
     """Cancel a decommission: the broker stays, and gets replicas again."""
 
     broker: Name
 
 
-class RestoreMetadata(Call[Empty], name="restore-metadata", needs=on_cluster(ADMIN)):
+class RestoreMetadata(Call[None], name="restore-metadata", needs=on_cluster(ADMIN)):
     """Write back a metadata store that was deleted while the broker had it open.
 
     The call replaces no file. The other brokers switch to the copy by themselves.

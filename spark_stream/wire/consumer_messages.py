@@ -14,7 +14,7 @@ from spark_stream.consistency.reader_states import ReaderEnding, ReaderState, st
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
-from spark_stream.wire.messages import Call, Description, Empty, Message
+from spark_stream.wire.messages import Call, Description, Message
 
 READ, DELETE, DESCRIBE = Operation.READ, Operation.DELETE, Operation.DESCRIBE
 
@@ -54,7 +54,7 @@ class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
     start: StartField | None = None
 
 
-class RecordProgress(Call[Empty], name="record-progress", needs=on_consumer(READ)):
+class RecordProgress(Call[None], name="record-progress", needs=on_consumer(READ)):
     """Store the progress of a query's run.
 
     CONSUMER_FENCED if another run has the name. ``claim``: the run also takes the name over.
@@ -95,7 +95,7 @@ class GroupHeartbeat(Call[MemberAnswer], name="group-heartbeat", needs=on_consum
     renew: bool = False
 
 
-class LeaveGroup(Call[Empty], name="leave-group", needs=on_consumer(READ)):
+class LeaveGroup(Call[None], name="leave-group", needs=on_consumer(READ)):
     """Remove a member from its group. Other members take over its partitions.
 
     ``hangs``: its program no longer requests records, or has failed.
@@ -106,7 +106,7 @@ class LeaveGroup(Call[Empty], name="leave-group", needs=on_consumer(READ)):
     hangs: bool = False
 
 
-class ReaderHeartbeat(Call[Empty], name="reader-heartbeat", needs=on_consumer(READ)):
+class ReaderHeartbeat(Call[None], name="reader-heartbeat", needs=on_consumer(READ)):
     """Record that the reader of a name is alive, or that it has ended.
 
     A reader without a heartbeat for ``session_ms`` is lost. CONSUMER_FENCED if another reader has
@@ -262,7 +262,7 @@ class Positions(Message):
     positions: list[PositionOf]
 
 
-class CheckConsumer(Call[Empty], name="check-consumer", needs=on_consumer(READ)):
+class CheckConsumer(Call[None], name="check-consumer", needs=on_consumer(READ)):
     """Check that an instance owns a consumer's name: CONSUMER_FENCED if it does not."""
 
     consumer: Name
@@ -288,7 +288,7 @@ class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(D
     consumer: Name
 
 
-class CommitPosition(Call[Empty], name="commit-position", needs=positions):
+class CommitPosition(Call[None], name="commit-position", needs=positions):
     """Store positions of consumers.
 
     ``owners``: by name, the instance that must own the name. A member of a group gives
@@ -300,7 +300,7 @@ class CommitPosition(Call[Empty], name="commit-position", needs=positions):
     owners: dict[Name, Name] = {}
 
 
-class DeleteConsumer(Call[Empty], name="delete-consumer", needs=on_consumer(DELETE)):
+class DeleteConsumer(Call[None], name="delete-consumer", needs=on_consumer(DELETE)):
     """Delete all that is stored under a consumer's name."""
 
     consumer: Name

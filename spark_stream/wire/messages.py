@@ -24,6 +24,7 @@ import json
 import os
 import re
 import threading
+from types import NoneType
 from typing import Annotated, Any, ClassVar, Final, Generic, Self, TypeVar, get_args, get_origin
 
 import msgspec
@@ -173,18 +174,14 @@ def from_plain(kind: type, value: Any) -> Any:
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=to_plain)
 
 
-def to_bytes(value: msgspec.Struct) -> bytes:
-    """Return the JSON text of a message, or of another struct that is sent as an answer."""
-    return _ENCODER.encode(value)
-
-
-class Empty(Message):
-    """An answer without fields."""
+def to_bytes(value: msgspec.Struct | None) -> bytes:
+    """Return the JSON text of a message, or of an answer: None is an object without fields."""
+    return b"{}" if value is None else _ENCODER.encode(value)
 
 
 # -- calls -----------------------------------------------------------------------------------------
 
-A = TypeVar("A", bound=Struct)
+A = TypeVar("A", bound=Struct | None)
 
 
 class CallType(StructType):
@@ -223,7 +220,7 @@ class CallType(StructType):
 
 
 class Call(Message, Generic[A], metaclass=CallType):
-    """A request to a broker, which sends an ``A`` back.
+    """A request to a broker, which sends an ``A`` back, or nothing if that is None.
 
     ``name`` is the call's name on the wire. ``needs``: the permissions of its callers. ``once``: a
     second broker that gets the call while the first still carries it out may answer with an error.
@@ -237,12 +234,16 @@ class Call(Message, Generic[A], metaclass=CallType):
     @classmethod
     def signature(cls) -> str:
         """Return the names of the request and of its answer, for people."""
-        return f"{cls.__name__} → {cls.answer.__name__}"
+        answer = "nothing" if cls.answer is NoneType else cls.answer.__name__
+        return f"{cls.__name__} → {answer}"
 
     @classmethod
     def answer_from(cls, data: bytes) -> A:
         """Return the answer in these bytes; errors as :meth:`from_bytes`."""
-        found: A = decoded(data, decoder(cls.answer), cls.answer.__name__)
+        nothing: Any = None
+        found: A = nothing
+        if cls.answer is not NoneType:
+            found = decoded(data, decoder(cls.answer), cls.answer.__name__)
         return found
 
 

@@ -15,7 +15,7 @@ from spark_stream.schema.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.schema.schemas import is_default
 from spark_stream.structs import Name, OffsetField, PartitionField
 from spark_stream.wire.cluster_messages import BrokerAddress
-from spark_stream.wire.messages import Call, Description, Empty, Message
+from spark_stream.wire.messages import Call, Description, Message
 
 CREATE, ALTER = Operation.CREATE, Operation.ALTER
 DELETE, DESCRIBE = Operation.DELETE, Operation.DESCRIBE
@@ -113,7 +113,7 @@ class DescribeTopic(Call[TopicDescription], name="describe-topic", needs=on_topi
     topic: Name
 
 
-class DeleteTopic(Call[Empty], name="delete-topic", needs=on_topic(DELETE), once=True):
+class DeleteTopic(Call[None], name="delete-topic", needs=on_topic(DELETE), once=True):
     """Delete a topic.
 
     With ``topic_id`` a retry, or a request that arrives late, deletes no later topic of the name.

@@ -20,7 +20,6 @@ from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX
 from spark_stream.wire.messages import (
     Call,
     Description,
-    Empty,
     Message,
     TimeoutField,
     TransactionalId,
@@ -252,7 +251,7 @@ class ListSinks(Call[SinkList], name="list-sinks", needs=described):
     """List the sinks that the caller may describe."""
 
 
-class DeleteSink(Call[Empty], name="delete-sink", needs=on_transaction(DELETE)):
+class DeleteSink(Call[None], name="delete-sink", needs=on_transaction(DELETE)):
     """Delete a sink and the number of its last committed batch.
 
     INVALID_TRANSACTION while a batch is being written.
@@ -261,7 +260,7 @@ class DeleteSink(Call[Empty], name="delete-sink", needs=on_transaction(DELETE)):
     transactional_id: TransactionalId
 
 
-class RenewBatch(Call[Empty], name="renew-batch", needs=on_transaction(WRITE)):
+class RenewBatch(Call[None], name="renew-batch", needs=on_transaction(WRITE)):
     """Extend the deadline of the transaction that writes a sink's batch, if it is open."""
 
     transactional_id: TransactionalId
@@ -269,7 +268,7 @@ class RenewBatch(Call[Empty], name="renew-batch", needs=on_transaction(WRITE)):
     batch: OffsetField
 
 
-class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
+class AbortBranch(Call[None], name="drop-branch", needs=on_transaction(WRITE)):
     """Abort one branch (a producer id) of transaction ``number``. The others continue."""
 
     transactional_id: TransactionalId
@@ -278,7 +277,7 @@ class AbortBranch(Call[Empty], name="drop-branch", needs=on_transaction(WRITE)):
     producer_id: OffsetField
 
 
-class StopRun(Stop, Call[Empty], name="stop-run", needs=anybody):
+class StopRun(Stop, Call[None], name="stop-run", needs=anybody):
     """Abort what the driver ``run`` planned up to ``planned``: it has abandoned the batch.
 
     Late tasks of the driver leave nothing open.

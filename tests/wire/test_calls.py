@@ -12,7 +12,7 @@ from spark_stream.access.needs import anybody
 from spark_stream.broker.actions import running
 from spark_stream.broker.actions.context import HANDLERS, BrokerContext
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.messages import Call, CallType, Empty
+from spark_stream.wire.messages import Call, CallType
 from tests.house.test_layers import PACKAGE
 
 
@@ -20,7 +20,7 @@ from tests.house.test_layers import PACKAGE
 @pytest.mark.parametrize("given", [{"name": "x"}, {"needs": anybody}, {}])
 def test_a_call_without_needs_or_name_cannot_be_defined(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="DoX: a call has a name, needs and an answer"):
-        CallType("DoX", (Call,), {"__orig_bases__": (Call[Empty],)}, **given)
+        CallType("DoX", (Call,), {"__orig_bases__": (Call[None],)}, **given)
 
 
 def test_a_call_without_an_answer_cannot_be_defined() -> None:

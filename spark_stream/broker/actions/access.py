@@ -51,7 +51,6 @@ from spark_stream.wire.access_messages import (
     TokenList,
     UserList,
 )
-from spark_stream.wire.messages import Empty
 
 ALL: Final = "all"
 _TOKENS_MAX: Final = 1_000
@@ -61,7 +60,7 @@ _OF_JWT_MS: Final = 7 * 86_400_000
 
 
 @handles(PutUser)
-def put_user(context: BrokerContext, asked: PutUser) -> Empty:
+def put_user(context: BrokerContext, asked: PutUser) -> None:
     if asked.name == ANYBODY:
         raise InvalidRequest("a user cannot be called *: rules use it for everybody")
     request_id = asked.request_id or secrets.token_hex(8)
@@ -74,7 +73,7 @@ def put_user(context: BrokerContext, asked: PutUser) -> Empty:
         is_done=lambda present: present["version"] == request_id,
     )
     if found is not None and found["version"] == request_id:
-        return Empty()  # an earlier attempt of this request was carried out
+        return  # an earlier attempt of this request was carried out
     if found is not None and asked.is_new:
         raise InvalidRequest(
             f"there is a user {asked.name!r}", hint="`isolog user passwd` changes the password."
@@ -83,18 +82,16 @@ def put_user(context: BrokerContext, asked: PutUser) -> Empty:
         raise InvalidRequest(
             f"there is no user {asked.name!r}", hint="`isolog user add` makes one."
         )
-    return Empty()
 
 
 @handles(DeleteUser)
-def delete_user(context: BrokerContext, asked: DeleteUser) -> Empty:
+def delete_user(context: BrokerContext, asked: DeleteUser) -> None:
     """Delete the user's tokens, the user, and the tokens that were made meanwhile."""
     _delete_tokens(context, asked.name)
     found = _put(context, USERS + asked.name, None)
     _delete_tokens(context, asked.name)
     if found is None:
         raise _missing(f"there is no user {asked.name!r}", "See `isolog user list`.")
-    return Empty()
 
 
 def _delete_tokens(context: BrokerContext, principal: str) -> None:
@@ -275,13 +272,12 @@ def list_tokens(context: BrokerContext, asked: ListTokens) -> TokenList:
 
 
 @handles(RevokeToken)
-def revoke_token(context: BrokerContext, asked: RevokeToken) -> Empty:
+def revoke_token(context: BrokerContext, asked: RevokeToken) -> None:
     context.host.refresh()
     found = context.host.view.now.access.tokens.get(asked.id)
     if found is None or not _may_see(context, found):
         raise _missing(f"there is no token {asked.id!r}", "See `isolog token list`.")
     _put(context, TOKENS + asked.id, None)
-    return Empty()
 
 
 def _may_see(context: BrokerContext, token: Token) -> bool:
@@ -297,19 +293,17 @@ def _may_see(context: BrokerContext, token: Token) -> bool:
 
 
 @handles(AddRule)
-def add_rule(context: BrokerContext, asked: AddRule) -> Empty:
+def add_rule(context: BrokerContext, asked: AddRule) -> None:
     rule = _rule(asked)
     check_operation(rule.operation, rule.resources.kind)
     _put(context, rule_key(rule), encode(rule))
-    return Empty()
 
 
 @handles(RemoveRule)
-def remove_rule(context: BrokerContext, asked: RemoveRule) -> Empty:
+def remove_rule(context: BrokerContext, asked: RemoveRule) -> None:
     rule = _rule(asked)
     if _put(context, rule_key(rule), None) is None:
         raise _missing(f"there is no rule {str(rule)!r}", "See `isolog acl list`.")
-    return Empty()
 
 
 @handles(ListRules)
@@ -319,16 +313,14 @@ def list_rules(context: BrokerContext, asked: ListRules) -> RuleList:
 
 
 @handles(SetQuota)
-def set_quota(context: BrokerContext, asked: SetQuota) -> Empty:
+def set_quota(context: BrokerContext, asked: SetQuota) -> None:
     _put(context, QUOTAS + asked.principal, encode(asked.quota))
-    return Empty()
 
 
 @handles(RemoveQuota)
-def remove_quota(context: BrokerContext, asked: RemoveQuota) -> Empty:
+def remove_quota(context: BrokerContext, asked: RemoveQuota) -> None:
     if _put(context, QUOTAS + asked.principal, None) is None:
         raise _missing(f"{asked.principal!r} has no quota of its own", "See `isolog quota list`.")
-    return Empty()
 
 
 @handles(ListQuotas)

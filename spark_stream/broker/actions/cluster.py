@@ -44,7 +44,6 @@ from spark_stream.wire.cluster_messages import (
     Recommission,
     RestoreMetadata,
 )
-from spark_stream.wire.messages import Empty
 
 _NAMES_MAX: Final = 20
 
@@ -227,7 +226,7 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
 
 
 @handles(MoveReplicas)
-def move_replicas(context: BrokerContext, asked: MoveReplicas) -> Empty:
+def move_replicas(context: BrokerContext, asked: MoveReplicas) -> None:
     context.host.refresh()  # another broker may have changed the topic a moment ago
     topic = context.host.find(asked.topic)
     hosted = context.host.topic(asked.topic, topic.id)
@@ -250,11 +249,10 @@ def move_replicas(context: BrokerContext, asked: MoveReplicas) -> Empty:
             lambda at, record: election.begin_move(record, targets[at]),
         )
     )
-    return Empty()
 
 
 @handles(CancelMoves)
-def cancel_moves(context: BrokerContext, asked: CancelMoves) -> Empty:
+def cancel_moves(context: BrokerContext, asked: CancelMoves) -> None:
     context.host.refresh()
     topic = context.host.find(asked.topic)
     numbers = asked.partitions or range(topic.partitions)
@@ -265,7 +263,6 @@ def cancel_moves(context: BrokerContext, asked: CancelMoves) -> Empty:
             places, context.host.view_of, lambda _, record: election.cancel_move(record, alive)
         )
     )
-    return Empty()
 
 
 @handles(ElectPreferred)
@@ -291,7 +288,7 @@ def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
 
 
 @handles(Decommission)
-def decommission(context: BrokerContext, asked: Decommission) -> Empty:
+def decommission(context: BrokerContext, asked: Decommission) -> None:
     context.host.refresh()
     others = context.members.takers(context.members.alive()).keys() - {asked.broker}
     if context.members.get(asked.broker) is not None and not others:
@@ -301,19 +298,16 @@ def decommission(context: BrokerContext, asked: Decommission) -> Empty:
             hint="Start another broker first.",
         )
     context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
-    return Empty()
 
 
 @handles(Recommission)
-def recommission(context: BrokerContext, asked: Recommission) -> Empty:
+def recommission(context: BrokerContext, asked: Recommission) -> None:
     context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
-    return Empty()
 
 
 @handles(RestoreMetadata)
-def restore_metadata(context: BrokerContext, asked: RestoreMetadata) -> Empty:
+def restore_metadata(context: BrokerContext, asked: RestoreMetadata) -> None:
     context.store.write_back()
-    return Empty()
 
 
 @handles(GetStatus)

@@ -41,7 +41,6 @@ from spark_stream.wire.consumer_messages import (
     TakenPartitions,
     TakePartitions,
 )
-from spark_stream.wire.messages import Empty
 
 _OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -73,7 +72,7 @@ def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
 
 
 @handles(RecordProgress)
-def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
+def record_progress(context: BrokerContext, asked: RecordProgress) -> None:
     query = Query(
         asked.instance,
         asked.selection,
@@ -85,11 +84,10 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> Empty:
     context.transactions.run(
         queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim)
     )
-    return Empty()
 
 
 @handles(ReaderHeartbeat)
-def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> Empty:
+def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> None:
     session = ReaderSession(
         asked.instance, asked.session_ms, asked.isolation, asked.idle_ms, asked.ending
     )
@@ -97,7 +95,6 @@ def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> Empty:
     context.transactions.run(
         readers.note_heartbeat(asked.kind, asked.consumer, session, claim=claim)
     )
-    return Empty()
 
 
 @handles(ListConsumers)
@@ -235,9 +232,8 @@ def _partitions(
 
 
 @handles(DeleteConsumer)
-def delete_consumer(context: BrokerContext, asked: DeleteConsumer) -> Empty:
+def delete_consumer(context: BrokerContext, asked: DeleteConsumer) -> None:
     context.transactions.run(queries.forget_name(asked.consumer))
-    return Empty()
 
 
 @handles(TakeConsumer)
@@ -252,9 +248,8 @@ def take_consumer(context: BrokerContext, asked: TakeConsumer) -> Positions:
 
 
 @handles(CheckConsumer)
-def check_consumer(context: BrokerContext, asked: CheckConsumer) -> Empty:
+def check_consumer(context: BrokerContext, asked: CheckConsumer) -> None:
     context.transactions.run(positions.check_owners({asked.consumer: asked.instance}))
-    return Empty()
 
 
 @handles(GetPosition)
@@ -271,9 +266,8 @@ def _shown(context: BrokerContext, found: Iterable[PositionOf]) -> Positions:
 
 
 @handles(CommitPosition)
-def commit_position(context: BrokerContext, asked: CommitPosition) -> Empty:
+def commit_position(context: BrokerContext, asked: CommitPosition) -> None:
     context.transactions.run(positions.commit_positions(asked.positions, asked.owners))
-    return Empty()
 
 
 # -- groups ---------------------------------------------------------------------------------------
@@ -298,10 +292,9 @@ def group_heartbeat(context: BrokerContext, asked: GroupHeartbeat) -> MemberAnsw
 
 
 @handles(LeaveGroup)
-def leave_group(context: BrokerContext, asked: LeaveGroup) -> Empty:
+def leave_group(context: BrokerContext, asked: LeaveGroup) -> None:
     script = context.leaves.leave(asked.consumer, asked.member, hangs=asked.hangs)
     context.transactions.run(script)
-    return Empty()
 
 
 @handles(TakePartitions)

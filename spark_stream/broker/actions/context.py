@@ -96,7 +96,7 @@ class BrokerContext(Struct, frozen=True):
             raise UnknownTopic(told, **error.details) from None
 
 
-HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Struct]]] = {}
+HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Struct | None]]] = {}
 """The function that carries out each call."""
 
 

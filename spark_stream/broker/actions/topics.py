@@ -33,7 +33,7 @@ from spark_stream.scripts import trimming
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.wire.cluster_messages import BrokerAddress
-from spark_stream.wire.messages import EARLIEST, Empty
+from spark_stream.wire.messages import EARLIEST
 from spark_stream.wire.offset_messages import (
     STATES_MAX,
     AskedTopic,
@@ -76,9 +76,8 @@ def alter_topic(context: BrokerContext, asked: AlterTopic) -> TopicDescription:
 
 
 @handles(DeleteTopic)
-def delete_topic(context: BrokerContext, asked: DeleteTopic) -> Empty:
+def delete_topic(context: BrokerContext, asked: DeleteTopic) -> None:
     context.topics.delete(asked.topic, asked.topic_id)
-    return Empty()
 
 
 @handles(TrimTopic)

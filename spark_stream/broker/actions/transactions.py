@@ -15,7 +15,6 @@ from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts import cutting
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.scripts.transactions import records
-from spark_stream.wire.messages import Empty
 from spark_stream.wire.offset_messages import AtomicCut, Cut
 from spark_stream.wire.transaction_messages import (
     AbortBranch,
@@ -148,27 +147,24 @@ def settle_batch(context: BrokerContext, asked: SettleSinkBatch) -> SettledBatch
 
 
 @handles(RenewBatch)
-def renew_batch(context: BrokerContext, asked: RenewBatch) -> Empty:
+def renew_batch(context: BrokerContext, asked: RenewBatch) -> None:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
     transactions.run(transactions.sinks.renew_batch(asked, transactions.now_ms()))
-    return Empty()
 
 
 @handles(AbortBranch)
-def drop_branch(context: BrokerContext, asked: AbortBranch) -> Empty:
+def drop_branch(context: BrokerContext, asked: AbortBranch) -> None:
     check_id_owner(context, asked.transactional_id, asked.instance)
     context.transactions.run(context.transactions.sinks.drop_branch(asked))
-    return Empty()
 
 
 @handles(StopRun)
-def stop_run(context: BrokerContext, asked: StopRun) -> Empty:
+def stop_run(context: BrokerContext, asked: StopRun) -> None:
     context.check_has_rules()
     transactions = context.transactions
     stop = _with_own_run(context, asked)
     transactions.run(transactions.sinks.stop_run(stop, transactions.now_ms()))
-    return Empty()
 
 
 @handles(ListSinks)
@@ -189,9 +185,8 @@ def list_sinks(context: BrokerContext, asked: ListSinks) -> SinkList:
 
 
 @handles(DeleteSink)
-def delete_sink(context: BrokerContext, asked: DeleteSink) -> Empty:
+def delete_sink(context: BrokerContext, asked: DeleteSink) -> None:
     context.transactions.run(context.transactions.sinks.delete(asked.transactional_id))
-    return Empty()
 
 
 def _with_own_run(context: BrokerContext, asked: R) -> R:

@@ -20,7 +20,7 @@ from spark_stream.wire.cluster_messages import (
     GetStatus,
     ListBrokers,
 )
-from spark_stream.wire.messages import Call, Empty
+from spark_stream.wire.messages import Call
 from spark_stream.wire.topic_messages import FindLeaders, LeaderFacts, Leaders
 
 
@@ -32,7 +32,7 @@ class Cluster:
         self.alive = set(listed)
         self.now = 1_000.0
         self.fails: BaseException | None = None
-        self.answers: dict[type[Call[Any]], Callable[[str], Any]] = {GetStatus: lambda _: Empty()}
+        self.answers: dict[type[Call[Any]], Callable[[str], Any]] = {GetStatus: lambda _: None}
         self.asked: list[str] = []
 
     def connect(self, link: BrokerLink, _: float) -> None:
@@ -117,9 +117,9 @@ def test_a_leader_and_a_follower_that_answers_named_are_used_too(cluster):
     assert status(connection) == "f:1"
     cluster.alive = {"f:1", "n:1"}
 
-    def redirect(address: str) -> Empty:
+    def redirect(address: str) -> None:
         if address == "n:1":
-            return Empty()
+            return
         raise NotLeader("another broker leads", leader="n", address="n:1")
 
     cluster.answers[DescribeCluster] = redirect
