@@ -94,7 +94,7 @@ def test_a_mark_and_a_start_at_the_same_time_are_both_kept(store, another):
 def test_a_broker_that_started_again_is_not_alive_in_the_generation_that_it_had(store, brokers):
     """Its new lease is seen before its new record is: elected as it was, it would lose records."""
     board = MemoryBoard()
-    leases, view = Leases(board, SystemClock()), ClusterView(store)
+    leases, view = Leases(board, SystemClock(), 3.0), ClusterView(store)
     first = replace(ONE, generation=Generation("g1"))
     brokers.register(first)
     lease = leases.hold("b1", first.incarnation)

@@ -111,7 +111,7 @@ def test_a_controller_that_stands_still_is_replaced_when_its_time_is_over(broker
     brokers.start("b1", 2.0)
     eventually(lambda: brokers.controller() is not None)
     brokers.start("b2", 2.0)
-    leases = Leases(LeaseFiles(brokers._folder / "leases"), SystemClock())
+    leases = Leases(LeaseFiles(brokers._folder / "leases"), SystemClock(), 3.0)
     eventually(lambda: leases.alive("b2"))
     first = brokers.controller()
     os.kill(brokers.processes["b1"].pid, signal.SIGSTOP)

@@ -20,7 +20,6 @@ from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.access.quotas import Quota
 from spark_stream.access.rules import ANYBODY, Operation
 from spark_stream.environment import Clock
-from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT
 from spark_stream.wire.cluster_messages import PrincipalUse
 
 LOOK_S: Final = 0.5
@@ -75,7 +74,7 @@ class Quotas:
         self,
         limits: Callable[[], Mapping[str, Quota]],
         clock: Clock,
-        memory_bytes: int = MEMORY_BYTES_DEFAULT,
+        memory_bytes: int,
     ) -> None:
         self._limits = limits
         self._clock = clock

@@ -27,7 +27,7 @@ BROKER_BYTES: Final = 64 << 20
 class MemoryRoom:
     """How much all partitions of a broker may keep, together; for any thread."""
 
-    def __init__(self, most_bytes: int = BROKER_BYTES) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._lock = threading.Lock()
         self._most = self._left = most_bytes
 

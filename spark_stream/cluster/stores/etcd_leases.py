@@ -58,7 +58,7 @@ class EtcdLeases:
         name: str,
         clock: Clock,
         machine: Machine,
-        duration_s: float = DURATION_S,
+        duration_s: float,
     ) -> None:
         """Take the client, which is closed with the board. ``duration_s``: of the own lease."""
         self._client = client

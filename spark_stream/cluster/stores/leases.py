@@ -201,7 +201,7 @@ def time_left(sighting: Sighting, asked_at: float) -> float:
 class Leases:
     """All leases of a board, as one broker sees them. From any thread."""
 
-    def __init__(self, board: Board, clock: Clock, duration_s: float = DURATION_S) -> None:
+    def __init__(self, board: Board, clock: Clock, duration_s: float) -> None:
         """``duration_s``: how long this broker's own lease lasts."""
         self._board = board
         self._clock = clock

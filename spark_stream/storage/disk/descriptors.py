@@ -31,7 +31,7 @@ def files_needed(partitions: int) -> int:
 class SpareFiles:
     """Unused descriptors. One thread releases them if the process has none left."""
 
-    def __init__(self, count: int = SPARE_FILES) -> None:
+    def __init__(self, count: int) -> None:
         self._count = count
         self._held: list[Descriptor] = []
         self._refill()

@@ -24,6 +24,7 @@ from spark_stream.broker.serving.throttling import (
 )
 from spark_stream.protocol import Cancelled, Received
 from spark_stream.transport.server import IncomingConnection
+from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT
 from tests.clocks import FakeClock
 from tests.examples import examples
 
@@ -69,7 +70,7 @@ def test_a_principal_has_its_own_quota_or_else_the_default_and_the_owner_has_non
         "bob": Quota(),
         "*": Quota(write_bytes_per_s=2048, connections=1),
     }
-    quotas = Quotas(lambda: limits, FakeClock())
+    quotas = Quotas(lambda: limits, FakeClock(), MEMORY_BYTES_DEFAULT)
     rates = [quotas.limit(each).write_bytes_per_s for each in (ALICE, BOB, ANONYMOUS, OWNER)]
     assert rates == [1024, None, 2048, None]
     assert [quotas.enter(ANONYMOUS), quotas.enter(ANONYMOUS)] == [True, False]
@@ -80,7 +81,7 @@ def test_a_principal_has_its_own_quota_or_else_the_default_and_the_owner_has_non
 
 def test_a_change_and_a_removal_hold_for_those_that_wait():
     clock, limits = FakeClock(), {"alice": Quota(write_bytes_per_s=1024, read_bytes_per_s=1024)}
-    quotas = Quotas(lambda: limits, clock)
+    quotas = Quotas(lambda: limits, clock, MEMORY_BYTES_DEFAULT)
     mark = quotas.charge(ALICE, Operation.WRITE, 101 * 1024)
 
     def seconds_left(operation: Operation = Operation.WRITE) -> float:
@@ -149,7 +150,7 @@ def test_credit_is_granted_once_it_is_paid_for_and_all_of_it(rate: int, frames):
     """Frames of any size, so many milliseconds apart."""
     clock = FakeClock()
     loop, stream = FakeLoop(clock), FakeStream()
-    quotas = Quotas(lambda: {"alice": Quota(write_bytes_per_s=rate)}, clock)
+    quotas = Quotas(lambda: {"alice": Quota(write_bytes_per_s=rate)}, clock, MEMORY_BYTES_DEFAULT)
     throttle = Throttle(quotas, ALICE, Operation.WRITE)
     appender = ThrottledAppender(stream, throttle, loop)  # type: ignore[arg-type]
     received = 0
@@ -171,7 +172,7 @@ def test_credit_is_granted_once_it_is_paid_for_and_all_of_it(rate: int, frames):
 def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
     clock = FakeClock()
     loop = FakeLoop(clock)
-    quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, MEMORY_BYTES_DEFAULT)
     assert quotas.enter(ALICE)
     refused: list[str] = []
     incoming = IncomingConnection("host:1")
@@ -213,7 +214,7 @@ def test_a_connection_that_keeps_opening_streams_waits_no_longer_and_has_one_pla
     """A stream each 20 ms: some are opened between the last look for a place and its end."""
     clock = FakeClock()
     loop = FakeLoop(clock)
-    quotas = Quotas(lambda: {"alice": Quota(connections=2)}, clock)
+    quotas = Quotas(lambda: {"alice": Quota(connections=2)}, clock, MEMORY_BYTES_DEFAULT)
     assert [quotas.enter(ALICE), quotas.enter(ALICE)] == [True, True]
     refused: list[float] = []
     incoming = IncomingConnection("host:1")
@@ -326,7 +327,7 @@ def test_each_stream_that_waits_for_its_quota_releases_its_bytes(endings, random
     clock = FakeClock()
     loop = FakeLoop(clock)
     limits = {"alice": Quota(write_bytes_per_s=1024)}
-    quotas = Quotas(lambda: limits, clock)
+    quotas = Quotas(lambda: limits, clock, MEMORY_BYTES_DEFAULT)
     throttle = Throttle(quotas, ALICE, Operation.WRITE)
     throttle.charge(1 << 30)
     held = {}

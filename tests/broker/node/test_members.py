@@ -76,7 +76,7 @@ def test_replicas_are_given_to_those_that_are_alive_and_not_leaving(around):
 def test_a_broker_is_alive_in_a_generation_only_while_the_lease_is_of_that_start():
     store, board = MemoryStore(MemoryRecords()), MemoryBoard()
     view = ClusterView(store)
-    members = Members(view, Leases(board, FakeClock()))
+    members = Members(view, Leases(board, FakeClock(), 3.0))
 
     def start(incarnation: str, generation: str) -> None:
         known = RegisteredBroker("b", "address", incarnation, "1", Generation(generation))

@@ -8,7 +8,7 @@ import pytest
 
 from spark_stream.batches import crc32c
 from spark_stream.broker.partition.followers import FollowerSession
-from spark_stream.broker.partition.recent import PARTITION_BYTES, MemoryRoom, Recent
+from spark_stream.broker.partition.recent import BROKER_BYTES, PARTITION_BYTES, MemoryRoom, Recent
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
@@ -30,7 +30,7 @@ def keep(recent: Recent, number: int, size: int) -> pa.Buffer:
 
 
 def test_one_entry_is_given_where_the_file_would_give_no_more():
-    recent = Recent(MemoryRoom())
+    recent = Recent(MemoryRoom(BROKER_BYTES))
     messages = [keep(recent, number, 400) for number in range(3)]
     last = recent.get(2, 3, MANY)
     assert last is not None
@@ -43,7 +43,7 @@ def test_one_entry_is_given_where_the_file_would_give_no_more():
 
 
 def test_what_the_high_watermark_has_passed_is_let_go():
-    room = MemoryRoom()
+    room = MemoryRoom(BROKER_BYTES)
     recent, before = Recent(room), room.bytes_left
     for number in range(5):
         keep(recent, number, 100)
@@ -71,7 +71,7 @@ def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
     assert one.get(1, 2, MANY) is None
     keep(other, 1, MANY)
     assert room.bytes_left == 3 * MANY - MANY
-    roomy = Recent(MemoryRoom())
+    roomy = Recent(MemoryRoom(BROKER_BYTES))
     for number in range(20):
         keep(roomy, number, PARTITION_BYTES // 4)
     kept = [number for number in range(20) if roomy.get(number, number + 1, MANY)]

@@ -303,7 +303,7 @@ def test_what_a_closed_store_is_asked_fails(etcd: LocalEtcd):
 
 
 def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: LocalEtcd, lossy: Lossy):
-    board = EtcdLeases(lossy, "renewals", SystemClock(), SystemMachine())
+    board = EtcdLeases(lossy, "renewals", SystemClock(), SystemMachine(), 3.0)
     place = board.take_place("b", "first", 10.0)
     lossy.lost = ["answer"]
     assert place.write(1)

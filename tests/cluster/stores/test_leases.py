@@ -69,7 +69,9 @@ def board(request, tmp_path, moments) -> Iterator[Board]:
         yield BOARDS[request.param](tmp_path)
         return
     client = request.getfixturevalue("etcd").client()
-    with closing(PromptLeases(client, tmp_path.name, HandClock(moments), SystemMachine())) as found:
+    with closing(
+        PromptLeases(client, tmp_path.name, HandClock(moments), SystemMachine(), 3.0)
+    ) as found:
         yield found
 
 
@@ -239,7 +241,7 @@ def test_a_lease_that_was_over_is_never_served_on_again(holders, observers, mome
 
 def test_a_renewal_is_due_several_times_in_a_leases_duration(holders):
     assert holders.pause_s == 10.0 / 6
-    assert Leases(MemoryBoard(), HandClock([0.0])).pause_s == 0.5
+    assert Leases(MemoryBoard(), HandClock([0.0]), 3.0).pause_s == 0.5
 
 
 def test_a_board_that_knows_that_a_process_has_ended_shows_nothing_of_it(observers, moments):
