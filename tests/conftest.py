@@ -98,7 +98,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
-    """Ends the broker that serves the directory, if one does, and waits until it is gone."""
+    """End the broker that a client started on the directory, and wait for its exit."""
     from spark_stream.client.connecting.embedded import known_address
 
     if known_address(directory) is None:
@@ -126,7 +126,7 @@ def forked() -> Iterator[None]:
 
 @pytest.fixture
 def log_dir(tmp_path: Path) -> Iterator[Path]:
-    """A directory for an embedded broker, which ends with the test."""
+    """A directory for a broker that a client starts. The broker ends with the test."""
     directory = tmp_path / "log"
     yield directory
     stop_broker(directory)

@@ -1,4 +1,7 @@
-"""Brokers that do nothing but replicate: servers with the real streams of replication."""
+"""Servers that only replicate: the real streams of replication, without a store and clients.
+
+A test holds the partitions at both ends. A whole broker would replace them by its own.
+"""
 
 from __future__ import annotations
 
