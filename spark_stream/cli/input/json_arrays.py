@@ -109,7 +109,7 @@ def _quotes(marks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _lines(block: bytes, is_last: bool, read: int) -> bytes:
-    """Return the elements of a block as lines; ``read`` bytes of the input precede the block."""
+    """Return the elements of a block as lines. ``read`` is the size of the input before it."""
     try:
         found = _ARRAY.decode(b"[" + block[1:] + (b"" if is_last else b"]"))
         if not (found or (is_last and block.startswith(b"["))):

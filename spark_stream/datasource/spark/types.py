@@ -108,7 +108,7 @@ def text_rule(schema: st.StructType, path: Iterable[str]) -> str | None:
 
 
 def _declared_within(text: str, path: Iterable[str]) -> str:
-    """Return the declared type of a column's field; the column's if it cannot be parsed."""
+    """Return the declared type of a column's field, or of the column if it cannot be parsed."""
     if not text.startswith("struct"):
         return text
     try:

@@ -211,7 +211,7 @@ def test_error_of_a_record_for_a_topic_names_the_remedy(
 
 @pytest.mark.parametrize("array", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_memory_does_not_depend_on_the_size_of_a_json_file(tmp_path: Path, array: bool) -> None:
-    """In processes of their own, whose peaks have nothing of other tests."""
+    """Subprocesses read the files, because the peak of a process includes its other tests."""
     tags = {f"k{n}": list("abc") for n in range(20)}
     row = json.dumps({"id": 1, "text": "x" * 100, "places": [1, 2, 3], **tags}).encode()
     start, between, end = (b"[", b",\n", b"]") if array else (b"", b"\n", b"\n")
