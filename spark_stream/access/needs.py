@@ -63,10 +63,10 @@ def commit(asked: Any) -> Sequence[Need]:
 
 
 def anybody(asked: Any) -> Sequence[Need]:
-    """Need only a known caller: the answer has nothing that a rule protects."""
+    """Need only a known caller. No rule protects the answer."""
     return ()
 
 
 def described(asked: Any) -> Sequence[Need]:
-    """Need nothing; the handler leaves out of its answer what the caller may not describe."""
+    """Need no permission. The handler's answer has only resources that the caller may describe."""
     return ()

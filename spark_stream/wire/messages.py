@@ -175,7 +175,7 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=to_plain)
 
 
 def to_bytes(value: msgspec.Struct | None) -> bytes:
-    """Return the JSON text of a message, or of an answer: None is an object without fields."""
+    """Return the JSON text of a message or an answer. That of None is an empty object."""
     return b"{}" if value is None else _ENCODER.encode(value)
 
 

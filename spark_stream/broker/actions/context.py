@@ -103,7 +103,7 @@ HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Struct | No
 def handles(
     call: type[Call[A]],
 ) -> Callable[[Callable[[BrokerContext, C], A]], Callable[[BrokerContext, C], A]]:
-    """Register a function as the handler of a call; its answer must be that of the call."""
+    """Register a function as the handler of a call. mypy compares the types of their answers."""
 
     def register(handler: Callable[[BrokerContext, C], A]) -> Callable[[BrokerContext, C], A]:
         HANDLERS[call] = handler
