@@ -186,7 +186,7 @@ def test_it_is_renewed_before_the_tasks_first_row(
     monkeypatch.setattr(task, "session", lambda place: session)
     options = sink_options({"path": "x", "topic": "t"})
     schema = to_spark(pa.schema([("n", pa.int64())]))
-    options = replace(options, transaction_timeout_ms=SOON_MS)
+    options = replace(options, values={**options.values, "transactionTimeout": SOON_MS})
     writer = TaskWriter(options, schema, identity)
 
     def rows() -> Iterator[pa.RecordBatch]:
