@@ -54,7 +54,7 @@ class Section(Protocol):
         """Return whether the calling thread is inside. ``threading`` has the name for its locks."""
 
 
-_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+_locks: set[weakref.ref[Lock]] = set()
 _brief: set[weakref.ref[Section]] = set()
 _modules: list[Callable[[], None]] = []
 _methods: set[weakref.WeakMethod[Callable[[], None]]] = set()
@@ -178,7 +178,7 @@ def new_lock(*, is_brief: bool = True) -> Lock:
     lock = threading.RLock()
     if is_brief:
         watch_section(lock)  # type: ignore[arg-type]  # it has the method
-    _locks.add(lock)
+    _locks.add(weakref.ref(lock, _locks.discard))
     return lock
 
 
@@ -203,7 +203,8 @@ def check_may_wait() -> None:
 
 def holds_lock() -> bool:
     """Return whether the calling thread holds a lock of :func:`new_lock`."""
-    return any(lock._is_owned() for lock in list(_locks))  # type: ignore[attr-defined]
+    locks = (each() for each in list(_locks))
+    return any(lock is not None and lock._is_owned() for lock in locks)  # type: ignore[attr-defined]
 
 
 def in_child(act: Callable[[], None]) -> Callable[[], None]:
@@ -222,8 +223,9 @@ def _leave_parent() -> None:
     _present.is_parents = _present.is_over = True
     _endings.clear()
     _present = Lifetime()
-    for lock in list(_locks):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as logging and threading do
+    for reference in list(_locks):
+        if (lock := reference()) is not None:
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as logging and threading do
     for act in _modules:
         act()
     for each in list(_methods):

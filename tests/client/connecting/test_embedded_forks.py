@@ -265,8 +265,9 @@ def test_a_child_does_not_wait_for_locks_of_its_parents_threads(shared, log, top
 
     def hold() -> None:
         with contextlib.ExitStack() as stack:
-            for lock in list(lifetime._locks):
-                stack.enter_context(lock)
+            for reference in list(lifetime._locks):
+                if (lock := reference()) is not None:
+                    stack.enter_context(lock)
             held.set()
             over.wait(60)
 
