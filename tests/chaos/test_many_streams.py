@@ -12,7 +12,7 @@ from tests.brokers import brokers_on
 from tests.conftest import ROOT
 from tests.support import NUMBERS, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 ROUNDS = 6  # each broker is killed twice and stopped once
 TOPICS = 6  # of each broker

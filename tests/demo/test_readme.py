@@ -131,6 +131,7 @@ def test_what_is_required_is_said_where_it_is_installed() -> None:
     assert {*re.findall(r"^\| `([\w-]+)` \|", install, re.MULTILINE)} == {*extras} - inner
 
 
+@pytest.mark.full  # tests/system/replication has clusters of three
 def test_three_brokers(tmp_path: Path, shell: Shell) -> None:
     """From a plain installation: the folder has no file of the checkout."""
     with three_brokers(tmp_path, shell, configured=False) as run:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.demo.clusters import three_brokers
 from tests.demo.conftest import Shell
 
@@ -39,6 +41,8 @@ isolog --user alice consume flights -n 200 | wc -l
 """
 
 
+# tests/system/access has each of its steps.
+@pytest.mark.full
 def test_ten_minutes_to_a_protected_cluster(tmp_path: Path, shell: Shell) -> None:
     with three_brokers(tmp_path, shell) as run:
         assert "allowed" in run(SET_UP)

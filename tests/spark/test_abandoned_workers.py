@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import isolog
 from tests.conftest import ROOT, stop_broker
@@ -30,6 +31,8 @@ print(json.dumps([len(frame.limit(5).collect()), len(frame.take(3)), frame.isEmp
 """
 
 
+# tests/datasource/spark/test_spark_errors.py is quicker.
+@pytest.mark.full
 def test_queries_with_a_limit_print_no_broken_pipe(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with isolog.connect(path=path) as log:

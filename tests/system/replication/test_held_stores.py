@@ -11,7 +11,8 @@ from isolog.testing import LocalCluster
 from tests.support import NUMBERS, eventually
 from tests.system.replication.clusters import CONF, in_sync, partition, read, written
 
-pytestmark = pytest.mark.chaos
+# The simulator has outages of the store in each run.
+pytestmark = [pytest.mark.chaos, pytest.mark.full]
 
 
 def test_a_store_that_is_held_is_told_in_a_line_and_waited_for(topic):

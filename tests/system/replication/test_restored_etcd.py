@@ -141,6 +141,7 @@ def test_restore_of_etcd_under_brokers_is_reported_and_loses_nothing(
         log.create_topic("more", 1, 3, schema=NUMBERS)
 
 
+@pytest.mark.full  # tests/cluster/stores/test_etcd_losses.py is quicker
 def test_broker_stopped_before_a_restore_of_etcd_does_not_lead_beside_another(
     etcd: LocalEtcd, tmp_path: Path
 ):

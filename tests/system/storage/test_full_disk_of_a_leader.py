@@ -8,7 +8,8 @@ from tests.brokers import brokers_on
 from tests.support import eventually, numbers
 from tests.system.storage.test_full_disk import NO_LIMIT, limited, only_segment
 
-pytestmark = pytest.mark.slow  # it starts two brokers
+# It starts two brokers. tests/broker/node/test_handover_withdrawals.py is quicker.
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def test_another_leads_after_some_seconds_and_it_is_in_sync_again_once_it_has_room(tmp_path):

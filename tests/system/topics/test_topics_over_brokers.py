@@ -57,6 +57,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_
         assert act(asked, "list-topics") == {"topics": ["t"]}
 
 
+@pytest.mark.full  # the test above has the deletion
 def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Path):
     with brokers_on(tmp_path) as (a, b):
         with a.channel() as asked:
