@@ -113,7 +113,6 @@ def test_an_alteration_that_cannot_be_names_column_and_reason(log, topic, asked,
     assert log.describe(topic) == made
 
 
-@pytest.mark.full  # tests/broker/scripting/test_topics_altered.py has the limit
 def test_a_topic_has_at_most_so_many_schemas(log, topic):
     """Each schema widens the last column by a digit, or adds a column, so that all are small."""
     schema = pa.schema([("c0", pa.decimal128(1))])
