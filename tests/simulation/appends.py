@@ -19,7 +19,7 @@ from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.scripts.steps import Script
 from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.streams import Stream, StreamEvent
-from spark_stream.wire.append_messages import Ack, AppendTo, Envelope, ack_from_bytes
+from spark_stream.wire.append_messages import Ack, Acknowledged, AppendTo, Envelope, ack_from_bytes
 from tests.simulation.schedule import NOW, Body, Schedule
 
 _Place: TypeAlias = BatchPlace[Append]
@@ -198,7 +198,8 @@ class SimulatedAppends:
         for _ in range(_FINISH_EVENTS):
             yield NOW
         place.work.finish()
-        yield from self._broker.may_stand_still()
+        if isinstance(ack_from_bytes(place.work.answer), Acknowledged):  # a refusal ends the wait
+            yield from self._broker.may_stand_still()
         self._answer(place)
 
     def _set_timer(self) -> None:
