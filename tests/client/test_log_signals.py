@@ -52,7 +52,7 @@ def interrupted(call: Callable[[], object], number: int, handler: Callable[[], o
     "transport/lifetime.py",
     "client/writing/sender.py",
 )
-@pytest.mark.parametrize("linger_ms", [0, 60_000])
+@pytest.mark.parametrize("linger_ms", [0, pytest.param(60_000, marks=pytest.mark.full)])
 def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, topic, linger_ms):
     """At every seventh line of the client that a call runs through."""
     log.create_topic(topic)

@@ -203,7 +203,8 @@ def test_a_consumer_of_another_log_is_refused(log, broker, topic, name, shared):
         assert other.position() == {(topic, 0): 1}
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.full  # tests/simulation has the kills of each run
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path, seed):
     """``kill -9`` of the copying process, and now and then of the broker, at random moments."""
     chance = random.Random(seed)
