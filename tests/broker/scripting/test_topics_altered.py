@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
 from isolog.errors import InvalidTopic, StorageFailure
-from spark_stream.broker.scripting import topics as module
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.topics import decode, encode
 from tests.broker.topic_desk import Died, LocalTopics
@@ -80,18 +78,4 @@ def test_a_topic_that_somebody_else_changed_is_not_overwritten(tmp_path: Path) -
         found.alter("t", 3, {})
     assert len(found.topic("t").open_partitions()) == 1
     assert found.alter("t", 2, {}).settings.segment_ms == 777
-    found.close()
-
-
-def test_topic_has_a_limit_of_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VERSIONS_MAX", 3)
-    found = LocalTopics(tmp_path)
-    schema = NUMBERS
-    found.create("t", 1, 1, schema, {})
-    for name in ("second", "third"):
-        schema = schema.append(pa.field(name, pa.int8()))
-        found.alter("t", None, {}, schema=schema)
-    with pytest.raises(InvalidTopic, match="has had 3 schemas"):
-        found.alter("t", None, {}, schema=schema.append(pa.field("fourth", pa.int8())))
-    assert found.topic("t").topic.schema.equals(schema)
     found.close()
