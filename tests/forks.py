@@ -7,6 +7,7 @@ the tests start hundreds. ``make test`` forks them; ``make test-all`` starts eac
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -204,6 +205,7 @@ def _become(asked: dict[str, object], passed: list[int]) -> str:
 
 
 if __name__ == "__main__":
+    importlib.import_module("spark_stream.broker.process")  # once, for all brokers
     gc.freeze()
     if (module := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         runpy.run_module(module, run_name="__main__")
