@@ -29,7 +29,7 @@ from spark_stream.cli.input.formats import (
     text_blocks,
 )
 from spark_stream.cli.input.json_lines import check_lines, lines_in
-from spark_stream.cli.input.text_inputs import named, wrong_width
+from spark_stream.cli.input.text_inputs import named, parse_options, wrong_width
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.schema.schemas import METADATA
 from spark_stream.schema.stored_types import stored_type, with_inner
@@ -110,18 +110,11 @@ def _sample(reading: Reading) -> pa.Table:
         except pa.ArrowInvalid as error:
             raise _mixed(error) or error from None
     seen: list[Any] = []
-
-    def note_width(row: Any) -> str:
-        seen.append(row)
-        return "error"
-
     try:
         found = pacsv.read_csv(
             pa.BufferReader(sample),
             pacsv.ReadOptions(block_size=size, use_threads=False),
-            pacsv.ParseOptions(
-                delimiter=reading.mark, newlines_in_values=True, invalid_row_handler=note_width
-            ),
+            parse_options(reading.mark, seen),
             pacsv.ConvertOptions(null_values=["", *reading.nulls], strings_can_be_null=True),
         )
     except pa.ArrowInvalid:

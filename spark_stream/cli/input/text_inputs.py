@@ -139,22 +139,13 @@ class CsvBlocks(Struct):
         if not block.strip():
             return empty_batch(strings)
         seen: list[Any] = []
-
-        def note_width(row: Any) -> str:
-            seen.append(row)
-            return "error"
-
         try:
             table = pacsv.read_csv(
                 pa.BufferReader(block),
                 pacsv.ReadOptions(
                     column_names=self.names, block_size=len(block) + 1, use_threads=False
                 ),
-                pacsv.ParseOptions(
-                    delimiter=self.delimiter,
-                    newlines_in_values=True,
-                    invalid_row_handler=note_width,
-                ),
+                parse_options(self.delimiter, seen),
                 pacsv.ConvertOptions(
                     column_types=strings,
                     strings_can_be_null=True,
@@ -214,6 +205,18 @@ class CsvBlocks(Struct):
         row, name = min(found)
         text = values[name][row].as_py()[:60]
         return bad_record(first + row, f"column {name!r}: {text!r} is not UTF-8", UTF8_HINT)
+
+
+def parse_options(delimiter: str, ragged: list[Any]) -> pacsv.ParseOptions:
+    """Return the options that parse CSV. ``ragged`` gets the first row of another width."""
+
+    def refuse(row: Any) -> str:
+        ragged.append(row)
+        return "error"
+
+    return pacsv.ParseOptions(
+        delimiter=delimiter, newlines_in_values=True, invalid_row_handler=refuse
+    )
 
 
 def wrong_width(row: Any, record: int) -> InvalidRecord:
