@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from isolog.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.broker.core import BrokerCore, BrokerDisk
-from spark_stream.broker.partition.followers import FollowerSession
-from spark_stream.broker.partition.following import Followed
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.replication import Followed, FollowerSession
 from spark_stream.broker.scripting.driver import Peers
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker

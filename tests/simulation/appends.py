@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import pyarrow as pa
 
 from isolog.errors import IsologError
-from spark_stream.broker.partition.outcomes import wake_all
+from spark_stream.broker.partition.waiters import wake_all
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from isolog.errors import IsologError, UnknownOutcome
-from spark_stream.broker.partition.outcomes import Appended, unknown_outcome
+from spark_stream.broker.partition.waiters import Appended, unknown_outcome
 from spark_stream.client.writing.lanes import Outgoing, settlement_of
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures

@@ -24,9 +24,9 @@ from spark_stream.broker.host.hosted import (
     unknown_partition,
 )
 from spark_stream.broker.host.upkeep import Upkeep
-from spark_stream.broker.partition.followers import FollowerSession
 from spark_stream.broker.partition.partition import CloseReason, Partition
-from spark_stream.broker.partition.recent import MemoryRoom
+from spark_stream.broker.partition.replication import FollowerSession
+from spark_stream.broker.partition.sessions import MemoryRoom
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.generations import Ends
 from spark_stream.cluster.partitions import PartitionId, StoredPartition

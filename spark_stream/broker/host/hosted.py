@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spark_stream.broker.partition.following import Followed
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.replication import Followed
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import BrokerId

@@ -7,22 +7,15 @@ value that never changes: readers take it without the lock.
 **Lock.** Each replica has one lock. It guards core, log, role, waiters and sessions together. A
 batch is inspected, encoded and checksummed before the lock is taken; nobody waits, and no reader is
 woken, while it is held. Work that must not wait for it is left to its holder
-(``lock``). What is called back under the lock (``moved``, ``proposed``, ``news``) only
+(``waiters``). What is called back under the lock (``moved``, ``proposed``, ``news``) only
 notes something.
 
 **Order of effects.** The core judges, the log is written, the core applies the entries and
 publishes the new bounds, its effects are carried out (proposals noted, followers notified), the
 lock is released, and then appends are acknowledged and reads woken.
 
-Parts, over one :class:`~spark_stream.broker.partition.state.PartitionState`:
-
-=================  ==============================================================
-``role``           leading, following, in-sync replicas
-``appends``        appends of producers to the leader
-``transactions``   joins and ends of transactions
-``followers``      what the leader gives its followers
-``following``      what the replica takes from its leader
-=================  ==============================================================
+Its parts work over one :class:`~spark_stream.broker.partition.state.PartitionState`; the package
+lists them.
 """
 
 from __future__ import annotations
@@ -36,16 +29,11 @@ import pyarrow as pa
 from msgspec import structs
 
 from spark_stream.broker.partition.appends import Appends
-from spark_stream.broker.partition.callers import Callers
-from spark_stream.broker.partition.fitness import Fitness
-from spark_stream.broker.partition.followers import Followers
-from spark_stream.broker.partition.following import Followed, FollowerRole
-from spark_stream.broker.partition.outcomes import Appended, WakeUp, wake_all
-from spark_stream.broker.partition.recent import MemoryRoom, Recent
-from spark_stream.broker.partition.role import ReplicaRole
-from spark_stream.broker.partition.sessions import Sessions
-from spark_stream.broker.partition.state import PartitionState, Role
+from spark_stream.broker.partition.replication import Followed, FollowerRole, Followers
+from spark_stream.broker.partition.sessions import MemoryRoom, Recent, Sessions
+from spark_stream.broker.partition.state import Fitness, PartitionState, ReplicaRole, Role
 from spark_stream.broker.partition.transactions import PartitionTransactions
+from spark_stream.broker.partition.waiters import Appended, Callers, WakeUp, wake_all
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import appended_at
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
@@ -108,11 +96,11 @@ class Partition:
         clock: Clock,
         *,
         alone: bool = True,
-        moved: Callable[[Partition], None] = lambda _: None,
-        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
-        generation_of: GenerationOf = lambda _: None,
+        moved: Callable[[Partition], None] | None = None,
+        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] | None = None,
+        generation_of: GenerationOf | None = None,
         recent_room: MemoryRoom | None = None,
-        on_trouble: Callable[[], None] = lambda: None,
+        on_trouble: Callable[[], None] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         """Make a replica over an open log.
@@ -128,7 +116,7 @@ class Partition:
             moved: Is called whenever housekeeping or a force may have become due.
             proposed: Is called with changes of the partition's record that are to be made.
             generation_of: As ``consistency.partition.progress`` says.
-            recent_room: What may be kept in memory for followers (``recent``); None for nothing.
+            recent_room: What may be kept in memory for followers (``sessions``); None for nothing.
             on_trouble: Is called when the log refuses a write.
             traffic: Counts what goes through it.
         """
@@ -145,10 +133,12 @@ class Partition:
             clock.steady_us(),
             producer_expiry_us,
             followers=0 if alone else 1,
-            surroundings=Surroundings(log.boundary_of, generation_of),
+            surroundings=Surroundings(log.boundary_of, generation_of or _no_generation),
         )
         self.traffic = traffic or Traffic.new()
         self._clock = clock
+        self._moved = moved
+        self._proposed = proposed
         self._cut = ((Offset(-1), -1), Offset(-1))
         self._state = state = PartitionState(
             topic,
@@ -159,8 +149,8 @@ class Partition:
             self.fitness,
             Sessions(Recent(recent_room or MemoryRoom(0))),
             Callers(self.name),
-            moved=lambda: moved(self),
-            proposed=lambda change: proposed(self, change),
+            moved=self._note_moved,
+            proposed=self._propose,
             role=Role.LEADER if alone else Role.NONE,
             traffic=self.traffic,
         )
@@ -194,7 +184,7 @@ class Partition:
         return PartitionId(self.topic_id, self.number)
 
     def followed(
-        self, generation: Generation, refresh: Callable[[], None] = lambda: None
+        self, generation: Generation, refresh: Callable[[], None] | None = None
     ) -> Followed:
         """Return the replica in its present turn as a follower. The result never changes."""
         turn = self._state.turn
@@ -493,6 +483,14 @@ class Partition:
 
     # -- its log -----------------------------------------------------------------------------------
 
+    def _note_moved(self) -> None:
+        if self._moved is not None:
+            self._moved(self)
+
+    def _propose(self, change: ProposeIsr | ProposeRecord) -> None:
+        if self._proposed is not None:
+            self._proposed(self, change)
+
     def _note_failure(self) -> None:
         """Note that the log has failed, so it takes no more until it is opened again."""
         if self.log.failed is not None:
@@ -600,3 +598,7 @@ class Partition:
         if closing is CloseReason.MOVED:
             return self._state.not_leader()
         return BrokerStopping("the broker is shutting down")
+
+
+def _no_generation(broker: BrokerId) -> None:
+    """Report no generation: a broker that is alone has no followers."""

@@ -1,6 +1,11 @@
 """What the parts of a partition share: its log, its core, its lock, its role and who waits.
 
-``partition`` states the invariant, the lock rule and the order of effects.
+``partition`` states the invariant, the lock rule and the order of effects. :class:`ReplicaRole`
+takes the role from the partition's record, and proposes changes of that record
+(``consistency.partition.progress``, ``consistency.control.election``).
+
+**Fitness.** Every write to the log is made ``with`` the replica's :class:`Fitness`, under the
+partition's lock. The rules are in ``consistency.control.withdrawal``; ``handover`` acts on them.
 
 **Roles.** A replica that leads does so in the epoch of the partition's record, and only while the
 broker's lease lasts, or its followers have promised not to lead (``replication.promises``); one
@@ -12,14 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from types import TracebackType
+from typing import Final
 
 from msgspec import Struct, field
 
-from spark_stream.broker.partition.callers import Callers
-from spark_stream.broker.partition.fitness import Fitness
-from spark_stream.broker.partition.lock import PartitionLock
-from spark_stream.broker.partition.outcomes import WakeUp
 from spark_stream.broker.partition.sessions import Sessions
+from spark_stream.broker.partition.waiters import Callers, PartitionLock, WakeUp, wake_all
+from spark_stream.consistency.control.election import Unchanged, lift_epoch
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.control.withdrawal import (
+    Trouble,
+    after_attempt,
+    after_refusal,
+    after_write,
+)
+from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.partition.effects import (
     Effects,
     HighWatermarkMoved,
@@ -28,17 +41,76 @@ from spark_stream.consistency.partition.effects import (
 )
 from spark_stream.consistency.partition.replica import Replica
 from spark_stream.consistency.replication.follower import Refusal
+from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
 from spark_stream.errors import (
+    DiskFull,
     IsologError,
     LeaderEpochFenced,
     LeaderUnavailable,
     NotLeader,
+    StorageFailure,
     UnknownLeaderEpoch,
 )
+from spark_stream.loggers import logger_of
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
+
+logger = logger_of(__name__)
+
+_REFUSALS: Final = (DiskFull, StorageFailure)
+
+
+class Fitness:
+    """Whether the log of a replica takes writes. Any thread may look at ``trouble``."""
+
+    __slots__ = ("_clock", "_on_trouble", "error", "trouble")
+
+    def __init__(self, clock: Clock, on_trouble: Callable[[], None] | None) -> None:
+        """``on_trouble`` is called when the log refuses a write."""
+        self._clock = clock
+        self._on_trouble = on_trouble
+        self.trouble: Trouble | None = None
+        self.error: IsologError | None = None
+        """The error of the last refused write."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            if self.trouble is not None:
+                self.trouble = after_write(self.trouble)
+        elif isinstance(error, _REFUSALS):
+            self.note(error)
+
+    def note(self, error: IsologError) -> None:
+        """Note that the log has refused a write."""
+        full, now = isinstance(error, DiskFull), self._clock.steady_us()
+        self.error = error
+        self.trouble = after_refusal(self.trouble, now, full=full)
+        if self._on_trouble is not None:
+            self._on_trouble()
+
+    def check(self) -> None:
+        """Raise the last write's error if the log is in trouble."""
+        if self.trouble is not None and self.error is not None:
+            raise self.error.again()
+
+    def put_off(self) -> None:
+        """Look at the trouble again later, if there still is one."""
+        if self.trouble is not None:
+            self.trouble = after_attempt(self.trouble, self._clock.steady_us())
+
+    def end(self) -> None:
+        """Forget the trouble: the log has taken a probe."""
+        self.trouble = self.error = None
 
 
 class Role(Enum):
@@ -71,8 +143,8 @@ class PartitionState(Struct, eq=False):
     hand_overs: int = 0
     closed: IsologError | None = None
     """Why the partition is closed."""
-    serves: Callable[[], bool] = lambda: True
-    """Whether the broker's lease lasts."""
+    serves: Callable[[], bool] | None = None
+    """Whether the broker's lease lasts; None: it needs none."""
     lock: PartitionLock = field(default_factory=PartitionLock)
 
     @property
@@ -85,7 +157,9 @@ class PartitionState(Struct, eq=False):
     @property
     def leads(self) -> bool:
         """Whether the replica leads, and may do so at this moment."""
-        return self.role is Role.LEADER and (self.serves() or self._is_promised())
+        if self.role is not Role.LEADER:
+            return False
+        return self.serves is None or self.serves() or self._is_promised()
 
     def _is_promised(self) -> bool:
         """Return whether no other in-sync replica will lead for now, whatever is on record."""
@@ -185,3 +259,133 @@ class PartitionState(Struct, eq=False):
                 self.sessions.recent.drop_below(effect.entry)
                 self.sessions.give_news(entries=False)
         return self.callers.carry_out(effects)
+
+
+class ReplicaRole:
+    """The role of one replica, from any thread."""
+
+    def __init__(self, state: PartitionState) -> None:
+        self._state = state
+
+    def trim(self, before: Offset) -> None:
+        """Move the log start that readers see up to ``before``. Housekeeping removes files."""
+        state = self._state
+        if before <= state.core.bounds_state.trimmed:
+            return
+        with state.lock:
+            if state.closed is not None:
+                return
+            woken = state.carry_out(state.core.trim(before))
+        wake_all(woken)
+
+    def lead(
+        self,
+        me: Member,
+        record: PartitionRecord,
+        version: int,
+        serves: Callable[[], bool] | None = None,
+    ) -> None:
+        """Lead as the record says; a leader of this epoch takes over the record's changes.
+
+        ``serves``: whether the broker's lease lasts; None: it needs none.
+
+        Raises:
+            DiskFull, StorageFailure: The log ends below the partition's log start, and could not be
+                emptied.
+        """
+        state, core = self._state, self._state.core
+        with state.lock:
+            if state.closed is not None:
+                return
+            state.serves = serves
+            epoch, now = record.leader_epoch, self._state.clock.steady_us()
+            if state.role is Role.LEADER and epoch == core.leader_epoch and core.progress:
+                effects = core.isr_changed(record, version, now)
+            elif epoch < core.leader_epoch:
+                return  # an old view
+            elif not isinstance(lifted := lift_epoch(record, me, core.epochs.last or 0), Unchanged):
+                state.proposed(ProposeRecord(me, record, lifted, version))
+                return  # it leads once that is on record
+            else:
+                self._skip_trimmed(now)
+                state.begin_role(Role.LEADER)
+                effects = core.lead_replicas(me, record, version, now)
+            woken = state.carry_out(effects)
+        wake_all(woken)
+
+    def _skip_trimmed(self, now: int) -> None:
+        """Begin the log at the trim, if the log ends below it: an unclean election can do that.
+
+        Else readers would not see the next records.
+        """
+        log, core = self._state.log, self._state.core
+        trimmed = core.bounds_state.trimmed
+        if log.end.offset < trimmed:
+            at = Boundary(log.end.entry, trimmed)
+            log.reset(at)
+            core.reset(at, now)
+            logger.warning("%s: begins at offset %d, its log start", self._state.name, trimmed)
+
+    def follow(self, epoch: LeaderEpoch) -> bool:
+        """Follow another broker, which leads in this epoch. Return False if that is not new."""
+        return self._end_leading(Role.FOLLOWER, epoch)
+
+    def rest(self, epoch: LeaderEpoch) -> None:
+        """Have no role: no broker leads, or this one does not yet."""
+        self._end_leading(Role.NONE, epoch)
+
+    def _end_leading(self, role: Role, epoch: LeaderEpoch) -> bool:
+        state, core = self._state, self._state.core
+        with state.lock:
+            old = epoch < core.leader_epoch
+            same = state.role is role and epoch == core.leader_epoch
+            if state.closed is not None or old or same:
+                return False
+            state.begin_role(role)
+            woken = state.carry_out(core.follow(epoch))
+        wake_all(woken)
+        return True
+
+    def begin_hand_over(self) -> None:
+        """Refuse appends: another broker is to lead as soon as it has all entries."""
+        with self._state.lock:
+            self._state.hand_overs += 1
+
+    def end_hand_over(self) -> None:
+        """Take appends again if it still leads, and each hand-over that has begun has ended."""
+        with self._state.lock:
+            self._state.hand_overs -= 1
+
+    def take_isr(self, record: PartitionRecord, version: int) -> None:
+        """Take over the in-sync replicas that were proposed and are on record now."""
+        state = self._state
+        with state.lock:
+            if state.closed is not None or state.role is not Role.LEADER:
+                return
+            now = state.clock.steady_us()
+            woken = state.carry_out(state.core.isr_changed(record, version, now))
+        wake_all(woken)
+
+    def refuse_isr(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
+        """Take over the record that is there instead of what was proposed for that version."""
+        state = self._state
+        with state.lock:
+            if state.closed is not None:
+                return
+            now = state.clock.steady_us()
+            woken = state.carry_out(state.core.isr_refused(proposed_at, record, version, now))
+        wake_all(woken)
+
+    def tick(self) -> None:
+        """Let the core see the time, and which brokers live: who is in sync may change."""
+        state = self._state
+        with state.lock:
+            if state.closed is not None:
+                return
+            woken = state.carry_out(state.core.tick(state.clock.steady_us()))
+        wake_all(woken)
+
+    def tick_due(self) -> int | None:
+        """Return when :meth:`tick` may change something, by the steady clock, or None for never."""
+        with self._state.lock:
+            return None if self._state.closed is not None else self._state.core.tick_due()

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_stream.broker.partition.outcomes import OpenTransaction, WakeUp, wake_all
+from msgspec import Struct
+
 from spark_stream.broker.partition.state import PartitionState
+from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.consistency.entries import Entry, Kind
+from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.joins import PendingJoin
 from spark_stream.scripts.steps import Marked
 from spark_stream.storage.format.log_format import marker_at
+
+
+class OpenTransaction(Struct, frozen=True):
+    """A producer's part of an open transaction in a partition."""
+
+    transaction: int
+    producer_id: int
+    first_offset: Offset
 
 
 class PartitionTransactions:
@@ -88,7 +99,7 @@ class PartitionTransactions:
             BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
         self.seal(transaction)
-        return self._end_parts(transaction, takes, lambda _: True)
+        return self._end_parts(transaction, takes)
 
     def drop_branch(self, transaction: int, producer_id: int) -> None:
         """Abort what one producer id wrote in a transaction that goes on; take no more of it.
@@ -98,12 +109,12 @@ class PartitionTransactions:
         with self._state.lock:
             self._state.check_takes()  # else a replica that does not lead would forget the join
             self._state.core.joins.drop(transaction, producer_id)
-        self._end_parts(transaction, lambda _: False, lambda each: each == producer_id)
+        self._end_parts(transaction, None, producer_id)
 
     def _end_parts(
-        self, transaction: int, takes: Callable[[int], bool], ends: Callable[[int], bool]
+        self, transaction: int, takes: Callable[[int], bool] | None, only: int | None = None
     ) -> Marked:
-        """Write the markers of the producer ids that end now."""
+        """Write the markers of all producer ids, or of ``only`` one; None takes nothing."""
         state, core = self._state, self._state.core
         written: list[Entry] = []
         woken: tuple[WakeUp, ...] = ()
@@ -112,8 +123,9 @@ class PartitionTransactions:
                 state.check_takes()
                 try:
                     for producer_id, part in core.undecided.parts(transaction):
-                        if ends(producer_id):
-                            kind = Kind.COMMIT if takes(producer_id) else Kind.ABORT
+                        if only is None or producer_id == only:
+                            taken = takes is not None and takes(producer_id)
+                            kind = Kind.COMMIT if taken else Kind.ABORT
                             written.append(self._mark(kind, producer_id, part.epoch, transaction))
                 finally:  # all markers at once: a transaction may have many branches
                     effects = core.apply(*written)

@@ -20,7 +20,8 @@ from msgspec import Struct, field
 
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.hosted import HostedTopic
-from spark_stream.broker.partition.outcomes import (
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.waiters import (
     Acknowledgement,
     Appended,
     Candidate,
@@ -28,7 +29,6 @@ from spark_stream.broker.partition.outcomes import (
     WakeUp,
     unknown_outcome,
 )
-from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.joining import StreamJoins
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.partition.producers import Stamp

@@ -18,8 +18,8 @@ from msgspec import Struct
 from spark_stream.broker.actions.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
-from spark_stream.broker.partition.outcomes import WakeUp
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.partition.waiters import WakeUp
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import (
     DROPS_ABORTED,

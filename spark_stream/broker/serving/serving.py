@@ -39,7 +39,7 @@ from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.partition.outcomes import WakeUp, wake_all
+from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.scripting.step_messages import run_steps
 from spark_stream.broker.scripting.step_table import StepTable

@@ -285,7 +285,7 @@ def test_a_trim_hides_part_of_a_segment_until_all_of_it_is_trimmed(tmp_path: Pat
 
 
 @pytest.mark.rule(
-    "where a leader begins whose log ends below its log start", "broker/partition/role.py"
+    "where a leader begins whose log ends below its log start", "broker/partition/state.py"
 )
 def test_a_leader_whose_log_ends_below_the_trim_begins_there(tmp_path: Path):
     """After an unclean election. Records that it gave lower offsets would be hidden."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isolog.errors import InvalidOption
-from spark_stream.broker.partition.inspection import inspected
+from spark_stream.broker.partition.appends import inspected
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.writing.bad_rows import BadRowReason, BadRows, sort_out
 from spark_stream.datasource.writing.dead_letters import (

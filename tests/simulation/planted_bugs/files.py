@@ -10,7 +10,7 @@ import pytest
 
 from isolog.errors import StorageFailure
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.partition.following import FollowerRole
+from spark_stream.broker.partition.replication import FollowerRole
 from spark_stream.scripts import electing, topics
 from spark_stream.storage.disk.forcing import Forcing
 from spark_stream.storage.log.log import PartitionLog

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker.partition.outcomes import Appended
 from spark_stream.broker.partition.state import PartitionState
+from spark_stream.broker.partition.waiters import Appended
 from spark_stream.broker.serving import append_batch as append
 from spark_stream.broker.serving import fetching
 from spark_stream.consistency.partition import producers

@@ -9,12 +9,11 @@ from msgspec import structs
 
 from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.partition import following
+from spark_stream.broker.partition import replication as following
 from spark_stream.broker.partition.appends import Appends
-from spark_stream.broker.partition.followers import FollowerSession
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.partition.role import ReplicaRole
-from spark_stream.broker.partition.state import Role
+from spark_stream.broker.partition.replication import FollowerSession
+from spark_stream.broker.partition.state import ReplicaRole, Role
 from spark_stream.cluster import generations
 from spark_stream.cluster.stores.leases import Lease, Leases
 from spark_stream.consistency import isolation

@@ -126,7 +126,7 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
 
 @pytest.mark.rule(
     "what a leader does whose entries arrive damaged",
-    "broker/partition/followers.py",
+    "broker/partition/replication.py",
     "broker/replication/leader_core.py",
 )
 @pytest.mark.parametrize("meets", ["a reader", "a refilled follower", "the slow look"])

@@ -176,7 +176,7 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
 
 
 @pytest.mark.rule(
-    "what a follower still takes of what it had received", "broker/partition/following.py"
+    "what a follower still takes of what it had received", "broker/partition/replication.py"
 )
 def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch_too(pair):
     """The broker goes on in a new generation, and a thread is late with what it had received."""
@@ -211,7 +211,7 @@ def test_entries_that_are_there_already_are_passed_over(pair):
     assert replica.bounds().log_end_offset == 3
 
 
-@pytest.mark.rule("what a failover rolled back is remembered", "broker/partition/following.py")
+@pytest.mark.rule("what a failover rolled back is remembered", "broker/partition/replication.py")
 def test_what_a_failover_rolls_back_is_told_by_the_broker_that_had_it(pair):
     a, b = pair
     for first in range(3):
@@ -248,7 +248,7 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
 
 @pytest.mark.rule(
     "what a leader does whose entries arrive damaged",
-    "broker/partition/followers.py",
+    "broker/partition/replication.py",
     "broker/replication/leader_core.py",
 )
 def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplog):
@@ -296,7 +296,7 @@ def test_a_leader_whose_active_segment_changed_finds_out_when_a_follower_is_refi
 
 
 @pytest.mark.rule(
-    "what a damaged follower tells its leader to have", "broker/partition/following.py"
+    "what a damaged follower tells its leader to have", "broker/partition/replication.py"
 )
 def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damage(pair):
     a, b = pair

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.broker.partition.lock import PartitionLock
+from spark_stream.broker.partition.waiters import PartitionLock, wake_all
 from spark_stream.storage.logs import FileLogs
 from spark_stream.wire.replication_messages import Acked, Frame
 from tests.broker.clusters import around, make
@@ -93,7 +93,9 @@ class HangingDisk(FaultyDisk):
             assert self.goes_on.wait(60)
 
 
-@pytest.mark.rule("who does what must not wait for a partition's lock", "broker/partition/lock.py")
+@pytest.mark.rule(
+    "who does what must not wait for a partition's lock", "broker/partition/waiters.py"
+)
 def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(
     around: Surroundings,
 ):
@@ -118,3 +120,12 @@ def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(
             disk.goes_on.set()
             hanging.join()
         eventually(lambda: one.bounds().high_watermark == 1)
+
+
+def test_those_behind_one_that_fails_are_woken() -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    woken: list[str] = []
+    wake_all((fail, lambda: woken.append("the other")))
+    assert woken == ["the other"]

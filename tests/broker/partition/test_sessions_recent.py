@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.batches import crc32c
-from spark_stream.broker.partition.followers import FollowerSession
-from spark_stream.broker.partition.recent import BROKER_BYTES, PARTITION_BYTES, MemoryRoom, Recent
+from spark_stream.broker.partition.replication import FollowerSession
+from spark_stream.broker.partition.sessions import BROKER_BYTES, PARTITION_BYTES, MemoryRoom, Recent
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
@@ -116,7 +116,7 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
 
 
 @pytest.mark.rule(
-    "which batches a leader has in memory for its followers", "broker/partition/recent.py"
+    "which batches a leader has in memory for its followers", "broker/partition/sessions.py"
 )
 def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
     a, session = led

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isolog.errors import BatchTooLarge, InvalidRecord, RecordTooLarge
-from spark_stream.broker.partition.inspection import inspected, refusal
+from spark_stream.broker.partition.appends import inspected, refusal
 from spark_stream.consistency.partition.admission import Flaw, Reason
 from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
@@ -373,7 +373,7 @@ def test_a_number_with_more_digits_than_its_type_has_ends_the_message():
 
 
 @pytest.mark.rule(
-    "which records are bad: size, nulls, text that is not UTF-8", "broker/partition/inspection.py"
+    "which records are bad: size, nulls, text that is not UTF-8", "broker/partition/appends.py"
 )
 def test_of_several_flaws_the_earliest_decides():
     batch = pa.RecordBatch.from_arrays(
