@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 from rich.markup import escape
 
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import ReaderState
 from spark_stream.errors import IsologError
 
 

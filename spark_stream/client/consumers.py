@@ -13,7 +13,7 @@ from spark_stream.client.reading.named_positions import check_name
 from spark_stream.client.reading.positions import Key, Place, cut_of, resolve_with_lineages
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation, lag_of
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidRequest, UnknownConsumer, UnknownPartition, UnknownTopic
 from spark_stream.wire.consumer_messages import (

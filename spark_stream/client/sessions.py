@@ -1,7 +1,7 @@
 """The session of a named reader: heartbeats while its process runs, and how it ended.
 
 Brokers use it to tell a reader that crashed from one that was closed, is slow, or hangs
-(``consistency.reader_states``). It is for people who watch, so a failed heartbeat fails no reader.
+(``consistency.isolation``). It is for people who watch, so a failed heartbeat fails no reader.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.transport.client import client_loop

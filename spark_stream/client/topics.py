@@ -14,7 +14,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.offsets import looked_up
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.errors import (
     InvalidAssignment,
     InvalidOption,

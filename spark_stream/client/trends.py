@@ -1,6 +1,6 @@
 """The trend of a reader's lag, over a window of samples.
 
-The state of a reader (``consistency.reader_states``) says whether something is wrong. Its trend
+The state of a reader (``consistency.isolation``) says whether something is wrong. Its trend
 says whether a reader that runs gains on the writers. A lag that is read within seconds has none.
 """
 

@@ -20,8 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from spark_stream.consistency.groups import Group
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Positional, learn_types
 

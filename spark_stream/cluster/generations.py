@@ -28,7 +28,7 @@ serve, all logs are forced and closed, and then the record gets where they end.
 
 A broker whose force fails writes that into the record at once, before anything else, since it may
 be killed before its next start. A broker that finds a log damaged while it runs writes its next
-generation there in the same way (``consistency.control.damage``).
+generation there in the same way (``consistency.control.handover``).
 """
 
 from __future__ import annotations

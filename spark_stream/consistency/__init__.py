@@ -1,9 +1,9 @@
 """The rules of the log, pure: no clock, no I/O, no thread, no randomness. Imports nothing of ours.
 
 ``ids``           distinct types for numbers that must not be mixed up
-``isolation``     which offsets a consumer may see, from the bounds of a partition
+``isolation``     which offsets a consumer may see, its lag, and the state of a reader
 ``entries``       the entries table: its layout, validity and look-ups
-``measures``      how many bytes a range of a log holds, from its entries table
+``record_states`` which records are committed, open, aborted or not replicated
 ``pruning``       which batches cannot have a row for a filter, from their least and greatest values
 
 Folders, each of which imports only those above it:

@@ -1,4 +1,4 @@
-"""The entries table: its layout, when a table is valid, and how to look things up in it.
+"""The entries table: its layout, when a table is valid, and look-ups of offsets, bytes and times.
 
 An entry describes a batch (records with offsets) or a marker (the end of a transaction: no records,
 no offset). A segment's table is authoritative; everything else is derived from it. Layout to the
@@ -8,6 +8,11 @@ Invariant of a table whose first entry has index ``i`` and offset ``o``: entry i
 ``i+1``, ``i+2``, …; each base offset is the previous one plus the previous count; markers have
 count 0, batches at least 1; leader epochs never fall; positions follow one another without gap or
 overlap.
+
+**Bytes of records.** A batch is stored as a whole. Its bytes are shared out evenly among its
+records, rounded so that the shares add up to the batch. Records of aborted transactions count too:
+they are read, and limits count them. A marker takes no bytes. Offsets outside of the tables have no
+bytes.
 """
 
 from __future__ import annotations
@@ -303,3 +308,54 @@ def greatest_numbers(tables: Sequence[Table]) -> tuple[int, int]:
         given = [table[column][table[column] < MADE_UP] for table in tables]
         found.append(max((int(each.max()) for each in given if len(each)), default=-1))
     return found[0], found[1]
+
+
+def stored_bytes(tables: Sequence[Table], start: int, end: int) -> int:
+    """Return the stored bytes of the records ``[start, end)``."""
+    return sum(
+        _bytes_before(table, min(end, last)) - _bytes_before(table, max(start, first))
+        for table, first, last in _within(tables, start, end)
+    )
+
+
+def reached(tables: Sequence[Table], start: int, end: int, budget: int) -> Offset:
+    """Return the offset up to which records from ``start`` take at most ``budget`` bytes.
+
+    It is at most ``end``. Only whole records count.
+    """
+    for table, first, last in _within(tables, start, end):
+        before = _bytes_before(table, max(start, first))
+        whole = _bytes_before(table, min(end, last)) - before
+        if whole > budget:
+            return Offset(_reached_within(table, before + budget))
+        budget -= whole
+    return Offset(max(start, end))
+
+
+def _within(tables: Sequence[Table], start: int, end: int) -> list[tuple[Table, int, int]]:
+    """Return the tables with records of ``[start, end)``, with the first offset and end of each."""
+    found = []
+    for table in tables:
+        if len(table):
+            first = int(table[0]["base_offset"])
+            last = int(next_offset(table, Offset(first)))
+            if first < min(end, last) and start < last:
+                found.append((table, first, last))
+    return found
+
+
+def _bytes_before(table: Table, offset: int) -> int:
+    """Return the bytes of the table's records below ``offset``, one of its offsets or their end."""
+    row = table[at_offset(table, offset)]
+    within = min(offset - int(row["base_offset"]), int(row["count"]))
+    part = int(row["length"]) * within // int(row["count"]) if row["count"] else 0
+    return int(row["position"]) - int(table[0]["position"]) + part
+
+
+def _reached_within(table: Table, budget: int) -> int:
+    """Return the table's greatest offset that has at most ``budget`` bytes before it."""
+    ends = table["position"] + table["length"] - int(table[0]["position"])
+    row = table[int(ends.searchsorted(budget, side="right"))]  # the first batch that does not fit
+    left = budget - (int(row["position"]) - int(table[0]["position"]))
+    within = ((left + 1) * int(row["count"]) - 1) // int(row["length"])
+    return int(row["base_offset"]) + within

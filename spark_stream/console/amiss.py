@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.cluster import disk_fault
 from spark_stream.client.trends import LagTrend
-from spark_stream.consistency.reader_states import HOLDS_S, ReaderState
+from spark_stream.consistency.isolation import HOLDS_S, ReaderState
 from spark_stream.wire.cluster_messages import ProblemKind
 
 _LOST_S: Final = 3600  # how long a lost member of a group is shown

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from spark_stream.client.leaders import Partitions
 from spark_stream.client.trends import LagTrend, Window, sample_of
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import ReaderState
 from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, is_store_away, judge
 from spark_stream.console.asking import (
     Asking,

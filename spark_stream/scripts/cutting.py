@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from spark_stream.cluster.topics import Topic
-from spark_stream.consistency.partition.atomic import greatest_cut, next_cut
+from spark_stream.consistency.partition.atomic_cuts import greatest_cut, next_cut
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, UnknownPartition
 from spark_stream.scripts.steps import FindTopic, Script, read_bounds, read_extents
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
-    """Find the cut, by topic and partition; see ``consistency.partition.atomic``.
+    """Find the cut, by topic and partition; see ``consistency.partition.atomic_cuts``.
 
     Raises:
         UnknownTopic, UnknownPartition: there is none; the error names it.

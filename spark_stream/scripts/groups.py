@@ -36,7 +36,7 @@ from spark_stream.consistency.groups import (
     MemberAnswer,
     Topics,
 )
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, IsologError, MetadataUnavailable, UnknownTopic
 from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat, note_lost_member

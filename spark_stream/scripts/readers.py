@@ -20,7 +20,7 @@ from spark_stream.cluster.consumers import (
     reader_of,
 )
 from spark_stream.cluster.stores.store import StoreRecord
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.errors import ConsumerFenced
 from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
 

@@ -19,7 +19,7 @@ from spark_stream.cluster.transactions import By
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.consistency.partition.extents import SpansSnapshot
+from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import IsologError
 from spark_stream.structs import Positional

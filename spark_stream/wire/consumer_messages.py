@@ -9,8 +9,7 @@ from msgspec import Meta
 from spark_stream.access.needs import described, join, on_consumer, positions
 from spark_stream.access.rules import Operation
 from spark_stream.consistency.groups import Assigned, MemberAnswer
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding, ReaderState, state_of
+from spark_stream.consistency.isolation import Isolation, ReaderEnding, ReaderState, state_of
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
 from spark_stream.structs import Name, OffsetField
 from spark_stream.wire.limits import SESSION_MS_MAX, SESSION_MS_MIN
@@ -237,7 +236,7 @@ class ConsumerDescription(Description):
 
     @property
     def state(self) -> ReaderState:
-        """The present state of the reader. See ``consistency.reader_states``."""
+        """The present state of the reader. See ``consistency.isolation``."""
         members = None if self.group is None else len(self.group.members)
         readable = (self.lag or 0) - self.held_back
         return state_of(self.ending, members, self.idle_ms / 1000, readable, self.held_back)

@@ -27,7 +27,7 @@ class _Read(Message):
     Records are read from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
     ``start_lineage``, ``end_lineage``: the lineages of ``start`` and ``end``, as the reader knows
-    them (:mod:`spark_stream.consistency.replication.lineage`); DATA_LOSS if records below these
+    them (:mod:`spark_stream.consistency.replication.epochs`); DATA_LOSS if records below these
     offsets were cut off since. ``leader_epoch``: the epoch in which the reader knows the leader
     that it asks. ``machine``: the boot id of the reader's machine; if a replica is on the same
     machine, the leader may send where the records lie instead of the records

@@ -16,8 +16,7 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.client.consumers import MovedPosition
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import Isolation, ReaderState
 from spark_stream.wire.consumer_messages import GetPosition, PinStart
 from tests.support import eventually
 

@@ -12,7 +12,7 @@ import pytest
 
 import isolog
 from spark_stream.client import sessions
-from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
+from spark_stream.consistency.isolation import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.docs.pages import blocks
 from tests.support import eventually

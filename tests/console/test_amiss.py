@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_stream.client.trends import LagTrend
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import ReaderState
 from spark_stream.console.amiss import Amiss, FirstSeen, Severity, judge
 
 NOW_MS = 1_800_000_000_000

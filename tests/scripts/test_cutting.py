@@ -12,7 +12,7 @@ import pytest
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.consistency.partition.extents import SpansSnapshot
+from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot
 from spark_stream.scripts.cutting import find_cut
 from spark_stream.scripts.steps import (
     FindTopic,
@@ -26,7 +26,7 @@ from spark_stream.scripts.steps import (
     Together,
 )
 from spark_stream.wire.offset_messages import CutTopic
-from tests.consistency.partition.test_atomic import is_atomic, spans_of
+from tests.consistency.partition.test_atomic_cuts import is_atomic, spans_of
 from tests.support import NUMBERS
 
 PARTITIONS = 3

@@ -16,8 +16,7 @@ from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, session_of
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.groups import Group, GroupMember, Owner
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.scripts import groups
 from spark_stream.scripts.queries import read_named

@@ -6,8 +6,7 @@ import pytest
 
 from isolog.errors import ConsumerFenced
 from spark_stream.cluster.consumers import ReaderSession
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.scripts import groups
 from spark_stream.scripts.queries import forget_name, read_named
 from spark_stream.scripts.readers import (

@@ -48,7 +48,7 @@ from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import Outcome
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.consistency.replication.near import Spot
+from spark_stream.consistency.replication.follower import Spot
 from spark_stream.protocol import StreamOpened
 from spark_stream.scripts import moving, trimming
 from spark_stream.scripts import topics as topic_scripts

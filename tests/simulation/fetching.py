@@ -21,7 +21,7 @@ from spark_stream.client.reading.fetching import decoded_rows
 from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.protocol import Credited, Received
 from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of

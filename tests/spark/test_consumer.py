@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 import isolog
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import ReaderState
 from tests.conftest import ROOT
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, add, wait_until

@@ -41,8 +41,8 @@ from typing import Any, Final
 
 from spark_stream.client.writing.promises import Failures
 from spark_stream.consistency.control import election
-from spark_stream.consistency.control.damage import Verdict, judge
 from spark_stream.consistency.control.election import LogEnd, Unchanged
+from spark_stream.consistency.control.handover import Verdict, judge
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
@@ -50,7 +50,7 @@ from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation, upper_b
 from spark_stream.consistency.partition.effects import Abandon, Answer, Disown, Effect, Effects
 from spark_stream.consistency.partition.producers import NOBODY, Duplicate, RefusedBatch, Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
-from spark_stream.consistency.replication.lineage import (
+from spark_stream.consistency.replication.epochs import (
     NOTHING_KNOWN,
     lineage_of,
     lost_above,

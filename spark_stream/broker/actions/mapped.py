@@ -17,9 +17,9 @@ from msgspec import Struct
 from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.entries import stored_bytes
 from spark_stream.consistency.isolation import VisibleRange
-from spark_stream.consistency.measures import stored_bytes
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP

@@ -40,7 +40,7 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.partition.progress import GenerationOf
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.near import may_answer
+from spark_stream.consistency.replication.follower import may_answer
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -219,7 +219,7 @@ class Host:
         return self.view.now.partition(partition)
 
     def check_in_sync(self, partition: Partition) -> None:
-        """Check that this follower may answer readers (``consistency.replication.near``).
+        """Check that this follower may answer readers (``consistency.replication.follower``).
 
         Raises:
             NotLeader, LeaderUnavailable: it may not; the leader does.

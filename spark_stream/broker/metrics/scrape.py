@@ -17,8 +17,7 @@ from spark_stream.broker.actions.cluster import disk_room, known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.consistency.groups import Group
-from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of
-from spark_stream.consistency.reader_states import state_of
+from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of, state_of
 from spark_stream.consistency.transactions.transactions import (
     Joined,
     PositionOf,

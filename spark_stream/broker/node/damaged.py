@@ -1,7 +1,7 @@
 """The damaged replicas of this broker, and whether it is to leave the ISRs for them.
 
-``consistency.control.damage`` decides. This module collects the facts for it, and logs each damage
-with its verdict once.
+``consistency.control.handover`` decides. This module collects the facts for it, and logs each
+damage with its verdict once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency.control.damage import Verdict, judge
+from spark_stream.consistency.control.handover import Verdict, judge
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.loggers import logger_of

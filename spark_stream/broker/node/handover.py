@@ -9,9 +9,9 @@ then the records name other leaders, one compare-and-set each. What a follower l
 off later: nothing of it was acknowledged as replicated. A partition that nobody else can lead
 stays.
 
-When a replica in trouble hands over is a rule of ``consistency.control.withdrawal``. When a
-preferred leader leads again is a rule of ``consistency.control.balance``: nothing of the log is
-given up for that, so a partition whose followers do not catch up in time stays.
+When a replica in trouble hands over, and when a preferred leader leads again, are rules of
+``consistency.control.handover``. Nothing of the log is given up for a preferred leader, so a
+partition whose followers do not catch up in time stays.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency.control import balance, election
-from spark_stream.consistency.control.balance import Settling
-from spark_stream.consistency.control.damage import has_heir
+from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import Alive
+from spark_stream.consistency.control.handover import Settling, after_look, due_handovers, has_heir
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
@@ -238,8 +237,8 @@ class Balance:
             return
         now, me = self._clock.steady_us(), Member(self._host.broker_id, generation)
         alive = self._members.alive()
-        self._settling = balance.after_look(self._settling, self._able(me, alive), now)
-        due = balance.due(self._settling, self._settle_us, now)
+        self._settling = after_look(self._settling, self._able(me, alive), now)
+        due = due_handovers(self._settling, self._settle_us, now)
         if not due:
             return
         for each in due:  # what fails is tried again after that time

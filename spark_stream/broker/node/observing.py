@@ -17,8 +17,7 @@ from spark_stream.broker.node.lease import LeaseKeeper
 from spark_stream.broker.node.members import Members
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.consistency.control.election import Alive
-from spark_stream.consistency.control.observation import Evidence, Led, is_led
-from spark_stream.consistency.control.partition_record import PartitionRecord
+from spark_stream.consistency.control.partition_record import Evidence, Led, PartitionRecord, is_led
 from spark_stream.consistency.ids import BrokerId, Generation
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, StorageFailure

@@ -5,7 +5,7 @@ the broker can no longer vouch for that log: the system may have dropped unwritt
 broker records the failure, then registers with a new generation. It is then in no ISR until its
 logs have been compared with their leaders'; if no other replica is in sync, it leads on in a new
 epoch. A damaged batch has the same effect if another replica has the batch
-(``consistency.control.damage``).
+(``consistency.control.handover``).
 """
 
 from __future__ import annotations

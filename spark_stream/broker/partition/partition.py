@@ -38,14 +38,13 @@ from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import appended_at
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.partition.atomic import greatest_cut
+from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot, greatest_cut
 from spark_stream.consistency.partition.effects import BOUND_OF, Effects, ProposeIsr, ProposeRecord
-from spark_stream.consistency.partition.extents import SpansSnapshot
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.partition.replica import Replica, Surroundings
 from spark_stream.consistency.record_states import RecordRun, record_states
-from spark_stream.consistency.replication.lineage import Lineage, lineage_of, surviving
+from spark_stream.consistency.replication.epochs import Lineage, lineage_of, surviving
 from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
 from spark_stream.errors import (

@@ -5,7 +5,7 @@ takes the role from the partition's record, and proposes changes of that record
 (``consistency.partition.progress``, ``consistency.control.election``).
 
 **Fitness.** Every write to the log is made ``with`` the replica's :class:`Fitness`, under the
-partition's lock. The rules are in ``consistency.control.withdrawal``; ``handover`` acts on them.
+partition's lock. The rules are in ``consistency.control.handover``; ``handover`` acts on them.
 
 **Roles.** A replica that leads does so in the epoch of the partition's record, and only while the
 broker's lease lasts, or its followers have promised not to lead (``replication.promises``); one
@@ -25,13 +25,13 @@ from msgspec import Struct, field
 from spark_stream.broker.partition.sessions import Sessions
 from spark_stream.broker.partition.waiters import Callers, PartitionLock, WakeUp, wake_all
 from spark_stream.consistency.control.election import Unchanged, lift_epoch
-from spark_stream.consistency.control.partition_record import Member, PartitionRecord
-from spark_stream.consistency.control.withdrawal import (
+from spark_stream.consistency.control.handover import (
     Trouble,
     after_attempt,
     after_refusal,
     after_write,
 )
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.partition.effects import (
     Effects,

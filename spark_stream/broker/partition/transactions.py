@@ -1,7 +1,7 @@
 """The transactions of one partition, as its leader keeps them: joins, seals, markers.
 
-Order of steps (``consistency.partition.joins``): a join is opened, put on record, and confirmed; a
-decided transaction is sealed, and then its producers' parts get their markers.
+Order of steps (``consistency.partition.open_transactions``): a join is opened, put on record, and
+confirmed; a decided transaction is sealed, and then its producers' parts get their markers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_stream.broker.partition.state import PartitionState
 from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.partition.joins import PendingJoin
+from spark_stream.consistency.partition.open_transactions import PendingJoin
 from spark_stream.scripts.steps import Marked
 from spark_stream.storage.format.log_format import marker_at
 
@@ -57,8 +57,8 @@ class PartitionTransactions:
         """Confirm a join if the record names this partition; give it up if the record refused.
 
         A transaction that was sealed meanwhile has not joined: its batches are refused
-        (``consistency.partition.joins``). ``waits=False``: if others hold the partition, return at
-        once; the holder does this when it releases the lock.
+        (``consistency.partition.open_transactions``). ``waits=False``: if others hold the
+        partition, return at once; the holder does this when it releases the lock.
         """
         if waits:
             with self._state.lock:

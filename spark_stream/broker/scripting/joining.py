@@ -1,8 +1,8 @@
 """The joins of a stream of appends: partitions join a transaction before its batches, as scripts.
 
-Order of steps (``consistency.partition.joins`` says why): the partition opens a join, the join is
-put on record, the partition confirms it, and then it takes the batch. Many partitions can join
-before their batches come, with one write.
+Order of steps (``consistency.partition.open_transactions`` says why): the partition opens a join,
+the join is put on record, the partition confirms it, and then it takes the batch. Many
+partitions can join before their batches come, with one write.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.consistency.partition.joins import PendingJoin
+from spark_stream.consistency.partition.open_transactions import PendingJoin
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import InvalidRequest, IsologError

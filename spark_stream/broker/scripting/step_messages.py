@@ -16,7 +16,7 @@ import numpy as np
 
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS, Answer, StepTable
-from spark_stream.consistency.partition.extents import Block, SpansSnapshot
+from spark_stream.consistency.partition.atomic_cuts import Block, SpansSnapshot
 from spark_stream.errors import InternalError, IsologError
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.structs import Struct

@@ -30,7 +30,7 @@ from spark_stream.consistency.isolation import (
     upper_bound,
     visible_range,
 )
-from spark_stream.consistency.replication.lineage import Lineage, lost_above
+from spark_stream.consistency.replication.epochs import Lineage, lost_above
 from spark_stream.counting import Histogram
 from spark_stream.environment import Clock
 from spark_stream.errors import (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from spark_stream.client.trends import LagSample, LagTrend, sample_of, trend_of
-from spark_stream.consistency.reader_states import HOLDS_S, ReaderState
+from spark_stream.consistency.isolation import HOLDS_S, ReaderState
 from spark_stream.wire.cluster_messages import ClusterDescription
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription

@@ -31,7 +31,7 @@ from spark_stream.cli.output.show_transactions import duration
 from spark_stream.cli.texts import as_json, state_text, visible
 from spark_stream.client.log import Log
 from spark_stream.client.trends import WINDOW_S, LagTrend
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import ReaderState
 from spark_stream.errors import IsologError, PermissionDenied, StorageFailure, UnknownTopic
 from spark_stream.wire.topic_messages import TopicDescription
 

@@ -48,9 +48,8 @@ from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.values import Record
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX

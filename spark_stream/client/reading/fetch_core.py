@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from msgspec import Struct, field
 
 from spark_stream.client.reading.range_core import PauseUntil, RangeCore
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.errors import IsologError
 
 K = TypeVar("K", bound=Hashable)

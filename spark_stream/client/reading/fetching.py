@@ -1,7 +1,7 @@
 """What to read, what was fetched, and how a leader's answer is decoded.
 
 A reader's position is an offset and its lineage
-(:mod:`spark_stream.consistency.replication.lineage`): a leader that lacks records below it says so.
+(:mod:`spark_stream.consistency.replication.epochs`): a leader that lacks records below it says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_stream.client.reading.mapping import (
     placed,
 )
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.protocol import Bytes
 from spark_stream.schema.schemas import OFFSET, empty_batch
 from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, FetchRange, PlacesFacts

@@ -24,9 +24,8 @@ from spark_stream.client.reading.positions import Key, Place, resolve_with_linea
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.groups import Assigned
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import ReaderEnding
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
     ConsumerFenced,

@@ -43,7 +43,7 @@ from spark_stream.client.reading.positions import Key
 from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.client.reading.ways import Sending, Ways
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received

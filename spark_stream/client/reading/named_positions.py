@@ -14,7 +14,7 @@ from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest
 from spark_stream.wire.consumer_messages import CommitPosition, GetPosition, TakeConsumer

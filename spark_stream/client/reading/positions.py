@@ -12,7 +12,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.moments import to_microseconds
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.errors import InvalidOption
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST, LATEST

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.errors import (
     DataLoss,
     InvalidOption,

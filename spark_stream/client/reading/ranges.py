@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import Asked, Feed
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT

@@ -52,6 +52,7 @@ from spark_stream.consistency.ids import (
 )
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition import producers
+from spark_stream.consistency.partition.atomic_cuts import Spans
 from spark_stream.consistency.partition.effects import (
     Abandon,
     Answer,
@@ -60,11 +61,11 @@ from spark_stream.consistency.partition.effects import (
     HighWatermarkMoved,
     ProposeIsr,
     WaitBound,
+    Waiters,
     Wake,
     offset_of,
 )
-from spark_stream.consistency.partition.extents import Spans
-from spark_stream.consistency.partition.joins import Joins
+from spark_stream.consistency.partition.open_transactions import Joins, Undecided
 from spark_stream.consistency.partition.producers import (
     Accepted,
     Duplicate,
@@ -73,8 +74,6 @@ from spark_stream.consistency.partition.producers import (
     Wrong,
 )
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings, Progress
-from spark_stream.consistency.partition.undecided import Undecided
-from spark_stream.consistency.partition.waiting import Waiters
 from spark_stream.consistency.replication import leader
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.replication.follower import (
@@ -160,7 +159,7 @@ class Replica:
         """Judge, at the leader, a stamped batch of which ``records`` are valid.
 
         In a transaction, a batch is taken only under a confirmed join
-        (``consistency.partition.joins``).
+        (``consistency.partition.open_transactions``).
         """
         key = (stamp.transaction, stamp.producer_id)
         if stamp.transaction != NO_TRANSACTION and key not in self.joins:

@@ -1,4 +1,4 @@
-"""What a follower does with its leader's answer, and which frames it takes.
+"""What a follower does: with its leader's answer, with the frames of its session, and with readers.
 
 **Order.** A follower sends the epochs of its log; the leader answers with the place up to which
 both logs are the same (``epochs.agreement``). The follower cuts off what it has beyond that place
@@ -16,15 +16,41 @@ cut are copied again from the leader. That loses nothing, although it is below t
 
 **Epochs.** A frame of an older epoch comes from a leader that has been replaced. One of a newer
 epoch comes from a leader that this replica has not heard of yet, and is requested again later.
+
+**Reads at a follower.** A reader that names its rack reads at the replica that is *near*: an
+in-sync follower in the rack on the reader's own machine, else the leader if it is in the rack, else
+an in-sync follower there, else the leader.
+
+*Why a follower's answers are exact.* A follower answers only while it is on record as a member of
+the ISR, in the epoch in which it follows (:func:`may_answer`). A member has every committed entry,
+and a leader is elected among members. So below the follower's high watermark both logs have the
+same entries. The follower derives transactions, aborted ranges and cuts from them by the same code
+as the leader, so a follower never has a bound that the leader has not had.
+
+*Why they are not old.* The high watermark waits for every member of the ISR. So a member lacks no
+record that is visible at the leader; only its high watermark may rise a little later.
+
+*The limits of a follower.* It has neither the present end of the leader's log nor the lost records.
+So readers use the leader for the end of a log and for ``read_uncommitted``. A refusal of a follower
+is no error: the reader reads at the leader next.
+
+*A late change.* A follower that is no member any more, or whose partition lost records in an
+unclean election, answers as before until it reads the change from the store, or its broker's lease
+expires.
+
+Source of the last part: Kafka's KIP-392, where the leader names the replica.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.control.partition_record import Member, PartitionRecord
+from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
@@ -148,3 +174,45 @@ def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:
     if asked < epoch:
         return Refusal.FENCED
     return Refusal.UNKNOWN_EPOCH if asked > epoch else None
+
+
+class Spot(Struct, frozen=True):
+    """Where a broker or a reader is: its rack, and the boot id of its machine (None: unknown)."""
+
+    rack: str | None = None
+    machine: str | None = None
+
+
+NOWHERE: Final = Spot()
+
+
+def followers(record: PartitionRecord) -> Collection[Member]:
+    """Return the followers that may answer readers."""
+    return [each for each in record.isr if each.broker != record.leader]
+
+
+def may_answer(record: PartitionRecord, me: Member, epoch: LeaderEpoch) -> bool:
+    """Return whether ``me``, which follows in this epoch, may answer readers by this record."""
+    return record.leader_epoch == epoch and me in followers(record)
+
+
+def nearest(
+    record: PartitionRecord, spots: Mapping[BrokerId, Spot], reader: Spot
+) -> BrokerId | None:
+    """Return the follower that a reader asks, or None: it asks the leader.
+
+    It is a follower in the reader's rack, on its machine if there is one, and nearer than the
+    leader.
+    """
+
+    def distance(broker: BrokerId) -> int:
+        spot = spots.get(broker, NOWHERE)
+        if reader.rack is None or spot.rack != reader.rack:
+            return 2
+        return 0 if reader.machine is not None and spot.machine == reader.machine else 1
+
+    if record.leader is None:
+        return None
+    brokers = [record.leader, *(each.broker for each in followers(record))]
+    found = min(brokers, key=distance)
+    return None if found == record.leader else found

@@ -53,7 +53,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
 from spark_stream.structs import Name, OffsetField, PartitionField, Positional
 
 FENCED_KEPT: Final = 64

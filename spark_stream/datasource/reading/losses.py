@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage, lost_above
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage, lost_above
 from spark_stream.datasource.values.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
 from spark_stream.loggers import logger_of

@@ -20,7 +20,7 @@ import psutil
 from msgspec import structs
 
 from spark_stream.client.sessions import ReaderHeartbeats
-from spark_stream.consistency.reader_states import ReaderEnding
+from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.datasource.options.places import shown
 from spark_stream.datasource.reading.planning import Planner

@@ -18,7 +18,7 @@ from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.reading.nulls import check_nullability

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.options.places import (
     At,
     FromProgress,

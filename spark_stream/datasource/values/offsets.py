@@ -7,7 +7,7 @@ checkpoint always has it; an option with offsets that were written by hand may l
 
 ``epoch`` is the leader epoch in which the record before the offset was written; it is left out if
 it is unknown. That is a lineage of one claim
-(:mod:`spark_stream.consistency.replication.lineage`). Any other lineage is beside it as
+(:mod:`spark_stream.consistency.replication.epochs`). Any other lineage is beside it as
 ``lineage``, ``[[epoch, end], …]``: when the query is below, or above, the offset that the log
 reported, or when records of several epochs are not replicated.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.offset_messages import PartitionOffset, PartitionOffsets

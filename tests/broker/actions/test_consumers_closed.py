@@ -11,7 +11,7 @@ import isolog
 from isolog.errors import MetadataUnavailable
 from spark_stream.broker.process import Broker
 from spark_stream.client import groups
-from spark_stream.consistency.reader_states import ReaderState
+from spark_stream.consistency.isolation import ReaderState
 from tests.brokers import broker_here
 from tests.support import NUMBERS, eventually, numbers
 

@@ -12,7 +12,7 @@ import pytest
 from spark_stream.broker.actions.mapped import Holder, in_groups, places
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.protocol.connection import ConnectionLimits
 from spark_stream.storage.format.chunks import TIMESTAMP, Chunk, Stored
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX

@@ -9,8 +9,7 @@ from spark_stream.broker.metrics.table import TABLE, SeriesKind
 from spark_stream.broker.process import Broker
 from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.groups import GroupMember
-from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.reader_states import STALLED_S
+from spark_stream.consistency.isolation import STALLED_S, Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.scripts import groups
 from spark_stream.scripts.queries import record_progress

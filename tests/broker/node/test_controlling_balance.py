@@ -78,7 +78,7 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
 
 @pytest.mark.rule(
     "when a preferred leader leads again",
-    "consistency/control/balance.py",
+    "consistency/control/handover.py",
     "broker/node/handover.py",
 )
 def test_a_preferred_leader_that_has_come_back_leads_again_without_a_command(b):
@@ -118,7 +118,7 @@ def test_one_whose_disk_refuses_writes_does_not_until_it_takes_them(b, disks):
 
 @pytest.mark.rule(
     "when a preferred leader leads again",
-    "consistency/control/balance.py",
+    "consistency/control/handover.py",
     "broker/node/handover.py",
 )
 def test_nothing_that_was_acknowledged_is_taken_back(b):

@@ -13,7 +13,7 @@ import pytest
 
 from isolog.errors import DiskFull, IsologError, LeaderUnavailable, NotLeader, StorageFailure
 from spark_stream.broker.node.handover import Withdrawals, handing_over
-from spark_stream.consistency.control.withdrawal import FULL_US, RETRY_US
+from spark_stream.consistency.control.handover import FULL_US, RETRY_US
 from spark_stream.scripts.steps import Script, Step
 from spark_stream.storage.logs import FileLogs
 from tests.broker.clusters import around, make, see
@@ -206,7 +206,7 @@ def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeyp
 
 @pytest.mark.rule(
     "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
-    "consistency/control/withdrawal.py",
+    "consistency/control/handover.py",
     "broker/node/handover.py",
 )
 def test_the_heir_is_a_replica_that_takes_a_write(cluster):
@@ -252,7 +252,7 @@ def test_a_partition_without_other_replicas_stays_and_takes_writes_once_its_disk
 
 @pytest.mark.rule(
     "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
-    "consistency/control/withdrawal.py",
+    "consistency/control/handover.py",
     "broker/node/handover.py",
 )
 def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(cluster):
@@ -311,7 +311,7 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
 
 @pytest.mark.rule(
     "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
-    "consistency/control/withdrawal.py",
+    "consistency/control/handover.py",
     "broker/node/handover.py",
 )
 @pytest.mark.parametrize("error", [StorageFailure, DiskFull])

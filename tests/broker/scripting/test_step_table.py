@@ -27,7 +27,7 @@ from spark_stream.cluster.identity import ClusterSecret
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.consistency.partition.extents import Block, SpansSnapshot
+from spark_stream.consistency.partition.atomic_cuts import Block, SpansSnapshot
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts import steps
 from spark_stream.scripts.steps import (

@@ -25,7 +25,7 @@ from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
 from spark_stream.cli.operating.top import drawn, look_at, print_frame
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
-from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState
+from spark_stream.consistency.isolation import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.console.asking import Asking, open_places
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,

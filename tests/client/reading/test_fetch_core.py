@@ -19,7 +19,7 @@ from spark_stream.client.reading.fetch_core import (
     RangeOver,
 )
 from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, RangeCore
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from tests.client.reading.test_range_core import PATIENCE_S, Leader
 
 SILENCE_S = 5.0

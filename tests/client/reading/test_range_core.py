@@ -22,7 +22,7 @@ from spark_stream.client.reading.range_core import (
     PauseUntil,
     RangeCore,
 )
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 
 PATIENCE_S = 30.0
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from isolog.errors import DataLoss
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.values.offsets import Found, Range, TopicOffsets
 from spark_stream.wire.offset_messages import PartitionOffset, PartitionOffsets

@@ -13,7 +13,7 @@ import pytest
 import isolog
 from isolog.errors import BrokerUnavailable, DataLoss, InvalidOption
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.consistency.reader_states import ReaderEnding, ReaderState
+from spark_stream.consistency.isolation import ReaderEnding, ReaderState
 from spark_stream.wire.consumer_messages import ConsumerDescription, PinStart, RecordProgress
 from tests.conftest import ROOT
 from tests.datasource.sources import Query, batch_read

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isolog.errors import InvalidRequest
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
 from spark_stream.datasource.values.offsets import (
     Range,
     TopicOffsets,

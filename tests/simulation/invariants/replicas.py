@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.consistency.control.handover import FULL_US
 from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.control.withdrawal import FULL_US
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.storage.settings import Flush

@@ -9,7 +9,7 @@ from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.consistency.control import election
 from spark_stream.consistency.partition import producers, replica
-from spark_stream.consistency.partition.joins import Joins
+from spark_stream.consistency.partition.open_transactions import Joins
 from spark_stream.consistency.transactions import transactions as rules
 from spark_stream.consistency.transactions.transactions import State
 from spark_stream.scripts.steps import PutRecord, WriteMarkers, together

@@ -7,7 +7,7 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.broker.serving import fetching
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.replication.lineage import Lineage
+from spark_stream.consistency.replication.epochs import Lineage
 from tests.simulation.planted_bugs.planting import Patch, bug
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from spark_stream.client.reading.fetch_core import FetchCore
 from spark_stream.client.reading.range_core import RangeCore
-from spark_stream.consistency.replication.lineage import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
 from tests.simulation.planted_bugs.planting import Patch, bug
 
 

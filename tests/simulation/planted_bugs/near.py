@@ -12,7 +12,7 @@ from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.cluster.brokers import NO_GENERATION
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.replication import near
+from spark_stream.consistency.replication import follower
 from tests.simulation.planted_bugs.planting import Patch, bug
 
 
@@ -43,7 +43,7 @@ def any_follower_serves(patch: Patch) -> None:
         others = [each for each in record.replicas if each != record.leader]
         return Everybody(Member(each, NO_GENERATION) for each in others)
 
-    patch.setattr(near, "followers", followers)
+    patch.setattr(follower, "followers", followers)
 
 
 @bug

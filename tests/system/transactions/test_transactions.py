@@ -363,7 +363,7 @@ def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(channel, log
 @pytest.mark.rule(
     "nothing joins a transaction after its decision",
     "consistency/transactions/events.py",
-    "consistency/partition/joins.py",
+    "consistency/partition/open_transactions.py",
 )
 def test_a_batch_on_its_way_lands_nowhere_after_the_decision(channel, t):
     """Every partition is closed to the transaction before any has its marker."""

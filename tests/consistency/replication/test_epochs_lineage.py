@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.replication.epochs import EpochStarts
-from spark_stream.consistency.replication.leader import Boundary
-from spark_stream.consistency.replication.lineage import (
+from spark_stream.consistency.replication.epochs import (
     NOTHING_KNOWN,
+    EpochStarts,
     Lineage,
     lineage_of,
     lost_above,
     surviving,
 )
+from spark_stream.consistency.replication.leader import Boundary
 
 Log = list[tuple[int, int]]
 """One record an entry: of each its epoch, and a number that no other record has."""
@@ -122,7 +122,7 @@ TERM = st.tuples(
 
 @pytest.mark.rule(
     "what a reader lost that comes back",
-    "consistency/replication/lineage.py",
+    "consistency/replication/epochs.py",
     "datasource/reading/losses.py",
 )
 @given(st.lists(TERM, max_size=9), st.data())

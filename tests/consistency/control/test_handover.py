@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.control.withdrawal import (
+from spark_stream.consistency.control.handover import (
     FULL_US,
     RETRY_US,
     Trouble,

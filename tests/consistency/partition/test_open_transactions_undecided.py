@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.partition.undecided import OpenPart, Undecided
+from spark_stream.consistency.partition.open_transactions import OpenPart, Undecided
 
 
 @pytest.mark.rule(
     "an undecided transaction holds the last stable offset back",
-    "consistency/partition/undecided.py",
+    "consistency/partition/open_transactions.py",
 )
 def test_the_earliest_open_producer_decides():
     undecided = Undecided()

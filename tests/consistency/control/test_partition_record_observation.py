@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from spark_stream.consistency.control.observation import Evidence, is_led
+from spark_stream.consistency.control.partition_record import Evidence, is_led
 from spark_stream.consistency.ids import BrokerId
 
 A, B = BrokerId("a"), BrokerId("b")
@@ -14,7 +14,7 @@ A, B = BrokerId("a"), BrokerId("b")
 
 @pytest.mark.rule(
     "which brokers are alive, and which partitions have a leader, in every view",
-    "consistency/control/observation.py",
+    "consistency/control/partition_record.py",
 )
 @pytest.mark.parametrize(
     ("evidence", "alive", "leads"),

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from spark_stream.consistency.partition.joins import Joins
+from spark_stream.consistency.partition.open_transactions import Joins
 from tests.examples import examples
 
 NUMBERS = st.integers(0, 1)
@@ -122,7 +122,7 @@ TestJoins.settings = settings(max_examples=examples(150), stateful_step_count=40
 @pytest.mark.rule(
     "nothing joins a transaction after its decision",
     "consistency/transactions/events.py",
-    "consistency/partition/joins.py",
+    "consistency/partition/open_transactions.py",
 )
 def test_a_join_that_a_seal_met_on_its_way_is_not_confirmed():
     joins = Joins()

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Kind
-from spark_stream.consistency.partition import atomic
-from spark_stream.consistency.partition import extents as extent_rules
-from spark_stream.consistency.partition.atomic import greatest_cut, least_cut, next_cut
-from spark_stream.consistency.partition.extents import Spans
+from spark_stream.consistency.partition import atomic_cuts
+from spark_stream.consistency.partition.atomic_cuts import Spans, greatest_cut, least_cut, next_cut
 from tests.examples import examples
 
 Records = list[int]
@@ -27,14 +25,14 @@ ENDLESS = 1 << 30
 @pytest.fixture(params=[0, 1, ENDLESS], ids=["by clusters", "a step, then by clusters", "by steps"])
 def steps_max(request, monkeypatch):
     """The steps that are taken before the rest goes by clusters: each way finds the same cuts."""
-    monkeypatch.setattr(atomic, "_STEPS_MIN", request.param)
-    monkeypatch.setattr(atomic, "_STEP_EXTENTS", ENDLESS)
+    monkeypatch.setattr(atomic_cuts, "_STEPS_MIN", request.param)
+    monkeypatch.setattr(atomic_cuts, "_STEP_EXTENTS", ENDLESS)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """So that few transactions already lie in several blocks."""
-    monkeypatch.setattr(extent_rules, "_RECENT_MAX", 3)
+    monkeypatch.setattr(atomic_cuts, "_RECENT_MAX", 3)
 
 
 def spans_of(records: Records) -> Spans:
@@ -75,7 +73,9 @@ def bounded(draw):
 
 
 @pytest.mark.rule(
-    "where a `read_atomic` reader may stop", "consistency/partition/atomic.py", "scripts/cutting.py"
+    "where a `read_atomic` reader may stop",
+    "consistency/partition/atomic_cuts.py",
+    "scripts/cutting.py",
 )
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)

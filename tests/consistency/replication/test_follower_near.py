@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.consistency.replication.near import Spot, may_answer, nearest
+from spark_stream.consistency.replication.follower import Spot, may_answer, nearest
 from tests.examples import examples
 
 A, B, C, D = (BrokerId(name) for name in "abcd")
@@ -46,7 +46,7 @@ def test_a_reader_asks_a_member_of_the_isr_in_its_rack(leader, isr, reader, foun
 
 @pytest.mark.rule(
     "which follower may answer a reader, and which one a reader asks",
-    "consistency/replication/near.py",
+    "consistency/replication/follower.py",
 )
 @given(
     leader=st.sampled_from([A, B, C, None]),

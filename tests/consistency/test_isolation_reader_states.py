@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.reader_states import STALLED_S, ReaderEnding, ReaderState, state_of
+from spark_stream.consistency.isolation import STALLED_S, ReaderEnding, ReaderState, state_of
 
 NONE, CLEAN, LOST = ReaderEnding
 LONG = STALLED_S
@@ -32,7 +32,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.rule("the state of a reader", "consistency/reader_states.py")
+@pytest.mark.rule("the state of a reader", "consistency/isolation.py")
 @pytest.mark.parametrize(("ending", "members", "idle_s", "readable", "held", "expected"), TABLE)
 def test_state_is_the_one_of_the_table(ending, members, idle_s, readable, held, expected):
     assert state_of(ending, members, idle_s, readable, held) is expected

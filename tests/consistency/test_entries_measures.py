@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.entries import ENTRY, Kind, Table
-from spark_stream.consistency.measures import reached, stored_bytes
+from spark_stream.consistency.entries import ENTRY, Kind, Table, reached, stored_bytes
 
 batches = st.lists(
     st.lists(
@@ -55,7 +54,7 @@ def test_stored_bytes_are_the_sum_of_the_records_parts(segments, first, start, l
     assert stored_bytes(tables_of(segments, first), start, end) == sum(sizes[start:end])
 
 
-@pytest.mark.rule("how many bytes records take", "consistency/measures.py")
+@pytest.mark.rule("how many bytes records take", "consistency/entries.py")
 @given(batches, st.integers(0, 5), st.integers(0, 60), st.integers(0, 60), st.integers(0, 2_000))
 def test_a_budget_reaches_as_far_as_whole_records_fit(segments, first, start, length, budget):
     sizes = [0] * first + parts(segments)

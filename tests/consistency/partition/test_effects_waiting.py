@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.partition.waiting import Waiters
+from spark_stream.consistency.partition.effects import Waiters
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "cancel", "pass"]), st.integers(0, 30))))

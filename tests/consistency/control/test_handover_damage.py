@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spark_stream.consistency.control import election
-from spark_stream.consistency.control.damage import Verdict, can_go_on, has_heir, judge
 from spark_stream.consistency.control.election import Unchanged
+from spark_stream.consistency.control.handover import Verdict, can_go_on, has_heir, judge
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from tests.examples import examples
@@ -251,7 +251,7 @@ class Life:
 
 @pytest.mark.rule(
     "whether a broker with a damaged log leaves the ISRs, stays or waits",
-    "consistency/control/damage.py",
+    "consistency/control/handover.py",
 )
 @pytest.mark.slow
 def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_lead() -> None:
