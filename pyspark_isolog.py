@@ -50,7 +50,7 @@ def problem_of(error: ImportError) -> str:
         )
     return (
         f"which lacks {error.name or error}. Set PYSPARK_PYTHON, where the job is submitted, to a"
-        ' Python that has isolog and all that it needs; see "On a cluster" in docs/spark.md.'
+        ' Python that has isolog and its dependencies. See "On a cluster" in docs/spark/cluster.md.'
     )
 
 

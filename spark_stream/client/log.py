@@ -560,7 +560,7 @@ class Log(Closing):
         is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
         Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
         is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
-        true; see ``docs/spark.md``. ``partitions``: only these of each topic. Records that
+        true; see ``docs/spark/read.md``. ``partitions``: only these of each topic. Records that
         retention removes meanwhile are missing from a read that starts at ``earliest``; any other
         read raises OffsetEvicted.
         """

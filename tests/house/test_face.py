@@ -27,7 +27,7 @@ FACE = {
 
 ALLOWED = {
     "README.md": "`spark_stream/`",  # the sentence that gives the reason
-    "docs/spark.md": "python -m zipfile",  # files of a checkout
+    "docs/spark/cluster.md": "python -m zipfile",  # files of a checkout
     "docs/rules.md": "`spark_stream/`",  # for developers
 }
 """The only lines of pages that name the package behind the face."""

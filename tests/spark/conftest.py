@@ -102,10 +102,10 @@ def topic() -> str:
 
 @pytest.fixture(scope="package")
 def isolog_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """isolog alone, made by the line of docs/spark.md."""
+    """isolog alone, made by the line of docs/spark/cluster.md."""
     target = tmp_path_factory.mktemp("zip") / "isolog.zip"
     line = "python -m zipfile -c isolog.zip isolog spark_stream pyspark_isolog.py"
-    assert line in (ROOT / "docs" / "spark.md").read_text()
+    assert line in (ROOT / "docs/spark/cluster.md").read_text()
     words = line.replace("isolog.zip", str(target)).split()
     subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
     return target

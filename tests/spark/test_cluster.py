@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full]
 
 JOB = Path(__file__).with_name("cluster_job.py")
 FAILURES = Path(__file__).with_name("cluster_failures.py")
-PAGE = (ROOT / "docs" / "spark.md").read_text()
+PAGE = (ROOT / "docs/spark/cluster.md").read_text()
 
 
 @dataclass(frozen=True)

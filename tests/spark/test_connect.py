@@ -69,7 +69,7 @@ def test_a_path_in_the_sessions_files_is_refused(told: Any) -> None:
 def test_isolog_sent_by_a_client_to_a_server_without_it(
     tmp_path: Path, log_dir: Path, isolog_zip: Path
 ) -> None:
-    """For batches. Spark gives its session's files to no stream: docs/spark.md says so."""
+    """For batches. Spark gives its session's files to no stream: see docs/spark/cluster.md."""
     bare = python_without(tmp_path / "bare")
     said = run(tmp_path, "connect_artifacts_client.py", isolog_zip, log_dir, python=bare)
     assert "[DATA_SOURCE_NOT_FOUND]" in said["before"]

@@ -1,4 +1,4 @@
-"""Facts of Spark that the connector leans on (docs/spark.md); a change in one shows here."""
+"""Facts of Spark that the connector relies on (docs/spark/facts.md). A change in one shows here."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ def raised_in_a_thread(work: Callable[[], object]) -> Exception | None:
 def test_a_thread_has_no_active_session_and_so_no_python_data_source_to_write_to(
     spark: SparkSession, queries: Queries, topic: str
 ) -> None:
-    """docs/spark.md has the line that helps; the module of the data source is not even looked for,
+    """docs/spark/cluster.md has the remedy; the module of the data source is not even looked for,
     so nothing of ours can."""
     frame = spark.range(3)
 

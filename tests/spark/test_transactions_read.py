@@ -181,7 +181,7 @@ def test_an_atomic_stream_takes_up_what_was_undecided(
 def test_a_union_of_parts_of_one_stream_is_one_source_and_splits_no_transaction(
     queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
 ) -> None:
-    """The form that ``docs/spark.md`` shows: each micro-batch ends after the same transaction."""
+    """The form in ``docs/spark/read.md``: each micro-batch ends after the same transaction."""
     for number in range(3):
         both(log, pair, pair[0], number * SIZE)
     stream = queries.stream(

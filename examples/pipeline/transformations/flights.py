@@ -20,7 +20,8 @@ def flights() -> DataFrame:
 
 
 # The sinkId stays the same if the pipeline gets a new checkpoint (--full-refresh): rows that are
-# in the topic already are not written again, but the run fails. docs/spark.md says what to do then.
+# in the topic already are not written again, but the run fails.
+# docs/spark/write.md describes the remedy.
 dp.create_sink(
     "late_flights",
     "isolog",

@@ -20,7 +20,7 @@ _OTHER_SIDES: Final = {
     "subscribePattern": _WRITES,
     "assign": _WRITES,
 }
-_LEAVE_OUT: Final = "Leave it out; docs/spark.md says what each option is for."
+_LEAVE_OUT: Final = "Leave it out; docs/reference/options.md describes each option."
 
 
 def checked(given: Mapping[str, str], side: Use, what: str) -> dict[str, str]:

@@ -266,22 +266,22 @@ class GivenToSource(GivenToBoth, frozen=True):
         "filter",
         Use.SOURCE,
         "only the records for which this predicate, in Spark's SQL, is true: the leader looks at"
-        " the others, and [what it takes](../spark.md#filters)",
+        " the others, and [what it takes](../spark/read.md#filters)",
         values.predicate,
     )
     push_filters = Defaulted(
         "pushFilters",
         Use.BATCH_SOURCE,
         "let Spark push its filters to the leader, where its setting is on; only for a DataFrame"
-        " that [one query reads once](../spark.md#filters)",
+        " that [one query reads once](../spark/read.md#filters)",
         values.boolean,
         "false",
     )
     mapped_reads = Defaulted(
         "mappedReads",
         Use.SOURCE,
-        "read large ranges [from the log's own files](../spark.md#reads-next-to-the-data), where a"
-        " task runs on the machine of a replica",
+        "read large ranges [from the log's own files](../spark/read.md#reads-next-to-the-data),"
+        " where a task runs on the machine of a replica",
         values.boolean,
         "true",
     )
@@ -289,7 +289,7 @@ class GivenToSource(GivenToBoth, frozen=True):
         "rack",
         Use.SOURCE,
         "the rack that all tasks run in: under `read_replicated` and above they read from an"
-        " in-sync replica [in it](../spark.md#reads-in-the-same-rack); by default what"
+        " in-sync replica [in it](../spark/read.md#reads-in-the-same-rack); by default what"
         " `ISOLOG_RACK` says where a task runs",
         values.rack,
         shown="`ISOLOG_RACK`",
@@ -359,7 +359,8 @@ class GivenToSink(GivenToBoth, frozen=True):
         "onBadRecord",
         Use.SINK,
         "what to do with rows that do not fit their topic: `fail`, or `deadLetter`: write them to"
-        " `deadLetterTopic`, with the reason, [in the same transaction](../spark.md#dead-letters)",
+        " `deadLetterTopic`, with the reason,"
+        " [in the same transaction](../spark/write.md#dead-letters)",
         values.bad_record,
         "fail",
     )

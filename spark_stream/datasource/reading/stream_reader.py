@@ -1,6 +1,6 @@
 """The streaming source. Its offsets are the log's; Spark's checkpoint keeps them.
 
-What Spark does, and what follows (facts in ``docs/spark.md``):
+What Spark does, and what follows (facts in ``docs/spark/facts.md``):
 
 * ``initialOffset`` is asked for again on a restart if batch 0 was not committed. A start that moves
   ("latest") would then be another. So the first batch of a query with a moving start is empty, and

@@ -60,7 +60,7 @@ def arrive(made: bytes, needed: tuple[str, ...]) -> Any:
             f" (Python {platform.python_version()}), which lacks {', '.join(missing)}. Set"
             " PYSPARK_PYTHON, where the job is submitted, to a Python that has isolog and all that"
             " it needs on every host, or send isolog along with spark-submit (--archives,"
-            ' --py-files); see "On a cluster" in docs/spark.md.'
+            ' --py-files); see "On a cluster" in docs/spark/cluster.md.'
         )
     from pyspark import cloudpickle as pickles
 

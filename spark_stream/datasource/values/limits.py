@@ -2,7 +2,7 @@
 
 All limits hold together. The least is waited for, but no longer than ``max_delay_s`` from when the
 first of the records that wait was seen. Spark's own read limits can say less: there are no two of
-them at once, and no delay (``docs/spark.md``).
+them at once, and no delay (``docs/spark/read.md``).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ DEAD_LETTERS: Final = pa.schema(
         pa.field("truncated", pa.bool_(), nullable=False),
     ]
 )
-"""The columns of a topic of dead letters; ``docs/spark.md`` says what they mean."""
+"""The columns of a topic of dead letters; ``docs/spark/write.md`` describes them."""
 
 ROW_BYTES_MAX: Final = 1 << 20
 """A row's JSON is cut behind so many bytes."""

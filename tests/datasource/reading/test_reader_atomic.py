@@ -55,7 +55,7 @@ def test_one_source_of_two_topics_never_splits_a_transaction(shared, log, pair):
 
 
 def test_two_sources_of_one_query_may_split_one_over_their_micro_batches(shared, log, pair):
-    """What ``docs/spark.md`` warns of. Spark plans one source after the other, each by itself."""
+    """The limit in ``docs/spark/read.md``. Spark plans each source by itself, in sequence."""
     one, two = (Query(shared.address, name, **ATOMIC) for name in pair)
     end = one.planned()
     with log.producer(transactional_id=pair[0]) as producer:
