@@ -16,7 +16,7 @@ ETCD_VERSIONS ?= 3.5.35 3.6.16 3.7.3
 # Spark and brokers of its own, so it needs 3 GB.
 FREE_BYTES := cat /proc/meminfo /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null \
   | awk '/^MemAvailable/ {n = $$2 * 1024} /^[0-9]+$$/ && (!n || $$1 < n) {n = $$1} END {print (n ? n : 9e9)}'
-TEST_PROCESSES ?= $(shell $(FREE_BYTES) | awk '{n = int($$1 / 3e9); print (n < 1 ? 1 : n > 3 ? 3 : n)}')
+TEST_PROCESSES ?= $(shell $(FREE_BYTES) | awk '{n = int($$1 / 3e9); print (n < 1 ? 1 : n > 4 ? 4 : n)}')
 
 VENV := $(CURDIR)/.venv
 INSTALLED := .venv/.installed
