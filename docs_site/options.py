@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from docs_site.cells import row, table
-from spark_stream.datasource.options.kafka import KAFKAS, KafkaOption
+from spark_stream.datasource.options.names import KAFKAS, KafkaOption
 from spark_stream.datasource.options.table import OPTIONS, Option, Use
 
 _WHOM: Final = {

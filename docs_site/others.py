@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 
 from docs_site.cells import row, table
-from spark_stream.datasource.watching.listener import QueryMetrics
+from spark_stream.datasource.watching import QueryMetrics
 from spark_stream.errors import BY_CODE, IsologError
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 try:
-    from spark_stream.datasource.watching.listener import LagListener
-    from spark_stream.datasource.watching.progress import progress_bar
+    from spark_stream.datasource.watching import LagListener, progress_bar
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] != "pyspark":
         raise

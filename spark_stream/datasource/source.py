@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -22,15 +21,18 @@ from spark_stream.datasource.options import (
     source_options,
     source_part,
 )
+from spark_stream.datasource.options.tables import kept_options, names_both_sides, table_options
 from spark_stream.datasource.reading.planning import Planner
-from spark_stream.datasource.reading.pushing import PushingReader
-from spark_stream.datasource.reading.reader import IsologReader
+from spark_stream.datasource.reading.reader import IsologReader, PushingReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
-from spark_stream.datasource.spark.host import PUSHES_FILTERS, is_worker
-from spark_stream.datasource.spark.spark_errors import RefusedStream, with_spark_errors
-from spark_stream.datasource.spark.tables import kept_options, names_both_sides, table_options
 from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.types import to_spark
+from spark_stream.datasource.spark.workers import (
+    PUSHES_FILTERS,
+    RefusedStream,
+    is_worker,
+    with_spark_errors,
+)
 from spark_stream.datasource.writing.writer import IsologStreamWriter, IsologWriter
 from spark_stream.errors import IsologError, Unsupported
 
@@ -52,21 +54,25 @@ class IsologDataSource(Travels, DataSource):
         return table.at(source.place).kept_in(to_spark(Planner.of(source, has_tasks=False).shown()))
 
     def _source(self, schema: StructType, streaming: bool | None) -> SourceOptions:
-        part = partial(source_part, streaming=streaming)
-        return source_options(self._given(schema, part), streaming=streaming)
+        shared, given = self._shared(schema)
+        part = source_part(shared, streaming=streaming)
+        return source_options({**part, **given}, streaming=streaming)
 
     def _sink(self, schema: StructType, streaming: bool) -> SinkOptions:
-        part = partial(sink_part, streaming=streaming)
-        return sink_options(self._given(schema, part), streaming=streaming)
+        shared, given = self._shared(schema)
+        return sink_options(
+            {**sink_part(shared, streaming=streaming), **given}, streaming=streaming
+        )
 
-    def _given(
-        self, schema: StructType, part: Callable[[Mapping[str, str]], dict[str, str]]
-    ) -> Mapping[str, str]:
-        """Return a query's options: its own, and those of the table whose columns these are."""
+    def _shared(self, schema: StructType) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return the options for source and sink together, and those of this query alone.
+
+        The columns of a table have the table's options.
+        """
         table = kept_options(self.options, schema)
         if table is not None:
-            return {**part(table.given), **self.options}
-        return part(self.options) if names_both_sides(self.options) else self.options
+            return table.given, self.options
+        return (self.options, {}) if names_both_sides(self.options) else ({}, self.options)
 
     @with_spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:

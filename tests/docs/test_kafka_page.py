@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource.options.kafka import KAFKAS, KafkaOption, replaced
+from spark_stream.datasource.options.names import KAFKAS, KafkaOption, replaced
 from spark_stream.datasource.options.table import OPTIONS
 from tests.conftest import ROOT
 

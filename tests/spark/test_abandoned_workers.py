@@ -31,7 +31,7 @@ print(json.dumps([len(frame.limit(5).collect()), len(frame.take(3)), frame.isEmp
 """
 
 
-# tests/datasource/spark/test_spark_errors.py is quicker.
+# tests/datasource/spark/test_workers.py is quicker.
 @pytest.mark.full
 def test_queries_with_a_limit_print_no_broken_pipe(tmp_path: Path) -> None:
     path = tmp_path / "log"

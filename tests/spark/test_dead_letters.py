@@ -19,7 +19,7 @@ from pyspark.sql.functions import from_json, struct, to_json
 
 import isolog
 from spark_stream.datasource.spark.types import to_arrow
-from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS
+from spark_stream.datasource.writing.bad_rows import DEAD_LETTERS
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import faulty, kill_session
 from tests.spark.sink_driver import FILES, ROWS_PER_BATCH
@@ -155,7 +155,7 @@ def time_type(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.rule(
     "a dead letter's row is read by Spark's from_json, whatever its types",
-    "datasource/writing/dead_letters.py",
+    "datasource/writing/bad_rows.py",
 )
 def test_from_json_reads_every_type_of_a_dead_letter(
     queries: Queries, log: isolog.Log, topic: str, time_type: None
@@ -187,7 +187,7 @@ def test_from_json_reads_every_type_of_a_dead_letter(
         assert row == other
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/writing/test_dead_letters.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_bad_rows_dead_letters.py
 def test_a_task_that_is_tried_again_writes_no_letter_twice(
     queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def queries_of_module(spark: SparkSession, shared_path: Path) -> Queries:
 @pytest.mark.rule(
     "a micro-batch is written once",
     "consistency/transactions/sinks.py",
-    "datasource/writing/branches.py",
+    "datasource/writing/transactions.py",
 )
 @pytest.mark.chaos
 @pytest.mark.full
@@ -191,7 +191,7 @@ def present(transactions: isolog.Log, query_name: str) -> TransactionDescription
 
 @pytest.mark.rule(
     "how long the transaction of a dead driver holds readers back",
-    "datasource/writing/renewal.py",
+    "datasource/writing/transactions.py",
     "scripts/transactions/sweeping.py",
 )
 @pytest.mark.chaos

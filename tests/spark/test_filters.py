@@ -66,7 +66,7 @@ def test_a_batch_query_reads_what_its_filter_keeps(rows: DataFrame, queries: Que
     assert queries.read(topic, filter="n >= 0").count() == 2000
 
 
-@pytest.mark.rule("which filters Spark pushes, and when", "datasource/reading/pushing.py")
+@pytest.mark.rule("which filters Spark pushes, and when", "datasource/reading/reader.py")
 @pytest.mark.parametrize("pushes", [pytest.param(False, marks=pytest.mark.full), True])
 def test_spark_pushes_filters_only_where_it_may(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, pushes: bool
@@ -182,7 +182,7 @@ def test_kafkas_columns_are_filtered(
         assert sorted(row.offset for row in pushed.collect()) == [28, 29]
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/reading/test_pushing.py
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_pushing.py
 def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, tmp_path: Path
 ):

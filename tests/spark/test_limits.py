@@ -83,7 +83,7 @@ def test_available_now_reaches_its_target_and_no_partition_that_came_later(
     assert read_back(spark, out) == list(range(160))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/values/test_tasks.py
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_limits_tasks.py
 def test_ranges_are_split_and_no_record_is_dropped(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

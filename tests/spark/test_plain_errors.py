@@ -42,7 +42,7 @@ def test_what_goes_wrong_in_a_task_is_told_without_a_traceback(
     assert "has partitions 0 to 0, not 7" in "".join(message.splitlines()[:2])
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/reading/test_nulls.py
+@pytest.mark.full  # without a JVM: tests/datasource/spark/test_types_nulls.py
 def test_not_null_over_a_nullable_column_is_refused_in_batch_and_streaming(
     spark: SparkSession, queries: Queries, topic: str, tmp_path: Path
 ) -> None:

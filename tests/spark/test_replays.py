@@ -95,7 +95,7 @@ def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
     assert copy.written() == list(range(15))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/writing/test_branches.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
 def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
     """As of two runs at once that both wrote a plan for it: one of the plans is in the log."""
     copy.add(*range(10))
@@ -111,7 +111,7 @@ def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
     assert copy.written() == list(range(10))
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/writing/test_branches.py
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
 def test_a_batch_of_floats_alone_with_other_values(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

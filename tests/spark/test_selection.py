@@ -14,7 +14,7 @@ from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, wait_until
 
 
-@pytest.mark.full  # without a JVM: tests/datasource/values/test_selection.py
+@pytest.mark.full  # without a JVM: tests/datasource/options/test_query_selection.py
 def test_a_pattern_takes_up_topics_that_are_made_while_the_query_runs_and_while_it_is_stopped(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import isolog
-from spark_stream.datasource.spark.host import COMMITS, is_worker
+from spark_stream.datasource.spark.workers import COMMITS, is_worker
 from spark_stream.datasource.writing.identity import BATCH, QUERY, RUN
 from tests.spark.conftest import Queries
 from tests.support import eventually

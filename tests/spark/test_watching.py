@@ -14,7 +14,7 @@ from rich.console import Console
 
 import isolog
 from isolog.spark import LagListener, progress_bar
-from spark_stream.datasource.watching.lag import PartitionLag
+from spark_stream.datasource.watching import PartitionLag
 from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 

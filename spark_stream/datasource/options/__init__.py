@@ -1,23 +1,25 @@
-"""The options of ``format("isolog")``: which there are, what they may be, what is wrong with one.
+"""The options of ``format("isolog")``: their names, meanings, parsers and errors.
 
-Names are not case-sensitive. Every bad value has a message of its own, and an unknown name is
-refused with the nearest known one: an option that is silently ignored costs its user a day.
+Names are not case-sensitive. Each invalid value has a specific error. The error for an unknown name
+suggests the nearest known one. No option is silently ignored.
 
-``table``     every option: name, users, meaning, parser and default
-``values``    parsers of numbers, truth values, names and levels
-``places``    parsers of the offsets where a query starts or ends
-``checking``  names that a query may not have
-``source``    the checked options of a source
-``sink``      the checked options of a sink
-``shared``    one set of options for a source and a sink: those of tables and views
+``table``   every option: name, uses, meaning, parser and default
+``values``  the parsers of options
+``names``   checks of the names of options; the options of Spark's Kafka connector
+``query``   the checked options of a source, and of a sink
+``tables``  one set of options for a source and a sink: catalog tables and temporary views
 """
 
 from __future__ import annotations
 
-from spark_stream.datasource.options.places import FromProgress, Named
-from spark_stream.datasource.options.shared import sink_part, source_part
-from spark_stream.datasource.options.sink import SinkOptions, sink_options
-from spark_stream.datasource.options.source import SourceOptions, source_options
+from spark_stream.datasource.options.query import (
+    SinkOptions,
+    SourceOptions,
+    sink_options,
+    source_options,
+)
+from spark_stream.datasource.options.tables import sink_part, source_part
+from spark_stream.datasource.options.values import FromProgress, Named
 
 __all__ = [
     "FromProgress",

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from msgspec import Struct
 
 from spark_stream.datasource.options import values
-from spark_stream.datasource.options.places import moment, moments, offsets
+from spark_stream.datasource.options.values import moment, moments, offsets
 from spark_stream.datasource.values.limits import MAX_DELAY_DEFAULT_S
 
 

@@ -22,9 +22,9 @@ from msgspec import structs
 from spark_stream.client.sessions import ReaderHeartbeats
 from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.datasource.options.places import shown
+from spark_stream.datasource.options.values import shown
 from spark_stream.datasource.reading.planning import Planner
-from spark_stream.datasource.spark.host import READS_STREAMS, driver_jvm, is_worker
+from spark_stream.datasource.spark.workers import READS_STREAMS, is_worker, visible_jvm
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets
 from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError
 from spark_stream.loggers import logger_of
@@ -58,7 +58,7 @@ class NamedQuery:
         self._heartbeats: ReaderHeartbeats | None = None
         self._planned_at: float | None = None
         self._longest_s = 0.0  # between two plans
-        self._jvm = _jvm()
+        self._jvm = visible_jvm()
         self._is_ending = False
 
     def note_plan(self) -> None:
@@ -186,13 +186,6 @@ class NamedQuery:
                     self._name,
                     error.message,
                 )
-
-
-def _jvm() -> psutil.Process | None:
-    try:
-        return driver_jvm()
-    except psutil.Error:
-        return None
 
 
 def _is_running(process: psutil.Process | None) -> bool:

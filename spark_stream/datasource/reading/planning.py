@@ -20,10 +20,10 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation
 from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.options import SourceOptions
+from spark_stream.datasource.options.query import Selection
 from spark_stream.datasource.reading.losses import Losses
-from spark_stream.datasource.reading.nulls import check_nullability
 from spark_stream.datasource.spark.session import Grant, Session, located, session
-from spark_stream.datasource.spark.types import text_rule, to_arrow, to_spark
+from spark_stream.datasource.spark.types import check_nullability, text_rule, to_arrow, to_spark
 from spark_stream.datasource.values.limits import Place
 from spark_stream.datasource.values.offsets import (
     Found,
@@ -36,7 +36,6 @@ from spark_stream.datasource.values.offsets import (
     ranges,
     to_json,
 )
-from spark_stream.datasource.values.selection import Selection
 from spark_stream.errors import (
     InvalidFilter,
     InvalidOption,

@@ -1,15 +1,26 @@
-"""The batch source, and how any source reads a range: in a worker, batch after Arrow batch."""
+"""The batch source, and the reading of ranges for all sources: in a worker, by Arrow batches.
+
+Spark passes its filters to a batch reader, and does not apply the filters that the reader takes. It
+does so only if ``spark.sql.python.filterPushdown.enabled`` is on. If it is off, Spark refuses a
+reader that would take filters. A reader cannot see that setting. But Spark passes the filters in a
+Python worker that does nothing else, and all other workers only plan or read.
+
+Spark keeps the filters that a reader took with the DataFrame, for all queries over it. So they are
+taken only if the option ``pushFilters`` is set.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Final
+from decimal import Decimal, getcontext
+from typing import Any, Final
 
 import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
+from pyspark.sql import datasource as spark
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -23,11 +34,11 @@ from spark_stream.datasource.reading.naming import NamedQuery
 from spark_stream.datasource.reading.planning import Planner, planned_view
 from spark_stream.datasource.reading.starts import check_order, resolved
 from spark_stream.datasource.spark.session import session
-from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
-from spark_stream.datasource.spark.types import to_arrow
+from spark_stream.datasource.spark.types import text_rule, to_arrow
+from spark_stream.datasource.spark.workers import with_spark_errors
+from spark_stream.datasource.values.limits import Task, tasks
 from spark_stream.datasource.values.offsets import Offsets, Range, ranges
-from spark_stream.datasource.values.tasks import Task, tasks
 from spark_stream.errors import (
     DataLoss,
     InvalidFilter,
@@ -40,6 +51,20 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import fitted
 from spark_stream.sql.filters import row_filter
+from spark_stream.sql.tree import (
+    Column,
+    Compare,
+    Comparison,
+    Holds,
+    In,
+    IsNull,
+    Literal,
+    Not,
+    Predicate,
+    TextPart,
+    compared_columns,
+)
+from spark_stream.sql.writing import both, literal_of, sql_of
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import TopicDescription
@@ -314,3 +339,78 @@ class IsologReader(Travels, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up one partition without a range.
         return self._ranges.read(partition.value) if partition.value is not None else iter(())
+
+
+class PushingReader(IsologReader):
+    """A batch source that lets the leader apply Spark's filters."""
+
+    @with_spark_errors
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Keep the filters that the leader can apply; return the others."""
+        texts = [self._text_of(each) for each in filters]
+        self.keep_only(both(*texts))
+        return [each for each, text in zip(filters, texts, strict=True) if text is None]
+
+    def _text_of(self, pushed: Any) -> str | None:
+        """Return the filter as SQL that fits all topics; None if Spark has to apply it."""
+        tree = _tree_of(pushed)
+        if tree is None or any(
+            text_rule(self.schema, column.path) for column in compared_columns(tree)
+        ):
+            return None
+        text = sql_of(tree)
+        try:
+            self.check_filter(text)
+        except InvalidFilter:
+            return None
+        return text
+
+
+def _tree_of(pushed: Any) -> Predicate | None:
+    """Return the filter as a tree; None if no tree expresses it."""
+    if isinstance(pushed, spark.Not):
+        part = _tree_of(pushed.child)
+        return None if part is None else Not(part)
+    if isinstance(pushed, spark.IsNull):
+        return IsNull(Column(pushed.attribute))
+    if isinstance(pushed, spark.IsNotNull):
+        return Not(IsNull(Column(pushed.attribute)))
+    if isinstance(pushed, spark.In):
+        items = [_literal(value) for value in pushed.value]
+        known = tuple(each for each in items if each is not None)
+        return In(Column(pushed.attribute), known) if known and len(known) == len(items) else None
+    kind = type(pushed)
+    if kind not in _OPERATORS or (value := _literal(pushed.value)) is None:
+        return None
+    operator, column = _OPERATORS[kind], Column(pushed.attribute)
+    if isinstance(operator, TextPart):
+        return Holds(column, operator, value)
+    sides = (value, column) if kind in _MIRRORED else (column, value)
+    return Compare(operator, *sides)
+
+
+def _literal(value: Any) -> Literal | None:
+    """Return the value as a literal; None if a filter has no such value, or it may be rounded.
+
+    PySpark multiplies decimals in the context of the process, which rounds to its precision (28).
+    A value with that many digits may be rounded, and Spark does not apply a taken filter itself.
+    """
+    if isinstance(value, Decimal) and len(value.as_tuple().digits) >= getcontext().prec:
+        return None
+    return literal_of(value)
+
+
+_OPERATORS: Final[Mapping[type, Comparison | TextPart]] = {
+    spark.EqualTo: Comparison.EQUAL,
+    spark.EqualNullSafe: Comparison.SAME,
+    spark.LessThan: Comparison.LESS,
+    spark.LessThanOrEqual: Comparison.LESS_OR_EQUAL,
+    spark.GreaterThan: Comparison.LESS,
+    spark.GreaterThanOrEqual: Comparison.LESS_OR_EQUAL,
+    spark.StringStartsWith: TextPart.START,
+    spark.StringEndsWith: TextPart.END,
+    spark.StringContains: TextPart.ANYWHERE,
+}
+
+_MIRRORED: Final = (spark.GreaterThan, spark.GreaterThanOrEqual)
+"""Filters whose column is on the right side of the operator."""

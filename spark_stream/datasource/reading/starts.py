@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from spark_stream.consistency.replication.epochs import Lineage
-from spark_stream.datasource.options.places import (
+from spark_stream.datasource.options.query import Bound, SourceOptions
+from spark_stream.datasource.options.values import (
     At,
     FromProgress,
     Moment,
@@ -16,7 +17,6 @@ from spark_stream.datasource.options.places import (
     said_at,
     topics_of,
 )
-from spark_stream.datasource.options.source import Bound, SourceOptions
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets, known_offsets
 from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic

@@ -38,9 +38,9 @@ from spark_stream.datasource.reading.naming import NamedQuery
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.reading.starts import Resolved, resolved
-from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
-from spark_stream.datasource.values.limits import Pace
+from spark_stream.datasource.spark.workers import with_spark_errors
+from spark_stream.datasource.values.limits import Pace, tasks
 from spark_stream.datasource.values.offsets import (
     Found,
     Offsets,
@@ -48,7 +48,6 @@ from spark_stream.datasource.values.offsets import (
     known_offsets,
     ranges,
 )
-from spark_stream.datasource.values.tasks import tasks
 from spark_stream.errors import Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST

@@ -22,15 +22,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import OPEN, Access, access_of, bootstrap_of_profile
-from spark_stream.datasource.spark.host import driver_jvm, this_host
+from spark_stream.datasource.spark.workers import IN_A_WORKER, driver_jvm, this_host
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 
-IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
-"""The variable that Spark sets for its Python processes, planners and tasks alike."""
-
 _UUID: Final = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
 _DELETED: Final = re.compile(
     rf"(userFiles|spark|blockmgr|artifacts|executor)-{_UUID}"  # a session's files
     r"|container_(e\d+_)?\d+_\d+_\d+_\d+"  # a YARN container
@@ -44,6 +42,7 @@ _WHERE: Final = (
     " (…), then INSERT INTO t SELECT …), nor to a table with declared columns (leave the columns"
     " out), nor to an INSERT of columns with just the table's names."
 )
+
 _POD: Final = Path("/opt/spark/work-dir")
 """Where Spark's image runs; in Kubernetes it ends with its pod."""
 

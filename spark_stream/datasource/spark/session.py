@@ -27,8 +27,8 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
-from spark_stream.datasource.spark import host as hosts
 from spark_stream.datasource.spark.place import Place
+from spark_stream.datasource.spark.workers import this_host
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
 from spark_stream.wire.cluster_messages import GetStatus
 
@@ -219,7 +219,7 @@ def _connected(place: Place, create: bool) -> Session:
 
 
 def _check_host(place: Place) -> None:
-    if place.path is None or place.host is None or place.host == hosts.this_host():
+    if place.path is None or place.host is None or place.host == this_host():
         return
     raise InvalidOption(
         f"path {place.path} is a directory of the host of Spark's driver, and this task runs on"

@@ -3,13 +3,17 @@
 Spark compares the schema of what a reader yields with its own, to the letter: list items are called
 ``element``, timestamps are ``us`` with the zone ``UTC`` or none. So the mapping is written down
 here, and does not depend on the (internal) one of the Spark release at hand.
+
+A query may declare a column NOT NULL only if the topic does so too. Spark trusts a reader's schema:
+it drops ``is null`` from a query over a NOT NULL column, and reads memory that a null does not
+have.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -257,10 +261,6 @@ _FROM_ARROW: Final[tuple[tuple[Callable[[pa.DataType], bool], st.DataType], ...]
     (pt.is_binary, st.BinaryType()),
     (pt.is_fixed_size_binary, st.BinaryType()),
     (pt.is_date32, st.DateType()),
-    (lambda kind: pt.is_timestamp(kind) and kind.unit == "us" and kind.tz, st.TimestampType()),
-    (lambda kind: pt.is_timestamp(kind) and kind.unit == "us", st.TimestampNTZType()),
-    (lambda kind: pt.is_duration(kind) and kind.unit == "us", st.DayTimeIntervalType()),
-    (lambda kind: pt.is_time64(kind) and kind.unit == "ns", st.TimeType()),
     (pt.is_null, st.NullType()),
 )
 
@@ -273,6 +273,12 @@ def _spark_type(field: pa.Field, path: str) -> st.DataType:
     for holds, spark in _FROM_ARROW:
         if holds(kind):
             return spark
+    if pt.is_timestamp(kind) and kind.unit == "us":
+        return st.TimestampType() if kind.tz else st.TimestampNTZType()
+    if kind == pa.duration("us"):
+        return st.DayTimeIntervalType()
+    if kind == pa.time64("ns"):
+        return st.TimeType()
     if pt.is_decimal(kind) and kind.precision <= 38:
         return st.DecimalType(kind.precision, kind.scale)
     if pt.is_map(kind):
@@ -311,3 +317,36 @@ def _declared(field: pa.Field) -> st.DataType | None:
     if declared in INTERVALS:
         return st.DayTimeIntervalType(*INTERVALS[declared])
     return st.TimeType(int(declared.removeprefix("time(").removesuffix(")")))
+
+
+def check_nullability(topic: str, stored: pa.Schema, wanted: pa.Schema) -> None:
+    """Raise SchemaMismatch for a column that is NOT NULL to the query and nullable in the topic.
+
+    ``stored`` has the columns of ``wanted``, in types that fit.
+    """
+    for field in wanted:
+        for path in _promised(field.name, stored.field(field.name), field):
+            raise SchemaMismatch(
+                f"column {path!r} is NOT NULL in the query's schema, and may be null in topic"
+                f" {topic!r}",
+                hint="Leave NOT NULL out of the schema; `where … is not null` drops the nulls.",
+                column=path,
+            )
+
+
+def _promised(path: str, stored: pa.Field, wanted: pa.Field) -> Iterator[str]:
+    """Yield this field and those within it, if declared NOT NULL though they may be null."""
+    if stored.nullable and not wanted.nullable:
+        yield path
+    if pt.is_map(stored.type) and pt.is_map(wanted.type):
+        yield from _promised(f"{path}.key", stored.type.key_field, wanted.type.key_field)
+        yield from _promised(f"{path}.value", stored.type.item_field, wanted.type.item_field)
+    elif pt.is_struct(stored.type) and pt.is_struct(wanted.type):
+        for inner in wanted.type:
+            yield from _promised(f"{path}.{inner.name}", stored.type.field(inner.name), inner)
+    elif _is_list(stored.type) and _is_list(wanted.type):
+        yield from _promised(f"{path}.element", stored.type.value_field, wanted.type.value_field)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_fixed_size_list(kind))

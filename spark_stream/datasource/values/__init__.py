@@ -1,8 +1,7 @@
 """What options and offsets of a query mean, as values.
 
-``offsets``    streaming offsets, and the ranges between them
-``selection``  which topics a query reads
-``limits``     what a micro-batch takes at least and at most; ``sharing``: of a backlog
-``tasks``      which ranges a Spark task reads
-``content``    how many rows were written, and a digest of them
+``offsets``          streaming offsets, and the ranges between them
+``limits``           the limits of micro-batches and of tasks
+``content``          the number of rows that were written, and a digest of them
+``earlier_content``  the digest that earlier releases recorded
 """

@@ -1,21 +1,42 @@
-"""How far a micro-batch goes: at least so many records, at most so many records and bytes.
+"""The limits of micro-batches and of tasks: the end of a micro-batch, and its division into tasks.
 
-All limits hold together. The least is waited for, but no longer than ``max_delay_s`` from when the
-first of the records that wait was seen. Spark's own read limits can say less: there are no two of
-them at once, and no delay (``docs/spark/read.md``).
+*Micro-batches* have at least so many records, and at most so many records and bytes. All limits
+hold together. A query waits for the minimum, but no longer than ``max_delay_s`` from the time when
+it saw the first pending record. Spark's own read limits can express less: there are no two of them
+together, and no delay (``docs/spark/read.md``). A limit is shared out over the partitions by their
+backlogs. A batch that is planned again has to come out the same. So the turn of a partition depends
+only on the number of records that the query has read before.
+
+*Tasks.* A task costs Spark 10 to 20 ms, whatever it reads. So ranges of few records share a task,
+and large ones are split if an option says so. A micro-batch that is replayed must have the same
+tasks, or ``rand(7)`` in ``foreachBatch`` gives other values. So they depend on its offsets and on
+options only, not on leaders or on other topics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spark_stream.datasource.values.offsets import Offsets, Range, TopicOffsets, ranges
-from spark_stream.datasource.values.sharing import shared_bytes, shared_out
 
+K = TypeVar("K")
+Place = tuple[str, int]
+"""A topic and a partition."""
+
+Task = tuple[Range, ...]
 MAX_DELAY_DEFAULT_S: Final = 900.0
+
+SHARED_RECORDS: Final = 50_000
+"""Up to this many records ranges share a task: a worker reads them in about its start time.
+
+A release that changes it changes the tasks of micro-batches that are replayed after an upgrade.
+"""
 
 
 class Limits(Struct, frozen=True):
@@ -32,10 +53,6 @@ class Limits(Struct, frozen=True):
         return any(
             each is not None for each in (self.max_offsets, self.max_bytes, self.min_offsets)
         )
-
-
-Place = tuple[str, int]
-"""A topic and a partition."""
 
 
 class RangeSizes(Protocol):
@@ -122,3 +139,130 @@ def limited_records(begin: Offsets, ends: Offsets, limit: int) -> dict[str, Topi
 def _read_before(begin: Offsets) -> int:
     """Return how many records a query at these offsets has read, if it began at 0."""
     return sum(sum(topic.offsets.values()) for topic in begin.values())
+
+
+class Splitting(Struct, frozen=True):
+    """What was asked for: at least so many tasks, and at most so many records in each."""
+
+    min_partitions: int | None = None
+    max_records: int | None = None
+
+
+def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
+    """Return the tasks that read the ranges: each record once, in the order of its partition.
+
+    There are at least ``min_partitions`` tasks if there are as many records, split in proportion to
+    the sizes of the ranges.
+    """
+    pieces = list(asked)
+    if splitting.max_records is not None:
+        most = splitting.max_records
+        pieces = [
+            piece for each in pieces for piece in _cut(each, -(-(each.end - each.start) // most))
+        ]
+    least = splitting.min_partitions or 1
+    if len(pieces) < least:
+        wanted = shared_out(dict(enumerate(each.end - each.start for each in pieces)), least)
+        pieces = [piece for n, each in enumerate(pieces) for piece in _cut(each, wanted[n])]
+    shared = list(_shared(pieces, min(SHARED_RECORDS, splitting.max_records or SHARED_RECORDS)))
+    return shared if len(shared) >= least else [(piece,) for piece in pieces]
+
+
+def _cut(whole: Range, parts: int) -> list[Range]:
+    """Cut the range into this many parts, which differ by one record at most.
+
+    Each keeps the lineage of the whole's end: it tells of the records before that one as well.
+    """
+    size = whole.end - whole.start
+    edges = [whole.start + size * n // parts for n in range(parts + 1)]
+    return [replace(whole, start=start, end=end) for start, end in pairwise(edges)]
+
+
+def _shared(pieces: Sequence[Range], most: int) -> Iterable[Task]:
+    """Return neighbouring pieces together, as long as they have at most so many records."""
+    held: list[Range] = []
+    size = 0
+    for piece in pieces:
+        records = piece.end - piece.start
+        if held and size + records > most:
+            yield tuple(held)
+            held, size = [], 0
+        held.append(piece)
+        size += records
+    if held:
+        yield tuple(held)
+
+
+def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, int]:
+    """Return how many records each partition gives: ``limit`` in all, or the backlog if less.
+
+    Every partition with a backlog gives at least one record, and more in proportion; what is left
+    over goes to the largest fractions. If the limit is too small for that, partitions take turns.
+
+    ``backlog`` names all partitions, those without a backlog too, always in the same order.
+    ``turn`` is how many records they gave before, in all: so a batch that is planned again comes
+    out the same, and of n partitions each is asked within n / limit batches, rounded up.
+    """
+    if sum(backlog.values()) <= limit:
+        return dict(backlog)
+    waiting = sum(1 for size in backlog.values() if size)
+    return _in_turn(backlog, limit, turn) if waiting > limit else _in_proportion(backlog, limit)
+
+
+def _in_turn(backlog: Mapping[K, int], limit: int, turn: int) -> dict[K, int]:
+    """Take one record each of the first partitions with a backlog, starting at the turn's place.
+
+    The turn moves on by the limit with every such batch, so it comes to every partition.
+    """
+    keys = list(backlog)
+    first = turn % len(keys)
+    waiting = [key for key in (*keys[first:], *keys[:first]) if backlog[key]]
+    return dict.fromkeys(backlog, 0) | dict.fromkeys(waiting[:limit], 1)
+
+
+def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
+    taken = dict.fromkeys(backlog, 0)
+    sizes = {key: size for key, size in backlog.items() if size}
+    left, total = limit, sum(sizes.values())
+    # A partition that would give less than one record gives one; less is left for the others, so
+    # look again.
+    while small := [key for key, size in sizes.items() if size * left < total]:
+        for key in small:
+            taken[key] = 1
+            total -= sizes.pop(key)
+        left -= len(small)
+    exact = {key: divmod(size * left, total) for key, size in sizes.items()}
+    taken |= {key: whole for key, (whole, _) in exact.items()}
+    left = limit - sum(taken.values())
+    by_remainder = sorted(exact, key=lambda key: exact[key][1], reverse=True)
+    for key in by_remainder[:left]:
+        taken[key] += 1
+    return taken
+
+
+def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
+    """Return how many bytes each partition gets: at most ``limit`` in all, or the backlog if less.
+
+    ``backlog`` has the bytes of each partition's records, and those of its first one; ``turn`` is
+    how many records were read before. As many partitions as possible get their first record, and
+    the rest is shared out in proportion. The first in turn always gets its first record, even if
+    that alone is larger than the limit: so a query gets past every record.
+    """
+    if sum(size for size, _ in backlog.values()) <= limit:
+        return {key: size for key, (size, _) in backlog.items()}
+    keys = [key for key, (size, _) in backlog.items() if size]
+    # Not turn % len(keys): if every batch has the same number of records, that may always be the
+    # same partition.
+    at = random.Random(turn).randrange(len(keys))
+    given = dict.fromkeys(backlog, 0)
+    left = limit
+    for place, key in enumerate((*keys[at:], *keys[:at])):
+        first = backlog[key][1]
+        if first <= left or place == 0:
+            given[key] = first
+            left -= first
+    beyond = {key: backlog[key][0] - first for key, first in given.items() if first}
+    if left > 0:
+        for key, share in shared_out(beyond, left).items():
+            given[key] += share
+    return given

@@ -1,28 +1,53 @@
-"""Who writes: under which transactional id, of which query and run, which micro-batch.
+"""The identity of a sink: its transactional id, query, run and micro-batch, its driver, its log.
 
-A stream sink's identity is the option ``sinkId``, or else the id that Spark gives a query and keeps
-in its checkpoint (decision 14). A task learns its query, run and micro-batch from local properties
-of its job. Spark does not document their names, so each is checked before a task writes: a sink
-that guessed could take another's batch for its own, and drop it.
+*Identity.* A streaming sink's identity is the option ``sinkId``, or else the id that Spark gives a
+query and keeps in its checkpoint (decision 14). A task reads its query, run and micro-batch from
+local properties of its job. Spark does not document their names, so each is checked before a task
+writes: a sink that guessed could take another sink's batch for its own, and drop it.
 
-A batch write has no query. With ``sinkId`` and ``batchId`` its user names the batch, and every
-attempt at it is a run of its own; without, it is a job that nobody will ask about again.
+A batch write has no query. With ``sinkId`` and ``batchId`` its user names the batch, and each
+attempt at it is a separate run. Without them it is a job that is never replayed.
+
+*Plan.* Spark passes to a sink's ``abort`` the batch id and the messages of the tasks that had
+ended, perhaps none, but neither query nor run. But planning, commit and abort all run in Python
+processes that the driver's JVM has started, and a checkpoint has one query in it. So JVM and
+checkpoint name the run. A clock that all processes of the host share shows which plans an abort
+gives up: a later run of the same query in the same JVM plans later.
+
+*Log.* A source's offsets name their log, but a sink has no offsets. Without a note in its
+checkpoint, a query would continue in another log if its ``path`` or ``bootstrap`` came to mean one
+(a directory was replaced, an address was reused), and would leave its rows in two logs. So the
+first plan of a query writes the id of the log's cluster into the checkpoint, beside Spark's files.
+Every later plan compares it before a task starts. A checkpoint that is not a directory of the
+driver's host (object stores, HDFS) has no such note.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import time
 import uuid
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
+import psutil
 from msgspec import Struct
 from pyspark import TaskContext
 
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES
-from spark_stream.errors import Unsupported
+from spark_stream.datasource.spark.place import Place, driver_directory
+from spark_stream.datasource.spark.workers import this_host, visible_jvm
+from spark_stream.errors import InvalidOption, Unsupported, WrongCluster
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 RUN: Final = "spark.jobGroup.id"
+NOTE: Final = "isolog.json"
 
 
 class BranchIdentity(Struct, frozen=True):
@@ -101,3 +126,94 @@ def _unusable(key: str, what: str) -> Unsupported:
         hint="Use a Spark release that isolog supports, or set transactional to false.",
         property=key,
     )
+
+
+class Plan(Struct, frozen=True):
+    """The driver that planned a batch (empty: not known), and when, by that driver's clock."""
+
+    run: str = ""
+    planned: int = 0
+
+
+NO_PLAN: Final = Plan()
+
+
+def plan_of(checkpoint: str | None) -> Plan:
+    """Make a plan in this process. An abort makes one too, and gives up the run's earlier ones."""
+    run = "" if checkpoint is None else _run(os.getpid(), checkpoint)
+    return Plan(run, time.monotonic_ns())
+
+
+@lru_cache(maxsize=256)
+def _run(process: int, checkpoint: str) -> str:
+    """Return a text that is the same in all Python processes of one JVM, and in no other's.
+
+    ``process`` is the id of this process: a fork must not get its parent's cached text.
+    """
+    jvm = visible_jvm()
+    if jvm is None:
+        return ""
+    # The clock of a plan counts from the start of the host, and begins anew with it.
+    host = this_host() or str(int(psutil.boot_time()))
+    parts = (socket.gethostname(), host, str(jvm.pid), checkpoint)
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def check_checkpoint(checkpoint: str | None, place: Place) -> None:
+    """Write the note into the checkpoint, or compare it with what is there.
+
+    Raises:
+        WrongCluster: the checkpoint belongs to a query that writes to another log.
+    """
+    folder = _local(checkpoint)
+    if folder is None or place.cluster_id is None:
+        return
+    noted = _noted(folder / NOTE)
+    if noted is None:
+        _write(folder / NOTE, place.cluster_id)
+    elif noted != place.cluster_id:
+        raise WrongCluster(
+            f"the checkpoint {folder} is of a query that writes to the log {noted}, and"
+            f" {place.name} is the log {place.cluster_id}",
+            hint="Give the place of that log, or begin a new checkpoint.",
+            expected=noted,
+            found=place.cluster_id,
+        )
+
+
+def noted_log(checkpoint: str | None) -> str | None:
+    """Return the id of the log that the checkpoint belongs to, or None without a note."""
+    folder = _local(checkpoint)
+    return None if folder is None else _noted(folder / NOTE)
+
+
+def _local(checkpoint: str | None) -> Path | None:
+    """Return the checkpoint as a directory of this host; None if it is not one."""
+    if not checkpoint:
+        return None
+    if checkpoint.startswith("file:"):
+        found = Path("/" + checkpoint.removeprefix("file:").lstrip("/"))
+    elif "://" in checkpoint:
+        return None
+    else:
+        found = Path(checkpoint)
+    try:
+        found = found if found.is_absolute() else driver_directory() / found
+    except InvalidOption:
+        return None
+    # Spark makes it before the first plan. If it is not here, it is in Spark's default file system.
+    return found if found.is_dir() else None
+
+
+def _noted(note: Path) -> str | None:
+    try:
+        return str(json.loads(note.read_text())["cluster_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # there is no note yet, or it cannot be read
+
+
+def _write(note: Path, cluster_id: str) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=f".{NOTE}.", dir=note.parent)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"cluster_id": cluster_id}, file)
+    os.replace(name, note)

@@ -1,8 +1,14 @@
-"""Rows to topics and partitions: what a sink does with a DataFrame's columns, for whole batches."""
+"""The routing of a sink's rows to topics and partitions, for whole batches.
+
+A sink looks up each topic, or creates it, and checks that the DataFrame's columns fit it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -13,7 +19,24 @@ from msgspec import Struct
 
 from spark_stream.client.writing.batches import completed, fitted_to
 from spark_stream.client.writing.pending import split
-from spark_stream.errors import SchemaMismatch, UnknownPartition
+from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.options.names import TOPIC_SETTING
+from spark_stream.datasource.spark.session import session
+from spark_stream.errors import (
+    InvalidAssignment,
+    InvalidConfig,
+    InvalidOption,
+    InvalidRecord,
+    InvalidTopic,
+    IsologError,
+    SchemaMismatch,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+    UnsupportedType,
+)
+from spark_stream.loggers import logger_of
+from spark_stream.schema.keys import PARTITION_BY, key_columns, path_of, path_text
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
@@ -25,10 +48,40 @@ from spark_stream.schema.schemas import (
 from spark_stream.schema.type_names import type_name
 from spark_stream.wire.topic_messages import TopicDescription
 
+logger = logger_of(__name__)
+
 TOPIC_COLUMN: Final = "topic"
 PARTITION_COLUMN: Final = "partition"
 _ROUTING: Final = (TOPIC_COLUMN, PARTITION_COLUMN)
 _READ: Final = ("offset", "timestampType")  # the source adds them, if a topic has Kafka's columns
+
+
+class BadRowReason(StrEnum):
+    """Why a row cannot be written."""
+
+    NO_TOPIC = "NO_TOPIC"
+    UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
+    SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
+    UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
+    NULL_VALUE = "NULL_VALUE"
+    INVALID_VALUE = "INVALID_VALUE"
+    RECORD_TOO_LARGE = "RECORD_TOO_LARGE"
+
+
+_REASONS: Final[dict[type[IsologError], BadRowReason]] = {
+    InvalidRecord: BadRowReason.NO_TOPIC,
+    InvalidTopic: BadRowReason.UNKNOWN_TOPIC,
+    UnknownTopic: BadRowReason.UNKNOWN_TOPIC,
+    SchemaMismatch: BadRowReason.SCHEMA_MISMATCH,
+}
+
+_DEFAULT_TAKES: Final = {
+    "key": "binary or string",
+    "value": "binary or string",
+    "headers": "array<struct<key:string,value:binary>>",
+    "timestamp": "timestamp",
+    "partition": "int",
+}
 
 
 def looks_default(schema: pa.Schema) -> bool:
@@ -95,15 +148,6 @@ def topic_schema_of(schema: pa.Schema, stored: pa.Schema, *, by_column: bool) ->
     return schema
 
 
-_DEFAULT_TAKES: Final = {
-    "key": "binary or string",
-    "value": "binary or string",
-    "headers": "array<struct<key:string,value:binary>>",
-    "timestamp": "timestamp",
-    "partition": "int",
-}
-
-
 def _check_default(schema: pa.Schema) -> None:
     if "value" not in schema.names:
         raise SchemaMismatch("column 'value' (binary or string) is missing", column="value")
@@ -142,12 +186,20 @@ def _is_headers(kind: pa.DataType) -> bool:
     )
 
 
+def _is_instant(kind: pa.DataType) -> bool:
+    return bool(pt.is_timestamp(kind) and kind.tz is not None)
+
+
+def _is_partition(kind: pa.DataType) -> bool:
+    return kind in (pa.int32(), pa.int16(), pa.int8())
+
+
 _DEFAULT_FITS: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
     "key": _is_bytes,
     "value": _is_bytes,
     "headers": _is_headers,
-    "timestamp": lambda kind: pt.is_timestamp(kind) and kind.tz is not None,
-    "partition": lambda kind: pt.is_int32(kind) or pt.is_int16(kind) or pt.is_int8(kind),
+    "timestamp": _is_instant,
+    "partition": _is_partition,
 }
 
 
@@ -231,3 +283,150 @@ def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
             column = column.cast(HEADERS_TYPE)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+class Seen(Struct, frozen=True):
+    """What a topic was when it was planned: a process that knows the same need not ask again."""
+
+    topic_id: str
+    schema_version: int
+    partitions: int
+    partition_by: tuple[str, ...]
+
+    @classmethod
+    def of(cls, known: TopicDescription) -> Seen:
+        """Take what is needed of a description."""
+        return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
+
+
+class Targets:
+    """The topics that a task's rows go to, each looked up once."""
+
+    def __init__(self, options: SinkOptions, arrow: pa.Schema, seen: Seen | None) -> None:
+        self._options = options
+        self._arrow = arrow
+        self._seen = seen
+        self._found: dict[str | None, TopicDescription | IsologError] = {}
+
+    def find(self, name: str | None) -> TopicDescription | IsologError:
+        """Return the topic, or why it takes no row; None: rows that name no topic."""
+        if name not in self._found:
+            try:
+                self._found[name] = self._find(name)
+            except tuple(_REASONS) as error:
+                self._found[name] = error
+        return self._found[name]
+
+    def _find(self, name: str | None) -> TopicDescription:
+        if name is None:
+            raise InvalidRecord("a row has no topic: its column 'topic' is null")
+        if name == self._options.dead_letter_topic:
+            raise SchemaMismatch(f"topic {name!r} is for dead letters only")
+        return find_topic(self._options, name, self._arrow, self._seen)
+
+
+def reason_of(error: IsologError) -> BadRowReason:
+    """Return why rows for a topic that :meth:`Targets.find` refuses cannot be written."""
+    return _REASONS[type(error)]
+
+
+def find_topic(
+    options: SinkOptions, name: str, arrow: pa.Schema, seen: Seen | None = None
+) -> TopicDescription:
+    """Return a topic that the DataFrame fits; make it if it is missing and that is allowed.
+
+    ``seen``: what the driver found. A process that knows the same does not ask again, unless rows
+    are compared with the topic's settings, which that does not tell.
+    """
+    topics = session(options.place).topics
+    by_column = options.topic is None
+    try:
+        asks = seen is None or options.dead_letter_topic is not None
+        known = topics.describe(name) if asks else topics.known(name)
+        if seen not in (None, Seen.of(known)):  # it may have been made anew, or altered
+            known = topics.describe(name)
+        _check_settings(options, known)
+    except UnknownTopic as error:
+        if not options.create_topic:
+            raise UnknownTopic(
+                error.message,
+                hint=f"{error.hint[:-1]}, and so does the option createTopic=true.",
+                **error.details,
+            ) from None
+        schema = topic_schema(arrow, by_column=by_column)
+        config = dict(options.topic_config)
+        if options.partition_by:
+            config[PARTITION_BY] = ",".join(spelled(options.partition_by, schema))
+        try:
+            known = topics.create(
+                name,
+                options.partitions or 1,
+                options.replication_factor,
+                schema,
+                config,
+            )
+            if known.warning is not None:
+                logger.warning("%s (option replicationFactor)", known.warning)
+        except (InvalidConfig, InvalidAssignment) as error:
+            raise _of_option(error) from None
+        except TopicExists:  # another task was faster
+            known = topics.describe(name)
+    check_fits(arrow, known, by_column=by_column)
+    try:
+        asked = spelled(options.partition_by or (), known.schema)
+        key_columns(known.schema, known.partition_by, asked)
+    except (SchemaMismatch, UnsupportedType) as error:
+        raise InvalidOption(
+            f"option 'partitionBy': topic {name!r}: {error.message}",
+            hint=error.hint,
+            **error.details | {"option": "partitionBy", "topic": name},
+        ) from None
+    return known
+
+
+def _check_settings(options: SinkOptions, known: TopicDescription) -> None:
+    """Refuse unknown settings; those of a topic that exists are not changed."""
+    for name, _ in options.topic_config:
+        if name not in known.config:
+            near = difflib.get_close_matches(name, known.config, n=1)
+            guess = f"did you mean 'topic.{near[0]}'?" if near else "no topic has it"
+            option = f"topic.{name}"
+            raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
+
+
+def spelled(asked: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
+    """Return the names as the schema has them: to Spark, names in another case are the same."""
+    paths = ((name, path_of(schema, name, folded=True)) for name in asked)
+    return tuple(name if path is None else path_text(path) for name, path in paths)
+
+
+def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
+    """Return the error about a new topic as one that names the option which asked for it."""
+    setting = error.details.get("setting")
+    option = f"{TOPIC_SETTING}{setting}"
+    if isinstance(error, InvalidAssignment):
+        option = "replicationFactor"
+    elif setting == PARTITION_BY:
+        option = "partitionBy"
+    return InvalidOption(f"option {option!r}: {error.message}", option=option, hint=error.hint)
+
+
+def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
+    """Warn once in a process that an existing topic keeps settings that the options set."""
+    asked = {
+        f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
+        for name, wanted in options.topic_config
+    }
+    if options.partitions is not None:
+        asked["partitions"] = (str(len(known.partitions)), str(options.partitions))
+    for option, (present, wanted) in asked.items():
+        if present != wanted:
+            _warn_once(
+                f"topic {known.name!r} is there already and keeps {present} for {option}={wanted};"
+                " isolog topic alter changes it"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)

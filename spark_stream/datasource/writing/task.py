@@ -37,25 +37,40 @@ from spark_stream.datasource.spark.session import (
 from spark_stream.datasource.spark.types import check_collations, to_arrow
 from spark_stream.datasource.values.content import Measure, measured, summed
 from spark_stream.datasource.values.earlier_content import measured_by_column
-from spark_stream.datasource.writing.bad_rows import BadRows, sort_out
-from spark_stream.datasource.writing.belonging import check_checkpoint, noted_log
-from spark_stream.datasource.writing.branches import TaskBranch, WrittenRows, drop, open_branch
-from spark_stream.datasource.writing.dead_letters import (
+from spark_stream.datasource.writing.bad_rows import (
+    BadRows,
     DeadLetterWriter,
     LetterOrigin,
     check_topic,
+    sort_out,
 )
-from spark_stream.datasource.writing.driver import NO_PLAN, Plan
-from spark_stream.datasource.writing.identity import BATCH, QUERY, BranchIdentity, of_task
-from spark_stream.datasource.writing.renewal import KeptOpen
-from spark_stream.datasource.writing.routing import by_topic, check_routing, routed
-from spark_stream.datasource.writing.targets import (
+from spark_stream.datasource.writing.identity import (
+    BATCH,
+    NO_PLAN,
+    QUERY,
+    BranchIdentity,
+    Plan,
+    check_checkpoint,
+    noted_log,
+    of_task,
+)
+from spark_stream.datasource.writing.routing import (
     Seen,
     Targets,
+    by_topic,
+    check_routing,
     find_topic,
     reason_of,
+    routed,
     spelled,
     tell_what_stays,
+)
+from spark_stream.datasource.writing.transactions import (
+    KeptOpen,
+    TaskBranch,
+    WrittenRows,
+    drop,
+    open_branch,
 )
 from spark_stream.errors import InvalidRecord, InvalidTopic, IsologError
 from spark_stream.loggers import logger_of

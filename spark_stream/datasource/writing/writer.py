@@ -21,18 +21,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SinkOptions
-from spark_stream.datasource.spark.host import COMMITS, is_worker
 from spark_stream.datasource.spark.session import (
     Session,
     check_one_log,
     session,
     session_for_aborts,
 )
-from spark_stream.datasource.spark.spark_errors import with_spark_errors
 from spark_stream.datasource.spark.travel import Travels
-from spark_stream.datasource.writing import branches
-from spark_stream.datasource.writing.driver import Plan, plan_of
-from spark_stream.datasource.writing.identity import BranchIdentity, of_batch, of_job
+from spark_stream.datasource.spark.workers import COMMITS, is_worker, with_spark_errors
+from spark_stream.datasource.writing import transactions as branches
+from spark_stream.datasource.writing.identity import BranchIdentity, Plan, of_batch, of_job, plan_of
 from spark_stream.datasource.writing.task import TaskWriter, Wrote
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of

@@ -14,7 +14,7 @@ from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.reading import loop as feed
 from spark_stream.client.reading import ways
 from spark_stream.datasource.reading import reader as reading
-from spark_stream.datasource.values import tasks
+from spark_stream.datasource.values import limits as tasks
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 

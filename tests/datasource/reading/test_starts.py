@@ -11,8 +11,8 @@ import pytest
 import isolog
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import SourceOptions, source_options
-from spark_stream.datasource.options.places import Moment
-from spark_stream.datasource.options.source import Bound
+from spark_stream.datasource.options.query import Bound
+from spark_stream.datasource.options.values import Moment
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.reading.starts import Resolved, resolved

@@ -12,7 +12,8 @@ import pytest
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.spark import place
-from spark_stream.datasource.spark.place import IN_A_WORKER, Place, directory, driver_directory
+from spark_stream.datasource.spark.place import Place, directory, driver_directory
+from spark_stream.datasource.spark.workers import IN_A_WORKER, this_host
 
 UUID = str(uuid.UUID(int=7))
 
@@ -146,5 +147,5 @@ def test_folders_of_like_names_are_no_concern(tmp_path: Path) -> None:
 
 
 def test_a_directory_knows_its_host_and_an_address_none() -> None:
-    assert directory("/data").host == place.this_host()
+    assert directory("/data").host == this_host()
     assert source_options({"bootstrap": "h:1", "subscribe": "t"}).place == Place(bootstrap="h:1")

@@ -12,8 +12,8 @@ from pyspark.sql import types as st
 
 import isolog
 from isolog.errors import IsologError, SchemaMismatch, UnsupportedType
+from spark_stream.datasource.options.tables import TableOptions
 from spark_stream.datasource.source import IsologDataSource
-from spark_stream.datasource.spark.tables import TableOptions
 from spark_stream.datasource.spark.types import (
     CHAR_OR_VARCHAR,
     check_collations,

@@ -75,7 +75,7 @@ def digest(name: str, found: list[Any]) -> int:
 @pytest.mark.rule(
     "what tells a replay from another batch",
     "datasource/values/content.py",
-    "datasource/writing/branches.py",
+    "datasource/writing/transactions.py",
 )
 @pytest.mark.parametrize("name", COLUMNS)
 def test_neither_order_nor_tasks_change_the_digest(name: str) -> None:

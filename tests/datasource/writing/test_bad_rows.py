@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 from isolog.errors import InvalidOption
 from spark_stream.broker.partition.appends import inspected
 from spark_stream.datasource.options import sink_options
-from spark_stream.datasource.writing.bad_rows import BadRowReason, BadRows, sort_out
-from spark_stream.datasource.writing.dead_letters import (
+from spark_stream.datasource.writing.bad_rows import (
     DEAD_LETTERS,
     RECORD_BYTES_MIN,
+    BadRowReason,
+    BadRows,
     LetterOrigin,
     letters_of,
     row_bytes_max,
+    sort_out,
 )
 from spark_stream.datasource.writing.routing import as_stored
 from spark_stream.schema.record_sizes import record_sizes

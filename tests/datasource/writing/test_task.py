@@ -25,9 +25,10 @@ from isolog.errors import (
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.earlier_content import measured_by_column
-from spark_stream.datasource.writing import renewal, task
-from spark_stream.datasource.writing.branches import open_branch
+from spark_stream.datasource.writing import task
+from spark_stream.datasource.writing import transactions as branches
 from spark_stream.datasource.writing.identity import BranchIdentity
+from spark_stream.datasource.writing.transactions import open_branch
 from spark_stream.datasource.writing.writer import IsologWriter
 from spark_stream.sql.ddl import parse_schema
 from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
@@ -148,8 +149,8 @@ def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver and its workers were killed, or paused: a later commit fails as a whole."""
-    monkeypatch.setattr(renewal.UndecidedTransactions, "add", lambda *_: None)
-    monkeypatch.setattr(renewal.KeptOpen, "__enter__", lambda kept: kept)
+    monkeypatch.setattr(branches.UndecidedTransactions, "add", lambda *_: None)
+    monkeypatch.setattr(branches.KeptOpen, "__enter__", lambda kept: kept)
     writer = batch_writer(shared, target, f"sink-{target}", 3, transactionTimeout="1s")
     message = writer.write(iter([numbers(0, 10)]))
     eventually(lambda: all(last_stable(log, target)))

@@ -13,8 +13,7 @@ from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark import session
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing.belonging import NOTE
-from spark_stream.datasource.writing.identity import BranchIdentity
+from spark_stream.datasource.writing.identity import NOTE, BranchIdentity
 from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from tests.datasource.sources import Query

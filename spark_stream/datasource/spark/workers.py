@@ -1,9 +1,13 @@
-"""Our errors as Spark shows them: the useful line first, with no traceback before it.
+"""Spark's Python workers: the host, the JVM and the kind of this one, and the form of its errors.
 
-Spark puts the traceback of a Python worker into its own message, thousands of characters before the
-line that says what is wrong. A variable in the worker's environment turns that off. Spark reads it
-when an exception ends the worker's work; the worker then exits. So the variable is set when one of
-our errors leaves our code: it hides no other traceback, and a defect in our code keeps its own.
+Spark creates a data source, its readers and its writers again in each kind of worker, and does not
+pass the kind. But each kind of worker runs a separate module, and does nothing else.
+
+The useful line of an error has to come first, with no traceback before it. Spark puts the traceback
+of a Python worker into its own message, thousands of characters before the line that says what is
+wrong. A variable in the worker's environment turns that off. Spark reads it when an exception ends
+the worker's work; the worker then exits. So the variable is set when one of our errors leaves our
+code: it hides no other traceback, and a defect in our code keeps its own.
 """
 
 from __future__ import annotations
@@ -19,12 +23,60 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar
 
+import psutil
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from spark_stream.datasource.spark.place import IN_A_WORKER
 from spark_stream.errors import InternalError, IsologError
 
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
+"""The variable that Spark sets for its Python processes, planners and tasks alike."""
+
+PUSHES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""Asks a batch reader for the filters that it takes."""
+
+COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
+"""Commits or aborts a micro-batch that was planned, and written, elsewhere."""
+
+READS_STREAMS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+"""Plans the micro-batches of one source of a streaming query, as long as that runs."""
+
 HIDES: Final = "SPARK_HIDE_TRACEBACK"
+
+
+def this_host() -> str | None:
+    """Return what tells this host from others until it reboots; None if the system has nothing."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+
+
+def driver_jvm() -> psutil.Process | None:
+    """Find the JVM that started this planner or task, directly or not; None if there is none.
+
+    Raises:
+        psutil.Error: the system does not tell.
+    """
+    for process in psutil.Process().parents():
+        if process.name().startswith("java"):
+            return process
+    return None
+
+
+def visible_jvm() -> psutil.Process | None:
+    """Find the JVM as :func:`driver_jvm` does; None also if the system does not show it."""
+    try:
+        return driver_jvm()
+    except psutil.Error:
+        return None
+
+
+def is_worker(module: str) -> bool:
+    """Return whether this process is a worker that runs the module."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return module in sys.modules or (main is not None and main.name == module)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

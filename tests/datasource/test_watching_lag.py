@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from isolog.spark import LagListener
 from spark_stream.datasource.values.offsets import TopicOffsets, to_json
-from spark_stream.datasource.watching.lag import PartitionLag, lags
+from spark_stream.datasource.watching import PartitionLag, lags
 
 places = st.dictionaries(st.integers(0, 9), st.integers(0, 1 << 40), max_size=5)
 
@@ -25,7 +25,7 @@ def source(end, latest, topic_id="id", latest_id="id"):
     }
 
 
-@pytest.mark.rule("how far a query is behind", "datasource/watching/lag.py")
+@pytest.mark.rule("how far a query is behind", "datasource/watching.py")
 @given(places, places, st.booleans(), st.booleans())
 def test_the_lag_is_what_may_be_read_and_was_not(end, latest, anew, as_text):
     """A partition that the query has not come to, and a topic made anew, are read from 0 on."""

@@ -27,7 +27,9 @@ from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.content import Measure, Replays
 from spark_stream.datasource.writing import writer
-from spark_stream.datasource.writing.branches import (
+from spark_stream.datasource.writing.identity import NO_PLAN, BranchIdentity, Plan
+from spark_stream.datasource.writing.task import Wrote
+from spark_stream.datasource.writing.transactions import (
     TaskBranch,
     WrittenRows,
     abort,
@@ -36,9 +38,6 @@ from spark_stream.datasource.writing.branches import (
     open_branch,
     stop,
 )
-from spark_stream.datasource.writing.driver import NO_PLAN, Plan
-from spark_stream.datasource.writing.identity import BranchIdentity
-from spark_stream.datasource.writing.task import Wrote
 from spark_stream.datasource.writing.writer import IsologStreamWriter
 from spark_stream.wire.messages import Call
 from spark_stream.wire.transaction_messages import (

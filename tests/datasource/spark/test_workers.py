@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_stream.datasource.spark.spark_errors import with_spark_errors
+from spark_stream.datasource.spark.workers import with_spark_errors
 
 # As PySpark's daemon does it: the rows are dropped, and then the socket is flushed.
 DAEMON = """

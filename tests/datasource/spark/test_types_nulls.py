@@ -14,8 +14,7 @@ from pyspark.sql.types import (
 )
 
 from isolog.errors import SchemaMismatch
-from spark_stream.datasource.reading.nulls import check_nullability
-from spark_stream.datasource.spark.types import to_arrow
+from spark_stream.datasource.spark.types import check_nullability, to_arrow
 
 
 def schema(kind: DataType, nullable: bool = True) -> StructType:

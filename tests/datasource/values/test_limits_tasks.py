@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_stream.datasource.values.limits import SHARED_RECORDS, Splitting, tasks
 from spark_stream.datasource.values.offsets import Range
-from spark_stream.datasource.values.tasks import SHARED_RECORDS, Splitting, tasks
 
 sizes = st.lists(st.integers(1, 200) | st.integers(1, 10**7), max_size=12)
 
@@ -31,7 +31,7 @@ def joined(found: list[tuple[Range, ...]]) -> list[Range]:
     return whole
 
 
-@pytest.mark.rule("which ranges a Spark task reads", "datasource/values/tasks.py")
+@pytest.mark.rule("which ranges a Spark task reads", "datasource/values/limits.py")
 @given(sizes, st.none() | st.integers(1, 40), st.none() | st.integers(100_000, 10**8))
 def test_every_record_is_in_one_task_and_in_its_order(found, least, most):
     asked = ranges_of(found)

@@ -1,7 +1,8 @@
-"""Tables of a catalog: ``CREATE TABLE … USING isolog OPTIONS (…)``.
+"""One set of options for a source and a sink: catalog tables and temporary views.
 
-Spark shows a table's OPTIONS only to ``schema()``, when the table is created without columns. Later
-readers and writers get none of them. They do get the table's columns, though, with their comments
+The options of a table are those of ``CREATE TABLE … USING isolog OPTIONS (…)``. Spark shows a
+table's OPTIONS only to ``schema()``, when the table is created without columns. Later readers and
+writers get none of them. They do get the table's columns, though, with their comments
 (``tests/spark/test_tables.py``). So the options are kept in the comment of the table's first
 column, and are found there again (decision 24):
 
@@ -24,6 +25,13 @@ from typing import Final
 import pyspark.sql.types as st
 from msgspec import Struct
 
+from spark_stream.datasource.options.names import (
+    TOPIC_SETTING,
+    checked,
+    counted_in_table,
+    topic_settings,
+)
+from spark_stream.datasource.options.table import Use
 from spark_stream.datasource.spark.place import Place
 from spark_stream.errors import InvalidOption
 
@@ -113,6 +121,33 @@ def names_both_sides(options: Mapping[str, str]) -> bool:
     """Return whether these options are for source and sink together, as for a temporary view."""
     names = {name.lower() for name in options}
     return "topic" in names and any(name in names for name in _SELECTING)
+
+
+def source_part(given: Mapping[str, str], *, streaming: bool | None = None) -> dict[str, str]:
+    """Return this kind of source's part of options for a source and a sink together."""
+    kind = {None: Use.SOURCE, True: Use.STREAM_SOURCE, False: Use.BATCH_SOURCE}[streaming]
+    _, given = topic_settings(given)
+    return _part(given, kind)
+
+
+def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
+    """Return this kind of sink's part of options for a source and a sink together.
+
+    ``isolation`` is the source's, which takes more levels than a sink.
+    """
+    settings, given = topic_settings(given)
+    part = _part(given, Use.STREAM_SINK if streaming else Use.BATCH_SINK)
+    return part | {f"{TOPIC_SETTING}{name}": value for name, value in settings.items()}
+
+
+def _part(given: Mapping[str, str], kind: Use) -> dict[str, str]:
+    known = checked(given, Use.ALL, "table")
+    anybodys = counted_in_table(Use.ALL)
+    for name in known:
+        if name not in anybodys and not kind & Use.SOURCE:
+            raise InvalidOption(f"{name} is for one write, not for a table", option=name)
+    mine = counted_in_table(kind)
+    return {name: value for name, value in known.items() if name in mine}
 
 
 def _parsed(column: str, comment: str) -> dict[str, str]:

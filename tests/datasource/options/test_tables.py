@@ -7,8 +7,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, sink_part, source_options, source_part
+from spark_stream.datasource.options.tables import TableOptions, kept_options, table_options
 from spark_stream.datasource.spark.place import Place
-from spark_stream.datasource.spark.tables import TableOptions, kept_options, table_options
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("m", LongType())])
 CREATED = {

@@ -21,10 +21,10 @@ from isolog.errors import (
 )
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing import renewal, task
+from spark_stream.datasource.writing import task, transactions
 from spark_stream.datasource.writing.identity import BranchIdentity
-from spark_stream.datasource.writing.renewal import KeptOpen, UndecidedTransactions
 from spark_stream.datasource.writing.task import TaskWriter
+from spark_stream.datasource.writing.transactions import KeptOpen, UndecidedTransactions
 from spark_stream.wire.transaction_messages import RenewBatch, RenewTransaction
 from tests.support import eventually
 
@@ -121,7 +121,7 @@ def test_a_renewal_waits_for_a_part_of_the_shortest_timeout(identity: BranchIden
     calls = Calls(InvalidTransaction("it is committed"), InvalidTransaction("this one, too"))
     undecided = UndecidedTransactions()
     timeout_s = SOON_MS / 1000
-    pause_s = timeout_s / renewal._RENEWALS
+    pause_s = timeout_s / transactions._RENEWALS
     undecided.add(calls, ("query/q", "run", 5), pause_s)  # type: ignore[arg-type]
     undecided.add(calls, ("query/slow", "run", 5), pause_s * 2)  # type: ignore[arg-type]
     eventually(lambda: not undecided.pending)
@@ -157,8 +157,10 @@ def test_a_worker_of_a_driver_that_hangs_renews_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = itertools.count()
-    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 100))
-    monkeypatch.setattr(renewal, "_AFTER_TASK_S", 1.0)
+    monkeypatch.setattr(
+        transactions, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 100)
+    )
+    monkeypatch.setattr(transactions, "_AFTER_TASK_S", 1.0)
     calls = Calls()
     undecided = UndecidedTransactions()
     undecided.add(calls, ("query/q", "run", 5), SOON_MS / 1000)  # type: ignore[arg-type]
@@ -174,7 +176,7 @@ def test_a_failed_task_leaves_no_renewal(identity: BranchIdentity) -> None:
             kept.wrote((name, "run", 5))
             if failure is not None:
                 raise failure
-        assert (name in renewal.undecided.pending) is (failure is None)
+        assert (name in transactions.undecided.pending) is (failure is None)
 
 
 def test_it_is_renewed_before_the_tasks_first_row(
@@ -207,7 +209,7 @@ def test_quick_tasks_renew_nothing_until_it_is_due(
         with KeptOpen(calls, identity, NEVER_MS):  # type: ignore[arg-type]
             pass
     assert calls.made == []
-    monkeypatch.setattr("spark_stream.datasource.writing.renewal._FIRST_S", 0.0)
+    monkeypatch.setattr("spark_stream.datasource.writing.transactions._FIRST_S", 0.0)
     late = replace(identity, batch=4)
     with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
         assert calls.renewed.wait(10)
@@ -221,8 +223,10 @@ def test_a_process_forgets_the_batch_writes_that_have_ended(
 ) -> None:
     known: dict[str, Any] = {}
     seconds = iter(range(1_000_000))
-    monkeypatch.setattr(renewal, "_due", known)
-    monkeypatch.setattr(renewal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(transactions, "_due", known)
+    monkeypatch.setattr(
+        transactions, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    )
     for number in range(10_000):
         written = BranchIdentity(f"job/{number}", "q", "run", 0)
         KeptOpen(Calls(), written, 40_000)._due()  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, source_options
-from spark_stream.datasource.values.selection import Selection
+from spark_stream.datasource.options.query import Selection
 
 PLACE = {"path": "x"}
 

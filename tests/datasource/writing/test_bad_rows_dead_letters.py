@@ -20,7 +20,7 @@ from isolog.errors import (
 )
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.writing.dead_letters import DEAD_LETTERS, RECORD_BYTES_MIN
+from spark_stream.datasource.writing.bad_rows import DEAD_LETTERS, RECORD_BYTES_MIN
 from spark_stream.datasource.writing.writer import IsologWriter
 from tests.support import BrokerProcess, log, shared, topic
 
@@ -62,7 +62,7 @@ def numbers(log: isolog.Log, name: str) -> list[int]:
 
 @pytest.mark.rule(
     "a dead letter is in the transaction of its batch's good rows",
-    "datasource/writing/dead_letters.py",
+    "datasource/writing/bad_rows.py",
 )
 def test_good_rows_and_dead_letters_become_visible_together(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str, caplog: pytest.LogCaptureFixture

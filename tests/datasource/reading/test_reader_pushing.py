@@ -9,8 +9,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from isolog.errors import InvalidFilter, IsologError
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.reading.pushing import PushingReader
-from spark_stream.datasource.reading.reader import IsologReader
+from spark_stream.datasource.reading.reader import IsologReader, PushingReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark.types import to_spark

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from spark_stream.datasource.writing import driver
-from spark_stream.datasource.writing.driver import plan_of
+from spark_stream.datasource.writing import identity
+from spark_stream.datasource.writing.identity import plan_of
 
 
 @pytest.fixture(autouse=True)
 def jvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_java", lambda: 77)
-    driver._run.cache_clear()
+    monkeypatch.setattr(identity, "visible_jvm", lambda: SimpleNamespace(pid=77))
+    identity._run.cache_clear()
 
 
 def test_a_run_is_its_jvm_and_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     first = plan_of("a")
     assert plan_of("a").run == first.run != ""
     assert plan_of("b").run != first.run
-    monkeypatch.setattr(driver, "_java", lambda: 78)
-    driver._run.cache_clear()
+    monkeypatch.setattr(identity, "visible_jvm", lambda: SimpleNamespace(pid=78))
+    identity._run.cache_clear()
     assert plan_of("a").run != first.run
 
 
@@ -30,5 +32,5 @@ def test_a_later_plan_is_later() -> None:
 
 def test_without_a_checkpoint_or_a_jvm_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_of(None).run == ""
-    monkeypatch.setattr(driver, "_java", lambda: None)
+    monkeypatch.setattr(identity, "visible_jvm", lambda: None)
     assert plan_of("no jvm").run == ""

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.datasource.values.limits import limited_records
+from spark_stream.datasource.values.limits import limited_records, shared_bytes, shared_out
 from spark_stream.datasource.values.offsets import TopicOffsets
-from spark_stream.datasource.values.sharing import shared_bytes, shared_out
 
 backlogs = st.dictionaries(st.integers(0, 20), st.integers(0, 10**9), max_size=20)
 limits = st.integers(1, 10**9) | st.integers(1, 30)
@@ -47,7 +46,7 @@ def test_every_partition_with_a_backlog_gets_something_where_the_limit_allows(
             )
 
 
-@pytest.mark.rule("how a micro-batch's limit is shared out", "datasource/values/sharing.py")
+@pytest.mark.rule("how a micro-batch's limit is shared out", "datasource/values/limits.py")
 @given(st.data(), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
     data: st.DataObject, partitions: int, limit: int, turn: int

@@ -10,8 +10,8 @@ import pytest
 import isolog
 from isolog.errors import DataLoss, InvalidOption, SchemaMismatch, UnknownTopic
 from spark_stream.datasource.options import source_options
+from spark_stream.datasource.options.query import Selection
 from spark_stream.datasource.reading.planning import Planner
-from spark_stream.datasource.values.selection import Selection
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, eventually, numbers
 
@@ -187,7 +187,7 @@ def test_a_partition_that_there_is_not_is_refused_with_those_there_are(shared, l
 # -- another selection over the same checkpoint ---------------------------------------------------
 
 
-@pytest.mark.rule("which topics and partitions a query reads", "datasource/values/selection.py")
+@pytest.mark.rule("which topics and partitions a query reads", "datasource/options/query.py")
 def test_what_is_no_longer_selected_is_dropped_and_told_once(shared, log, topic, caplog):
     for number, name in enumerate("ab"):
         made(log, f"{topic}-{name}", number * 10, 3)
