@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_stream.storage.disk.aside import FOLDER, Aside
 from spark_stream.storage.disk.directory import note_of
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.damage import CUT_FOLDER, CutFolder
 from spark_stream.storage.log.log import PartitionLog
 
 
@@ -49,12 +49,12 @@ class FileLogs:
     def set_aside(self, folder: Path) -> str:
         """Empty a partition's folder, and return the folder that keeps its content."""
         self._losing()
-        aside = Aside(self._disk, folder)
+        cut = CutFolder(self._disk, folder)
         for name in sorted(self._disk.names(folder), reverse=True):
-            if name != FOLDER:
-                aside.move(folder / name)
-        aside.settle()
-        return str(aside.kept_in)
+            if name != CUT_FOLDER:
+                cut.move(folder / name)
+        cut.settle()
+        return str(cut.kept_in)
 
     def remove(self, folder: Path) -> None:
         """Remove the folder with its content durably, if it exists.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.broker.node.handover import Withdrawals
-from spark_stream.storage.log.kept import KeptSegments
+from spark_stream.storage.log.damage import CutSegments
 from spark_stream.storage.segment import segment
 from tests.simulation.form import Form
 from tests.simulation.planted_bugs.planting import no_steps
@@ -49,7 +49,7 @@ def test_nothing_is_lost_if_bytes_change_on_all_disks_each_in_another_entry():
 def test_a_log_that_keeps_nothing_of_what_it_cuts_at_damage_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(KeptSegments, "keep", lambda *_: None)
+    monkeypatch.setattr(CutSegments, "keep", lambda *_: None)
     assert any(run(changed_bytes(seed)).finding for seed in range(100))  # the first found ends it
 
 

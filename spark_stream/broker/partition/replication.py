@@ -41,8 +41,8 @@ from spark_stream.consistency.replication.follower import (
 )
 from spark_stream.errors import DamagedSegment, EntriesGone, IsologError, UnknownSchema
 from spark_stream.loggers import logger_of
-from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.format.stored import StoredEntries
+from spark_stream.storage.log.damage import CUT_FOLDER
 from spark_stream.wire.cluster_messages import RolledBack
 
 logger = logger_of(__name__)
@@ -268,7 +268,7 @@ class Followed(Struct, frozen=True):
                     logger.warning(
                         "%s: their sound part is kept in %s until it has been fetched again",
                         state.name,
-                        log.directory / FOLDER,
+                        log.directory / CUT_FOLDER,
                     )
             elif isinstance(prepared, BeginAnew):
                 log.reset(prepared.at)

@@ -5,7 +5,6 @@
 ``direct``         reads that bypass the page cache
 ``early_writing``  starts writing large amounts to the disk before a force
 ``forcing``        what is certainly on the disk; after a failed force there is no other
-``aside``          keeps what an open takes out of a log
 ``directory``      the broker's directory: whose it is, of which format, where partitions lie
 ``mapping``        how readers see batches of a file, even after the file is gone
 """

@@ -30,12 +30,18 @@ from spark_stream.storage.format.stored import (
     checked_lone_entry,
     entries_of,
 )
-from spark_stream.storage.log.damage import Damage
-from spark_stream.storage.log.endings import Endings
-from spark_stream.storage.log.kept import KeptSegments
-from spark_stream.storage.log.locating import first_offset_at, located_in, segment_with
-from spark_stream.storage.log.opening import Opened, open_files
-from spark_stream.storage.log.reading import Budget, ReadPlan, has_aborted, read_segments
+from spark_stream.storage.log.damage import CutSegments, Damage
+from spark_stream.storage.log.reading import (
+    AbortedBatches,
+    Budget,
+    ReadPlan,
+    first_offset_at,
+    has_aborted,
+    located_in,
+    read_segments,
+    segment_with,
+)
+from spark_stream.storage.log.recovery import Opened, open_files
 from spark_stream.storage.log.retention import (
     FlushTimer,
     SegmentFacts,
@@ -45,8 +51,7 @@ from spark_stream.storage.log.retention import (
     rows_of_one_schema,
     rows_that_fit,
 )
-from spark_stream.storage.log.tails import ShorterCopy
-from spark_stream.storage.log.truncation import Truncation
+from spark_stream.storage.log.truncation import ShorterCopy, Truncation
 from spark_stream.storage.segment.active import ActiveSegment
 from spark_stream.storage.segment.checking import CheckedPiece, Suspect, is_sound, pieces
 from spark_stream.storage.segment.filtering import Filtering, RecordFilter
@@ -74,10 +79,10 @@ class PartitionLog:
         self._forcing = opened.forcing
         self._flush_timer = FlushTimer()
         self._damage = Damage()
-        self._kept = KeptSegments(disk, directory, log_format)
+        self._cut_segments = CutSegments(disk, directory, log_format)
         self._truncation = Truncation(disk, directory, log_format, opened.forcing)
         self._put(opened.found.closed, opened.found.active)
-        self._endings = Endings(self.segments)
+        self._aborted = AbortedBatches(self.segments)
 
     def _put(self, closed: tuple[Segment, ...], active: ActiveSegment) -> None:
         """Replace all segments in one step: readers take no lock."""
@@ -221,7 +226,7 @@ class PartitionLog:
             codec = self.format.codec_of(lone.schema) if lone.count else None
             self._make_room(data.size, lone.appended, codec)
             self._write(lone, EncodedBatch.of(data) if data.size else None)
-            self._kept.drop_healed(self._segments)
+            self._cut_segments.drop_healed(self._segments)
             return [lone]
         check_entries(rows, data, end, epoch, str(self.directory))
         taken = read = 0
@@ -245,8 +250,8 @@ class PartitionLog:
                 raise
         entries = entries_of(rows[:taken])
         for entry in entries:
-            self._endings.on_appended(entry, self._segments)
-        self._kept.drop_healed(self._segments)
+            self._aborted.on_appended(entry, self._segments)
+        self._cut_segments.drop_healed(self._segments)
         return entries
 
     def take_back(self) -> list[Entry]:
@@ -256,9 +261,16 @@ class PartitionLog:
         removes the entries again that a later leader does not have.
 
         Raises:
-            DiskFull, StorageFailure: As for :meth:`append_entries`.
+            DiskFull, StorageFailure: as for :meth:`append_entries`, if not even one is appended.
         """
-        return self._kept.take_back(lambda: self._segments, self.append_entries)
+        taken: list[Entry] = []
+        try:
+            while (found := self._cut_segments.entries_after(self._segments)) is not None:
+                taken += self.append_entries(found.rows, found.data)
+        except IsologError:
+            if not taken:
+                raise
+        return taken
 
     def _fitting(self, rows: Table) -> int:
         """Return how many of these rows fit into the active segment."""
@@ -294,12 +306,12 @@ class PartitionLog:
         if boundary == self.end:
             return boundary
         if self.hole is not None:
-            self._kept.keep([each for each in self._segments if each.end.entry > to])
+            self._cut_segments.keep([each for each in self._segments if each.end.entry > to])
         gone = [each.table[max(0, to - each.first.entry) :] for each in self._segments]
         self._put(*self._truncation.cut(self._closed, self._active, boundary))
         self._damage.forget_from(boundary.entry)
         if any((table["transaction"] != NO_TRANSACTION).any() for table in gone):
-            self._endings.derive(self._segments)
+            self._aborted.derive(self._segments)
         return boundary
 
     def reset(self, start: Boundary) -> None:
@@ -314,10 +326,10 @@ class PartitionLog:
         """
         self._forcing.check()
         if self.hole is not None:
-            self._kept.keep(self._segments)
+            self._cut_segments.keep(self._segments)
         self._put((), self._truncation.empty(self._closed, self._active, start))
         self._damage.forget_from(EntryIndex(0))
-        self._endings.derive(self._segments)
+        self._aborted.derive(self._segments)
 
     @property
     def _forced(self) -> bool:
@@ -329,7 +341,7 @@ class PartitionLog:
         self._active.append(entry, message, forced=forced)
         if forced:
             self._forcing.mark(self._active.end)
-        self._endings.on_appended(entry, self._segments)
+        self._aborted.on_appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
         """Roll if the next entry needs it. ``codec``: of its batch, or None if it is a marker."""

@@ -9,8 +9,10 @@ the loops are over runs of entries.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,9 +20,17 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.consistency.entries import Kind, at_offset, next_offset
-from spark_stream.consistency.ids import Offset
-from spark_stream.errors import DamagedSegment, EntriesGone
+from spark_stream.consistency.entries import (
+    Entry,
+    Kind,
+    aborted_rows,
+    at_offset,
+    first_at_or_after,
+    next_offset,
+    open_transactions,
+)
+from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, Offset
+from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
 from spark_stream.storage.format.chunks import Chunk, Stored, joined
 from spark_stream.storage.segment.filtering import Filtering
 from spark_stream.storage.segment.segment import Segment
@@ -325,3 +335,111 @@ def _whole(
         high -= 1
         return high, int(edges[high - 1]) - skip
     return high, take
+
+
+def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path) -> Segment:
+    """Return the segment with this entry; for the log's end, the last one.
+
+    Raises:
+        EntriesGone: the log starts after it, or ends before it.
+    """
+    place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
+    if place < 0 or entry > segments[place].end.entry:
+        raise EntriesGone(
+            f"{directory} has the entries {segments[0].first.entry} to"
+            f" {segments[-1].end.entry - 1}, and not {entry}"
+        )
+    return segments[place]
+
+
+def located_in(
+    segment: Segment, indexes: np.ndarray, epoch: int, *, doubted: bool = False
+) -> Stored | None:
+    """Return where the messages of these entries lie if all are in this segment, else None.
+
+    ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. ``epoch``: the
+    leader epoch of the last one where it was looked up; this log may have another entry there.
+    ``doubted``: check the messages as well.
+
+    Raises:
+        DamagedSegment: an entry among them is damaged, or its batch is, if ``doubted``.
+        StorageFailure: the file is gone.
+        InvalidRequest: there are no runs, or they do not rise, or name an entry without a batch.
+    """
+    firsts, counts = indexes[:, 0] - segment.first.entry, indexes[:, 1]
+    ends = firsts + counts
+    if not len(indexes) or (counts < 1).any() or (firsts[1:] < ends[:-1]).any():
+        raise InvalidRequest("runs of entries rise, and each has an entry at least")
+    table = segment.table
+    if firsts[0] < 0 or ends[-1] > len(table):
+        return None
+    segment.check_rows(int(firsts[0]), int(ends[-1]))
+    if table[ends[-1] - 1]["leader_epoch"] != epoch:
+        return None
+    before = np.cumsum(counts) - counts
+    places = np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
+    if (table[places]["kind"] != Kind.DATA).any():
+        raise InvalidRequest("an entry that is not a batch has no place in a file")
+    if doubted:
+        segment.check_batches(places)
+    return segment.locate(places)
+
+
+def first_offset_at(
+    segments: Iterable[Segment], timestamp: int, column: str | None, start: Offset
+) -> Offset | None:
+    """Return the first offset from ``start`` whose timestamp is at or after this one, or None.
+
+    ``column`` has the records' own timestamps; None if records have the timestamp of their entry.
+
+    Raises:
+        DamagedSegment: the batch with that record is damaged, or an entry of its segment or of an
+            earlier one.
+    """
+    for segment in segments:
+        table = segment.table
+        segment.check_rows(0, len(table))
+        first = int(np.searchsorted(table["base_offset"] + table["count"], start, side="right"))
+        while (found := first_at_or_after(table[first:], timestamp)) is not None:
+            row = first + found
+            base = int(table[row]["base_offset"])
+            skipped = max(int(start) - base, 0)
+            if column is None:
+                return Offset(base + skipped)
+            batch, _ = segment.decode(np.array([row]), [column])
+            times = batch.column(0).cast(pa.int64()).to_numpy(zero_copy_only=False)[skipped:]
+            late = times >= timestamp
+            if late.any():  # else they are all below ``start``, which only the first batch can have
+                return Offset(base + skipped + int(np.argmax(late)))
+            first = row + 1
+    return None
+
+
+class AbortedBatches:
+    """What is known of the ends of transactions in one log. One caller at a time (the writer)."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.derive(segments)
+
+    def derive(self, segments: Sequence[Segment]) -> None:
+        """Derive everything anew from these segments, which are the whole log."""
+        tables = [segment.table for segment in segments]
+        for segment, mask in zip(segments, aborted_rows(tables), strict=True):
+            segment.set_aborted(mask)
+        # (transaction, producer id) without a marker -> the index of its first entry
+        self._open = open_transactions(tables)
+
+    def on_appended(self, entry: Entry, segments: Sequence[Segment]) -> None:
+        """Take note of an appended entry; later entries of these segments come in later calls."""
+        if entry.transaction == NO_TRANSACTION:
+            return
+        pair = (entry.transaction, entry.producer_id)
+        if entry.kind is Kind.DATA:
+            self._open.setdefault(pair, entry.entry_index)
+            return
+        first = self._open.pop(pair, None)
+        if entry.kind is Kind.ABORT and first is not None:
+            for segment in reversed(segments):
+                segment.abort(*pair, first)
+                if segment.first.entry <= first:
+                    break

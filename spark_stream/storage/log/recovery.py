@@ -3,7 +3,8 @@
 The log is the longest run of segments that follow one another without a hole; the last of them
 counts up to its first failed checksum. A hole is an entry that fails its checksum, a file that is
 shorter than its entries say, or a next segment that does not start with the entry and offset where
-this one ends. Nothing after the first hole is served or appended to: it is kept aside (``aside``).
+this one ends. Nothing after the first hole is served or appended to. It is moved to ``cut``
+(``damage``).
 
 A torn write is told from a loss. An entry was certainly in the log if an intact entry after it, a
 later segment, or the mark of what was forced (``forcing``) says so: if it is gone, the loss is
@@ -23,6 +24,7 @@ schema that the segment's entries name; in the last segment a damaged schema mes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +37,10 @@ from spark_stream.batches import header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
-from spark_stream.errors import DamagedSegment, UnknownSchema
-from spark_stream.storage.disk.aside import Aside, LostTail
+from spark_stream.errors import DamagedSegment, IsologError, UnknownSchema
+from spark_stream.storage.disk.directory import is_lost
 from spark_stream.storage.disk.disk import Disk
-from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.disk.forcing import Forces, Forcing
 from spark_stream.storage.format.codec import (
     END_OF_STREAM,
     Codec,
@@ -47,9 +49,17 @@ from spark_stream.storage.format.codec import (
     moved,
 )
 from spark_stream.storage.format.log_format import LogFormat
-from spark_stream.storage.log.looking import FoundSegment, SegmentFiles, last_intact_end, whole_rows
+from spark_stream.storage.log.damage import CutFolder, LostTail
+from spark_stream.storage.log.segment_files import (
+    FoundSegment,
+    SegmentFiles,
+    finish_replacements,
+    last_intact_end,
+    whole_rows,
+)
 from spark_stream.storage.segment.active import ActiveSegment, header_of
 from spark_stream.storage.segment.segment import Segment, SegmentName
+from spark_stream.storage.settings import Flush
 
 _SECTOR: Final = 512  # bytes that a disk writes all or not at all
 
@@ -60,6 +70,48 @@ class Recovered(Struct, frozen=True):
     closed: tuple[Segment, ...]
     active: ActiveSegment
     cuts: tuple[LostTail, ...] = ()
+
+
+class Opened(Struct, frozen=True):
+    """``intact``: the log has all that it may have acknowledged, as far as its files tell."""
+
+    found: Recovered
+    forcing: Forcing
+    intact: bool
+
+
+def open_files(
+    directory: Path, log_format: LogFormat, disk: Disk, losing: Callable[[], None]
+) -> Opened:
+    """Open the existing files. ``losing``: as in :class:`~spark_stream.storage.logs.FileLogs`.
+
+    Raises:
+        DamagedSegment: a file that cannot be rebuilt is missing.
+    """
+    names = disk.names(directory)
+    forcing = Forcing(disk, directory, names)
+    failed = forcing.state is Forces.FAILED
+    if failed:
+        losing()  # first: the rest may fail, and then the log does not open
+    names = finish_replacements(disk, directory, names)
+    files = SegmentFiles(disk, directory, log_format, names)
+    found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
+    doubtful = forcing.state is not Forces.DONE
+    if doubtful:
+        found.active.write_again(int(forcing.upto.entry))
+    # A process may have ended between a write and its force. A producer that sends that batch
+    # again learns that it is in the log, so it must be on the disk.
+    promised = log_format.settings.flush is Flush.BATCH
+    unforced = found.active.end.entry > forcing.upto.entry
+    if doubtful or (promised and unforced):
+        found.active.flush()
+        forcing.mark(found.active.end)
+    if names and not len(found.active.table):
+        # An earlier process may have died during a truncation: make that permanent now.
+        with suppress(IsologError):  # then the log has failed, and can still be read
+            forcing.force_names()
+    lost = not names and is_lost(disk, directory)
+    return Opened(found, forcing, not (lost or failed or any(cut.grave for cut in found.cuts)))
 
 
 class _Tail(Struct, frozen=True):
@@ -85,7 +137,7 @@ class Recovery(Struct, frozen=True):
     format: LogFormat
     forcing: Forcing
     files: SegmentFiles
-    losing: Callable[[], None] = lambda: None
+    losing: Callable[[], None]
 
     def recovered(self) -> Recovered:
         """Return the log, after removing what does not belong to it.
@@ -248,24 +300,24 @@ class Recovery(Struct, frozen=True):
     def _end_log(
         self, found: FoundSegment, behind: Sequence[SegmentName], tails: Sequence[_Tail]
     ) -> LostTail | None:
-        """Set aside what lies behind the end, and truncate the last segment's files to it."""
+        """Set folder what lies behind the end, and truncate the last segment's files to it."""
         end, once = found.end, self._known_end(found, behind)
         if not tails and not behind and once == end:
             return None
         doubtful = _doubtful(found, once)
         if once != end or doubtful:
             self.losing()
-        aside = Aside(self.disk, self.directory)
+        folder = CutFolder(self.disk, self.directory)
         # The newest go first: then what a crash leaves in the log has no new gap.
         for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
-            aside.move(path)
+            folder.move(path)
         for tail in tails:
             if np.frombuffer(tail.gone, np.uint8).any():
-                aside.copy(tail.path, tail.kept.size, tail.gone)
+                folder.copy(tail.path, tail.kept.size, tail.gone)
         if intact_rows(found.table[found.good + 1 :]).any():  # a follower may take them back
             for tail in tails:
-                aside.link(tail.path)
-        aside.settle()
+                folder.link(tail.path)
+        folder.settle()
         for tail in tails:
             self.disk.write_whole(tail.path, [tail.kept])
         self.disk.sync_directory(self.directory)
@@ -277,8 +329,8 @@ class Recovery(Struct, frozen=True):
             once,
             reason="a hole ends the log" if behind else "cut behind the valid prefix",
             doubtful=doubtful,
-            size=aside.moved_bytes + sum(tail.size for tail in tails),
-            kept_in=aside.kept_in,
+            size=folder.moved_bytes + sum(tail.size for tail in tails),
+            kept_in=folder.kept_in,
         )
 
     def _known_end(self, found: FoundSegment, behind: Sequence[SegmentName]) -> Boundary:

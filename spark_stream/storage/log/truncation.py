@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -39,7 +40,7 @@ from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.disk.forcing import START, Forcing
-from spark_stream.storage.format.codec import Codec, moved
+from spark_stream.storage.format.codec import END_OF_STREAM, Codec, moved
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.segment.active import ActiveSegment, header_of
 from spark_stream.storage.segment.segment import Segment, SegmentName
@@ -184,3 +185,38 @@ class Truncation(Struct, frozen=True):
                 f"{self.directory}: the log could not be cut back ({error.message});"
                 " the partition takes no more until it is opened again"
             ) from error
+
+
+ENDING: Final = ".short"
+"""The end of the copy's name until the copy replaces the file."""
+
+
+class ShorterCopy:
+    """A copy of a segment's ``.arrow`` file without its tail, forced to the disk."""
+
+    def __init__(self, disk: Disk, segment: Segment) -> None:
+        """Make the copy.
+
+        Raises:
+            DiskFull, StorageFailure: no copy was made; the next attempt is after the next open.
+        """
+        self._disk = disk
+        self._segment = segment
+        arrow = segment.name.arrow
+        self._path = Path(f"{arrow}{ENDING}")
+        segment.has_tail = False  # also if the copy fails: no second attempt before the next open
+        kept = disk.map(arrow).slice(0, segment.data_end)
+        disk.write_whole(self._path, [kept, END_OF_STREAM])
+
+    def settle(self, segments: Sequence[Segment], forcing: Forcing) -> None:
+        """Replace the file with the copy if the segment is still one of these, else drop the copy.
+
+        Raises:
+            StorageFailure: replacing or dropping failed; the next open removes what is left.
+        """
+        if self._segment in segments and forcing.failed is None:
+            self._disk.rename(self._path, self._segment.name.arrow)
+            forcing.force_names()
+            self._segment.drop_tail()
+        else:
+            self._disk.remove(self._path)

@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import DamagedSegment, StorageFailure
-from spark_stream.storage.disk.aside import LostTail
 from spark_stream.storage.disk.forcing import Forces, Forcing
 from spark_stream.storage.format.codec import END_OF_STREAM, intact_entries
+from spark_stream.storage.log.damage import LostTail
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.log.looking import FoundSegment
+from spark_stream.storage.log.segment_files import FoundSegment
 from spark_stream.storage.offline.files import LogFiles, look_at
 from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.storage.segment.checking import Suspect, pieces

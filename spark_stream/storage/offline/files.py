@@ -22,18 +22,18 @@ from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import Kind, Table, aborted_rows, open_transactions
 from spark_stream.consistency.ids import NO_TRANSACTION, Offset
 from spark_stream.errors import DamagedSegment, IsologError, NotALogDirectory, StorageFailure
-from spark_stream.storage.disk.aside import FOLDER
 from spark_stream.storage.disk.directory import note_of
 from spark_stream.storage.format.chunks import Chunk
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
-from spark_stream.storage.log.looking import (
+from spark_stream.storage.log.damage import CUT_FOLDER
+from spark_stream.storage.log.reading import Budget, ReadPlan, read_segments
+from spark_stream.storage.log.segment_files import (
     FoundSegment,
     SegmentFiles,
     is_segment_file,
     whole_rows,
 )
-from spark_stream.storage.log.reading import Budget, ReadPlan, read_segments
 from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.storage.segment.segment import Segment, SegmentName
 from spark_stream.storage.settings import Compression, LogSettings
@@ -61,7 +61,7 @@ def find_logs(directory: Path) -> list[Path]:
     found: set[Path] = set()
     for place, folders, names in os.walk(directory):
         here = Path(place)
-        folders[:] = [each for each in folders if each != FOLDER]
+        folders[:] = [each for each in folders if each != CUT_FOLDER]
         if len(here.relative_to(directory).parts) >= _DEPTH_MAX:
             folders.clear()
         if any(is_segment_file(name) for name in names) or note_of(here).exists():

@@ -23,7 +23,7 @@ from spark_stream.errors import StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk, DiskFile
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.format.message import Part
-from spark_stream.storage.log.looking import NOTHING, whole_rows
+from spark_stream.storage.log.segment_files import NOTHING, whole_rows
 
 _SETTLED_TRIES: Final = 10
 _SETTLED_PAUSE_S: Final = 0.05

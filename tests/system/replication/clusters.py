@@ -15,7 +15,7 @@ from isolog.testing import LocalCluster
 from spark_stream.consistency.entries import ENTRY
 from spark_stream.storage.format.codec import first_broken_batch, intact_entries
 from spark_stream.storage.format.stored import digest
-from spark_stream.storage.log.looking import base_of, whole_rows
+from spark_stream.storage.log.segment_files import base_of, whole_rows
 from spark_stream.wire.topic_messages import PartitionDescription
 from tests.support import eventually, numbers
 

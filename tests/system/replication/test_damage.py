@@ -162,7 +162,7 @@ def flip_entry(folder: Path, index: int) -> None:
 
 
 @pytest.mark.rule(
-    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/kept.py"
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/damage.py"
 )
 def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
     """Each broker cuts away sound copies of what another one turns out to have damaged."""

@@ -69,7 +69,7 @@ def damaged(tmp_path):
 
 
 @pytest.mark.rule(
-    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/kept.py"
+    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/damage.py"
 )
 @pytest.mark.parametrize("reopens", [False, True])
 @pytest.mark.parametrize("broken", [3, 5, 7, 10, 11])
@@ -175,7 +175,7 @@ def test_a_cut_that_fails_again_and_again_keeps_its_segments_once(tmp_path, monk
 def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
     log = filled(tmp_path / "log")
     strike(log, 2)
-    real, links = log._kept._disk.link, []
+    real, links = log._cut_segments._disk.link, []
 
     def link(path: Path, new: Path) -> None:
         links.append(new)
@@ -183,7 +183,7 @@ def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
             raise DiskFull("no room for a name")
         real(path, new)
 
-    monkeypatch.setattr(log._kept._disk, "link", link)
+    monkeypatch.setattr(log._cut_segments._disk, "link", link)
     with pytest.raises(DiskFull):
         log.truncate(EntryIndex(2))
     assert kept_files(log) == []
@@ -193,7 +193,7 @@ def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
 def test_a_pair_of_which_a_process_could_remove_one_file_goes_with_the_next_open(
     tmp_path, damaged, leader, monkeypatch
 ):
-    disk = damaged._kept._disk
+    disk = damaged._cut_segments._disk
     real = disk.remove
 
     def remove(path: Path) -> None:

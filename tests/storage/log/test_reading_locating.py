@@ -64,7 +64,7 @@ def test_a_chunk_of_places_has_few_entries_however_small_these_are(
         assert len(whole.counts) == 12
 
 
-@pytest.mark.rule("where a follower has what its leader has named", "storage/log/locating.py")
+@pytest.mark.rule("where a follower has what its leader has named", "storage/log/reading.py")
 def test_entries_of_another_epoch_are_others(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         append_next(log)
