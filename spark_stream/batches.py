@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
-from spark_stream.schema.casting import cast
-from spark_stream.schema.type_names import type_name
+from spark_stream.schema.types import type_name
+from spark_stream.schema.values import cast
 
 _CHECKSUM: Final = "isolog.crc"
 _NO_CHECKSUM: Final = "00000000"

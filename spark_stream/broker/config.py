@@ -34,7 +34,7 @@ from spark_stream.cluster.stores.leases import DURATION_S
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
-from spark_stream.schema.nearest import meant
+from spark_stream.schema.schemas import meant
 from spark_stream.scripts.transactions.sweeping import TransactionSettings
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.transport.tls import TlsFiles

@@ -30,7 +30,7 @@ from spark_stream.schema.schemas import (
     mismatch,
     stored_schema,
 )
-from spark_stream.schema.stored_types import check_levels
+from spark_stream.schema.types import check_levels
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.offset_messages import AskedTopic, ListedOffsets, PartitionOffsets
 from spark_stream.wire.topic_messages import (

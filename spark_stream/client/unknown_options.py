@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any, Final
 
 from spark_stream.errors import InvalidOption
-from spark_stream.schema.nearest import meant
+from spark_stream.schema.schemas import meant
 
 _CONNECT: Final = 'Give the address once: isolog.connect("host:9092").'
 _ISOLATION: Final = "Use isolation=: read_committed waits for all in-sync replicas."

@@ -29,7 +29,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import kill_transaction, list_transactions
 from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.schema.schemas import is_default
-from spark_stream.schema.type_names import field_type_name
+from spark_stream.schema.types import field_type_name
 from spark_stream.wire.cluster_messages import BrokerStatus, DescribeCluster, GetStatus
 from spark_stream.wire.messages import to_plain
 from spark_stream.wire.offset_messages import ListOffsets

@@ -15,8 +15,7 @@ import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
 from spark_stream.schema.schemas import is_default, stored_schema
-from spark_stream.schema.stored_types import converts, inner_fields, with_inner
-from spark_stream.schema.type_names import told_apart, type_name
+from spark_stream.schema.types import converts, inner_fields, told_apart, type_name, with_inner
 
 VERSIONS_MAX: Final = 256
 """An entry names its schema in one byte."""

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch, UnsupportedType
-from spark_stream.schema.nearest import meant
-from spark_stream.schema.schemas import is_default
-from spark_stream.schema.type_names import type_name
+from spark_stream.schema.schemas import is_default, meant
+from spark_stream.schema.types import type_name
 
 PARTITION_BY: Final = "partition.by"
 """The setting that names the key columns of a topic."""

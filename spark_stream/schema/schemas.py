@@ -10,22 +10,23 @@ import base64
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from spark_stream.errors import InvalidRequest, SchemaMismatch
-from spark_stream.schema.casting import cast
-from spark_stream.schema.nearest import meant
-from spark_stream.schema.stored_types import (
+from spark_stream.schema.types import (
     check_levels,
     converted,
     converts,
     inner_fields,
     stored_type,
+    told_apart,
+    type_name,
 )
-from spark_stream.schema.type_names import told_apart, type_name
+from spark_stream.schema.values import cast
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", "UTC")
 HEADERS_TYPE: Final = pa.list_(
@@ -325,3 +326,10 @@ def _texts(fields: Iterable[pa.Field]) -> Iterator[str | None]:
             yield kind.tz
         if pt.is_nested(kind):
             yield from _texts(kind.field(index) for index in range(kind.num_fields))
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return text to follow the name in a message: the nearest name, ignoring case, or nothing."""
+    by_lower = {each.lower(): each for each in names}
+    near = get_close_matches(name.lower(), by_lower, 1)
+    return f" (is {by_lower[near[0]]!r} meant?)" if near else ""

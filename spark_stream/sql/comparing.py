@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from spark_stream.consistency import pruning
 from spark_stream.consistency.pruning import float_key, whole_key
 from spark_stream.errors import InvalidFilter
-from spark_stream.schema.type_names import type_name
+from spark_stream.schema.types import type_name
 from spark_stream.sql import literals
 from spark_stream.sql.literals import NotAValue
 from spark_stream.sql.predicates import (

@@ -25,13 +25,14 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.errors import InvalidOption
-from spark_stream.schema.stored_types import LEVELS_MAX, with_inner
-from spark_stream.schema.type_names import (
+from spark_stream.schema.types import (
     INTERVALS,
+    LEVELS_MAX,
     SIMPLE_TYPES,
     SPARK_TYPE,
     column_text,
     may_be_declared,
+    with_inner,
 )
 
 _DECIMALS: Final = ("decimal", "dec", "numeric")

@@ -13,7 +13,7 @@ from isolog.errors import SchemaMismatch, UnsupportedType
 from spark_stream.batches import conformed
 from spark_stream.schema.evolution import check_evolution, evolves, misfit
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.schema.type_names import SPARK_TYPE
+from spark_stream.schema.types import SPARK_TYPE
 from spark_stream.sql.ddl import parse_altered, parse_schema
 
 LADDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())

@@ -20,11 +20,12 @@ from spark_stream.schema.schemas import (
     METADATA,
     fitted,
     is_default,
+    meant,
     mismatch,
     received_schema,
     stored_schema,
 )
-from spark_stream.schema.type_names import told_apart
+from spark_stream.schema.types import told_apart
 from tests.examples import examples
 
 SIMPLE = [
@@ -102,7 +103,7 @@ def test_every_type_that_a_topic_stores_is_taken_in_any_nest(kind, nest):
     assert stored_schema(schema) is schema
 
 
-@pytest.mark.rule("which types a topic stores, and what others become", "schema/stored_types.py")
+@pytest.mark.rule("which types a topic stores, and what others become", "schema/types.py")
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 @pytest.mark.parametrize(("kind", "stored"), CONVERTED, ids=str)
 def test_a_type_that_spark_lacks_becomes_one_that_it_has_in_any_nest(kind, stored, nest):
@@ -164,7 +165,7 @@ DEEP_NESTS = {
 }
 
 
-@pytest.mark.rule("how deep a topic's types are nested", "schema/stored_types.py")
+@pytest.mark.rule("how deep a topic's types are nested", "schema/types.py")
 @pytest.mark.parametrize(("most", "nest"), DEEP_NESTS.values(), ids=DEEP_NESTS)
 def test_deepest_type_is_that_which_arrow_can_write(most, nest):
     kind = stored_schema(pa.schema([("c", nested(nest, most))])).field("c").type
@@ -522,3 +523,17 @@ def test_a_schema_from_a_caller_whose_texts_are_not_utf8_is_refused(kind):
 def test_bytes_that_are_no_schema_are_refused(data):
     with pytest.raises(InvalidRequest, match="it is not an Arrow IPC schema"):
         received_schema(data, "it")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("CARRIER", " (is 'carrier' meant?)"),
+        ("carier", " (is 'carrier' meant?)"),
+        ("offset", " (is '_offset' meant?)"),
+        ("delay", " (is 'Delay' meant?)"),
+        ("x", ""),
+    ],
+)
+def test_the_nearest_name_is_told_in_any_case(name, told):
+    assert meant(name, ["carrier", "_offset", "Delay"]) == told

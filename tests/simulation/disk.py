@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from isolog.errors import DiskFull, IsologError, StorageFailure
 from spark_stream.storage.disk.disk import Disk, DiskFile
-from spark_stream.storage.format.message import Part
+from spark_stream.storage.format.codec import Part
 
 SECTOR: Final = 512
 """What survives as a whole or not at all, bytes, unless a write ends within it."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from isolog.errors import DiskFull, StorageFailure
 from spark_stream.storage.disk.disk import DiskFile, OsDisk
-from spark_stream.storage.format.message import Part
+from spark_stream.storage.format.codec import Part
 
 
 class Died(BaseException):

@@ -23,7 +23,7 @@ from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP
-from spark_stream.storage.format.chunks import Chunk, Stored
+from spark_stream.storage.format.stored import Chunk, Stored
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.wire.cluster_messages import BrokerAddress

@@ -65,8 +65,7 @@ from spark_stream.errors import (
     RecordTooLarge,
     StorageFailure,
 )
-from spark_stream.schema.not_null import first_null
-from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
+from spark_stream.schema.values import bytes_at_most, first_null, record_sizes
 from spark_stream.storage.format.log_format import Prepared
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 

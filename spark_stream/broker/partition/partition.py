@@ -58,8 +58,8 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.scripts.steps import Described
-from spark_stream.storage.format.chunks import Stored
 from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.format.stored import Stored
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.checking import Suspect
 from spark_stream.storage.settings import LogSettings

@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 
 from spark_stream.consistency.entries import ENTRY, Entry
-from spark_stream.storage.format.codec import sealed
-from spark_stream.storage.format.message import EncodedBatch
+from spark_stream.storage.format.codec import EncodedBatch, sealed
 from spark_stream.storage.format.stored import StoredEntries
 
 PARTITION_BYTES: Final = 8 << 20

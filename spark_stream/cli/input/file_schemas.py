@@ -32,7 +32,7 @@ from spark_stream.cli.input.json_lines import check_lines, lines_in
 from spark_stream.cli.input.text_inputs import named, parse_options, wrong_width
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.schema.schemas import METADATA
-from spark_stream.schema.stored_types import stored_type, with_inner
+from spark_stream.schema.types import stored_type, with_inner
 
 _CHANGED: Final = re.compile(r"Column\((/.*)\) changed from (\w+) to (\w+) in row (\d+)")
 _INFER_BYTES: Final = 64 << 20

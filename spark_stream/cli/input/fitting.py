@@ -21,11 +21,10 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
-from spark_stream.schema.moments import dates_of, durations_of, moments_of, times_of
-from spark_stream.schema.not_null import first_null
 from spark_stream.schema.schemas import is_default
-from spark_stream.schema.texts import list_ends, shown
-from spark_stream.schema.type_names import told_apart, type_name
+from spark_stream.schema.texts import dates_of, durations_of, list_ends, moments_of, shown, times_of
+from spark_stream.schema.types import told_apart, type_name
+from spark_stream.schema.values import first_null
 
 NULLS: Final = ("NA", "N/A", "NULL", "null")
 """Spellings of null in files, besides the empty field."""

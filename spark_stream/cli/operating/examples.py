@@ -10,7 +10,7 @@ import typer
 
 from spark_stream.cli.options import note
 from spark_stream.errors import InvalidOption, StorageFailure
-from spark_stream.schema.nearest import meant
+from spark_stream.schema.schemas import meant
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf"
 """In a checkout a link to ``conf/``, in an installed package a folder with the same files."""

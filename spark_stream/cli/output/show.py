@@ -15,7 +15,7 @@ from rich.table import Table
 from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.show_replicas import show_replicas
 from spark_stream.cli.texts import as_json, cell
-from spark_stream.schema.type_names import field_type_name
+from spark_stream.schema.types import field_type_name
 from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.cluster_messages import BrokerStatus
 from spark_stream.wire.topic_messages import TopicDescription

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from spark_stream.errors import InvalidOption
-from spark_stream.schema.nearest import meant
+from spark_stream.schema.schemas import meant
 
 NAMES: Final = (
     "bootstrap",

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from spark_stream.batches import conformed, conforms
 from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
-from spark_stream.schema.nearest import meant
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
@@ -27,6 +26,7 @@ from spark_stream.schema.schemas import (
     PARTITION,
     TOPIC,
     is_default,
+    meant,
     of_topic,
 )
 from spark_stream.sql.filters import row_filter

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
-from spark_stream.schema.type_names import told_apart
+from spark_stream.schema.types import told_apart
 
 
 class ArrowStream(Protocol):

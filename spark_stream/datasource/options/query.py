@@ -27,7 +27,7 @@ from spark_stream.datasource.values.limits import Limits, Splitting
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.keys import PARTITION_BY, split_names
-from spark_stream.sql.writing import both
+from spark_stream.sql.tree import both
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import EARLIEST, LATEST
 

@@ -46,8 +46,7 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.schema.evolution import widens
 from spark_stream.schema.schemas import empty_batch, fitted, is_default, of_topic
-from spark_stream.schema.stored_types import without_metadata
-from spark_stream.schema.type_names import told_apart
+from spark_stream.schema.types import told_apart, without_metadata
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX

@@ -62,9 +62,11 @@ from spark_stream.sql.tree import (
     Not,
     Predicate,
     TextPart,
+    both,
     compared_columns,
+    literal_of,
+    sql_of,
 )
-from spark_stream.sql.writing import both, literal_of, sql_of
 from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import TopicDescription

@@ -21,8 +21,15 @@ import pyarrow.types as pt
 import pyspark.sql.types as st
 
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnsupportedType
-from spark_stream.schema.stored_types import LEVELS_MAX, check_levels, inner_fields
-from spark_stream.schema.type_names import INTERVALS, SPARK_TYPE, declared_type, field_type_name
+from spark_stream.schema.types import (
+    INTERVALS,
+    LEVELS_MAX,
+    SPARK_TYPE,
+    check_levels,
+    declared_type,
+    field_type_name,
+    inner_fields,
+)
 from spark_stream.sql.ddl import parse_schema
 
 CHAR_OR_VARCHAR: Final = "__CHAR_VARCHAR_TYPE_STRING"

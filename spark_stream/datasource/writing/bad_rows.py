@@ -37,11 +37,10 @@ from spark_stream.datasource.writing.routing import (
     topic_schema_of,
 )
 from spark_stream.errors import InvalidOption, SchemaMismatch, TopicExists, UnknownTopic
-from spark_stream.schema.not_null import null_rows
-from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import empty_batch, is_default
 from spark_stream.schema.texts import json_lines
-from spark_stream.schema.type_names import column_text, type_name
+from spark_stream.schema.types import column_text, type_name
+from spark_stream.schema.values import bytes_at_most, null_rows, record_sizes
 from spark_stream.wire.topic_messages import TopicDescription
 
 DEAD_LETTERS: Final = pa.schema(

@@ -45,7 +45,7 @@ from spark_stream.schema.schemas import (
     is_default,
     of_topic,
 )
-from spark_stream.schema.type_names import type_name
+from spark_stream.schema.types import type_name
 from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)

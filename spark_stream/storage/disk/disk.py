@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import resource
 import shutil
@@ -25,10 +26,54 @@ import pyarrow as pa
 
 from spark_stream.counting import Histogram
 from spark_stream.errors import DiskFull, IsologError, StorageFailure, TooManyOpenFiles
-from spark_stream.storage.disk.descriptors import Descriptor, DescriptorPool, PooledFile
-from spark_stream.storage.disk.direct import stored_bytes
-from spark_stream.storage.disk.early_writing import EARLY
-from spark_stream.storage.format.message import Part
+from spark_stream.storage.disk.descriptors import EARLY, Descriptor, DescriptorPool, PooledFile
+from spark_stream.storage.format.codec import Part
+
+_BLOCK: Final = 4096  # a multiple of the blocks of all disks in use
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_REFUSALS: Final = {errno.EINVAL, errno.EOPNOTSUPP}
+
+
+def stored_bytes(path: Path, position: int, length: int) -> pa.Buffer:
+    """Read bytes from the disk itself, bypassing the page cache. Return fewer at the file's end.
+
+    ``O_DIRECT`` reads into our own buffer. The cached pages of readers stay in memory, and a good
+    page does not hide a damaged sector. (The system first writes those bytes that are not on the
+    disk yet.) Positions and lengths must be multiples of the disk's blocks. Some file systems
+    refuse ``O_DIRECT``: then the bytes come through the cache, and the pages that no reader has
+    mapped are dropped from it.
+
+    Raises:
+        OSError: the file cannot be opened, or the disk cannot read the bytes.
+    """
+    if _DIRECT:
+        try:
+            return _read(path, position, length, _DIRECT)
+        except OSError as error:
+            if error.errno not in _REFUSALS:
+                raise
+    return _read(path, position, length, 0)
+
+
+def _read(path: Path, position: int, length: int, flag: int) -> pa.Buffer:
+    start = position - position % _BLOCK
+    size = -(-(position + length - start) // _BLOCK) * _BLOCK
+    room = memoryview(mmap.mmap(-1, max(size, _BLOCK)))  # mapped memory starts at a page boundary
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    try:
+        found = 0
+        while found < size:
+            got = os.preadv(descriptor, [room[found:size]], start + found)
+            found += got
+            if not got or found % _BLOCK:  # the file's end
+                break
+        if not flag and sys.platform != "darwin":
+            os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    skip = position - start
+    return pa.py_buffer(room).slice(skip, max(0, min(length, found - skip)))
+
 
 _GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION
 # EFBIG is the file-size limit of the process (`ulimit -f`): for a user that is like a full disk.
@@ -36,7 +81,7 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 _PARTS_MAX: Final = 1000  # in one call; Linux takes 1,024
 
-# Early writes (``early_writing``) go to the disk in pieces of this many bytes, while appends go on.
+# Early writes (``descriptors``) go to the disk in pieces of this many bytes, while appends go on.
 _PIECE_BYTES: Final = 8 << 20
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

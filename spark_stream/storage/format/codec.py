@@ -1,5 +1,9 @@
 """Arrow batches to bytes and back, and the checksums over entries. No file is touched here.
 
+An encoded batch is one piece of bytes, or several that are written one after the other. A large
+batch is written from where its columns lie in memory. To join them first would take as much memory
+again, and a good part of the time of the write.
+
 :mod:`spark_stream.batches` defines the bytes; readers on a broker's machine use it too.
 """
 
@@ -8,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Final
+from typing import Any, Final, Self, TypeAlias
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.batches import (
     as_one,
@@ -28,10 +33,76 @@ from spark_stream.batches import (
 )
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
-from spark_stream.storage.format.chunks import joined
 from spark_stream.storage.format.extremes import Layout
-from spark_stream.storage.format.message import EncodedBatch, uncompressed
 from spark_stream.storage.settings import Compression
+
+Part: TypeAlias = pa.Buffer | bytes
+
+APART_BYTES_MIN: Final = 2 << 20  # smaller ones are joined within the processor's cache
+_PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
+
+
+class EncodedBatch(Struct):
+    """The parts, one after the other; ``size`` is their total size in bytes."""
+
+    parts: tuple[Part, ...]
+    size: int
+
+    @classmethod
+    def of(cls, part: Part) -> Self:
+        """Make a message of one piece."""
+        return cls((part,), len(part))
+
+    def joined(self) -> pa.Buffer:
+        """Return the same bytes in one piece."""
+        parts = self.parts
+        return pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def crc(self) -> int:
+        """Return the CRC-32C (Castagnoli) of the bytes, unsigned."""
+        found = 0
+        for part in self.parts:
+            found = int(google_crc32c.extend(found, part))
+        return found
+
+
+def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) -> EncodedBatch:
+    """Encode the batch as an IPC message, without copying the values of a large one.
+
+    ``apart_bytes_min``: the size in bytes from which a batch is large.
+    """
+    if batch.get_total_buffer_size() < apart_bytes_min:
+        return EncodedBatch.of(batch.serialize())
+    sink = _Sink()
+    pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema).write_batch(batch)
+    parts = sink.parts
+    before = schema_length(pa.py_buffer(b"".join(parts[:2])))
+    while before > 0:  # Arrow writes the schema first, in parts of its own
+        before -= len(parts.pop(0))
+    size = sum(map(len, parts))
+    if before or size < len(parts) * _PART_BYTES_MIN:
+        return EncodedBatch.of(batch.serialize())
+    return EncodedBatch(tuple(parts), size)
+
+
+class _Sink:
+    """A file for Arrow to write to, which keeps the parts as they come."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def write(self, part: Part) -> int:
+        self.parts.append(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Do nothing: no bytes wait here."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -127,13 +198,22 @@ def _moved_one_by_one(table: Table, positions: npt.NDArray[np.int64]) -> Table:
     return np.frombuffer(b"".join(rows), ENTRY)
 
 
+def joined_runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Join adjacent runs (start, count); int64, shape (runs, 2)."""
+    if len(starts) == 1:
+        return np.array([[starts[0], counts[0]]])
+    apart = np.flatnonzero(starts[1:] != starts[:-1] + counts[:-1]) + 1
+    edges = np.concatenate((np.zeros(1, np.int64), apart))
+    return np.stack((starts[edges], np.add.reduceat(counts, edges)), axis=1)
+
+
 def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:
     """Return the first row whose bytes in ``data`` fail their checksum, or the table's length.
 
     ``data`` holds the ``.arrow`` file from ``offset_in_file`` on; it may end too early.
     """
     if len(table) > _FEW_BATCHES:
-        parts = joined(table["position"] - offset_in_file, table["length"])
+        parts = joined_runs(table["position"] - offset_in_file, table["length"])
         if len(parts) < len(table) // 2 and crc_of_parts(data, parts) == run_crc(table):
             return len(table)
     value = google_crc32c.value

@@ -20,11 +20,11 @@ from spark_stream.consistency.record_states import JudgedTable
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
-from spark_stream.storage.format.chunks import Chunk, Stored
-from spark_stream.storage.format.codec import Codec
+from spark_stream.storage.format.codec import Codec, EncodedBatch
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat, Prepared, marker_at
-from spark_stream.storage.format.message import EncodedBatch
 from spark_stream.storage.format.stored import (
+    Chunk,
+    Stored,
     StoredEntries,
     check_entries,
     checked_lone_entry,

@@ -1,10 +1,18 @@
-"""From a range of offsets to few, well-sized Arrow batches.
+"""Reads of a log by offset, and look-ups by entry and by time.
+
+A range of offsets is read as few, well-sized Arrow batches.
 
 Neighbouring entries are read together, up to a size, and arrive as one batch: a log of one-row
 batches reads nearly as fast as one of large batches. Markers have neither bytes nor offsets, so
 they do not end such a run. Small aborted entries do not either: the bytes of the entries around
-them are gathered; a long stretch of aborted entries is skipped unread. No loop here touches a row;
-the loops are over runs of entries.
+them are gathered. A long stretch of aborted entries is skipped unread. No loop here touches a row.
+The loops are over runs of entries.
+
+The look-ups return the place of an entry, of its message, or of the first record at or after a
+time. Entries are the same in all replicas, and so are their messages, but the files are not. If two
+logs have an entry with the same index and the same leader epoch, it is the same entry, and all
+entries before it are the same. Source: the log matching property, Ongaro and Ousterhout, "In Search
+of an Understandable Consensus Algorithm", 2014, section 5.3.
 """
 
 from __future__ import annotations
@@ -31,7 +39,8 @@ from spark_stream.consistency.entries import (
 )
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, Offset
 from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
-from spark_stream.storage.format.chunks import Chunk, Stored, joined
+from spark_stream.storage.format.codec import joined_runs
+from spark_stream.storage.format.stored import Chunk, Stored
 from spark_stream.storage.segment.filtering import Filtering
 from spark_stream.storage.segment.segment import Segment
 
@@ -300,7 +309,7 @@ def _chunk(
         batch,
         visible.timestamps[first + at : first + high],
         kept,
-        joined(froms, kept),
+        joined_runs(froms, kept),
         min(end, visible.until),
         stored=stored,
         messages=messages,
@@ -416,13 +425,13 @@ def first_offset_at(
 
 
 class AbortedBatches:
-    """What is known of the ends of transactions in one log. One caller at a time (the writer)."""
+    """Marks the aborted batches of one log in its segments. One caller at a time (the writer)."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.derive(segments)
 
     def derive(self, segments: Sequence[Segment]) -> None:
-        """Derive everything anew from these segments, which are the whole log."""
+        """Mark the aborted batches of these segments, which are the whole log."""
         tables = [segment.table for segment in segments]
         for segment, mask in zip(segments, aborted_rows(tables), strict=True):
             segment.set_aborted(mask)
@@ -430,7 +439,7 @@ class AbortedBatches:
         self._open = open_transactions(tables)
 
     def on_appended(self, entry: Entry, segments: Sequence[Segment]) -> None:
-        """Take note of an appended entry; later entries of these segments come in later calls."""
+        """Add an appended entry, in the order of the log. An ABORT marks its batches."""
         if entry.transaction == NO_TRANSACTION:
             return
         pair = (entry.transaction, entry.producer_id)

@@ -23,9 +23,9 @@ from spark_stream.consistency.entries import Kind, Table, aborted_rows, open_tra
 from spark_stream.consistency.ids import NO_TRANSACTION, Offset
 from spark_stream.errors import DamagedSegment, IsologError, NotALogDirectory, StorageFailure
 from spark_stream.storage.disk.directory import note_of
-from spark_stream.storage.format.chunks import Chunk
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
+from spark_stream.storage.format.stored import Chunk
 from spark_stream.storage.log.damage import CUT_FOLDER
 from spark_stream.storage.log.reading import Budget, ReadPlan, read_segments
 from spark_stream.storage.log.segment_files import (

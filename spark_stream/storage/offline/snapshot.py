@@ -21,8 +21,7 @@ from spark_stream.batches import schema_length
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk, DiskFile
-from spark_stream.storage.format.codec import intact_rows
-from spark_stream.storage.format.message import Part
+from spark_stream.storage.format.codec import Part, intact_rows
 from spark_stream.storage.log.segment_files import NOTHING, whole_rows
 
 _SETTLED_TRIES: Final = 10

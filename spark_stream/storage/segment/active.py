@@ -24,9 +24,15 @@ from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import Disk, DiskFile
 from spark_stream.storage.disk.forcing import Forcing
-from spark_stream.storage.format.codec import END_OF_STREAM, Codec, moved, sealed
+from spark_stream.storage.format.codec import (
+    END_OF_STREAM,
+    Codec,
+    EncodedBatch,
+    Part,
+    moved,
+    sealed,
+)
 from spark_stream.storage.format.extremes import Rows
-from spark_stream.storage.format.message import EncodedBatch, Part
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
 # Up to this size, a read near the end of a growing file copies; above it, it maps the file again.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -22,19 +23,59 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.disk.disk import Disk
-from spark_stream.storage.disk.mapping import GrowingFileMap
-from spark_stream.storage.format.chunks import Stored, joined
 from spark_stream.storage.format.codec import (
     Codec,
     first_broken_batch,
     gathered,
     intact_entries,
     intact_rows,
+    joined_runs,
     run_crc,
 )
-from spark_stream.storage.format.stored import StoredEntries
+from spark_stream.storage.format.stored import Stored, StoredEntries
 from spark_stream.storage.segment.extreme_files import SegmentExtremes
 from spark_stream.storage.settings import Compression
+
+_NOTHING = pa.py_buffer(b"")
+
+
+class GrowingFileMap:
+    """A segment's ``.arrow`` file as readers see it: mapped at the first need, by any thread.
+
+    The file grows at its end, or not at all. Readers may hold a segment long after the log has
+    removed it. By then its file may be deleted, or its name may belong to another file. So a file
+    is mapped before it is removed or replaced: a mapped file is not looked up by name again.
+    """
+
+    __slots__ = ("_disk", "_lock", "_mapped", "_path")
+
+    def __init__(self, disk: Disk, path: Path, mapped: pa.Buffer = _NOTHING) -> None:
+        """Start with an existing mapping, if there is one."""
+        self._disk = disk
+        self._path = path
+        self._mapped = mapped
+        self._lock = Lock()
+
+    @property
+    def mapped(self) -> pa.Buffer:
+        """The file as far as it was mapped."""
+        return self._mapped
+
+    def upto(self, size: int) -> pa.Buffer:
+        """Return the file mapped up to this size at least, or to its end."""
+        mapped = self._mapped
+        if mapped.size >= size:
+            return mapped
+        with self._lock:
+            if self._mapped.size < size:
+                self._mapped = self._disk.map(self._path)
+            return self._mapped
+
+    def forget(self) -> None:
+        """Drop the mapping: the file was replaced by an equal one. Readers that hold it keep it."""
+        with self._lock:
+            self._mapped = _NOTHING
+
 
 EXTREMES: Final = ".extremes"
 _NEAR_ENTRIES: Final = 64  # how far to search for an intact entry after a damaged one
@@ -287,11 +328,11 @@ class Segment:
             path=self.name.arrow,
             device=device,
             inode=inode,
-            parts=joined(rows["position"], rows["length"]),
+            parts=joined_runs(rows["position"], rows["length"]),
             entries=len(rows),
             crc=run_crc(rows),
             compressed=self.codec.compression is not Compression.NONE,
-            indexes=joined(rows["entry_index"], np.ones(len(rows), np.int64)),
+            indexes=joined_runs(rows["entry_index"], np.ones(len(rows), np.int64)),
             epoch=int(rows[-1]["leader_epoch"]),
         )
 

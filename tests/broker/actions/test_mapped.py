@@ -14,7 +14,7 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.protocol.connection import ConnectionLimits
-from spark_stream.storage.format.chunks import TIMESTAMP, Chunk, Stored
+from spark_stream.storage.format.stored import TIMESTAMP, Chunk, Stored
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.cluster_messages import BrokerAddress

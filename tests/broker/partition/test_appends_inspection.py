@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from isolog.errors import BatchTooLarge, InvalidRecord, RecordTooLarge
 from spark_stream.broker.partition.appends import inspected, refusal
 from spark_stream.consistency.partition.admission import Flaw, Reason
-from spark_stream.schema.record_sizes import bytes_at_most, record_sizes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.values import bytes_at_most, record_sizes
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from tests.examples import examples
 

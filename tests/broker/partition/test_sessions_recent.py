@@ -12,7 +12,7 @@ from spark_stream.broker.partition.sessions import BROKER_BYTES, PARTITION_BYTES
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.storage.format.message import EncodedBatch
+from spark_stream.storage.format.codec import EncodedBatch
 from spark_stream.storage.format.stored import StoredEntries, check_entries
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import LocalBroker, Surroundings

@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.storage.disk.early_writing import THREAD_NAME
+from spark_stream.storage.disk.descriptors import THREAD_NAME
 from spark_stream.transport.client import client_loop
 from tests.broker.replication.nodes import QUICK, Node
 from tests.broker.replication.partitions import Copy, DiskLog, LeadPartition

@@ -17,8 +17,8 @@ from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.json_lines import JsonBlocks
 from spark_stream.client.reading.columns import HEADERS, KAFKA_COLUMNS
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.schema.stored_types import stored_type
 from spark_stream.schema.texts import json_lines
+from spark_stream.schema.types import stored_type
 from tests.examples import examples
 
 DAY_NS = 86_400 * 10**9

@@ -21,7 +21,7 @@ from spark_stream.datasource.spark.types import (
     to_spark,
 )
 from spark_stream.schema.schemas import schema_from_text, schema_to_text, stored_schema
-from spark_stream.schema.type_names import SPARK_TYPE
+from spark_stream.schema.types import SPARK_TYPE
 from tests.support import BrokerProcess
 
 CASELESS = st.StringType("UNICODE_CI")

@@ -28,8 +28,8 @@ from spark_stream.datasource.writing.bad_rows import (
     sort_out,
 )
 from spark_stream.datasource.writing.routing import as_stored
-from spark_stream.schema.record_sizes import record_sizes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.schema.values import record_sizes
 from spark_stream.wire.topic_messages import TopicDescription
 from tests.examples import examples
 

@@ -334,7 +334,7 @@ SHAPES = {
 @pytest.mark.rule(
     "a log is cut back or reset, and no reader notices",
     "storage/log/truncation.py",
-    "storage/disk/mapping.py",
+    "storage/segment/segment.py",
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,7 +10,7 @@ import pytest
 from spark_stream.batches import decode_each
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import Offset
-from spark_stream.storage.format.chunks import Chunk
+from spark_stream.storage.format.stored import Chunk
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression
 from tests.storage.log.test_log_transactions import end, write

@@ -273,7 +273,7 @@ def test_a_read_that_is_under_way_goes_on_with_what_it_began(tmp_path):
 @pytest.mark.rule(
     "a log is cut back or reset, and no reader notices",
     "storage/log/truncation.py",
-    "storage/disk/mapping.py",
+    "storage/segment/segment.py",
 )
 @pytest.mark.slow
 def test_readers_in_other_threads_see_true_records_through_many_truncations(tmp_path):

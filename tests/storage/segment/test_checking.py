@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isolog.errors import DamagedSegment, StorageFailure
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.storage.disk import direct
+from spark_stream.storage.disk import disk as disks
 from spark_stream.storage.disk.disk import OsDisk
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment import checking
@@ -199,7 +199,7 @@ def test_bytes_that_the_disk_does_not_give_damage_their_own_batch_alone(log):
 @pytest.mark.parametrize("flag", ["as the system can", "through memory"])
 def test_stored_bytes_are_the_files(tmp_path, monkeypatch, flag):
     if flag == "through memory":
-        monkeypatch.setattr(direct, "_DIRECT", 0)
+        monkeypatch.setattr(disks, "_DIRECT", 0)
     path = tmp_path / "file"
     content = bytes(range(251)) * 100
     path.write_bytes(content)
@@ -207,7 +207,7 @@ def test_stored_bytes_are_the_files(tmp_path, monkeypatch, flag):
     @settings(max_examples=examples(200), deadline=None)
     @given(st.integers(0, 26_000), st.integers(0, 26_000))
     def same(position, length):
-        found = direct.stored_bytes(path, position, length)
+        found = disks.stored_bytes(path, position, length)
         assert found.to_pybytes() == content[position : position + length]
 
     same()

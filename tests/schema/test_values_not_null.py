@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.schema.not_null import first_null, takes_all_nulls
+from spark_stream.schema.values import first_null, takes_all_nulls
 from tests.examples import examples
 
 KEYS = pa.struct([("k", pa.int8())])
@@ -72,7 +72,7 @@ def bad_paths(value: Any, field: pa.Field, path: str) -> set[str]:
     return set().union(*(bad_paths(*each) for each in inner))
 
 
-@pytest.mark.rule("which nulls within a value are refused", "schema/not_null.py")
+@pytest.mark.rule("which nulls within a value are refused", "schema/values.py")
 @settings(max_examples=examples(300), deadline=None)
 @given(TYPES, st.booleans(), st.data())
 def test_the_first_null_is_found_as_a_walk_over_the_values_finds_it(kind, nullable, data):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from spark_stream.schema.casting import cast
+from spark_stream.schema.values import cast
 
 
 def inner(number: pa.DataType) -> pa.DataType:

@@ -11,7 +11,7 @@ import pytest
 
 from spark_stream.storage.disk import disk
 from spark_stream.storage.disk.disk import OsDisk
-from spark_stream.storage.format.message import EncodedBatch, uncompressed
+from spark_stream.storage.format.codec import EncodedBatch, uncompressed
 
 ROWS = 300_000
 

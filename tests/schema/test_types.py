@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.schema.schemas import mismatch
-from spark_stream.schema.type_names import told_apart, type_name
+from spark_stream.schema.types import told_apart, type_name
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.storage.disk.descriptors import Descriptor
-from spark_stream.storage.disk.disk import OsDisk
-from spark_stream.storage.disk.early_writing import (
+from spark_stream.storage.disk.descriptors import (
     EARLY,
     THREAD_NAME,
     WAITING_BYTES_MAX,
+    Descriptor,
     EarlyWriting,
 )
+from spark_stream.storage.disk.disk import OsDisk
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="the call is missing there")
 
@@ -86,7 +86,7 @@ def test_a_call_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.rule(
     "that large amounts are on their way to the disk before a force, and hold up no append",
-    "storage/disk/early_writing.py",
+    "storage/disk/descriptors.py",
 )
 def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
