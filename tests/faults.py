@@ -60,7 +60,7 @@ class FaultyBroker(BrokerProcess):
     def __init__(self, directory: Path, point: str, **options: Any) -> None:
         super().__init__(directory, **options)
         self.marker = directory.with_name(directory.name + ".fault")
-        self.module = ("-m", "tests.faults", point, str(self.marker))
+        self.module = ("tests.faults", point, str(self.marker))
 
     def arm(self) -> None:
         self.marker.touch()

@@ -26,7 +26,7 @@ import msgspec
 
 from spark_stream.protocol.connection import OLDEST, VERSION, Goodbye, Hello, Opening
 from spark_stream.protocol.frames import FrameKind, FrameReader, frame_bytes
-from spark_stream.testing.places import HERE, ProcessPlace
+from spark_stream.testing.local_cluster import HERE, ProcessPlace
 from spark_stream.transport.client import connected
 from spark_stream.transport.tls import TlsFiles, client_context
 

@@ -6,16 +6,13 @@ import contextlib
 import itertools
 import json
 import os
-import queue
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -24,16 +21,12 @@ import pytest
 
 import isolog
 from spark_stream.errors import BY_CODE, from_wire
-from spark_stream.testing.guard import kill_with_this_process
+from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
-from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from spark_stream.wire.messages import ACT, FETCH
 from spark_stream.wire.offset_messages import PartitionOffsets
-from tests.forks import Fork, popen
 
-READY = "isolog broker ready "
-START_S = 60.0
 CALL_S = 20.0
 
 
@@ -56,127 +49,46 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class BrokerProcess:
-    """``python -m spark_stream.broker`` on a directory; ends with the ``with`` block."""
-
-    module = ("-m", "spark_stream.broker")
+class BrokerProcess(LocalBroker):
+    """A broker on a directory; ends with the ``with`` block. ``conf``: a configuration file."""
 
     def __init__(
         self,
         directory: Path,
         listen: str = "127.0.0.1:0",
         *,
-        conf: str | None = None,
+        conf: str = "",
         idle_seconds: float | None = None,
     ) -> None:
-        self.directory = directory
+        super().__init__(1, directory, tomllib.loads(conf))
         self.listen = listen
-        self.address = ""
-        self.peer_address = ""
-        self.lines: list[str] = []
-        self._errors = directory.with_name(directory.name + ".stderr")
-        self._options = ["--dir", str(directory)]
-        if idle_seconds is not None:
-            self._options += ["--idle-seconds", str(idle_seconds)]
-        if conf is not None:
-            file = directory.with_name(directory.name + ".toml")
-            file.write_text(conf)
-            self._options += ["--conf", str(file)]
-        self._process: subprocess.Popen[str] | Fork | None = None
+        self._idle = [] if idle_seconds is None else ["--idle-seconds", str(idle_seconds)]
 
-    def start(self) -> BrokerProcess:
-        """Starts it and waits for its ready line; the error it ended with if it did not come up."""
-        with self._errors.open("a") as errors:
-            self._process = process = popen(
-                [sys.executable, *self.module, "--listen", self.listen, *self._options],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | allocator_settings(MEMORY_BYTES_DEFAULT),
-            )
-        if isinstance(process, subprocess.Popen):
-            kill_with_this_process(process.pid)
-        line = self._first_line(process)
-        self.lines.append(line)
-        if not line.startswith(READY):
-            self.wait(START_S)
-            try:
-                raise from_wire(json.loads(line)["error"])
-            except (ValueError, KeyError):
-                raise AssertionError(f"the broker said {line!r}: {self.said()}") from None
-        self.address = line.removeprefix(READY)
-        self.peer_address = json.loads((self.directory / "broker.json").read_text())["peer_address"]
+    def flags(self) -> list[str]:
+        return ["--listen", self.listen, *self._idle]
+
+    def start(self) -> Self:
+        """Start it and wait until it serves; raise the error that it ended with."""
+        self.spawn()
+        self.await_ready()
         return self
-
-    @staticmethod
-    def _first_line(process: subprocess.Popen[str] | Fork) -> str:
-        assert process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        source = process.stdout
-        reader = threading.Thread(target=lambda: lines.put(source.readline()), daemon=True)
-        reader.start()
-        try:
-            return lines.get(timeout=START_S).rstrip("\n")
-        except queue.Empty:
-            process.kill()
-            raise AssertionError(f"no line from the broker in {START_S:g} s") from None
-
-    @property
-    def process(self) -> subprocess.Popen[str] | Fork:
-        assert self._process is not None
-        return self._process
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def said(self) -> str:
-        """What it wrote to standard error so far, over all its starts."""
-        return self._errors.read_text() if self._errors.exists() else ""
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def pause(self) -> None:
-        """SIGSTOP, and wait until it has stopped: the signal takes a moment to arrive."""
-        self.signal(signal.SIGSTOP)
-        process = psutil.Process(self.pid)
-        eventually(lambda: process.status() == psutil.STATUS_STOPPED)
-
-    def resume(self) -> None:
-        self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
-        if self.alive:
-            self.process.kill()
-        self.wait()
+        self.end(signal.SIGKILL)
 
     def terminate(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; its exit code."""
-        if self.alive:
-            self.process.terminate()
-        return self.wait(timeout_s)
+        self.end(signal.SIGTERM, timeout_s)
+        return self.wait()
 
-    def wait(self, timeout_s: float = 60.0) -> int:
-        code = self.process.wait(timeout_s)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return code
-
-    def restart(self) -> BrokerProcess:
+    def restart(self) -> Self:
         """Another process on the same directory, at the same address."""
-        if self._process is not None:
-            self.terminate()
+        self.end(signal.SIGTERM, 60.0)
         self.listen = self.address or self.listen
         return self.start()
 
-    def restart_in_a_new_epoch(self) -> BrokerProcess:
+    def restart_in_a_new_epoch(self) -> Self:
         """Killed, and started on a directory that does not say who used it last.
 
         So it cannot vouch for its logs, and leads in the next epoch.
@@ -192,13 +104,11 @@ class BrokerProcess:
         """Return a connection for plain calls."""
         return Channel(self.address)
 
-    def __enter__(self) -> BrokerProcess:
+    def __enter__(self) -> Self:
         return self if self._process is not None else self.start()
 
     def __exit__(self, *_: object) -> None:
-        if self.alive:
-            self.process.kill()
-            self.wait()
+        self.end(signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:

@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import psutil
 
@@ -28,9 +29,27 @@ from spark_stream.directories import local_directory
 from spark_stream.errors import BrokerUnavailable, InvalidOption, PortInUse, from_wire
 from spark_stream.testing.guard import kill_with_this_process
 from spark_stream.testing.links import Link, Links
-from spark_stream.testing.places import HERE, ProcessPlace
 from spark_stream.wire.addresses import joined
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
+
+
+class ProcessPlace(NamedTuple):
+    """``host``: the address at which it listens. ``prefix``: comes before its command."""
+
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+HERE = ProcessPlace()
+
+
+def await_stopped(pid: int) -> None:
+    """Wait until a process to which SIGSTOP was sent has stopped: the signal takes a moment."""
+    process = psutil.Process(pid)
+    deadline = time.monotonic() + _END_S
+    while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+        time.sleep(0.002)
+
 
 READY: Final = "isolog broker ready "
 _START_S: Final = 60.0
@@ -42,21 +61,27 @@ BrokerRef = int | str
 
 
 class LocalBroker:
-    """One broker of a cluster: its process, while it has one, and its directory."""
+    """A broker: its process, while it has one, and its directory, with other files beside it.
+
+    ``conf``: its settings, as in a configuration file.
+    """
+
+    module: Sequence[str] = ("spark_stream.broker",)
+    """The module that runs it, and arguments of the module that come first."""
 
     def __init__(
-        self, number: int, folder: Path, conf: Mapping[str, Any], place: ProcessPlace = HERE
+        self, number: int, directory: Path, conf: Mapping[str, Any], place: ProcessPlace = HERE
     ) -> None:
         self.number = number
         self.place = place
         """Where it runs; another place applies from its next start."""
-        self.directory = folder / f"broker-{number}"
+        self.directory = directory
         self.address = ""
         self.peer_address = ""
         """Where the other brokers reach it."""
         self._conf = conf
-        self._file = folder / f"broker-{number}.toml"
-        self._errors = folder / f"broker-{number}.stderr"
+        self._file = directory.with_name(f"{directory.name}.toml")
+        self._errors = directory.with_name(f"{directory.name}.stderr")
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -88,20 +113,20 @@ class LocalBroker:
         """Add these settings; they apply from its next start."""
         self._conf = {**self._conf, **conf}
 
+    def flags(self) -> list[str]:
+        """Return the flags with its addresses, which a broker that comes back keeps."""
+        anywhere = joined(self.place.host, 0)
+        listen, peer_listen = self.address or anywhere, self.peer_address or anywhere
+        return ["--listen", listen, "--peer-listen", peer_listen]
+
     def spawn(self) -> None:
         """Start its process, without waiting for it."""
         self._file.write_text("".join(f"{name} = {_toml(v)}\n" for name, v in self._conf.items()))
-        options = ["--dir", str(self.directory), "--conf", str(self._file)]
-        # A broker that comes back keeps its addresses.
-        anywhere = joined(self.place.host, 0)
-        listen = self.address or anywhere
-        options += ["--peer-listen", self.peer_address or anywhere]
+        files = ["--dir", str(self.directory), "--conf", str(self._file)]
+        run = (sys.executable, "-m", *self.module)
         with self._errors.open("a") as errors:
             self._process = subprocess.Popen(
-                [
-                    *self.place.prefix,
-                    *(sys.executable, "-m", "spark_stream.broker", "--listen", listen, *options),
-                ],
+                [*self.place.prefix, *run, *files, *self.flags()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -129,6 +154,9 @@ class LocalBroker:
             facts = json.loads((self.directory / "broker.json").read_text())
             self.peer_address = facts["peer_address"]
             return
+        if line:  # it has reported an error, and ends
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
         self.end(signal.SIGKILL)
         try:
             error = json.loads(line)["error"]
@@ -143,13 +171,27 @@ class LocalBroker:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def end(self, number: int) -> None:
+    def pause(self) -> None:
+        """Pause its process (SIGSTOP) until :meth:`resume`; wait until it has stopped."""
+        self.signal(signal.SIGSTOP)
+        await_stopped(self.pid)
+
+    def resume(self) -> None:
+        """Resume its paused process."""
+        self.signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float = _END_S) -> int:
+        """Wait until its process has exited, and return the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def end(self, number: int, timeout_s: float = _END_S) -> None:
         """End its process by a signal, and wait until it has exited."""
         if self._process is None:
             return
         if self.alive:
             self._process.send_signal(number)
-        self._process.wait(_END_S)
+        self.wait(timeout_s)
 
 
 class LocalCluster:
@@ -247,16 +289,11 @@ class LocalCluster:
 
     def pause(self, broker: BrokerRef) -> None:
         """Pause the process (SIGSTOP) until :meth:`resume`; wait until it has stopped."""
-        paused = self.broker(broker)
-        paused.signal(signal.SIGSTOP)
-        process = psutil.Process(paused.pid)
-        deadline = time.monotonic() + _END_S
-        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
-            time.sleep(0.002)
+        self.broker(broker).pause()
 
     def resume(self, broker: BrokerRef) -> None:
         """Resume a paused broker."""
-        self.broker(broker).signal(signal.SIGCONT)
+        self.broker(broker).resume()
 
     def restart(self, broker: BrokerRef, conf: Mapping[str, Any] | None = None) -> None:
         """Start the broker at its old address; stop it in order first if it runs.
@@ -343,7 +380,9 @@ class LocalCluster:
                 )
             conf["peer_addresses"] = _Addresses(self, number)
         place = self._places[number - 1] if number <= len(self._places) else HERE
-        broker = self._brokers[number] = LocalBroker(number, self.folder, conf, place)
+        broker = self._brokers[number] = LocalBroker(
+            number, self.folder / f"broker-{number}", conf, place
+        )
         return broker
 
     def addresses_for(self, number: int) -> Iterator[tuple[str, str]]:

@@ -21,8 +21,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Self
 
-import psutil
-
 from spark_stream.cluster.stores.etcd_client import EtcdClient, encoded
 from spark_stream.errors import (
     InvalidOption,
@@ -31,7 +29,7 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.testing.guard import kill_with_this_process
-from spark_stream.testing.places import HERE, ProcessPlace
+from spark_stream.testing.local_cluster import HERE, ProcessPlace, await_stopped
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.addresses import joined
 
@@ -112,11 +110,8 @@ class EtcdMember:
     def pause(self) -> None:
         """Pause its process (SIGSTOP); wait until it has stopped."""
         self._signal(signal.SIGSTOP)
-        if self._process is None:
-            return
-        paused, until = psutil.Process(self._process.pid), time.monotonic() + _START_S
-        while paused.status() != psutil.STATUS_STOPPED and time.monotonic() < until:
-            time.sleep(0.002)
+        if self._process is not None:
+            await_stopped(self._process.pid)
 
     def resume(self) -> None:
         """Let a paused process go on."""

@@ -30,8 +30,7 @@ import pandas as pd
 
 import isolog
 from isolog.testing import LocalCluster, LocalEtcd
-from spark_stream.testing.local_cluster import LocalBroker
-from spark_stream.testing.places import ProcessPlace
+from spark_stream.testing.local_cluster import LocalBroker, ProcessPlace
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
     SCHEMA,

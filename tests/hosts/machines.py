@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from spark_stream.testing.places import ProcessPlace
+from spark_stream.testing.local_cluster import ProcessPlace
 
 _CLOCK: Final = Path(__file__).with_name("clock")
 _FILLER: Final = "filler"

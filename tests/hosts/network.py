@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
-from spark_stream.testing.places import ProcessPlace
+from spark_stream.testing.local_cluster import ProcessPlace
 from tests.conftest import ROOT
 
 _IP: Final = "ip"

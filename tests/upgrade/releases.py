@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.testing.places import ProcessPlace
+from spark_stream.testing.local_cluster import ProcessPlace
 from tests.conftest import ROOT
 
 PREVIOUS = (ROOT / "tests" / "upgrade" / "previous_release").read_text().strip()

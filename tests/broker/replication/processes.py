@@ -61,7 +61,7 @@ class NodeProcess:
         found = json.loads(self.ask("digests"))
         return found[: self.partitions], found[self.partitions :]
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         """What it wrote to standard error."""
         return self._errors.read_text()
 
@@ -92,5 +92,5 @@ class NodeProcess:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise AssertionError(f"node {self.name} has ended: {self.said()}")
+            raise AssertionError(f"node {self.name} has ended: {self.log_text()}")
         return line.rstrip("\n")

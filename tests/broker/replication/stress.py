@@ -168,8 +168,8 @@ def run(folder: Path, seconds: float, seed: int) -> int:
     except AssertionError:
         held = me.num_threads(), me.num_fds(), threads_of_the_run()
         broken.append(f"not given back: {before} is now {held}")
-    if "Fatal Python error" in world.peer.said():
-        broken.append(f"the other process has aborted: {world.peer.said()[-3000:]}")
+    if "Fatal Python error" in world.peer.log_text():
+        broken.append(f"the other process has aborted: {world.peer.log_text()[-3000:]}")
     print(
         f"stress {seconds:g} s, seed {seed}: {world.cuts} cuts, {world.kills} kills,"
         f" {world.pauses} pauses, {world.moves} moves, {entries} entries; ended in {took:.1f} s;"

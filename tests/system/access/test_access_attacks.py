@@ -459,7 +459,7 @@ def test_a_broker_whose_audit_log_cannot_be_opened_says_so(tmp_path: Path):
     broker = BrokerProcess(folder, conf=ASKS)
     with pytest.raises(StorageFailure, match=r"audit.log: Is a directory"), broker:
         pass
-    assert "Traceback" not in broker.said()
+    assert "Traceback" not in broker.log_text()
 
 
 @pytest.mark.parametrize("method", [RUN_STEPS, REPLICATE])

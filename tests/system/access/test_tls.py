@@ -98,7 +98,7 @@ def test_a_connection_that_is_reset_after_its_first_byte_leaves_no_trace(
         plain.close()
     with isolog.connect(secure.address, tls_ca=files.ca):
         pass
-    assert "Traceback" not in secure.said()
+    assert "Traceback" not in secure.log_text()
 
 
 def test_a_name_in_a_certificate_that_is_no_hosts_is_no_principal(files: Files, tmp_path: Path):
@@ -171,7 +171,7 @@ def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Pat
         log.create_topic("t")
         before = serial_of(broker.address, files.ca)
         shutil.copy(str(files.issue("other", *HERE).key), str(pair.key))  # of no such pair
-        eventually(lambda: "TLS goes on with the files as they were" in broker.said())
+        eventually(lambda: "TLS goes on with the files as they were" in broker.log_text())
         assert serial_of(broker.address, files.ca) == before
         files.issue("rotating", *HERE)
         eventually(lambda: serial_of(broker.address, files.ca) != before)
@@ -187,14 +187,16 @@ def test_a_pair_that_others_would_refuse_is_not_put_to_use(files: Files, tmp_pat
         before = serial_of(broker.address, files.ca)
         over = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
         files.issue("clients", *HERE, not_after=over)
-        eventually(lambda: "certificate has expired" in broker.said())
+        eventually(lambda: "certificate has expired" in broker.log_text())
         files.issue("peers", *HERE, "b7")
         eventually(
-            lambda: "peer_tls.cert: it is for localhost, b7, and this is broker b1" in broker.said()
+            lambda: (
+                "peer_tls.cert: it is for localhost, b7, and this is broker b1" in broker.log_text()
+            )
         )
         time.sleep(2.5)  # two more looks, which say nothing new
         assert serial_of(broker.address, files.ca) == before
-        assert broker.said().count("TLS goes on with the files as they were") == 2
+        assert broker.log_text().count("TLS goes on with the files as they were") == 2
         files.issue("clients", *HERE)
         eventually(lambda: serial_of(broker.address, files.ca) != before)
 
@@ -293,7 +295,7 @@ def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Pa
         assert listed() == ["t"]
         before = serial_of(where, files.ca)
         files.issue("flight", *HERE)
-        eventually(lambda: "Flight serves with the new" in broker.said())
+        eventually(lambda: "Flight serves with the new" in broker.log_text())
         assert serial_of(where, files.ca) != before
         assert listed() == ["t"]
 

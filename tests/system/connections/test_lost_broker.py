@@ -441,5 +441,5 @@ def test_a_stop_with_appends_in_flight_loses_nothing(broker, number):
             found = [int(value.as_py()) for value in table["value"]]
             assert found == list(range(sent[which]))
             assert found == [first + n for first in acknowledged[which] for n in range(3)]
-    assert "cut" not in broker.said()
-    assert "Traceback" not in broker.said()
+    assert "cut" not in broker.log_text()
+    assert "Traceback" not in broker.log_text()

@@ -118,10 +118,10 @@ def test_floods_of_strangers_end_and_neither_appends_nor_replication_do(
         for number, code in enumerate((CLOSED, CLOSED, CLOSED, "TLS_REQUIRED")):
             assert counts[number][code] >= 1
             assert _others(counts[number], code) <= 1  # the one that was open at the end
-        assert f"with {CLOSED}" in leader.said()
-        assert "frames without authentication" in leader.said()
-        assert leader.said().count(f"with {CLOSED}") < 20  # not one line for each connection
-        are_connected([each.said() for each in brokers])
+        assert f"with {CLOSED}" in leader.log_text()
+        assert "frames without authentication" in leader.log_text()
+        assert leader.log_text().count(f"with {CLOSED}") < 20  # not one line for each connection
+        are_connected([each.log_text() for each in brokers])
 
 
 def _leads(log: isolog.Log, broker: BrokerProcess) -> bool:

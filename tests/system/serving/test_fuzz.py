@@ -74,10 +74,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess
 @pytest.fixture
 def fuzzed(prepared: BrokerProcess) -> Iterator[BrokerProcess]:
     """The broker, whose log gets no trace during the test."""
-    before = len(prepared.said())
+    before = len(prepared.log_text())
     yield prepared
     assert prepared.alive
-    said = prepared.said()[before:]
+    said = prepared.log_text()[before:]
     assert "Traceback" not in said, said[-5000:]
 
 

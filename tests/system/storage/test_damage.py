@@ -69,7 +69,7 @@ def test_a_hole_in_an_older_segment_ends_the_log_there_and_is_said_in_one_line(
         assert log.describe("t").partitions[1].log_end_offset == 10
     aside = damaged.parent / "cut" / "1"
     assert (aside / following.name).read_bytes() == kept
-    (line,) = [line for line in rolled.said().splitlines() if "recovered" in line]
+    (line,) = [line for line in rolled.log_text().splitlines() if "recovered" in line]
     assert " ERROR " in line
     for part in ("t/0:", f"ends at offset {end},", f"{40_000 - end} records", str(aside)):
         assert part in line
@@ -102,7 +102,7 @@ def test_a_torn_tail_is_cut_and_said_in_one_line(rolled: BrokerProcess) -> None:
     with rolled.connect() as log:
         assert log.describe("t").partitions[0].log_end_offset == 40_000
         assert log.read("t")["n"].to_pylist()[:40_000] == list(range(40_000))
-    (line,) = [line for line in rolled.said().splitlines() if "recovered" in line]
+    (line,) = [line for line in rolled.log_text().splitlines() if "recovered" in line]
     assert str(last) in line
     assert "0 records" in line
     with pa.ipc.open_stream(last) as reader:  # whole again for other programs too

@@ -113,7 +113,7 @@ def test_a_store_from_an_older_copy_gives_no_number_out_again(tmp_path: Path):
             assert "error" not in again.put("t", 4, 1)
             again.commit()
         assert read(broker) == [1, 2, 3, 4]
-        assert "the metadata store is older than the logs" in broker.said()
+        assert "the metadata store is older than the logs" in broker.log_text()
 
 
 def test_topics_that_an_older_store_does_not_know_are_told_and_left_alone(tmp_path: Path):
@@ -128,7 +128,7 @@ def test_topics_that_an_older_store_does_not_know_are_told_and_left_alone(tmp_pa
         shutil.copy(tmp_path / "older", tmp_path / "log" / "metadata.sqlite")
         broker.restart()
         (folder,) = (tmp_path / "log" / "topics" / "late").iterdir()
-        assert f"{folder}: the metadata store knows no topic of this id" in broker.said()
+        assert f"{folder}: the metadata store knows no topic of this id" in broker.log_text()
         make_topic(broker, "late")
         put(broker, 2, "late")
         assert read(broker, "late") == [2]
@@ -208,7 +208,7 @@ def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
         broker.terminate()
         shutil.rmtree(tmp_path / "log" / lost)
         broker.restart()
-        assert "is missing, and with it all records of topic 't'" in broker.said()
+        assert "is missing, and with it all records of topic 't'" in broker.log_text()
         with broker.channel() as channel:
             assert isinstance(refused(lambda: seen(channel, "t", "read_committed")), DamagedSegment)
             partition = act(channel, "describe-topic", topic="t")["partitions"][0]
@@ -230,13 +230,13 @@ def test_a_partition_that_is_not_as_it_was_left_is_told(tmp_path: Path):
         put(broker, 1)
         put(broker, 2, partition=1)
         broker.restart()
-        assert "cannot vouch" not in broker.said()
+        assert "cannot vouch" not in broker.log_text()
         broker.terminate()
         (folder,) = (tmp_path / "log" / "topics" / "t").iterdir()
         shutil.rmtree(folder / "0")
         broker.restart()
         assert read(broker) == []
-        assert "t/0 has lost entries, or its folder" in broker.said()
+        assert "t/0 has lost entries, or its folder" in broker.log_text()
 
 
 def test_a_broker_whose_lease_was_removed_takes_another(tmp_path: Path):
@@ -247,7 +247,7 @@ def test_a_broker_whose_lease_was_removed_takes_another(tmp_path: Path):
         (lease,) = (each for each in leases.iterdir() if not each.suffix)
         shutil.rmtree(leases)
         eventually(lambda: lease.exists() and int(lease.read_text().split()[1]) > 0)
-        assert broker.said().count("the lease was over") == 1
+        assert broker.log_text().count("the lease was over") == 1
 
 
 @pytest.mark.parametrize("was_open", [False, True])

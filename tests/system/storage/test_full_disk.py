@@ -58,7 +58,7 @@ def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> N
         broker.restart()
         assert log.describe("t").partitions[0].error is None
         assert log.read("t")["n"].to_pylist() == list(range(14_010))
-    assert "recovered" not in broker.said()
+    assert "recovered" not in broker.log_text()
 
 
 def test_killed_while_the_disk_is_full(broker: BrokerProcess) -> None:

@@ -222,7 +222,7 @@ def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(brok
             reader.cancel()
         start = eventually(lambda: log.describe("t").partitions[0].log_start_offset)
         assert log.read("t")["n"].to_pylist() == list(range(start, 200_000))
-    assert "Traceback" not in broker.said()
+    assert "Traceback" not in broker.log_text()
 
 
 def test_retention_by_age_closes_and_removes_a_segment_that_nobody_writes_to(broker: BrokerProcess):

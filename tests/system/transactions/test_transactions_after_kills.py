@@ -146,7 +146,7 @@ def test_a_marker_that_a_power_cut_took_is_written_again(
     (entries,) = (broker.directory / "topics").glob("t/*/0/*.entries")
     os.truncate(entries, entries.stat().st_size - ENTRY_SIZE)
     broker.restart()
-    assert "the marker of transaction" in broker.said()
+    assert "the marker of transaction" in broker.log_text()
     with broker.channel() as channel:
         whole = decision == "commit" and not moved_on
         assert bounds(channel, "t") == (2, 2, 2)
@@ -174,6 +174,6 @@ def test_a_partition_that_cannot_be_marked_is_complained_of_once(broker: BrokerP
         other = Owner(channel, timeout_ms=1_000).begin()
         eventually(lambda: other.described()["state"] == "aborted")  # so it has looked again
         assert owner.described()["state"] == "aborting"
-    lines = [line for line in broker.said().splitlines() if repr(owner.name) in line]
+    lines = [line for line in broker.log_text().splitlines() if repr(owner.name) in line]
     assert len([line for line in lines if "DAMAGED_SEGMENT" in line]) == 1
-    assert "Traceback" not in broker.said()
+    assert "Traceback" not in broker.log_text()
