@@ -5,9 +5,7 @@
 ``output/``    records, topics, brokers and transactions, printed
 ``app``        all commands together; errors and exit codes
 ``options``    the options that several commands share; finds the log
-``streams``    standard streams that are closed, full or no longer read
-``progress``   a bar on a terminal
-``texts``      names as cells of a table, values as JSON
+``terminal``   standard streams, a progress bar, the signals that end a command
 
 Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad
 usage).

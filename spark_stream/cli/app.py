@@ -23,11 +23,10 @@ from spark_stream.cli.commands import (
     consume,
     consumers,
     produce,
-    sinks,
     topic,
     transactions,
 )
-from spark_stream.cli.operating import bench, examples, spark_workers, stored_logs, top
+from spark_stream.cli.operating import bench, setup, stored_logs, top
 from spark_stream.cli.options import (
     ACCESS_OPTIONS,
     Profile,
@@ -39,7 +38,7 @@ from spark_stream.cli.options import (
     User,
     set_access,
 )
-from spark_stream.cli.streams import discard_output, occupy, problem_of
+from spark_stream.cli.terminal import discard_output, occupy, problem_of
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
@@ -75,9 +74,9 @@ app.add_typer(access.acl, name="acl")
 app.add_typer(access.quotas, name="quota")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(consumers.app, name="consumers")
-app.add_typer(examples.app, name="config")
+app.add_typer(setup.app, name="config")
 app.add_typer(stored_logs.app, name="log")
-app.add_typer(sinks.app, name="sinks")
+app.add_typer(transactions.sinks, name="sinks")
 app.add_typer(topic.app, name="topic")
 app.add_typer(transactions.app, name="transactions")
 app.command("produce")(produce.produce)
@@ -85,7 +84,7 @@ app.command("consume")(consume.consume)
 app.command("bench")(bench.bench)
 app.command("top")(top.top)
 app.command("console")(console.console)
-app.command("prepare-spark")(spark_workers.prepare_spark)
+app.command("prepare-spark")(setup.prepare_spark)
 
 
 def _version(asked: bool) -> None:

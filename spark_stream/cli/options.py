@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,6 +18,7 @@ from spark_stream.client.connecting.access import Access, access_of, bootstrap_o
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.embedded import lock_held
 from spark_stream.client.log import Log
+from spark_stream.client.reading.positions import Place
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.directories import local_directory
@@ -25,6 +28,9 @@ from spark_stream.wire.topic_messages import TopicDescription
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"
 _COMPLETION_S: Final = 3.0
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+_AGO: Final = re.compile(rf"([0-9]+)([{''.join(_UNITS)}])")
 ACCESS_OPTIONS: Final = {
     "profile": "profile",
     "user": "user",
@@ -349,3 +355,27 @@ def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Ite
     """Connect as :func:`connection` does, and return the client's public handle."""
     with connection(bootstrap, path, makes=makes) as opened:
         yield Log(opened)
+
+
+def place_of(option: str, text: str) -> Place:
+    """Parse a place as a user writes it: a name, an offset (-N: N before the end), or a moment.
+
+    A moment is ISO 8601, without a zone in UTC, or how long ago it was: ``90s``, ``1h``.
+    """
+    if text in ("earliest", "latest"):
+        return text
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    try:
+        if ago := _AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        moment.astimezone(UTC)  # some near the years 1 and 9999 have no UTC
+        return moment
+    except (ValueError, OverflowError):
+        raise InvalidOption(
+            f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
+            hint="A moment is 2024-05-01 or 2024-05-01T12:30:00Z, or an age such as 30m, 1h or 2d.",
+            option=option,
+        ) from None

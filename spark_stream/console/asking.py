@@ -2,14 +2,18 @@
 
 Each method asks once and returns soon: a broker that does not answer is left out, and the answer
 says so. All of them ask as the user of the connection, so they show what this user may know.
+
+What follows from the answers is computed without I/O: leader changes, growth and rates from
+samples, and the time until a disk is full.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -27,7 +31,6 @@ from spark_stream.client.leaders import (
 )
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.transactions import kill_transaction, list_transactions
-from spark_stream.console.samples import ANSWERS_S, BrokerAnswers, RecentSamples, answers_of
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.types import field_type_name
 from spark_stream.wire.cluster_messages import BrokerStatus, DescribeCluster, GetStatus
@@ -41,6 +44,17 @@ _EPOCHS_MAX: Final = 16  # of a partition
 _ON_DISK_MAX: Final = 3
 _CALLS: Final = (GetStatus.wire_name, ListOffsets.wire_name)
 """What each broker is asked for again and again."""
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+RATE_S: Final = 10.0
+"""Over how long a rate is counted."""
+DISK_S: Final = 180.0
+"""Over how long a disk is watched to say when it is full."""
+ANSWERS_S: Final = 60.0
+"""Over how long the answers of a broker are judged."""
+HISTORY_S: Final = 600.0
+HISTORY_STEP_S: Final = 5.0
+_DISK_LEAST_S: Final = 30.0  # of samples, before anything is said
 
 
 class Asking:
@@ -343,3 +357,63 @@ def open_places(partitions: Partitions) -> dict[int, list[dict[str, Any]]]:
                 }
                 found.setdefault(each.transaction, []).append(place)
     return found
+
+
+class RecentSamples(Generic[K, T]):
+    """The samples of the last seconds, by key, each with its moment; the oldest first."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._samples: dict[K, list[tuple[float, T]]] = {}
+
+    def add(self, key: K, at_s: float, value: T) -> None:
+        """Add a sample. One that is not later than the last is the same again, and is left out."""
+        kept = self._samples.setdefault(key, [])
+        if not kept or at_s > kept[-1][0]:
+            kept.append((at_s, value))
+        while len(kept) > 2 and kept[0][0] < at_s - self._window_s:
+            del kept[0]
+
+    def of(self, key: K) -> Sequence[tuple[float, T]]:
+        """Return the samples of a key."""
+        return self._samples.get(key, ())
+
+    def drop(self, key: K) -> None:
+        """Remove the samples of a key."""
+        self._samples.pop(key, None)
+
+    def keep(self, keys: Collection[K]) -> None:
+        """Forget all keys but these."""
+        known = list(self._samples.items())  # another thread may add a key meanwhile
+        self._samples = {key: each for key, each in known if key in keys}
+
+
+def growth(samples: Sequence[tuple[float, float]]) -> float:
+    """Return by how much the value grows in a second, from the first sample to the last."""
+    if len(samples) < 2:
+        return 0.0
+    (first_s, first), (last_s, last) = samples[0], samples[-1]
+    return (last - first) / (last_s - first_s)
+
+
+def full_in_s(free: Sequence[tuple[float, float]]) -> float | None:
+    """Return in how many seconds a disk is full if it goes on like this; None if it never is."""
+    slope = growth(free)
+    if slope >= 0 or free[-1][0] - free[0][0] < _DISK_LEAST_S:
+        return None
+    return free[-1][1] / -slope
+
+
+class BrokerAnswers(Struct, frozen=True):
+    """How a broker has answered of late; ``median_s`` is None if it never has."""
+
+    asked: int = 0
+    unanswered: int = 0
+    median_s: float | None = None
+
+
+def answers_of(took_s: Sequence[tuple[float, float | None]]) -> BrokerAnswers:
+    """Return what these requests show; None is one that was not answered in time."""
+    times = [each for _, each in took_s if each is not None]
+    median_s = statistics.median(times) if times else None
+    return BrokerAnswers(len(took_s), len(took_s) - len(times), median_s)

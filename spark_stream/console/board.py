@@ -23,8 +23,15 @@ from spark_stream.client.trends import LagTrend, Window, sample_of
 from spark_stream.consistency.isolation import ReaderState
 from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, is_store_away, judge
 from spark_stream.console.asking import (
+    DISK_S,
+    HISTORY_S,
+    HISTORY_STEP_S,
+    RATE_S,
     Asking,
     Leaders,
+    RecentSamples,
+    full_in_s,
+    growth,
     holders,
     leader_changes,
     note_leaders,
@@ -32,15 +39,6 @@ from spark_stream.console.asking import (
     open_places,
     partition_shown,
     plain,
-)
-from spark_stream.console.samples import (
-    DISK_S,
-    HISTORY_S,
-    HISTORY_STEP_S,
-    RATE_S,
-    RecentSamples,
-    full_in_s,
-    growth,
 )
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
 from spark_stream.loggers import logger_of

@@ -3,10 +3,13 @@
 First only the offsets are read, window by window, until there are enough of them: with a filter, or
 where many records are aborted, nobody knows beforehand how far to read. Then the records of these
 offsets are read. So a page costs what it shows, however long the range is that it looks through.
+
+A page also has code for Spark and for Python that reads exactly its records.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -26,7 +29,6 @@ from spark_stream.client.topics import level
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.record_states import RecordRun, RecordState
 from spark_stream.console.asking import Asking, columns_of
-from spark_stream.console.snippets import ShownRange, python_snippet, spark_snippet
 from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.texts import shown
@@ -39,6 +41,7 @@ _LOOKED_MAX: Final = 1_000_000
 _PATIENCE_S: Final = 4.0
 _TEXT_MAX: Final = 2_000
 _PARTITIONS_MAX: Final = 64
+CUT_REMARK = "# These offsets are below a cut that divides no transaction."
 
 
 class AskedPage(Struct, frozen=True):
@@ -393,3 +396,87 @@ def _short(text: str | None) -> str | None:
     if text is None or len(text) <= _TEXT_MAX:
         return text
     return f"{text[:_TEXT_MAX]}… ({len(text) - _TEXT_MAX:,} more characters)"
+
+
+class ShownRange(Struct, frozen=True):
+    """What a page shows: the offsets ``[start, end)`` of each partition, as a level sees them.
+
+    ``connects``: how to connect beside the address, as options of Spark's source.
+    """
+
+    bootstrap: str
+    topic: str
+    ranges: Mapping[int, tuple[int, int]]
+    isolation: Isolation
+    filter: str | None = None
+    is_typed: bool = True
+    connects: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def level(self) -> str:
+        """The level to read with: below a cut everything is decided."""
+        atomic = self.isolation is Isolation.READ_ATOMIC
+        return str(Isolation.READ_COMMITTED if atomic else self.isolation)
+
+    @property
+    def remark(self) -> list[str]:
+        """What to know about the level."""
+        return [CUT_REMARK] if self.isolation is Isolation.READ_ATOMIC else []
+
+
+def spark_snippet(shown: ShownRange) -> str:
+    """Return a batch query of PySpark."""
+    numbers = sorted(shown.ranges)
+    starts = {str(number): shown.ranges[number][0] for number in numbers}
+    ends = {str(number): shown.ranges[number][1] for number in numbers}
+    options = [
+        ("bootstrap", shown.bootstrap),
+        ("assign", json.dumps({shown.topic: numbers})),
+        ("isolation", shown.level),
+        ("startingOffsets", json.dumps({shown.topic: starts})),
+        ("endingOffsets", json.dumps({shown.topic: ends})),
+    ]
+    if shown.filter is not None:
+        options.append(("filter", shown.filter))
+    if shown.is_typed:
+        options.append(("includeMetadata", "true"))
+    options += shown.connects
+    lines = [
+        *shown.remark,
+        "rows = (",
+        '    spark.read.format("isolog")',
+        *(f"    .option({_text(name)}, {_text(value)})" for name, value in options),
+        "    .load()",
+        ")",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def python_snippet(shown: ShownRange) -> str:
+    """Return a read by the Python client."""
+    numbers = sorted(shown.ranges)
+    login = "".join(f", {name.replace('.', '_')}={_text(value)}" for name, value in shown.connects)
+    lines = [
+        "import isolog",
+        "",
+        *shown.remark,
+        f"with isolog.connect({_text(shown.bootstrap)}{login}) as log:",
+        "    rows = log.read(",
+        f"        {_text(shown.topic)},",
+        f"        partitions={numbers!r},",
+        f"        start={ {number: shown.ranges[number][0] for number in numbers}!r},",
+        f"        end={ {number: shown.ranges[number][1] for number in numbers}!r},",
+        f"        isolation={_text(shown.level)},",
+        *([] if shown.filter is None else [f"        filter={_text(shown.filter)},"]),
+        *(["        metadata=True,"] if shown.is_typed else []),
+        "    )",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: str) -> str:
+    """Return a literal of Python, in double quotes where the text has none."""
+    literal = repr(value)
+    if literal[0] == "'" and '"' not in value:
+        return '"' + literal[1:-1] + '"'
+    return literal

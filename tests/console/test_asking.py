@@ -6,8 +6,7 @@ from typing import cast
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import PartitionSeen
-from spark_stream.console.asking import Asking, partition_shown
-from spark_stream.console.samples import BrokerAnswers
+from spark_stream.console.asking import Asking, BrokerAnswers, partition_shown
 from spark_stream.wire.offset_messages import OpenExtent, PartitionFacts, PartitionOffset
 
 

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 import isolog
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.console.snippets import ShownRange, spark_snippet
+from spark_stream.console.records import ShownRange, spark_snippet
 from tests.support import NUMBERS, BrokerProcess, numbers
 
 pytestmark = pytest.mark.full  # tests/console/test_app_api.py runs the code for Python

@@ -35,9 +35,7 @@ from spark_stream.cli.options import (
     metadata_backend,
     note,
 )
-from spark_stream.cli.output.show import console
-from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json, cell, visible
+from spark_stream.cli.output.texts import as_json, cell, console, duration, visible
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import checked_text
 from spark_stream.cluster.access import USERS, User, encode

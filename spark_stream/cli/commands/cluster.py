@@ -27,8 +27,7 @@ from spark_stream.cli.options import (
     note,
     where,
 )
-from spark_stream.cli.output.show import console
-from spark_stream.cli.texts import as_json, cell
+from spark_stream.cli.output.texts import as_json, cell, console
 from spark_stream.client.cluster import inspect_cluster, restore_metadata
 from spark_stream.cluster import backup as backups
 from spark_stream.cluster import migration

@@ -70,7 +70,8 @@ def console(
     isolog console --bootstrap broker-1:9092 --listen 0.0.0.0:8443 --tls-cert c.pem --tls-key k.pem
     """
     try:
-        from spark_stream.console import server  # most commands need no web server
+        # Most commands need no web server.
+        from spark_stream.console.app import ServerOptions, serve, without_credential
         from spark_stream.console.sessions import LogPlace
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "spark_stream":
@@ -82,13 +83,13 @@ def console(
     if (server_cert is None) is not (server_key is None):
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
     bootstrap, path = where(bootstrap, path)
-    server.serve(
+    serve(
         LogPlace(
             bootstrap,
             None if path is None else path.absolute(),
-            server.without_credential(access()),
+            without_credential(access()),
         ),
-        server.ServerOptions(
+        ServerOptions(
             listen,
             tuple(allowed_host or ()),
             server_cert,

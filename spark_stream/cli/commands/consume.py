@@ -1,32 +1,33 @@
-"""``isolog consume``: print records of a topic to standard output."""
+"""``isolog consume``: print records of a topic to standard output, up to an end or without end."""
 
 from __future__ import annotations
 
 import errno
 import os
 import select
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType
 from typing import Annotated, BinaryIO, Final
 
 import pyarrow as pa
 import typer
+from msgspec import Struct
 
-from spark_stream.cli.commands.ranges import (
-    RangeRequest,
-    Span,
-    bounded,
-    check_order,
-    followed,
-    place_of,
-)
-from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection
+from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection, place_of
 from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
-from spark_stream.cli.progress import bar
-from spark_stream.cli.streams import standard_output
+from spark_stream.cli.terminal import bar, standard_output
 from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.loop import Asked, Feed
+from spark_stream.client.reading.positions import Place, resolve
+from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import TopicsClient, level
-from spark_stream.errors import InvalidOption
+from spark_stream.consistency.isolation import Isolation as Level
+from spark_stream.errors import InvalidOption, UnknownPartition
 from spark_stream.schema.schemas import METADATA, is_default
 from spark_stream.structs import INT64_MAX
 
@@ -246,3 +247,154 @@ def _check_reader() -> None:
     poll.register(sys.stdout.fileno(), 0)
     if any(event & select.POLLERR for _, event in poll.poll(0)):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def check_order(start: Place, end: Place | None) -> None:
+    """Raise InvalidOption if the range ends before it starts, whatever the log holds."""
+    if end == "earliest":
+        raise InvalidOption(
+            "--to earliest: nothing is before the first record",
+            hint="Give latest, an offset or a moment.",
+            option="--to",
+        )
+    if isinstance(start, int) and isinstance(end, int):
+        turned = (start < 0) == (end < 0) and end < start
+    elif isinstance(start, datetime) and isinstance(end, datetime):
+        turned = end.astimezone(UTC) < start.astimezone(UTC)
+    else:
+        turned = False
+    if turned:
+        raise InvalidOption(
+            f"the range would end (--to {end}) before it starts (--from {start})",
+            hint="Swap the two, or leave --to out.",
+            option="--to",
+        )
+
+
+class Span(Struct, frozen=True):
+    """Offsets of one partition; ``end`` is exclusive, None means without end."""
+
+    source: Source
+    start: int
+    end: int | None
+
+
+class RangeRequest(Struct, frozen=True):
+    """What to read of a topic. No ``end``: up to the isolation's bound, or on with ``follow``."""
+
+    topic: str
+    isolation: Level
+    partitions: tuple[int, ...]
+    start: Place
+    end: Place | None
+    follow: bool
+
+    def spans(self, topics: TopicsClient, view: View) -> list[Span]:
+        """Return the offsets to read of each partition, as they are now.
+
+        Raises:
+            UnknownPartition: a partition that was asked for does not exist.
+        """
+        known = topics.describe(self.topic)
+        count = len(known.partitions)
+        for number in self.partitions:
+            if number >= count:
+                raise UnknownPartition(
+                    f"topic {self.topic!r} has partitions 0 to {count - 1}, not {number}",
+                    topic=self.topic,
+                    partition=number,
+                )
+        starts = self._resolved(topics, self.start)
+        end = "latest" if self.end is None and not self.follow else self.end
+        ends = {} if end is None else self._resolved(topics, end)
+        return [
+            Span(
+                Source(topics.router, view, known.id, number, self.isolation),
+                starts[number],
+                ends.get(number),
+            )
+            for number in sorted(set(self.partitions) or range(count))
+        ]
+
+    def _resolved(self, topics: TopicsClient, place: Place) -> Mapping[int, int]:
+        if not isinstance(place, int) or place >= 0:
+            return resolve(topics, self.topic, place, self.isolation, "earliest")
+        last = topics.offsets(self.topic, isolation=self.isolation)
+        first = last.log_start_offsets
+        return {number: max(first[number], at + place) for number, at in last.offsets.items()}
+
+
+def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
+    """Yield all that is visible, partition by partition, at most up to the isolation's bound."""
+    for span in spans:
+        assert span.end is not None
+        if (
+            span.start > span.end
+        ):  # empty; but an offset that never existed is an error, which the leader finds
+            check_place(span.source, span.start, span.end)
+        for fetched in read_range(span.source, span.start, span.end):
+            if fetched.batch.num_rows:
+                yield fetched.batch
+
+
+def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of all partitions as they come; Ctrl-C or SIGTERM ends this between batches.
+
+    ``idle`` is called from time to time while nothing comes.
+    """
+    feed = Feed(
+        [
+            Asked(
+                (span.source.view.topic, span.source.partition), span.source, span.start, span.end
+            )
+            for span in spans
+        ]
+    )
+    try:
+        with _interruptible() as interrupt:
+            while feed.running and not interrupt.asked:
+                try:
+                    with interrupt.at_once():
+                        found = feed.take()
+                except KeyboardInterrupt:
+                    return
+                if found is None:
+                    idle()
+                elif found[1].batch.num_rows:
+                    yield found[1].batch
+    finally:
+        feed.stop()
+
+
+class _Interrupt:
+    """Signals: the first lets the current batch be written, the second interrupts it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._at_once = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once or self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal interrupt at once inside the block."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Interrupt]:
+    interrupt = _Interrupt()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, interrupt.handle) for number in numbers]
+    try:
+        yield interrupt
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from spark_stream.cli.commands.ranges import place_of
 from spark_stream.cli.options import (
     Bootstrap,
     Isolation,
@@ -27,10 +26,9 @@ from spark_stream.cli.options import (
     confirm,
     log,
     note,
+    place_of,
 )
-from spark_stream.cli.output.show import console
-from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json, cell, state_text
+from spark_stream.cli.output.texts import as_json, cell, console, duration, state_text
 from spark_stream.client.consumers import MovedPosition
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription

@@ -1,25 +1,43 @@
-"""``isolog produce``: write records of standard input or of a file to a topic."""
+"""``isolog produce``: write records of standard input or of a file to a topic.
+
+The records are sent up to the first that is refused, or in a transaction all or none.
+"""
 
 from __future__ import annotations
 
+import signal
 import string
+import sys
 import uuid
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import pyarrow as pa
 import typer
-from msgspec import structs
+from msgspec import Struct, structs
 
-from spark_stream.cli.commands.sending import Work
-from spark_stream.cli.input.file_schemas import schema_of_file
-from spark_stream.cli.input.fitting import Fitting
-from spark_stream.cli.input.formats import TEXT, Format, Reading, format_of, records
-from spark_stream.cli.input.placing import Placing, metadata_of, stored_columns
-from spark_stream.cli.options import Bootstrap, LogPath, Topic, log, note, note_warning
+from spark_stream.cli.input.fitting import Fitting, Placing, metadata_of, stored_columns
+from spark_stream.cli.input.formats import TEXT, Format, Reading, format_of, records, schema_of_file
+from spark_stream.cli.options import Bootstrap, LogPath, Topic, counted, log, note, note_warning
+from spark_stream.cli.terminal import Interrupts, bar
 from spark_stream.client.log import Log
+from spark_stream.client.values import Written
+from spark_stream.client.writing.producer import Producer
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
-from spark_stream.errors import InvalidOption, UnknownPartition, UnknownTopic
+from spark_stream.errors import (
+    ForeignBranch,
+    InvalidOption,
+    InvalidTransaction,
+    IsologError,
+    ProducerFenced,
+    TransactionAborted,
+    UnknownPartition,
+    UnknownTopic,
+    UnknownTransaction,
+)
 from spark_stream.schema.keys import PARTITION_BY, key_columns, split_names
 from spark_stream.schema.schemas import is_default, of_topic
 from spark_stream.sql.ddl import parse_schema
@@ -29,6 +47,15 @@ from spark_stream.wire.topic_messages import TopicDescription
 _INPUT = "The input"
 _TRANSACTION = "A transaction"
 _DELIMITERS = set(string.punctuation + " \t") - {'"'}
+_LOOK_S: Final = 0.2  # how often to check for signals while waiting for the broker
+_NOT_COMMITTED: Final = (
+    TransactionAborted,
+    ProducerFenced,
+    UnknownTransaction,
+    InvalidTransaction,
+    ForeignBranch,
+)
+"""Errors of a commit that leave nothing of it visible; after other errors it may be visible."""
 
 
 def produce(
@@ -340,3 +367,127 @@ def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
         return [Fitting.of_topic(known.schema, text)]
     named = stored_columns(reading.columns, known.schema)
     return [Fitting.of_topic(named, text), Fitting.of_topic(known.schema, text=False)]
+
+
+class Work(Struct, frozen=True):
+    """An input, and where its records go."""
+
+    log: Log
+    topic: TopicDescription
+    reading: Reading
+    fittings: list[Fitting]
+    placing: Placing
+    key: tuple[str, ...]
+    isolation: str
+
+    def write(self) -> None:
+        """Write all records; if one is refused, those before it stay."""
+        producer = self.log.producer(isolation=self.isolation)
+        self._greet("Ctrl-D ends")
+        sent = _Sent()
+        try:
+            with self._interrupts(signal.SIGINT) as interrupts, producer:
+                self._copy(producer, sent, interrupts)
+        finally:
+            note(f"{counted(sent.records, 'record')} to {self.topic.name}")
+
+    def write_all_or_nothing(self, transactional_id: str, timeout_ms: int) -> None:
+        """Write all records in one transaction; any error or signal aborts it."""
+        self._greet("Ctrl-D commits, Ctrl-C aborts")
+        sent = _Sent()
+        name = self.topic.name
+        deciding = False
+        producer = self.log.producer(
+            isolation=self.isolation,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+        )
+        try:
+            with (
+                self._interrupts(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts,
+                producer,
+                producer.transaction(),
+            ):
+                self._copy(producer, sent, interrupts)
+                deciding = True
+        except BaseException as error:
+            if deciding and not isinstance(error, _NOT_COMMITTED):
+                note(f"`isolog transactions describe {transactional_id}` tells what became of it")
+            else:
+                note(f"0 records to {name}: the transaction was not committed")
+            raise
+        note(f"{counted(sent.records, 'record')} to {name}, in one transaction")
+
+    def _greet(self, ends: str) -> None:
+        if self.reading.file is None and sys.stdin.isatty():
+            note(f"{self.reading.format} to {self.topic.name}, {ends}:")
+
+    def _interrupts(self, *signals: signal.Signals) -> Interrupts:
+        # Arrow reads its own formats without a point at which signals could be checked.
+        return Interrupts(*signals, at_once=self.reading.format not in TEXT)
+
+    def _copy(self, producer: Producer, sent: _Sent, interrupts: Interrupts) -> None:
+        name = self.topic.name
+        first = 1
+        part: float | None = None
+
+        def moved(done: float | None) -> None:
+            nonlocal part
+            part = done
+
+        def idle(number: int | None) -> None:
+            _flush(producer, interrupts)
+            interrupts.wait(number)
+
+        typed = self.reading.file is None and sys.stdin.isatty()
+        with bar(f"to {name}", screen_is_free=not typed) as shown:
+            for batch in records(self.reading, idle, moved):
+                interrupts.check()
+                rows = batch.num_rows
+                batch, places = self.placing.parted(batch, first)
+                for fitting in self.fittings:
+                    batch = fitting.fit(batch, first)
+                for partition, piece in self.placing.split(batch, places):
+                    sent.append(producer.append(name, piece, partition, self.key))
+                first += rows
+                shown.advance(rows, part)
+            _flush(producer, interrupts)
+
+
+def _flush(producer: Producer, interrupts: Interrupts) -> None:
+    """Wait until all that was sent is acknowledged or has failed."""
+    while True:
+        interrupts.check()
+        with suppress(TimeoutError):
+            producer.flush(_LOOK_S)
+            return
+
+
+class _Sent:
+    """Counts acknowledged records, and stops the reading once some were refused."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Future[Written]] = deque()
+        self._records = 0
+
+    def append(self, future: Future[Written]) -> None:
+        """Add a batch that was sent; raise the error of an earlier one."""
+        self._waiting.append(future)
+        while self._waiting and self._waiting[0].done():
+            self._count(self._waiting[0].exception())
+
+    @property
+    def records(self) -> int:
+        """How many records are in the log. Waits until all batches are settled."""
+        for future in list(self._waiting):
+            with suppress(IsologError):
+                self._count(future.exception())
+        return self._records
+
+    def _count(self, error: BaseException | None) -> None:
+        future = self._waiting.popleft()
+        if error is None:
+            self._records += future.result().count
+            return
+        self._records += error.kept if isinstance(error, IsologError) else 0
+        raise error

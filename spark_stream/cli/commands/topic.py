@@ -9,8 +9,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from spark_stream.cli.commands.ranges import place_of
-from spark_stream.cli.input.file_schemas import schema_of_file
+from spark_stream.cli.input.formats import schema_of_file
 from spark_stream.cli.options import (
     Bootstrap,
     Listing,
@@ -23,8 +22,9 @@ from spark_stream.cli.options import (
     log,
     note,
     note_warning,
+    place_of,
 )
-from spark_stream.cli.output.show import record_count, show_names, show_topic
+from spark_stream.cli.output.topics import record_count, show_names, show_topic
 from spark_stream.errors import InvalidOption, TopicExists
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text

@@ -1,16 +1,25 @@
-"""``isolog transactions``: list, describe, abort.
+"""``isolog transactions``: list, describe, abort; ``isolog sinks``: list, delete.
 
 An open transaction holds readers under read_committed back at its first record in each partition.
 It *hangs* if it is past its own timeout, or open for longer than the operator allows.
+
+A sink's id is the name under which committed batches are remembered: that of a streaming query, or
+the option ``sinkId``.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Annotated
+from itertools import groupby
+from typing import Annotated, Any, Final, Self
 
 import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
 
 from spark_stream.cli.options import (
     Bootstrap,
@@ -23,18 +32,182 @@ from spark_stream.cli.options import (
     log,
     note,
 )
-from spark_stream.cli.output.show_transactions import (
-    Aged,
-    ReadableRange,
-    duration,
-    places,
-    show_transaction,
-    show_transactions,
-)
+from spark_stream.cli.output.texts import as_json, cell, console, drawn_together, duration
 from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
 from spark_stream.wire.topic_messages import PartitionDescription
-from spark_stream.wire.transaction_messages import TransactionDescription
+from spark_stream.wire.transaction_messages import (
+    UNFINISHED,
+    SinkDescription,
+    TransactionDescription,
+    TransactionPartition,
+)
+
+_UNDECIDED: Final = "open"
+_BEGUN_NEVER: Final = -1
+_WIDE: Final = 100
+_ID_WIDTH: Final = 24
+_NUMBERS: Final = ("number", "producer", "epoch")
+
+
+class Aged(Struct, frozen=True):
+    """A transaction at this moment, by this machine's clock.
+
+    ``age_s`` is None before the first transaction. ``left_s`` is the time to the deadline: negative
+    after it, and None unless the transaction is open.
+    """
+
+    facts: TransactionDescription
+    age_s: float | None
+    left_s: float | None
+    hangs: bool
+
+    @classmethod
+    def of(cls, facts: TransactionDescription, now_ms: int, hangs_after_s: float | None) -> Self:
+        """Make one; ``hangs_after_s`` None means its own timeout."""
+        if facts.number == _BEGUN_NEVER:
+            return cls(facts, None, None, False)
+        age_s = max(0.0, (now_ms - facts.began_ms) / 1000)
+        left_s = (facts.deadline_ms - now_ms) / 1000
+        over = left_s < 0 if hangs_after_s is None else age_s > hangs_after_s
+        return cls(
+            facts,
+            age_s,
+            left_s if facts.state == _UNDECIDED else None,
+            over and facts.state in UNFINISHED,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        shown: dict[str, Any] = as_json(self.facts)
+        return shown | {
+            "age_s": self.age_s,
+            "deadline_in_s": self.left_s,
+            "hangs": self.hangs,
+        }
+
+
+class ReadableRange(Struct, frozen=True):
+    """The bound of readers under read_committed in a partition, and its end."""
+
+    last_stable_offset: int
+    log_end_offset: int
+
+
+def show_transactions(found: list[Aged], shape: Listing, out: Console | None = None) -> None:
+    """Print all transactions, one a line; those that hang are marked."""
+    if shape is Listing.JSON:
+        print(json.dumps([each.as_json() for each in found], indent=2))
+        return
+    out = out or console()
+    wide = out.width >= _WIDE  # a narrow one still has room for the whole id, which `abort` needs
+    table = Table()
+    table.add_column("transactional id", overflow="fold", min_width=_ID_WIDTH)
+    table.add_column("state", no_wrap=True)
+    for name in (*(_NUMBERS if wide else ()), "age", "deadline in"):
+        table.add_column(name, justify="right", no_wrap=wide)
+    table.add_column("partitions", overflow="fold")
+    is_known = any(each.facts.principal for each in found)
+    if is_known:
+        table.add_column("principal", overflow="fold")
+    is_named = any(each.facts.query_name for each in found)
+    if is_named:
+        table.add_column("query name", overflow="fold")
+    for each in found:
+        facts = each.facts
+        numbers = (facts.number, facts.producer_id, facts.epoch)
+        table.add_row(
+            cell(facts.transactional_id),
+            _state(each),
+            *(map(_or_dash, numbers) if wide else ()),
+            "-" if each.age_s is None else duration(each.age_s),
+            "-" if each.left_s is None else duration(each.left_s),
+            cell(places(facts.partitions)),
+            *([cell(facts.principal) or "-"] if is_known else ()),
+            *([cell(facts.query_name) or "-"] if is_named else ()),
+        )
+    out.print(table)
+
+
+def show_transaction(
+    found: Aged, ends: Mapping[tuple[str, int], ReadableRange], shape: Listing
+) -> None:
+    """Print one transaction with all fields; ``ends`` by topic and partition, where it is known."""
+    if shape is Listing.JSON:
+        shown = found.as_json()
+        for place in shown["partitions"]:
+            there = ends.get((place["topic"], place["partition"]))
+            place["last_stable_offset"] = None if there is None else there.last_stable_offset
+            place["log_end_offset"] = None if there is None else there.log_end_offset
+        print(json.dumps(shown, indent=2))
+        return
+    facts = found.facts
+    table = Table(show_header=False)
+    rows = (
+        ("transactional id", cell(facts.transactional_id)),
+        ("state", _state(found)),
+        ("transaction", _or_dash(facts.number)),
+        ("begun", "-" if found.age_s is None else f"{duration(found.age_s)} ago"),
+        ("timeout", duration(facts.timeout_ms / 1000)),
+        ("deadline in", "-" if found.left_s is None else duration(found.left_s)),
+        ("producer id, epoch", f"{_or_dash(facts.producer_id)}, {_or_dash(facts.epoch)}"),
+        ("branches", ", ".join(map(str, facts.branches)) or "-"),
+        ("query of the sink", cell(facts.query) or "-"),
+        *([("name of the query", cell(facts.query_name))] if facts.query_name else []),
+        ("last committed batch of the sink", _or_dash(facts.committed_batch)),
+        *([("principal", cell(facts.principal))] if facts.principal else []),
+    )
+    for name, value in rows:
+        table.add_row(name, value)
+    console().print(table)
+    if facts.partitions:
+        console().print(_partitions_table(facts.partitions, ends))
+
+
+def _partitions_table(
+    partitions: Iterable[TransactionPartition], ends: Mapping[tuple[str, int], ReadableRange]
+) -> Table:
+    table = Table("topic")
+    for name in (
+        "partition",
+        "first offset",
+        "last stable (LSO)",
+        "log end (LEO)",
+        "held back",
+    ):
+        table.add_column(name, justify="right")
+    for each in sorted(partitions, key=_place):
+        there = ends.get((each.topic, each.partition))
+        table.add_row(
+            cell(each.topic),
+            str(each.partition),
+            "-" if each.first_offset is None else str(each.first_offset),
+            "-" if there is None else str(there.last_stable_offset),
+            "-" if there is None else str(there.log_end_offset),
+            "-" if each.held_back is None else str(each.held_back),
+        )
+    return table
+
+
+def places(partitions: Iterable[TransactionPartition]) -> str:
+    """List topics with their partitions: ``copies 0, flights 0-3,7``."""
+    ordered = sorted(partitions, key=_place)
+    return ", ".join(
+        f"{topic} {drawn_together([each.partition for each in group], '-', ',')}"
+        for topic, group in groupby(ordered, key=lambda each: each.topic)
+    )
+
+
+def _place(partition: TransactionPartition) -> tuple[str, int]:
+    return partition.topic, partition.partition
+
+
+def _state(found: Aged) -> str:
+    return f"[bold red]{found.facts.state} (hangs)[/]" if found.hangs else found.facts.state
+
+
+def _or_dash(value: int) -> str:
+    return "-" if value < 0 else str(value)
+
 
 app = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
 
@@ -168,3 +341,68 @@ def _readable(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int
         for place, each in known.items()
         if each.last_stable_offset is not None and each.log_end_offset is not None
     }
+
+
+sinks = typer.Typer(no_args_is_help=True, help="List and delete the sinks of queries.")
+
+SinkId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="A sink's id, as `list` shows it.", show_default=False),
+]
+
+
+@sinks.command("list")
+def list_sinks(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """List all sinks, each with its query and the last batch that was committed.
+
+    \b
+    isolog sinks list --path data/
+    isolog sinks list --output json | jq '.[] | select(.state == "expired") | .transactional_id'
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.sinks()
+    if output is Listing.JSON:
+        print(json.dumps(as_json(found), indent=2))
+        return
+    now_ms = time.time_ns() // 1_000_000
+    table = Table()
+    table.add_column("sink id", overflow="fold")
+    table.add_column("query", overflow="fold")
+    table.add_column("state")
+    table.add_column("last batch", justify="right")
+    table.add_column("last used", justify="right")
+    for each in found:
+        table.add_row(
+            cell(each.transactional_id),
+            cell(each.query_name or each.query),
+            each.state,
+            _last_batch(each),
+            f"{duration(max(0.0, (now_ms - each.last_used_ms) / 1000))} ago",
+        )
+    console().print(table)
+
+
+@sinks.command()
+def delete(
+    sink_id: SinkId, bootstrap: Bootstrap = None, path: LogPath = None, yes: Yes = False
+) -> None:
+    """Forget a sink, and which batch it committed last. Then another query may use its id.
+
+    If its own query is started again and repeats that batch, the batch is written twice.
+
+    \b
+    isolog sinks delete sink/departures --path data/ --yes
+    """
+    with log(bootstrap, path) as opened:
+        for each in opened.sinks():
+            if each.transactional_id == sink_id:  # the broker refuses an unknown id
+                what = f"sink {sink_id} of query {each.query}, last batch {_last_batch(each)}"
+                confirm(yes, f"Forget {what}?", "delete it")
+        opened.delete_sink(sink_id)
+    note(f"deleted sink {sink_id}")
+
+
+def _last_batch(sink: SinkDescription) -> str:
+    return "-" if sink.committed_batch < 0 else str(sink.committed_batch)

@@ -3,6 +3,10 @@
 Nothing is lost: numbers that do not fit, text that is no number, and a zone that would be dropped
 are refused. In text (CSV, JSON) values are read by the topic's types; binary is base64.
 Moments without a zone are UTC.
+
+A record of the input may name its partition, in a column that ``consume`` adds: ``partition``
+(``_partition`` in a typed topic). Null leaves the choice to the key. The new log sets the other
+columns (topic, offset, timestamp of the append): they are ignored here.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import base64
 import binascii
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -20,11 +24,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from msgspec import Struct
 
-from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
-from spark_stream.schema.schemas import is_default
+from spark_stream.client.reading.columns import KAFKA_COLUMNS
+from spark_stream.client.writing.pending import split
+from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch, UnknownPartition
+from spark_stream.schema.schemas import METADATA, PARTITION, is_default
 from spark_stream.schema.texts import dates_of, durations_of, list_ends, moments_of, shown, times_of
 from spark_stream.schema.types import told_apart, type_name
 from spark_stream.schema.values import first_null
+from spark_stream.wire.topic_messages import TopicDescription
 
 NULLS: Final = ("NA", "N/A", "NULL", "null")
 """Spellings of null in files, besides the empty field."""
@@ -33,6 +40,7 @@ UTF8_HINT: Final = "Convert the file to UTF-8, for example by iconv."
 _MAY_BE_NULL: Final = ("", *NULLS, "NaN", "nan", "None", "-")
 _SHOWN_MAX: Final = 60
 _HINT: Final = "Mend or drop the record."
+_ANYWHERE: Final = -1
 
 
 class _WrongTypeError(Exception):
@@ -298,3 +306,66 @@ _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
     (pt.is_time, pt.is_time),
     (pt.is_duration, pt.is_duration),
 )
+
+
+def metadata_of(stored: pa.Schema) -> pa.Schema:
+    """Return the metadata columns of such a topic: shown with its records, but not stored."""
+    if is_default(stored):
+        return pa.schema([each for each in KAFKA_COLUMNS if each.name not in stored.names])
+    return pa.schema(METADATA)
+
+
+def stored_columns(columns: pa.Schema, stored: pa.Schema) -> pa.Schema:
+    """Return the ``columns`` that are not metadata for a topic of the schema ``stored``."""
+    metadata = metadata_of(stored).names
+    return pa.schema([each for each in columns if each.name not in metadata])
+
+
+class Placing(Struct, frozen=True):
+    """The partition of each input record; ``partition`` overrides what the records say."""
+
+    topic: TopicDescription
+    partition: int | None
+    text: bool
+
+    def parted(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """Return the batch without metadata, and the partition of each record if they name it.
+
+        Raises:
+            InvalidRecord: a partition is no number.
+            UnknownPartition: the topic does not have it.
+        """
+        metadata = metadata_of(self.topic.schema)
+        found = [name for name in batch.schema.names if name in metadata.names]
+        places = None
+        name = PARTITION.name if PARTITION.name in metadata.names else "partition"
+        if self.partition is None and name in found:
+            field = pa.field(name, pa.int32())
+            fitting = Fitting(pa.schema([field]), self.text)
+            places = fitting.fit(batch.select([name]), first).column(0)
+            self._check(places, name, first)
+        return batch.drop_columns(found), places
+
+    def _check(self, places: pa.Array, name: str, first: int) -> None:
+        count = len(self.topic.partitions)
+        strange = pc.or_(pc.less(places, 0), pc.greater_equal(places, count))
+        if not pc.any(strange).as_py():
+            return
+        row = int(pc.index(strange, True).as_py())
+        raise UnknownPartition(
+            f"record {first + row}: column {name!r} is {places[row].as_py()}, and topic"
+            f" {self.topic.name!r} has partitions 0 to {count - 1}",
+            hint=f"Give --partition N, or leave the column {name!r} out.",
+            topic=self.topic.name,
+        )
+
+    def split(
+        self, batch: pa.RecordBatch, places: pa.Array | None
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """Split the records by partition; None is for those without one."""
+        if places is None or batch.num_rows == 0:
+            yield self.partition, batch
+            return
+        numbers = places.fill_null(_ANYWHERE).to_numpy(zero_copy_only=False).astype(np.int32)
+        for number, rows, _ in split(batch, numbers):
+            yield None if number == _ANYWHERE else number, rows

@@ -24,8 +24,8 @@ from spark_stream.cli.options import (
     log,
     note,
 )
-from spark_stream.cli.output.show import console
-from spark_stream.cli.progress import bar
+from spark_stream.cli.output.texts import console
+from spark_stream.cli.terminal import bar
 from spark_stream.client.log import Log
 from spark_stream.client.topics import level
 from spark_stream.errors import InvalidOption, IsologError

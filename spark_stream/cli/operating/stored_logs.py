@@ -14,9 +14,8 @@ import typer
 
 from spark_stream.cli.options import Listing, Output, counted, note
 from spark_stream.cli.output.formats import Shape, Writer, writer_of
-from spark_stream.cli.output.show import console
-from spark_stream.cli.streams import standard_output
-from spark_stream.cli.texts import as_json, cell
+from spark_stream.cli.output.texts import as_json, cell, console
+from spark_stream.cli.terminal import standard_output
 from spark_stream.client.connecting.embedded import lock_held
 from spark_stream.errors import InvalidOption, IsologError, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP_TYPE, is_default

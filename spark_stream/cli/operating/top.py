@@ -26,9 +26,7 @@ from rich.text import Text
 
 from spark_stream.cli.operating.frames import ClusterFrame, ConsumerLine, Flow, Look, frame_of
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
-from spark_stream.cli.output.show import console, size_text
-from spark_stream.cli.output.show_transactions import duration
-from spark_stream.cli.texts import as_json, state_text, visible
+from spark_stream.cli.output.texts import as_json, console, duration, size_text, state_text, visible
 from spark_stream.client.log import Log
 from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.consistency.isolation import ReaderState

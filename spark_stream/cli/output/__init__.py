@@ -1,6 +1,6 @@
-"""Records, topics, brokers and transactions, printed for people and for programs.
+"""Records, topics and values, printed for people and for programs.
 
-``formats``            batches as lines, JSON, CSV, a table, an Arrow stream
-``show``               topics and brokers as tables and as JSON
-``show_transactions``  transactions as tables and as JSON
+``formats``  batches as lines, JSON, CSV, a table, an Arrow stream
+``topics``   topics as tables and as JSON
+``texts``    names, numbers and durations as text for tables, values as JSON
 """

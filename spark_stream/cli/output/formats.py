@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.types as pt
 
-from spark_stream.cli.texts import visible
+from spark_stream.cli.output.texts import visible
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.texts import json_lines, shown
 

@@ -15,7 +15,7 @@ from spark_stream.access.callers import NOBODY
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.topics import list_offsets, partition_facts
 from spark_stream.cli.options import Listing
-from spark_stream.cli.output.show import show_topic
+from spark_stream.cli.output.topics import show_topic
 from spark_stream.consistency.replication.leader import LeaderState
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.steps import Describe

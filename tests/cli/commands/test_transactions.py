@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from spark_stream import errors
-from spark_stream.cli.output.show_transactions import Aged, duration, places
+from spark_stream.cli.commands.transactions import Aged, places
+from spark_stream.cli.output.texts import duration
 from spark_stream.client.writing.producer import Producer
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.transaction_messages import TransactionDescription, TransactionPartition

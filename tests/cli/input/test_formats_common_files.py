@@ -16,11 +16,10 @@ import pytest
 from msgspec import structs
 
 from isolog.errors import InvalidRecord
-from spark_stream.cli.input.blocks import BLOCK_BYTES, bytes_of
-from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.input.fitting import Fitting
-from spark_stream.cli.input.formats import Reading, format_of, records
-from spark_stream.cli.input.json_arrays import json_blocks
+from spark_stream.cli.input.formats import Reading, format_of, records, schema_of_file
+from spark_stream.cli.input.json_inputs import json_blocks
+from spark_stream.cli.input.text_inputs import BLOCK_BYTES, bytes_of
 
 ARRAY = """
 [ {"name": "chevrolet, [chevelle]", "miles": 18, "origin": null,
@@ -230,7 +229,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from msgspec import structs
-from spark_stream.cli.input.file_schemas import schema_of_file
+from spark_stream.cli.input.formats import schema_of_file
 from spark_stream.cli.input.formats import Format, Reading, records
 reading = Reading(Format.JSON, Path(sys.argv[1]))
 columns = schema_of_file(reading.file, reading.format, reading)

@@ -251,7 +251,7 @@ def test_a_file_that_begins_with_null_is_refused(there, tmp_path):
 
 def test_half_floats_all_of_them():
     from spark_stream.cli.input.fitting import Fitting
-    from spark_stream.cli.input.json_lines import JsonBlocks
+    from spark_stream.cli.input.json_inputs import JsonBlocks
     from spark_stream.schema.texts import json_lines
 
     halves = pa.array(np.arange(65_536, dtype=np.uint16).view(np.float16))

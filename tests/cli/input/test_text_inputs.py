@@ -10,12 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from isolog.errors import InvalidOption, InvalidRecord, SchemaMismatch
-from spark_stream.cli.input.blocks import after_line, blocks
-from spark_stream.cli.input.file_schemas import schema_of_file
 from spark_stream.cli.input.fitting import Fitting
-from spark_stream.cli.input.formats import Format, Reading, format_of, records
-from spark_stream.cli.input.json_lines import JsonBlocks
-from spark_stream.cli.input.text_inputs import CsvBlocks, CsvRecords, line_records
+from spark_stream.cli.input.formats import Format, Reading, format_of, records, schema_of_file
+from spark_stream.cli.input.json_inputs import JsonBlocks
+from spark_stream.cli.input.text_inputs import (
+    CsvBlocks,
+    CsvRecords,
+    after_line,
+    blocks,
+    line_records,
+)
 from spark_stream.sql.ddl import parse_schema, schema_text
 
 

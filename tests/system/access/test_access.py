@@ -26,8 +26,8 @@ from isolog.errors import (
     WrongCluster,
 )
 from spark_stream.cli.commands.consumers import show_consumers
+from spark_stream.cli.commands.transactions import Aged, show_transactions
 from spark_stream.cli.options import Listing
-from spark_stream.cli.output.show_transactions import Aged, show_transactions
 from spark_stream.client.connecting import shared
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -426,7 +426,7 @@ def test_refusals_and_what_administrators_do_are_written_down(asking, admin, top
 
 def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
     token = admin.create_token("root").token
-    said = asking.said() + (asking.directory / "audit.log").read_text()
+    said = asking.log_text() + (asking.directory / "audit.log").read_text()
     for secret in (PASSWORD, token, token[-16:]):
         assert secret not in said
     assert PASSWORD not in repr(Authenticate(user="u", password=PASSWORD))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cli.operating.latencies import PERCENTILES, Latencies
+from spark_stream.cli.operating.load import PERCENTILES, Latencies
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=1, max_size=300), st.integers(1, 5))

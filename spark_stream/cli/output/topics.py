@@ -1,27 +1,24 @@
-"""Topics and brokers, for people as tables and for programs as JSON."""
+"""Topics, for people as tables and for programs as JSON."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from spark_stream.cli.options import Listing, counted
-from spark_stream.cli.output.show_replicas import show_replicas
-from spark_stream.cli.texts import as_json, cell
+from spark_stream.cli.output.texts import as_json, cell, console, drawn_together, size_text
 from spark_stream.schema.types import field_type_name
 from spark_stream.sql.ddl import schema_text
-from spark_stream.wire.cluster_messages import BrokerStatus
-from spark_stream.wire.topic_messages import TopicDescription
+from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 
-_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
-_WIDTH_MAX: Final = 10_000
+_LEAST_IN_SYNC: Final = "min.insync.replicas"
+_WIDTH: Final = 80
+_TITLES: Final = ("partition", "leader", "epoch", "replicas", "in sync (ISR)", "lag")
 
 
 def show_names(names: list[str], shape: Listing) -> None:
@@ -73,51 +70,6 @@ def _sum_known(numbers: Iterable[int | None]) -> int | None:
     found = list(numbers)
     known = [each for each in found if each is not None]
     return sum(known) if len(known) == len(found) else None
-
-
-def show_status(status: BrokerStatus, shape: Listing) -> None:
-    """Print the status that a broker reports."""
-    facts = as_json(status)
-    if shape is Listing.JSON:
-        print(json.dumps(facts, indent=2))
-        return
-    facts["memory"] = size_text(status.memory)
-    facts["uptime"] = f"{facts.pop('uptime_s'):.0f} s"
-    checked_ms = facts.pop("checked_ms")
-    facts["last check of the files"] = (
-        "not yet" if checked_ms is None else str(datetime.fromtimestamp(checked_ms // 1000, UTC))
-    )
-    facts["damaged replicas"] = (
-        ", ".join(f"{name} from offset {offset}" for name, offset in facts.pop("damaged").items())
-        or "none"
-    )
-    facts["refused writes"] = (
-        ", ".join(f"{name}: {code}" for name, code in facts.pop("refused").items()) or "none"
-    )
-    facts["principals"] = ", ".join(
-        f"{name} {counted(use.connections, 'connection')}"
-        for name, use in status.principals.items()
-    )
-    table = Table(show_header=False)
-    for name, value in facts.items():
-        table.add_row(name.replace("_", " "), cell(str(value)))
-    console().print(table)
-
-
-def console() -> Console:
-    """Return a console on standard output, for tables."""
-    # In a pipe or a file a table is as wide as it needs to be: only a terminal has a width.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
-
-
-def size_text(size: int | None, unknown: str = "-") -> str:
-    """Return a number of bytes in a few characters."""
-    if size is None:
-        return unknown
-    for unit, name in _UNITS:
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} bytes"
 
 
 def _columns_table(topic: TopicDescription) -> Table:
@@ -189,3 +141,100 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
         "config": dict(topic.config),
         "partitions": as_json(topic.partitions),
     }
+
+
+class _Row(NamedTuple):
+    """A row of the table: partitions with the same texts share one."""
+
+    leader: str
+    epoch: str
+    replicas: str
+    isr: str
+    lag: str
+
+
+def show_replicas(topic: TopicDescription, screen: Console) -> None:
+    """Print a table, or lines if broker ids are too long for one; then any problems."""
+    rows: dict[_Row, list[int]] = {}
+    for each in topic.partitions:
+        rows.setdefault(_row(each), []).append(each.partition)
+    table = [(drawn_together(partitions), *row) for row, partitions in rows.items()]
+    widths = [max(len(cell) for cell in column) for column in zip(_TITLES, *table, strict=True)]
+    if sum(widths) + 2 * len(widths) <= _WIDTH:
+        screen.print(_table(table))
+    else:
+        for row, partitions in rows.items():
+            for line in _lines(row, drawn_together(partitions)):
+                screen.print(cell(line), soft_wrap=True)
+    for line in (*_moves(topic), *_amiss(topic)):
+        screen.print(cell(line), soft_wrap=True)
+
+
+def _row(partition: PartitionDescription) -> _Row:
+    return _Row(
+        partition.leader or "nobody",
+        str(partition.leader_epoch),
+        ", ".join(partition.replicas),
+        ", ".join(partition.isr),
+        ", ".join(_behind(partition)),
+    )
+
+
+def _behind(partition: PartitionDescription) -> Iterator[str]:
+    """Yield the followers that lack entries, as far as the leader knows."""
+    if partition.error is not None:
+        return
+    for broker in partition.replicas:
+        if broker == partition.leader:
+            continue
+        lag = partition.lag.get(broker)
+        if lag is None:
+            is_in_sync = broker in partition.isr
+            yield f"{broker} not connected" if is_in_sync else f"{broker} not in sync"
+        elif lag:
+            yield f"{broker} by {'1 entry' if lag == 1 else f'{lag} entries'}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for title in _TITLES:
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*map(cell, row))
+    return table
+
+
+def _lines(row: _Row, partitions: str) -> Iterator[str]:
+    yield f"leader of {partitions}: {row.leader}, epoch {row.epoch}"
+    if row.replicas != row.leader:
+        yield f"  replicas {row.replicas}; in sync (ISR): {row.isr}"
+    if row.lag:
+        yield f"  behind the leader: {row.lag}"
+
+
+def _moves(topic: TopicDescription) -> Iterator[str]:
+    """Yield lines about the moves that are under way."""
+    moves: dict[tuple[str, str], list[int]] = {}
+    for each in topic.partitions:
+        if each.adding or each.removing:
+            comes = (broker for broker in each.adding if broker not in each.removing)
+            brings, takes = ", ".join(comes), ", ".join(each.removing)
+            moves.setdefault((brings, takes), []).append(each.partition)
+    for (brings, takes), numbers in moves.items():
+        which = "partition" if len(numbers) == 1 else "partitions"
+        way = (f" from {takes}" if takes else "") + (f" to {brings}" if brings else "")
+        yield f"{which} {drawn_together(numbers)}: under way{way}"
+
+
+def _amiss(topic: TopicDescription) -> Iterator[str]:
+    """Yield how missing in-sync replicas affect readers and producers."""
+    least = int(topic.config.get(_LEAST_IN_SYNC, "1"))
+    few = [
+        each.partition
+        for each in topic.partitions
+        if len(each.isr) < min(least, len(each.replicas))
+    ]
+    if few:
+        which = "partition" if len(few) == 1 else "partitions"
+        yield f"{which} {drawn_together(few)}: fewer in sync than {_LEAST_IN_SYNC}={least}"
+        yield "  the high watermark stands, and producers that ask for read_committed are refused"

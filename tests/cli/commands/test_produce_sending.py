@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_stream.cli.commands.sending import Interrupts
+from spark_stream.cli.terminal import Interrupts
 
 
 @pytest.fixture(autouse=True)

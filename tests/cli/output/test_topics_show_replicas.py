@@ -12,7 +12,7 @@ from rich.console import Console
 from isolog.errors import LeaderUnavailable
 from spark_stream.cli.commands.cluster import show_cluster
 from spark_stream.cli.options import Listing
-from spark_stream.cli.output.show_replicas import show_replicas
+from spark_stream.cli.output.topics import show_replicas
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,

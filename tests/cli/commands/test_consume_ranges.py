@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from isolog.errors import InvalidOption
-from spark_stream.cli.commands.ranges import place_of
+from spark_stream.cli.options import place_of
 
 
 @pytest.mark.parametrize(

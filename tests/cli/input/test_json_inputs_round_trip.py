@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from spark_stream.cli.input.fitting import Fitting
-from spark_stream.cli.input.json_lines import JsonBlocks
+from spark_stream.cli.input.json_inputs import JsonBlocks
 from spark_stream.client.reading.columns import HEADERS, KAFKA_COLUMNS
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.schema.texts import json_lines

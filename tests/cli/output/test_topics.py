@@ -11,9 +11,9 @@ from rich.console import Console
 
 from isolog.errors import LeaderUnavailable
 from spark_stream.cli.commands.topic import delete_question
+from spark_stream.cli.commands.transactions import Aged, show_transactions
 from spark_stream.cli.options import Listing
-from spark_stream.cli.output.show import show_topic
-from spark_stream.cli.output.show_transactions import Aged, show_transactions
+from spark_stream.cli.output.topics import show_topic
 from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription

@@ -7,7 +7,7 @@ import fnmatch
 
 import pytest
 
-from spark_stream.cli.operating.examples import FOLDER, names
+from spark_stream.cli.operating.setup import FOLDER, names
 from tests.cli.conftest import Call
 from tests.conftest import ROOT
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cli.operating import spark_workers
-from spark_stream.cli.operating.spark_workers import compile_into, prepare_spark
+from spark_stream.cli.operating import setup as spark_workers
+from spark_stream.cli.operating.setup import compile_into, prepare_spark
 from spark_stream.errors import InvalidOption
 
 

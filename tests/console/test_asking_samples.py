@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.console.asking import PartitionSeen, leader_changes, note_leaders, on_disks
-from spark_stream.console.samples import BrokerAnswers, RecentSamples, answers_of, full_in_s, growth
+from spark_stream.console.asking import (
+    BrokerAnswers,
+    PartitionSeen,
+    RecentSamples,
+    answers_of,
+    full_in_s,
+    growth,
+    leader_changes,
+    note_leaders,
+    on_disks,
+)
 from spark_stream.wire.offset_messages import EpochStart, PartitionFacts, PartitionOffset
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
-from spark_stream.cli import progress
+from spark_stream.cli import terminal as progress
 from tests.cli.conftest import COMMAND, TIMEOUT_S
 from tests.support import eventually
 

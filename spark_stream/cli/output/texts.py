@@ -1,0 +1,98 @@
+"""Names, numbers and durations as text for tables, and values as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+from rich.console import Console
+from rich.markup import escape
+
+from spark_stream.consistency.isolation import ReaderState
+from spark_stream.errors import IsologError
+
+_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
+_WIDTH_MAX: Final = 10_000
+
+
+def visible(text: str) -> str:
+    """Return the text with ``\\x1b`` and the like for each character that cannot be seen.
+
+    Names may have control characters, which a terminal takes as commands.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def cell(text: str) -> str:
+    """Return the text as a cell of a table: visible, and not taken as markup by ``rich``."""
+    return escape(visible(text))
+
+
+def state_text(state: ReaderState) -> str:
+    """Return the state of a reader in words."""
+    return "waiting at the LSO" if state is ReaderState.WAITING_AT_LSO else state.replace("_", " ")
+
+
+def as_json(value: Any) -> Any:
+    """Convert a value for ``json.dumps``, with every field, even if it has its default."""
+    match value:
+        case IsologError():
+            return value.to_wire()
+        case Struct():
+            return {name: as_json(getattr(value, name)) for name in value.__struct_fields__}
+        case Mapping():
+            return {name: as_json(each) for name, each in value.items()}
+        case list() | tuple():
+            return [as_json(each) for each in value]
+    return value
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in at most two units: ``0.3 s``, ``4 min 10 s``, ``-2 h 5 min``."""
+    sign = "-" if seconds < 0 else ""
+    seconds = abs(seconds)
+    if round(seconds, 1) < 10:
+        return f"{sign}{seconds:.1f} s"
+    whole = round(seconds)
+    for size, name, part, of_part in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{sign}{whole // size} {name}" + (f" {rest} {of_part}" if rest else "")
+    return f"{sign}{whole} s"
+
+
+def console() -> Console:
+    """Return a console on standard output, for tables."""
+    # In a pipe or a file a table is as wide as it needs to be: only a terminal has a width.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
+
+
+def size_text(size: int | None, unknown: str = "-") -> str:
+    """Return a number of bytes in a few characters."""
+    if size is None:
+        return unknown
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+def drawn_together(numbers: list[int], to: str = " to ", between: str = ", ") -> str:
+    """Write rising numbers with each run as its first and last: ``0 to 3, 7``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return between.join(str(run[0]) if len(run) == 1 else f"{run[0]}{to}{run[-1]}" for run in found)

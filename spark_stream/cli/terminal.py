@@ -1,0 +1,189 @@
+"""The standard streams, a progress bar on them, and the signals that end a command.
+
+Streams may be closed, full, or no longer read. The bar is shown on a terminal only, and only after
+a second.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, Final, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_STANDARD: Final = ("stdin", "stdout", "stderr")
+_BUFFER_BYTES: Final = 1 << 20
+_WAKE_BYTES: Final = 4096
+_AFTER_S: Final = 1.0
+
+
+def occupy() -> None:
+    """Open closed standard streams, before a file or a socket takes their number.
+
+    Reading from such a stream fails, and so does writing, as on a full disk; what goes to a closed
+    standard error is dropped.
+    """
+    for number, name in enumerate(_STANDARD):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Opened in the wrong direction: using it fails. Descriptors are assigned in order.
+            flags = os.O_RDONLY if name == "stdout" else os.O_WRONLY
+            assert os.open(os.devnull, flags) == number
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
+def problem_of(error: OSError) -> str:
+    """Describe an error of the system in a few words: with its file, or else standard output.
+
+    All other code that reads or writes without a file name reports its errors itself.
+    """
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror or str(error)
+    return f"{error.filename or 'standard output'}: {reason}"
+
+
+def discard_output() -> None:
+    """Drop what standard output still holds, and all that is written to it later."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+    with suppress(OSError):
+        sys.stdout.flush()
+
+
+@contextmanager
+def standard_output() -> Iterator[BinaryIO]:
+    """Open standard output for bytes; end the command quietly if its reader closes the pipe."""
+    # Not sys.stdout.buffer: with PYTHONUNBUFFERED it is a raw file, whose writes may be short.
+    sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+    try:
+        yield sink
+    except OSError as error:
+        discard_output()  # also what is left in the sink's buffer
+        if error.errno == errno.EPIPE:
+            raise typer.Exit(0) from None
+        raise
+
+
+class Bar:
+    """Shows how many records were moved, and their share of all."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._since = time.monotonic()
+        self._records = 0
+        self._shown: tuple[Progress, TaskID] | None = None
+
+    def advance(self, records: int, part: float | None) -> None:
+        """Add records; ``part`` of the whole (0 to 1) is done then, None if that is unknown."""
+        self._records += records
+        if time.monotonic() - self._since < _AFTER_S:
+            return
+        if self._shown is None:
+            self._shown = self._begun()
+        progress, task = self._shown
+        progress.update(
+            task,
+            completed=part or 0.0,
+            total=None if part is None else 1.0,
+            records=f"{self._records:,} records",
+        )
+
+    def _begun(self) -> tuple[Progress, TaskID]:
+        progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[records]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        progress.start()
+        return progress, progress.add_task(self._title, total=1.0, records="")
+
+    def end(self) -> None:
+        """Remove the bar from the screen."""
+        if self._shown is not None:
+            self._shown[0].stop()
+
+
+class _Hidden(Bar):
+    """No bar: standard error is no terminal, or the records themselves go to the screen."""
+
+    def advance(self, records: int, part: float | None) -> None:
+        pass
+
+
+@contextmanager
+def bar(title: str, *, screen_is_free: bool = True) -> Iterator[Bar]:
+    """Show a bar until the block ends."""
+    shown = Bar(title) if screen_is_free and sys.stderr.isatty() else _Hidden(title)
+    try:
+        yield shown
+    finally:
+        shown.end()
+
+
+class Interrupts:
+    """Signals that end the command, as exceptions that come where no lock is held.
+
+    A handler that raises may do so just after a lock was taken, before the block that releases it:
+    the next thread that takes it waits for ever. So a handler only stores the signal; :meth:`check`
+    and :meth:`wait` raise. A second signal raises at once: the command may be stuck.
+    """
+
+    def __init__(self, *signals: signal.Signals, at_once: bool) -> None:
+        """Handle signals. ``at_once``: raise at once, as the input is read without :meth:`wait`."""
+        self._signals = signals
+        self._at_once = at_once
+        self._found: int | None = None
+
+    def __enter__(self) -> Self:
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        found = {each: signal.getsignal(each) for each in self._signals}
+        self._before = {each: how for each, how in found.items() if how in usual}  # keep nohup's
+        # A signal just before select() begins does not interrupt it; this byte does.
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for each in self._before:
+            signal.signal(each, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, how in self._before.items():
+            signal.signal(each, how)
+        signal.set_wakeup_fd(self._wake_before)
+        os.close(self._woken)
+        os.close(self._wake)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt or SystemExit if a signal has come."""
+        if self._found == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._found is not None:
+            raise SystemExit(128 + self._found)
+
+    def wait(self, number: int | None) -> None:
+        """Wait until this descriptor has something to read; raise as :meth:`check` does."""
+        self.check()
+        while number is not None and number not in select.select([number, self._woken], [], [])[0]:
+            with suppress(BlockingIOError):
+                os.read(self._woken, _WAKE_BYTES)
+            self.check()
+
+    def _take(self, number: int, _: object) -> None:
+        stuck, self._found = self._found is not None, number
+        if stuck or self._at_once:
+            self.check()
