@@ -2,6 +2,10 @@
 
 Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightInfo`` of a path
 [topic] or [topic, partition] gives one endpoint per partition, and its ticket reads that partition.
+
+Errors: our JSON object rides in a Flight error's ``extra_info``. There is little room for it
+(``limits.ERROR_BYTES_MAX``), and an error may name all columns of a table. What is too long is cut:
+an error without its last words still says what is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -27,12 +31,11 @@ from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
-from spark_stream.broker.flight.errors import to_flight
-from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import answers_in_time
 from spark_stream.broker.serving.fetching import Answer, FetchStream, bound
 from spark_stream.broker.serving.memory import memory_error, memory_errors
+from spark_stream.broker.serving.pool import Activity
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.transactions.transactions import Joined
@@ -43,6 +46,8 @@ from spark_stream.errors import (
     InvalidRequest,
     IsologError,
     PortInUse,
+    RequestTimeout,
+    Unauthenticated,
     UnknownPartition,
     Unsupported,
 )
@@ -55,12 +60,16 @@ from spark_stream.wire.addresses import UNIX
 from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.fetch_messages import Fetch, ReadTopic
+from spark_stream.wire.limits import ERROR_BYTES_MAX
+from spark_stream.wire.messages import json_bytes
 
 logger = logger_of(__name__)
 
 _ANSWERS_MAX: Final = 1024
 _WHO: Final = "who"
 _PASSWORD_S: Final = 1.0
+_CUT: Final = "…"
+_DETAIL_BYTES_MAX: Final = 200
 
 
 def location(address: str, *, tls: bool = False) -> str:
@@ -181,17 +190,15 @@ class FlightFacade(fl.FlightServerBase):
         with self._activity.call(), translated("append", self._refused):
             request, partition = target_of(descriptor)
             identity = self._identity(context)
-            put = _Put(writer.write, Throttle(self._here.quotas, identity.known(), Operation.WRITE))
-            opening = (request, reader.schema)
-            stream = ServedAppends(
-                self._appends, put, lambda: opening, put.over.set, partition, put.go.set
-            )
+            throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
+            put = _Put(self._appends, writer.write, throttle, (request, reader.schema), partition)
+            stream = put.stream
             admitted = self._here.authorizer.admit(identity, request.needs(), stream.refuse)
             if request.transactional_id is not None:
                 here = replace(self._here, caller=identity.known())
                 check_id_owner(here, request.transactional_id)
-            put.pause(lambda: stream.failure is not None or context.is_cancelled())
-            with put.answering(stream):
+            put.pause(context.is_cancelled)
+            with put.answering():
                 stream.work()  # opens it
                 try:
                     frames = self._frames(reader)
@@ -230,41 +237,35 @@ class FlightFacade(fl.FlightServerBase):
         with self._activity.call(), translated("fetch", self._refused):
             host, clock, cancelled = self._here.host, self._here.clock, context.is_cancelled
             request = Fetch.from_bytes(ticket.ticket)
-            refusals: list[IsologError] = []
+            refusal = _Refusal()
             identity = self._identity(context)
-            admitted = self._here.authorizer.admit(identity, request.needs(), refusals.append)
+            admitted = self._here.authorizer.admit(identity, request.needs(), refusal.set)
             throttle = Throttle(self._here.quotas, identity.known(), Operation.READ)
             stream = FetchStream(host, request, cancelled, clock)
-            answers = self._answers(stream, admitted, refusals, throttle, cancelled)
+            answers = self._answers(stream, admitted, refusal, throttle, cancelled)
             return fl.GeneratorStream(stream.schema, answers)
 
     def _answers(
         self,
         stream: FetchStream,
         admitted: StreamPermit,
-        refusals: Sequence[IsologError],
+        refusal: _Refusal,
         throttle: Throttle,
         cancelled: Callable[[], bool],
     ) -> Iterator[Answer]:
         """Yield the answers until the call is refused; ``admitted`` is held meanwhile."""
-
-        def check() -> None:
-            if refusals:
-                raise refusals[0]
-
         with (
             self._activity.call(),
             translated("fetch", self._refused),
             memory_errors(self._memory_bytes),
         ):
             _pause(throttle, throttle.charge(0), cancelled)
-            for answer in answers_in_time(stream.answers(), self._here.clock, check):
-                check()
+            for answer in answers_in_time(stream.answers(), self._here.clock, refusal.check):
+                refusal.check()
                 yield answer
                 records = answer[0]
                 nbytes = nbytes_of(records) if isinstance(records, tuple) else records.nbytes
-                mark = throttle.charge(nbytes)
-                _pause(throttle, mark, lambda: bool(refusals) or cancelled())
+                _pause(throttle, throttle.charge(nbytes), refusal.is_set, cancelled)
             del admitted
 
     def do_exchange(
@@ -385,11 +386,37 @@ def _credential(header: str) -> Authenticate:
     raise InvalidRequest("the header authorization is `Bearer TOKEN`, or `Basic` with base64")
 
 
+class _Refusal:
+    """The error that ends a call which was admitted, once there is one."""
+
+    def __init__(self) -> None:
+        self._error: IsologError | None = None
+
+    def set(self, error: IsologError) -> None:
+        self._error = self._error or error
+
+    def is_set(self) -> bool:
+        return self._error is not None
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
 class _Put:
     """The client of a DoPut. Its own thread writes the answers, since each may have to wait."""
 
-    def __init__(self, write: Callable[[bytes], None], throttle: Throttle) -> None:
+    def __init__(
+        self,
+        appends: AppendStreams,
+        write: Callable[[bytes], None],
+        throttle: Throttle,
+        opening: tuple[AppendTo, pa.Schema],
+        partition: int | None,
+    ) -> None:
         self._write = write
+        self._is_gone = False
+        self._opening = opening
         self._throttle = throttle
         self._mark = throttle.charge(0)  # what was charged before
         self._answers: SimpleQueue[bytes | None] = SimpleQueue()
@@ -398,6 +425,12 @@ class _Put:
         """Set when there is work to do for the thread that reads."""
         self.over = Event()
         self.failure: IsologError | None = None
+        self.stream = ServedAppends(
+            appends, self, self._open, self.over.set, partition, self.go.set
+        )
+
+    def _open(self) -> tuple[AppendTo, pa.Schema]:
+        return self._opening
 
     def send(self, header: Bytes, /, *, end: bool = False) -> bool:
         self._is_full = not end  # first: the other thread checks it after each answer
@@ -412,16 +445,19 @@ class _Put:
 
     def pause(self, cancelled: Callable[[], bool]) -> None:
         """Sleep for as long as the quota says."""
-        _pause(self._throttle, self._mark, lambda: self.failure is not None or cancelled())
+        _pause(self._throttle, self._mark, self._has_failed, cancelled)
+
+    def _has_failed(self) -> bool:
+        return self.failure is not None or self.stream.failure is not None
 
     def fail(self, error: IsologError, /) -> None:
         self.failure = error
         self.go.set()
 
     @contextmanager
-    def answering(self, stream: ServedAppends) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Write answers meanwhile, and those that are left at the end."""
-        thread = Thread(target=self._run, args=(stream,), name="isolog-answers", daemon=True)
+        thread = Thread(target=self._run, name="isolog-answers", daemon=True)
         thread.start()
         try:
             yield
@@ -429,15 +465,16 @@ class _Put:
             self._answers.put(None)
             thread.join()
 
-    def _run(self, stream: ServedAppends) -> None:
+    def _run(self) -> None:
         while (answer := self._answers.get()) is not None:
-            try:
-                self._write(answer)
-            except Exception:  # the client is gone
-                stream.leave()
-                self._write = lambda _: None
+            if not self._is_gone:
+                try:
+                    self._write(answer)
+                except Exception:  # the client is gone
+                    self._is_gone = True
+                    self.stream.leave()
             if self._is_full:
-                stream.take_credit()
+                self.stream.take_credit()
 
 
 def target_of(descriptor: fl.FlightDescriptor) -> tuple[AppendTo, int | None]:
@@ -454,9 +491,9 @@ def target_of(descriptor: fl.FlightDescriptor) -> tuple[AppendTo, int | None]:
     return AppendTo.from_bytes(descriptor.command), None
 
 
-def _pause(throttle: Throttle, mark: int, is_over: Callable[[], bool]) -> None:
-    """Sleep until the quota's mark is paid, or the call is over."""
-    while (left_s := throttle.seconds_left(mark)) > 0 and not is_over():
+def _pause(throttle: Throttle, mark: int, *is_over: Callable[[], bool]) -> None:
+    """Sleep until the quota's mark is paid, or the call is over by any of these."""
+    while (left_s := throttle.seconds_left(mark)) > 0 and not any(each() for each in is_over):
         time.sleep(min(left_s, LOOK_S))
 
 
@@ -472,3 +509,47 @@ def _records(found: Bounds | IsologError) -> int:
     if isinstance(found, IsologError):
         return 0
     return int(found.log_end_offset - found.log_start_offset)
+
+
+def to_flight(error: IsologError) -> fl.FlightError:
+    """Convert an error to the Flight error that any Flight client understands."""
+    value = error.to_wire()
+    if len(json_bytes(value)) > ERROR_BYTES_MAX:
+        value["details"] = _short_ones(error.details)
+        for words in ("message", "hint"):
+            while len(json_bytes(value)) > ERROR_BYTES_MAX and len(value[words]) > 1:
+                value[words] = _shorter(value[words])
+    text = str(error)
+    while len(quote(text)) > ERROR_BYTES_MAX:
+        text = _shorter(text)
+    return _status_of(error)(text, json_bytes(value))
+
+
+def _status_of(error: IsologError) -> Any:
+    """Return the class of Flight's errors that gives the error its gRPC status.
+
+    Only Flight's own errors have room for our JSON object. None of them means NOT_FOUND or
+    INVALID_ARGUMENT; exceptions that do are sent with the broker's traceback, without the object.
+    """
+    match error:
+        case Unauthenticated():
+            return fl.FlightUnauthenticatedError
+        case RequestTimeout():
+            return fl.FlightTimedOutError
+        case InternalError():
+            return fl.FlightInternalError
+        case _:
+            return fl.FlightUnavailableError if error.retriable else fl.FlightServerError
+
+
+def _shorter(text: str) -> str:
+    return text[: max(0, len(text) * 3 // 4 - 1)] + _CUT
+
+
+def _short_ones(details: dict[str, Any]) -> dict[str, Any]:
+    """Return those details that take little room, such as numbers and names."""
+    return {
+        name: value
+        for name, value in details.items()
+        if len(json_bytes({name: value})) <= _DETAIL_BYTES_MAX
+    }

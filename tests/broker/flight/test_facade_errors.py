@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isolog.errors import InvalidTopic, OffsetEvicted
-from spark_stream.broker.flight.errors import to_flight
+from spark_stream.broker.flight.facade import to_flight
 from spark_stream.errors import from_wire
 from spark_stream.wire.limits import ERROR_BYTES_MAX
 
