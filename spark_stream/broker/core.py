@@ -36,7 +36,7 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.node.observing import Observer
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.replication.promising import Promising
+from spark_stream.broker.replication.promises import Promising
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Driver, Peers
 from spark_stream.broker.scripting.step_table import StepTable

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from spark_stream.broker.core import BrokerCore
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.interfaces import Background
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.settings import ReplicationSettings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from spark_stream.broker.replication.background import Background
+from spark_stream.broker.replication.interfaces import Background
 from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
@@ -80,7 +80,7 @@ def followed(
         clock or SystemClock(),
         Background(pool.submit, pool.submit_after, loop.call_later),
         lambda _: None,
-        lambda: None,
+        None,
     )
     stream.begin()
     try:

@@ -17,7 +17,7 @@ from random import Random
 from typing import Final, Protocol, TypeVar, cast
 
 from isolog.errors import BrokerUnavailable
-from spark_stream.broker.replication.background import Background, Ts, Work
+from spark_stream.broker.replication.interfaces import Background, Ts
 from spark_stream.broker.replication.lines import Happened, ReplicationLine, limits
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.protocol import (
@@ -84,7 +84,7 @@ class Threads:
         self.schedule.start("work", self._do(partial(function, *args)), self.owner)
         return True
 
-    def call_later(self, delay_s: float, work: Work) -> None:
+    def call_later(self, delay_s: float, work: Callable[[], None]) -> None:
         """Have the loop do it."""
         self.schedule.start("timer", self._wait(delay_s, work), self.owner)
 
@@ -92,12 +92,12 @@ class Threads:
         """A thread is slow."""
         yield self.chance.random() * self.chance.choice((0.0, 0.0, 0.1, _LATE_S))
 
-    def _do(self, work: Work) -> Body:
+    def _do(self, work: Callable[[], None]) -> Body:
         if self.chance.random() < _BUSY:
             yield self.chance.random() * self.chance.choice((0.1, _LATE_S))
         work()
 
-    def _wait(self, delay_s: float, work: Work) -> Body:
+    def _wait(self, delay_s: float, work: Callable[[], None]) -> Body:
         yield delay_s
         work()
 

@@ -12,20 +12,18 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import assert_never
 
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
-from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.follower_core import (
     Connect,
     FollowerStreamCore,
     HangUp,
     Job,
 )
+from spark_stream.broker.replication.interfaces import Background, FollowedPartition
 from spark_stream.broker.replication.lines import Call, ReplicationLine
-from spark_stream.broker.replication.partitions import FollowedPartition
-from spark_stream.broker.replication.promising import Promising
+from spark_stream.broker.replication.promises import Promising
 from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId
@@ -41,13 +39,13 @@ logger = logger_of(__name__)
 
 
 class Fetcher:
-    """The follower of one leader. ``endpoint`` returns its address; None: it is not registered."""
+    """The follower of one leader. ``endpoint_of`` is as for :class:`Fetchers`."""
 
     def __init__(
         self,
         me: BrokerIdentity,
         leader: BrokerId,
-        endpoint: Callable[[], Endpoint | None],
+        endpoint_of: Callable[[BrokerId], Endpoint | None],
         settings: ReplicationSettings,
         clock: Clock,
         background: Background,
@@ -57,7 +55,7 @@ class Fetcher:
     ) -> None:
         self._me = me
         self._leader = leader
-        self._endpoint = endpoint
+        self._endpoint_of = endpoint_of
         self._settings = settings
         self._clock = clock
         self._background = background
@@ -83,6 +81,9 @@ class Fetcher:
     def is_at_work(self) -> bool:
         """Whether work on a partition is under way."""
         return self._core.at_work > 0
+
+    def _is_at_rest(self) -> bool:
+        return not self._core.at_work
 
     def follow(self, partition: FollowedPartition) -> None:
         """Follow a partition from now on, in place of any earlier one with the same key."""
@@ -114,7 +115,7 @@ class Fetcher:
         """End the stream, and wait a while for the work that is under way."""
         self.begin_stop()
         with self._changed:
-            self._changed.wait_for(lambda: not self._core.at_work, ENDING_S)
+            self._changed.wait_for(self._is_at_rest, ENDING_S)
 
     # -- on the loop's thread --------------------------------------------------------------------
 
@@ -139,8 +140,7 @@ class Fetcher:
             case IsologError():
                 raise event
             case Received(end=False):
-                check = partial(self._me.check_answer, self._leader, self._stream_id)
-                self._core.on_received(unpack(event.header, event.body), check, now)
+                self._core.on_received(unpack(event.header, event.body), self._check_proof, now)
             case Credited():
                 pass
             case Received():
@@ -152,6 +152,9 @@ class Fetcher:
                 raise failure_of(error_of(event, self._address), self._address)
             case _:
                 assert_never(event)
+
+    def _check_proof(self, proof: str) -> None:
+        self._me.check_answer(self._leader, self._stream_id, proof)
 
     def _wake(self) -> None:
         with self._changed:
@@ -197,7 +200,7 @@ class Fetcher:
             self._unsent.clear()  # an event is about to report the end
 
     def _connect(self, window_bytes: int) -> None:
-        endpoint = self._endpoint()
+        endpoint = self._endpoint_of(self._leader)
         if endpoint is None:
             error = BrokerUnavailable(f"broker {self._leader} is not registered")
             self._core.on_lost(error, self._clock.monotonic())
@@ -321,7 +324,7 @@ class Fetchers:
         fetcher = self._fetchers[leader] = Fetcher(
             self._me,
             leader,
-            lambda: self._endpoint_of(leader),
+            self._endpoint_of,
             self._settings,
             self._clock,
             self._background,

@@ -47,7 +47,7 @@ from typing import Final, assert_never
 
 from msgspec import Struct, field
 
-from spark_stream.broker.replication.partitions import FollowedPartition
+from spark_stream.broker.replication.interfaces import FollowedPartition
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Offset

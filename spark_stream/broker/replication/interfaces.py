@@ -1,16 +1,19 @@
-"""What the stream of replication needs of a partition, at its leader and at its follower.
+"""What the stream of replication needs: partitions, at leader and follower, and other threads.
 
-Nothing here may wait for another broker. What a leader's session does, except reading, must not
-wait for a disk either: it runs on the thread that takes the follower's messages, and what waits
-there holds up all partitions of the stream.
+The shells have no threads of their own: :class:`Background` does what takes time.
+
+Of a partition: nothing here may wait for another broker. What a leader's session does, except
+reading, must not wait for a disk either: it runs on the thread that takes the follower's messages,
+and what waits there holds up all partitions of the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Table
@@ -19,6 +22,8 @@ from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import Agreement
 from spark_stream.errors import IsologError
 from spark_stream.storage.format.stored import StoredEntries
+
+Ts = TypeVarTuple("Ts")
 
 
 class LeaderSession(Protocol):
@@ -120,3 +125,21 @@ class FollowedPartition(Protocol):
 
     def on_refused(self, error: IsologError) -> None:
         """Take the leader's refusal, or its end of the session; it is asked again after a pause."""
+
+
+class Submit(Protocol):
+    """Calls a function on another thread. Returns False once the threads have stopped."""
+
+    def __call__(self, function: Callable[[*Ts], None], /, *args: *Ts) -> bool: ...
+
+
+class Background(Struct, frozen=True):
+    """Other threads, and the loop's timers.
+
+    After ``submit_after`` a thread that has appended may do short work itself. ``call_later`` calls
+    a function after so many seconds, on the loop's thread. The function must not block.
+    """
+
+    submit: Submit
+    submit_after: Submit
+    call_later: Callable[[float, Callable[[], None]], object]

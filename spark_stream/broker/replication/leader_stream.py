@@ -14,10 +14,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.replication.background import Background
-from spark_stream.broker.replication.leader_core import LAST, Call, LeaderStreamCore, Sent, Step
-from spark_stream.broker.replication.partitions import LeadPartitions
-from spark_stream.broker.replication.send_queue import Slot
+from spark_stream.broker.replication.interfaces import Background, LeadPartitions
+from spark_stream.broker.replication.leader_core import (
+    LAST,
+    Call,
+    LeaderStreamCore,
+    Sent,
+    Slot,
+    Step,
+)
 from spark_stream.broker.replication.settings import (
     ENDING_S,
     STEPS_AFTER_APPEND,
@@ -50,7 +55,7 @@ logger = logger_of(__name__)
 
 
 class LeaderStream:
-    """One follower's stream. ``ended`` is called once, when it is over."""
+    """One follower's stream. ``ended``, and then ``over``, are called once, when it is over."""
 
     def __init__(
         self,
@@ -62,7 +67,8 @@ class LeaderStream:
         clock: Clock,
         background: Background,
         ended: Callable[[LeaderStream], None],
-        promise_s: Callable[[], float | None],
+        promise_s: Callable[[], float | None] | None,
+        over: Callable[[], None] | None = None,
     ) -> None:
         self.follower = BrokerId(opened.follower)
         self._stream = stream
@@ -71,7 +77,8 @@ class LeaderStream:
         self._clock = clock
         self._background = background
         self._ended = ended
-        self._promise_s = promise_s if stream.version >= PROMISES_SINCE else lambda: None
+        self._promise_s = promise_s if stream.version >= PROMISES_SINCE else None
+        self._on_over = over
         self._lock = threading.Lock()  # guards what follows
         self._core = LeaderStreamCore(opened.window_bytes, welcome, settings, clock.monotonic())
         self._held: Sent | None = None  # a frame for which there was no credit
@@ -108,6 +115,8 @@ class LeaderStream:
             self._stream.fail(error_bytes(error))
         self._make(calls)
         self._ended(self)
+        if self._on_over is not None:
+            self._on_over()
 
     # -- on the loop's thread --------------------------------------------------------------------
 
@@ -140,8 +149,9 @@ class LeaderStream:
         with self._lock:
             if self._over:
                 return
+            promise_s = None if self._promise_s is None else self._promise_s()
             try:
-                self._core.tick(self._clock.monotonic(), self._promise_s())
+                self._core.tick(self._clock.monotonic(), promise_s)
             except BrokerUnavailable as error:
                 silent = BrokerUnavailable(f"follower {self.follower} {error.message}")
             else:
@@ -184,9 +194,9 @@ class LeaderStream:
             self._background.call_later(max(0.0, tell_at - now), self._tell)
 
     def _make(self, calls: list[Call]) -> None:
-        for call in calls:
+        for method, args in calls:
             try:
-                call()
+                method(*args)
             except Exception:
                 logger.exception("a session of follower %s failed", self.follower)
 
@@ -296,7 +306,7 @@ class Leading:
         settings: ReplicationSettings,
         clock: Clock,
         background: Background,
-        promise_s: Callable[[], float | None] = lambda: None,
+        promise_s: Callable[[], float | None] | None = None,
     ) -> None:
         """``promise_s`` returns for how long followers are to promise not to lead, or None."""
         self._me = me
@@ -313,7 +323,7 @@ class Leading:
         self,
         opened: OpenReplication,
         stream: Stream,
-        over: Callable[[], None] = lambda: None,
+        over: Callable[[], None] | None = None,
         names: Sequence[str] = (),
     ) -> None:
         """Serve a follower from now on; ``over`` is called at the end. On the loop's thread.
@@ -333,8 +343,9 @@ class Leading:
             self._settings,
             self._clock,
             self._background,
-            partial(self._forget, over),
+            self._forget,
             self._promise_s,
+            over,
         )
         with self._changed:
             if self._stopped:
@@ -353,16 +364,18 @@ class Leading:
         for stream in streams:
             stream.stop()
         with self._changed:
-            self._changed.wait_for(lambda: not self._streams, ENDING_S)
+            self._changed.wait_for(self._has_no_stream, ENDING_S)
         for stream in streams:
             stream.end(BrokerStopping("the broker is about to stop"))
 
-    def _forget(self, over: Callable[[], None], stream: LeaderStream) -> None:
+    def _has_no_stream(self) -> bool:
+        return not self._streams
+
+    def _forget(self, stream: LeaderStream) -> None:
         with self._changed:
             if self._streams.get(stream.follower) is stream:
                 del self._streams[stream.follower]
             self._changed.notify_all()
-        over()
 
     def _check(self, opened: OpenReplication, names: Sequence[str]) -> None:
         self._me.check_caller(opened.follower, opened.proof, names)

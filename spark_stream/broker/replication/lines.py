@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from spark_stream.broker.replication.background import Background
+from spark_stream.broker.replication.interfaces import Background
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import InternalError, IsologError, TlsFailed
 from spark_stream.loggers import logger_of
@@ -64,7 +64,10 @@ class ReplicationLine:
 
     def _begin(self, stream: Stream) -> Handle:
         self._stream = stream
-        return lambda event: self._happened(self, event)
+        return self._on_event
+
+    def _on_event(self, event: StreamEvent) -> None:
+        self._happened(self, event)
 
     def fail(self, error: IsologError) -> None:
         """Note that there is no stream."""
@@ -113,7 +116,7 @@ class Lines:
         self,
         settings: ReplicationSettings,
         background: Background,
-        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        tls: Callable[[], ssl.SSLContext | None] | None = None,
     ) -> None:
         self._settings = settings
         self._tls = tls
@@ -131,7 +134,10 @@ class Lines:
         try:
             line.open(
                 ClientChannel(
-                    address, timeout_s=settings.death_s, limits=limits(settings), tls=self._tls()
+                    address,
+                    timeout_s=settings.death_s,
+                    limits=limits(settings),
+                    tls=None if self._tls is None else self._tls(),
                 )
             )
         except TlsFailed as error:

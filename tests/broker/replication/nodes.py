@@ -12,11 +12,11 @@ from typing import Self
 
 from isolog.errors import IsologError
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
-from spark_stream.broker.replication.background import Background
 from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.interfaces import Background
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
-from spark_stream.broker.replication.promising import Promising
+from spark_stream.broker.replication.promises import Promising
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.broker.sockets import listening_socket, port_of

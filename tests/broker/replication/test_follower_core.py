@@ -21,8 +21,7 @@ from spark_stream.broker.replication.follower_core import (
     HangUp,
     Job,
 )
-from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore
-from spark_stream.broker.replication.send_queue import Slot
+from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore, Slot
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.replication.epochs import EpochHistory
@@ -109,8 +108,8 @@ class Pair:
         self.to_follower.clear()
         self.to_leader.clear()
         leader, self.leader, self.turn = self.leader, None, None
-        for call in leader.close() if leader else ():
-            call()
+        for method, args in leader.close() if leader else ():
+            method(*args)
 
     def step(self) -> bool:
         assert self.leader is not None
@@ -164,8 +163,8 @@ class Pair:
             header, body = self.to_follower.popleft()
             self.follower.on_received(unpack(header, body), lambda proof: None, self.now)
         elif self.to_leader and self.leader is not None:
-            for call in self.leader.take(unpack(self.to_leader.popleft(), b""), self.now):
-                call()
+            for method, args in self.leader.take(unpack(self.to_leader.popleft(), b""), self.now):
+                method(*args)
 
     def work(self, *, well: bool) -> None:
         if self.jobs:
@@ -373,8 +372,8 @@ def test_a_promise_counts_from_when_it_was_asked_for_and_for_what_is_followed_by
     agreed, asked = (unpack(core.next_step(now + 0.5), b"") for _ in range(2))
     assert isinstance(agreed, Agreed)
     assert asked == AskPromise(now + 0.5, 4.0)
-    for call in core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.0):
-        call()
+    for method, args in core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.0):
+        method(*args)
     assert session.promised == [now + 0.5 + 4.0 * (1 - MARGIN)]  # and slot 2 has no session yet
     core.take(Unfollow(1), now + 2.1)
     assert core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.2) == []
@@ -422,8 +421,8 @@ def test_a_slot_number_is_given_once_and_what_was_not_sent_is_not_acknowledged()
     assert core.session_started(0, 1, session)
     with pytest.raises(InvalidRequest, match="before it was sent"):
         core.take(Acked(((0, 1),)), 0.0)
-    for call in core.close():
-        call()
+    for method, args in core.close():
+        method(*args)
     assert session.closed == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.broker.replication.send_queue import SendQueue, Slot
+from spark_stream.broker.replication.leader_core import SendQueue, Slot
 from spark_stream.broker.replication.settings import BEHIND_SHARE, ReplicationSettings
 from spark_stream.consistency.replication.follower import Agreement
 
@@ -139,7 +139,7 @@ steps = st.lists(
 
 @pytest.mark.rule(
     "whose entries a leader sends next, and how much may be under way",
-    "broker/replication/send_queue.py",
+    "broker/replication/leader_core.py",
 )
 @given(steps, st.integers(1, 8 * MIB))
 def test_bounds_hold_and_news_is_never_forgotten(steps, window):

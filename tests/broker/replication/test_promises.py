@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isolog.errors import StorageFailure
-from spark_stream.broker.replication.promising import Promising
+from spark_stream.broker.replication.promises import Promising
 from spark_stream.storage.disk.directory import PromiseFile
 from tests.clocks import FakeClock
 

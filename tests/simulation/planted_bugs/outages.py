@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from spark_stream.broker.host.proposals import Proposals
-from spark_stream.broker.replication import promising
+from spark_stream.broker.replication import promises as broker_promises
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.cluster.stores.leases import Lease
 from spark_stream.cluster.transactions import decode_join, joins_of
@@ -68,7 +68,9 @@ def a_promise_is_not_noted(patch: Patch) -> None:
 
 @bug_in_outages
 def a_follower_waits_for_half_of_what_it_promised(patch: Patch) -> None:
-    patch.setattr(promising, "free_at", lambda promised_at, lasts_s: promised_at + lasts_s / 2)
+    patch.setattr(
+        broker_promises, "free_at", lambda promised_at, lasts_s: promised_at + lasts_s / 2
+    )
 
 
 @bug_in_outages

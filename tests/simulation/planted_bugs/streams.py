@@ -15,9 +15,8 @@ from spark_stream.broker.replication.follower_core import (
     HangUp,
     Job,
 )
-from spark_stream.broker.replication.leader_core import LeaderStreamCore
+from spark_stream.broker.replication.leader_core import LeaderStreamCore, SendQueue, Slot
 from spark_stream.broker.replication.leader_stream import LeaderStream
-from spark_stream.broker.replication.send_queue import SendQueue, Slot
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.protocol import Connection
 from spark_stream.protocol.connection import data_bytes
