@@ -45,8 +45,8 @@ from spark_stream.broker.node.lock import DirectoryLock
 from spark_stream.broker.node.observing import PROBE_S
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.node.stores import open_store, own_backend
-from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
+from spark_stream.broker.serving.pool import Activity
 from spark_stream.broker.serving.serving import Serving
 from spark_stream.broker.sockets import is_local, listening_socket, port_of
 from spark_stream.cluster.access import TOKENS, Token, encode

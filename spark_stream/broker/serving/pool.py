@@ -1,4 +1,6 @@
-"""Threads for short work: few while it is quick, more while some of it is held up.
+"""Threads that serve calls, and who uses them.
+
+Threads for short work are few while it is quick, more while some of it is held up.
 
 Work beyond the usual number of threads waits its turn, since threads that all want the interpreter
 delay each other. A disk or a broker that does not answer would hold those few for ever. So while
@@ -15,11 +17,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVarTuple
 
+from spark_stream.environment import Clock
 from spark_stream.loggers import logger_of
 from spark_stream.transport.loop import Loop
 
@@ -32,9 +35,11 @@ _MUCH: Final = 4  # waiting work, above which a pool gives way
 _GIVES_WAY_S: Final = 0.001
 _LOOKS_EVERY_S: Final = 0.0001
 IDLE_S: Final = 5.0
+AT_ONCE: Final = 32
+"""Calls of one connection that a pool runs or queues."""
 
 Ts = TypeVarTuple("Ts")
-Work = Callable[[], None]
+Work = tuple[Callable[..., None], tuple[object, ...]]
 
 
 class _LeftWork(threading.local):
@@ -95,7 +100,7 @@ class Pool:
 
     def submit(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
         """Call ``function(*args)`` on one of the threads. Return False if the pool has stopped."""
-        work: Work = partial(function, *args)
+        work = function, args
         with self._lock:
             if self._stopped:
                 return False
@@ -119,7 +124,7 @@ class Pool:
         """
         if _left.work is None:
             return self.submit(function, *args)
-        _left.work.append(partial(function, *args))
+        _left.work.append((function, args))
         return True
 
     def stop(self) -> None:
@@ -193,7 +198,86 @@ class Pool:
 
 
 def _do(work: Work) -> None:
+    function, args = work
     try:
-        work()
+        function(*args)
     except Exception:
         logger.exception("work of the broker failed")
+
+
+class FairCalls:
+    """The calls of one connection, in the order of their arrival.
+
+    A pool runs work in the order of its arrival. Thousands of open calls of one connection would
+    therefore delay the calls of all others. The rest of such a connection's calls waits here.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()  # guards the next fields
+        self._open = 0
+        self._waiting: deque[tuple[Work, Callable[..., None]]] = deque()
+
+    def submit(self, run: Callable[[*Ts], None], refuse: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call ``run(*args)`` on a thread of the pool, or ``refuse(*args)`` if it has stopped."""
+        with self._lock:
+            if self._open >= AT_ONCE:
+                self._waiting.append(((run, args), refuse))
+                return
+            self._open += 1
+        if not self._pool.submit(self._run, run, args):
+            refuse(*args)
+            self._end()
+
+    def _run(self, run: Callable[..., None], args: tuple[object, ...]) -> None:
+        try:
+            run(*args)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Start the next call in place of one that has ended."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._open -= 1
+                    return
+                (run, args), refuse = self._waiting.popleft()
+            if self._pool.submit(self._run, run, args):
+                return
+            refuse(*args)
+
+
+class Activity:
+    """Counts calls under way and remembers when the last one ended.
+
+    An embedded broker ends when nobody has used it for a while.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._last = clock.monotonic()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count a call as use for as long as it runs, an open stream included."""
+        with self._lock:
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                self._last = self._clock.monotonic()
+
+    @property
+    def calls(self) -> int:
+        """How many calls are under way, open streams included."""
+        return self._calls
+
+    def idle_seconds(self) -> float:
+        """Return for how long nobody has called; 0 while a call is under way."""
+        with self._lock:
+            return 0.0 if self._calls else self._clock.monotonic() - self._last

@@ -23,9 +23,9 @@ error is logged with its trace.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import cache, partial
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -43,12 +43,10 @@ from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.scripting.step_messages import run_steps
 from spark_stream.broker.scripting.step_table import StepTable
-from spark_stream.broker.serving.activity import Activity
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
-from spark_stream.broker.serving.fair_calls import FairCalls
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
-from spark_stream.broker.serving.pool import Pool
+from spark_stream.broker.serving.pool import Activity, FairCalls, Pool
 from spark_stream.broker.serving.throttling import ConnectionPlace, DelayedStart, ThrottledAppender
 from spark_stream.environment import Clock
 from spark_stream.errors import (
@@ -113,333 +111,373 @@ class Serving:
 
         ``boot_id``: that of this machine, if readers on it may map the files.
         """
-        self._here = here
-        self._table = table
-        self._me = me
-        self._activity = activity
-        self._loop, self._peer_loop = loop, peer_loop
-        self._clock = clock
-        self._leading = leading
-        self._boot_id = boot_id
+        self.here = here
+        self.table = table
+        self.me = me
+        self.activity = activity
+        self.loop, self.peer_loop = loop, peer_loop
+        self.clock = clock
+        self.leading = leading
+        self.boot_id = boot_id
         self._refused = here.host.counts.refused
-        self._pool = Pool(loop)
-        self._steps_pool = Pool(peer_loop)  # elections do not wait for thousands of clients' calls
-        self._password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
-        self._keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
-        self._waiting: Counter[tuple[str, Pool]] = Counter()  # by host; on the loop's thread
-        self._append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
-        self._appends = AppendStreams(
-            here.host, here.transactions, self._append_pool, self._wake, loop, clock, memory_bytes
+        self.pool = Pool(loop)
+        self.steps_pool = Pool(peer_loop)  # elections do not wait for thousands of clients' calls
+        self.password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
+        self.keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
+        self.authenticating: Counter[tuple[str, Pool]] = Counter()  # by host; on the loop's thread
+        self.append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
+        self.appends = AppendStreams(
+            here.host, here.transactions, self.append_pool, self._wake, loop, clock, memory_bytes
         )
-        self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self._append_pool)
-        self._fetches = FetchTasks(
-            self._pool, self._woken_pool, loop, clock, memory_bytes, refused=self._refused
+        self._woken_pool = Pool(loop, _WOKEN_THREADS, prior=self.append_pool)
+        self.fetches = FetchTasks(
+            self.pool, self._woken_pool, loop, clock, memory_bytes, refused=self._refused
         )
 
     def welcome_client(self, incoming: IncomingConnection) -> Serve:
         """Return what serves a connection at the clients' door, on the loop's thread."""
-
-        authorizer = self._here.authorizer
-        identity = ConnectionIdentity(
-            incoming.address,
-            authorizer.identify(incoming.names, incoming.address, is_local=incoming.is_local),
-        )
-        place = ConnectionPlace(self._here.quotas, self._loop, identity, incoming, self._refuse)
-        calls = FairCalls(self._pool)
-        if identity.caller is None:
-            self._loop.call_later(_AUTHENTICATE_S, partial(_end_if_unknown, identity, incoming))
-        else:
-            incoming.trust()
-            self._loop.call_soon(place.take)
-
-        def serve(opened: StreamOpened, stream: Stream) -> None:
-            place.take()
-            if opened.method not in CLIENT_METHODS:
-                self._refuse(stream, _not_served(opened.method))
-            elif opened.method == AUTHENTICATE:
-                self._authenticate(opened, stream, identity, incoming, place.take)
-            elif identity.caller is None:
-                authorizer.audit.note(
-                    None, identity.address, opened.method, "", Unauthenticated.code
-                )
-                self._refuse(stream, who_calls())
-            elif not place.is_taken:
-                place.hold(partial(serve, opened), stream, data_bytes(opened.header, opened.body))
-            elif opened.method == APPEND:
-                self._append(opened, stream, identity)
-            elif opened.method == FETCH:
-                self._submit(partial(self._fetch, identity=identity), opened, stream, calls)
-            else:
-                self._submit(partial(self._act, identity=identity), opened, stream, calls)
-
-        return serve
+        return ClientConnection(self, incoming).serve
 
     def welcome_peer(self, incoming: IncomingConnection) -> Serve:
         """Return what serves a connection at the brokers' door, on the peers' loop's thread."""
+        return PeerConnection(self, incoming).serve
 
-        def is_broker() -> bool:
-            """Trust a connection that has shown a broker's certificate."""
-            brokers = self._here.host.view.now.brokers
-            is_one = incoming.is_local or any(name in brokers for name in incoming.names)
-            if is_one:
-                incoming.trust()
-            return is_one
-
-        def refuse_strangers() -> None:
-            if not is_broker():
-                self._note_refusal(incoming, "connect")
-                incoming.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
-
-        if self._here.authorizer.requires_authentication:
-            is_broker()  # its first requests may be many
-            self._peer_loop.call_later(_AUTHENTICATE_S, refuse_strangers)
-
-        def serve(opened: StreamOpened, stream: Stream) -> None:
-            is_broker()
-            if opened.method not in PEER_METHODS:
-                self._refuse(stream, _not_served(opened.method))
-            elif opened.method == REPLICATE:
-                self._replicate(opened, stream, incoming)
-            else:
-                run = partial(self._run_steps, incoming=incoming)
-                self._submit(run, opened, stream, self._steps_pool)
-
-        return serve
-
-    def _submit(
-        self,
-        act: Callable[[StreamOpened, Stream], None],
-        opened: StreamOpened,
-        stream: Stream,
-        pool: Pool | FairCalls | None = None,
+    def submit(
+        self, act: Serve, opened: StreamOpened, stream: Stream, pool: Pool | FairCalls
     ) -> None:
-        work = partial(self._run, act, opened, stream)
-        refuse = partial(self._refuse, stream, BrokerStopping("the broker is about to stop"))
+        """Call ``act(opened, stream)`` on a thread of the pool; an error ends the stream."""
         if isinstance(pool, FairCalls):
-            pool.submit(work, refuse)
-        elif not (pool or self._pool).submit(work):
-            refuse()
+            pool.submit(self._run, self._refuse_stopped, act, opened, stream)
+        elif not pool.submit(self._run, act, opened, stream):
+            self._refuse_stopped(act, opened, stream)
 
-    def _refuse(self, stream: Stream, error: IsologError) -> None:
+    def _refuse_stopped(self, act: Serve, opened: StreamOpened, stream: Stream) -> None:
+        self.refuse(stream, BrokerStopping("the broker is about to stop"))
+
+    def refuse(self, stream: Stream, error: IsologError) -> None:
         """End a stream with an error."""
         self._refused.add(error.code)
         stream.fail(error_bytes(error))
 
     @property
-    def appends(self) -> AppendStreams:
-        """What streams of appends share."""
-        return self._appends
-
-    @property
     def fetches_waiting(self) -> int:
         """How many fetches wait for records."""
-        return self._fetches.waiting
+        return self.fetches.waiting
 
     def stop(self) -> None:
         """Serve no more short requests; streams that are under way end by themselves."""
-        self._append_pool.stop()
+        self.append_pool.stop()
         self._woken_pool.stop()
-        self._password_pool.stop()
-        self._keys_pool.stop()
-        self._steps_pool.stop()
-        self._pool.stop()
+        self.password_pool.stop()
+        self.keys_pool.stop()
+        self.steps_pool.stop()
+        self.pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
         """Wake reads; many of them on another thread than that of the append."""
         if len(woken) <= _FEW or not self._woken_pool.submit(wake_all, woken):
             wake_all(woken)
 
-    def _run(
-        self, act: Callable[[StreamOpened, Stream], None], opened: StreamOpened, stream: Stream
-    ) -> None:
+    def _run(self, act: Serve, opened: StreamOpened, stream: Stream) -> None:
         try:
             act(opened, stream)
         except IsologError as error:
-            self._refuse(stream, error)
+            self.refuse(stream, error)
         except (*TRANSPORT_ERRORS, StreamOver):
             pass  # the client is gone, or gave the stream up
         except Exception as error:
             logger.exception("%s", opened.method)
             text = f"{opened.method}: {type(error).__name__}: {error}"
-            self._refuse(stream, InternalError(text))
+            self.refuse(stream, InternalError(text))
 
-    def _authenticate(
-        self,
-        opened: StreamOpened,
-        stream: Stream,
-        identity: ConnectionIdentity,
-        incoming: IncomingConnection,
-        known: Callable[[], None],
-    ) -> None:
-        """Find out who calls; on the loop's thread, which does not wait for it."""
-        try:
-            asked = Authenticate.from_bytes(bytes(opened.body))
-        except IsologError as error:
-            self._refuse(stream, error)
-            return
 
-        def act(opened: StreamOpened, stream: Stream) -> None:
-            if stream.over is not None:
-                return  # its client has gone
-            answer = self._here.authorizer.authenticate(identity, asked).to_bytes()
-            incoming.trust()
-            self._loop.call_soon(known)
-            BlockingStream(stream).send(b"", answer, end=True)
+class ClientConnection:
+    """A connection at the clients' door; on the loop's thread."""
 
-        if asked.password is not None:
-            pool = self._password_pool
-        elif self._here.authorizer.needs_keys(asked):
-            pool = self._keys_pool
+    def __init__(self, serving: Serving, incoming: IncomingConnection) -> None:
+        here, loop = serving.here, serving.loop
+        self._serving = serving
+        self._incoming = incoming
+        caller = here.authorizer.identify(
+            incoming.names, incoming.address, is_local=incoming.is_local
+        )
+        self._identity = ConnectionIdentity(incoming.address, caller)
+        self._place = ConnectionPlace(here.quotas, loop, self._identity, incoming, serving.refuse)
+        self._calls = FairCalls(serving.pool)
+        if caller is None:
+            loop.call_later(_AUTHENTICATE_S, self._end_if_unknown)
         else:
-            self._submit(act, opened, stream)
-            return
-        place, waiting = (host_of(identity.address), pool), self._waiting
-        if waiting[place] >= _WAITING_MAX:
-            text = f"{_WAITING_MAX} passwords or JWTs from {place[0]} wait to be checked"
-            self._refuse(stream, BrokerBusy(text, hint="Try again in a moment."))
-            return
+            incoming.trust()
+            loop.call_soon(self._place.take)
 
-        def wait(opened: StreamOpened, stream: Stream) -> None:
+    def _end_if_unknown(self) -> None:
+        if self._identity.caller is None:
+            text = f"the caller is not known after {_AUTHENTICATE_S:g} s"
+            self._incoming.refuse("UNAUTHENTICATED", text)
+
+    def serve(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a stream by its method."""
+        serving, identity, place = self._serving, self._identity, self._place
+        place.take()
+        if opened.method not in CLIENT_METHODS:
+            serving.refuse(stream, _not_served(opened.method))
+        elif opened.method == AUTHENTICATE:
             try:
-                if pool is self._password_pool:
-                    act(opened, stream)
-                else:
-                    self._here.authorizer.fetch_keys(asked)
-                    self._submit(act, opened, stream)
-            finally:
-                self._loop.call_soon(done)
+                asked = Authenticate.from_bytes(bytes(opened.body))
+            except IsologError as error:
+                serving.refuse(stream, error)
+            else:
+                Authentication(serving, identity, self._incoming, asked, place).begin(
+                    opened, stream
+                )
+        elif identity.caller is None:
+            audit = serving.here.authorizer.audit
+            audit.note(None, identity.address, opened.method, "", Unauthenticated.code)
+            serving.refuse(stream, who_calls())
+        elif not place.is_taken:
+            nbytes = data_bytes(opened.header, opened.body)
+            place.hold(partial(self.serve, opened), stream, nbytes)
+        elif opened.method == APPEND:
+            ClientAppends(serving, opened, stream, identity).begin()
+        elif opened.method == FETCH:
+            serving.submit(self._fetch, opened, stream, self._calls)
+        else:
+            serving.submit(self._act, opened, stream, self._calls)
 
-        def done() -> None:
-            waiting[place] -= 1
-            if not waiting[place]:
-                del waiting[place]
-
-        waiting[place] += 1
-        self._submit(wait, opened, stream, pool)
-
-    def _act(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
-        with self._activity.call():
+    def _act(self, opened: StreamOpened, stream: Stream) -> None:
+        with self._serving.activity.call():
             name = bytes(opened.header).decode("utf-8", "replace")
-            here = replace(self._here, caller=identity.known())
+            here = replace(self._serving.here, caller=self._identity.known())
             answer = run_call(here, name, bytes(opened.body))
             BlockingStream(stream).send(b"", answer, end=True)
 
-    def _run_steps(
-        self, opened: StreamOpened, stream: Stream, incoming: IncomingConnection
+    def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
+        """Begin a fetch, which goes on when this returns."""
+        serving, here = self._serving, self._serving.here
+        request = Fetch.from_bytes(bytes(opened.body))
+        admitted = here.authorizer.admit(
+            self._identity, request.needs(), partial(serving.refuse, stream)
+        )
+        use = ExitStack()
+        use.enter_context(nullcontext(admitted))  # it is held until the fetch is over
+        asked = FetchStream(
+            here.host,
+            request,
+            lambda: stream.over is not None,
+            serving.clock,
+            serving.boot_id,
+            encoded=True,
+        )
+        use.enter_context(serving.activity.call())
+        throttle = Throttle(here.quotas, self._identity.known(), Operation.READ)
+        FetchTask(serving.fetches, stream, asked.schema, asked.answers(), use, throttle).begin()
+
+
+class Authentication:
+    """A request to find out who calls. The loop's thread, which takes it, does not wait for it."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        identity: ConnectionIdentity,
+        incoming: IncomingConnection,
+        asked: Authenticate,
+        place: ConnectionPlace,
     ) -> None:
-        with self._activity.call():
+        self._serving = serving
+        self._identity = identity
+        self._incoming = incoming
+        self._asked = asked
+        self._place = place
+        self._pool = serving.pool
+
+    def begin(self, opened: StreamOpened, stream: Stream) -> None:
+        """Answer on a pool; few passwords and JWTs of one host wait for theirs."""
+        serving = self._serving
+        if self._asked.password is not None:
+            self._pool = serving.password_pool
+        elif serving.here.authorizer.needs_keys(self._asked):
+            self._pool = serving.keys_pool
+        else:
+            serving.submit(self._answer, opened, stream, serving.pool)
+            return
+        waiting, key = serving.authenticating, self._key
+        if waiting[key] >= _WAITING_MAX:
+            text = f"{_WAITING_MAX} passwords or JWTs from {key[0]} wait to be checked"
+            serving.refuse(stream, BrokerBusy(text, hint="Try again in a moment."))
+            return
+        waiting[key] += 1
+        serving.submit(self._check, opened, stream, self._pool)
+
+    @property
+    def _key(self) -> tuple[str, Pool]:
+        """Where it counts as one that waits: its host, and the pool."""
+        return host_of(self._identity.address), self._pool
+
+    def _check(self, opened: StreamOpened, stream: Stream) -> None:
+        serving = self._serving
+        try:
+            if self._asked.password is not None:
+                self._answer(opened, stream)
+            else:
+                serving.here.authorizer.fetch_keys(self._asked)
+                serving.submit(self._answer, opened, stream, serving.pool)
+        finally:
+            serving.loop.call_soon(self._leave)
+
+    def _answer(self, opened: StreamOpened, stream: Stream) -> None:
+        if stream.over is not None:
+            return  # its client has gone
+        answer = self._serving.here.authorizer.authenticate(self._identity, self._asked).to_bytes()
+        self._incoming.trust()
+        self._serving.loop.call_soon(self._place.take)
+        BlockingStream(stream).send(b"", answer, end=True)
+
+    def _leave(self) -> None:
+        waiting, key = self._serving.authenticating, self._key
+        waiting[key] -= 1
+        if not waiting[key]:
+            del waiting[key]
+
+
+class ClientAppends:
+    """A client's stream of appends, from its quota's delay to its end; on the loop's thread."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        opened: StreamOpened,
+        stream: Stream,
+        identity: ConnectionIdentity,
+    ) -> None:
+        quotas, loop, caller = serving.here.quotas, serving.loop, identity.known()
+        self._serving = serving
+        self._opened = opened
+        self._stream = stream
+        self._identity = identity
+        self._needs: Sequence[Need] | None = None  # once they were looked up
+        self._use = ExitStack()
+        self._use.enter_context(serving.activity.call())
+        throttle = Throttle(quotas, caller, Operation.WRITE)
+        appender = ThrottledAppender(stream, throttle, loop, serving.refuse)
+        self._appends = ServedAppends(serving.appends, appender, self._open, self._use.close)
+        self._delayed = DelayedStart(
+            quotas, caller, throttle, loop, stream, self._check, self._start, self._end
+        )
+
+    def begin(self) -> None:
+        """Take the stream's events; start it once its quota allows that."""
+        self._stream.handle = self._handle
+        if self._opened.end:
+            self._appends.end()
+        self._delayed.begin(data_bytes(self._opened.header, self._opened.body))
+
+    def _handle(self, event: StreamEvent) -> None:
+        match event:
+            case Received():
+                if not self._delayed.hold(event.size):
+                    return
+                if event.header or event.body or not event.end:
+                    self._appends.take(AppendFrame(event.header, event.body, event.size))
+                if event.end:
+                    self._appends.end()
+            case Credited():
+                self._appends.take_credit()
+            case _:
+                self._appends.leave()
+
+    def _check(self, *, is_open: bool) -> None:
+        if self._needs is None:
+            self._needs = AppendTo.from_bytes(bytes(self._opened.header)).needs()
+        self._serving.here.authorizer.check(self._identity.known(), self._needs, is_open=is_open)
+
+    def _start(self) -> None:
+        if not self._serving.append_pool.submit(self._appends.work):
+            self._end(BrokerStopping("the broker is about to stop"))
+
+    def _end(self, error: IsologError | None) -> None:
+        if error is not None:
+            self._serving.refuse(self._stream, error)
+        self._appends.refuse(error or InvalidRequest("the client is gone"))  # frees what it holds
+        self._use.close()
+
+    def _open(self) -> tuple[AppendTo, pa.Schema]:
+        """Return what the stream is for, and its schema; on a thread of the pool."""
+        here = self._serving.here
+        request = AppendTo.from_bytes(bytes(self._opened.header))
+        schema = received_schema(self._opened.body, "the stream's schema")
+        admitted = here.authorizer.admit(self._identity, request.needs(), self._appends.refuse)
+        self._use.enter_context(nullcontext(admitted))  # it is held until the stream is over
+        if request.transactional_id is not None:
+            check_id_owner(replace(here, caller=self._identity.known()), request.transactional_id)
+        return request, schema
+
+
+class PeerConnection:
+    """A connection at the brokers' door; on the peers' loop's thread."""
+
+    def __init__(self, serving: Serving, incoming: IncomingConnection) -> None:
+        self._serving = serving
+        self._incoming = incoming
+        if serving.here.authorizer.requires_authentication:
+            self._trust_broker()  # its first requests may be many
+            serving.peer_loop.call_later(_AUTHENTICATE_S, self._end_if_stranger)
+
+    def serve(self, opened: StreamOpened, stream: Stream) -> None:
+        """Serve a stream by its method."""
+        self._trust_broker()
+        if opened.method not in PEER_METHODS:
+            self._serving.refuse(stream, _not_served(opened.method))
+        elif opened.method == REPLICATE:
+            self._replicate(opened, stream)
+        else:
+            self._serving.submit(self._run_steps, opened, stream, self._serving.steps_pool)
+
+    def _trust_broker(self) -> bool:
+        """Trust the connection if it has shown a broker's certificate; return whether it has."""
+        incoming, brokers = self._incoming, self._serving.here.host.view.now.brokers
+        is_one = incoming.is_local or any(name in brokers for name in incoming.names)
+        if is_one:
+            incoming.trust()
+        return is_one
+
+    def _end_if_stranger(self) -> None:
+        if not self._trust_broker():
+            self._note_refusal("connect")
+            self._incoming.refuse("UNAUTHENTICATED", "no certificate of a broker of this cluster")
+
+    def _run_steps(self, opened: StreamOpened, stream: Stream) -> None:
+        serving, names = self._serving, self._incoming.names
+        with serving.activity.call():
             try:
-                answer = run_steps(self._table, self._me, bytes(opened.body), incoming.names)
+                answer = run_steps(serving.table, serving.me, bytes(opened.body), names)
             except Unauthenticated:
-                self._note_refusal(incoming, opened.method)
+                self._note_refusal(opened.method)
                 raise
             BlockingStream(stream).send(b"", answer, end=True)
 
-    def _note_refusal(self, incoming: IncomingConnection, action: str) -> None:
-        """Write to the audit log that a caller at the brokers' door is none of the brokers."""
-        names = incoming.names
-        caller = Caller(names[0], KnownBy.CERTIFICATE) if names else None
-        audit = self._here.authorizer.audit
-        audit.note(caller, incoming.address, action, "", Unauthenticated.code)
-
-    def _append(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
-        """Serve a stream of appends; on the loop's thread."""
-        use = ExitStack()
-        use.enter_context(self._activity.call())
-
-        def asked() -> tuple[AppendTo, pa.Schema]:
-            request, schema = _asked(opened)
-            admitted = self._here.authorizer.admit(identity, request.needs(), appends.refuse)
-            use.callback(lambda: admitted)  # it is held until the stream is over
-            if request.transactional_id is not None:
-                here = replace(self._here, caller=identity.known())
-                check_id_owner(here, request.transactional_id)
-            return request, schema
-
-        throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
-        appender = ThrottledAppender(stream, throttle, self._loop, self._refuse)
-        appends = ServedAppends(self._appends, appender, asked, use.close)
-
-        @cache
-        def needed() -> Sequence[Need]:
-            return AppendTo.from_bytes(bytes(opened.header)).needs()
-
-        def check(*, is_open: bool) -> None:
-            self._here.authorizer.check(identity.known(), needed(), is_open=is_open)
-
-        def start() -> None:
-            if not self._append_pool.submit(appends.work):
-                end(BrokerStopping("the broker is about to stop"))
-
-        def end(error: IsologError | None) -> None:
-            if error is not None:
-                self._refuse(stream, error)
-            appends.refuse(error or InvalidRequest("the client is gone"))  # frees what it holds
-            use.close()
-
-        quotas, caller = self._here.quotas, identity.known()
-        delayed = DelayedStart(quotas, caller, throttle, self._loop, stream, check, start, end)
-
-        def handle(event: StreamEvent) -> None:
-            match event:
-                case Received():
-                    if not delayed.hold(event.size):
-                        return
-                    if event.header or event.body or not event.end:
-                        appends.take(AppendFrame(event.header, event.body, event.size))
-                    if event.end:
-                        appends.end()
-                case Credited():
-                    appends.take_credit()
-                case _:
-                    appends.leave()
-
-        stream.handle = handle
-        if opened.end:
-            appends.end()
-        delayed.begin(data_bytes(opened.header, opened.body))
-
-    def _fetch(self, opened: StreamOpened, stream: Stream, identity: ConnectionIdentity) -> None:
-        """Begin a fetch, which goes on when this returns."""
-        request = Fetch.from_bytes(bytes(opened.body))
-        admitted = self._here.authorizer.admit(
-            identity, request.needs(), lambda error: self._refuse(stream, error)
-        )
-        use = ExitStack()
-        use.callback(lambda: admitted)  # it is held until the fetch is over
-        asked = FetchStream(
-            self._here.host,
-            request,
-            lambda: stream.over is not None,
-            self._clock,
-            self._boot_id,
-            encoded=True,
-        )
-        use.enter_context(self._activity.call())
-        throttle = Throttle(self._here.quotas, identity.known(), Operation.READ)
-        FetchTask(self._fetches, stream, asked.schema, asked.answers(), use, throttle).begin()
-
-    def _replicate(
-        self, opened: StreamOpened, stream: Stream, incoming: IncomingConnection
-    ) -> None:
+    def _replicate(self, opened: StreamOpened, stream: Stream) -> None:
         """Serve a follower; its stream has no thread."""
+        leading = self._serving.leading
         use = ExitStack()
-        use.enter_context(self._activity.call())
+        use.enter_context(self._serving.activity.call())
         try:
-            if self._leading is None:
+            if leading is None:
                 raise InvalidRequest("this broker has no followers")
             asked = OpenReplication.from_bytes(bytes(opened.body))
-            self._leading.serve(asked, stream, use.close, incoming.names)
+            leading.serve(asked, stream, use.close, self._incoming.names)
         except IsologError as error:
             if isinstance(error, Unauthenticated):
-                self._note_refusal(incoming, opened.method)
-            self._refuse(stream, error)
+                self._note_refusal(opened.method)
+            self._serving.refuse(stream, error)
             use.close()
 
-
-def _end_if_unknown(identity: ConnectionIdentity, incoming: IncomingConnection) -> None:
-    if identity.caller is None:
-        incoming.refuse("UNAUTHENTICATED", f"the caller is not known after {_AUTHENTICATE_S:g} s")
+    def _note_refusal(self, action: str) -> None:
+        """Write to the audit log that the caller is none of the brokers."""
+        names = self._incoming.names
+        caller = Caller(names[0], KnownBy.CERTIFICATE) if names else None
+        audit = self._serving.here.authorizer.audit
+        audit.note(caller, self._incoming.address, action, "", Unauthenticated.code)
 
 
 def _not_served(method: str) -> InvalidRequest:
@@ -454,9 +492,3 @@ def _not_served(method: str) -> InvalidRequest:
             hint="Connect to the address of listen, not to that of peer_listen.",
         )
     return InvalidRequest(f"there is no method {method!r}")
-
-
-def _asked(opened: StreamOpened) -> tuple[AppendTo, pa.Schema]:
-    """Return what a stream of appends is for, and its schema."""
-    request = AppendTo.from_bytes(bytes(opened.header))
-    return request, received_schema(opened.body, "the stream's schema")

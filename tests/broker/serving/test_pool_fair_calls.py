@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 
-from spark_stream.broker.serving.fair_calls import AT_ONCE, FairCalls
-from spark_stream.broker.serving.pool import MOST, Pool, Work
+from spark_stream.broker.serving.pool import AT_ONCE, MOST, FairCalls, Pool, Ts
 from spark_stream.transport.loop import Loop
 
 
@@ -17,12 +16,12 @@ class QueueOfWork(Pool):
     """A pool whose threads are the test's calls of :meth:`run_one`."""
 
     def __init__(self) -> None:
-        self.queue: list[Work] = []
+        self.queue: list[partial[None]] = []
         self.is_stopped = False
 
-    def submit(self, work: Work) -> bool:
+    def submit(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
         if not self.is_stopped:
-            self.queue.append(work)
+            self.queue.append(partial(function, *args))
         return not self.is_stopped
 
     def run_one(self) -> None:

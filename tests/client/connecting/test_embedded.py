@@ -247,7 +247,7 @@ def test_a_stale_address_that_somebody_else_took_over_is_not_believed(directory,
                 assert log.topics() == ["mine"]
 
 
-@pytest.mark.rule("when an idle broker ends", "broker/serving/activity.py", "broker/process.py")
+@pytest.mark.rule("when an idle broker ends", "broker/serving/pool.py", "broker/process.py")
 def test_an_idle_broker_ends_and_the_next_use_starts_another(directory):
     with directory.connect(idle_seconds=0.5) as log:
         log.create_topic("t")
