@@ -16,7 +16,8 @@ from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import SystemClock
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 
 _EPOCH = LeaderEpoch(0)
 

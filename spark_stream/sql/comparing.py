@@ -7,6 +7,7 @@ converted to its column's unit, so that no column is cast where that can be avoi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -79,12 +80,14 @@ def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> BoundP
         raise refused(str(error), None) from None
     if a != a or b != b:  # NaN is above all numbers, and equal to itself
         a, b = (a != a), (b != b)
-    found = {
-        pruning.Order.EQUAL: lambda: a == b,
-        pruning.Order.LESS: lambda: a < b,
-        pruning.Order.LESS_OR_EQUAL: lambda: a <= b,
-    }[order]()
-    return Constant(bool(found))
+    return Constant(bool(_PLAIN[order](a, b)))
+
+
+_PLAIN: Final[dict[pruning.Order, Callable[[Any, Any], Any]]] = {
+    pruning.Order.EQUAL: operator.eq,
+    pruning.Order.LESS: operator.lt,
+    pruning.Order.LESS_OR_EQUAL: operator.le,
+}
 
 
 def _alike(left: Literal, right: Literal) -> tuple[Any, Any]:

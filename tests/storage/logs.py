@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
-from spark_stream.storage.log.log import UNLIMITED, LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.reading import Chunk
 from spark_stream.storage.settings import LogSettings
 

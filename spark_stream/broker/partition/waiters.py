@@ -28,7 +28,7 @@ from spark_stream.consistency.partition.admission import Flaw
 from spark_stream.consistency.partition.effects import Abandon, Answer, Disown, Effects, Wake
 from spark_stream.errors import IsologError, NotLeader, UnknownOutcome
 from spark_stream.loggers import logger_of
-from spark_stream.storage.log.log import Prepared
+from spark_stream.storage.format.log_format import Prepared
 
 logger = logger_of(__name__)
 

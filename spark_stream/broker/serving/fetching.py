@@ -47,8 +47,8 @@ from spark_stream.errors import (
 )
 from spark_stream.schema.schemas import LEADER_COLUMNS, empty_batch
 from spark_stream.sql.filters import row_filter
+from spark_stream.storage.format.log_format import UNLIMITED
 from spark_stream.storage.format.stored import Chunk
-from spark_stream.storage.log.log import UNLIMITED
 from spark_stream.storage.segment.filtering import RecordFilter
 from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, FailureFacts, Fetch, FetchRange
 from spark_stream.wire.messages import EARLIEST, LATEST

@@ -202,12 +202,14 @@ class EarlyWriting:
     def settle(self) -> None:
         """Wait until no write is queued."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._bytes)
+            while self._bytes:
+                self._changed.wait()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
+                while not self._waiting:
+                    self._changed.wait()
                 file, position, length = self._waiting.popleft()
             _start(file, position, length)
             del file  # a file is closed with its last holder

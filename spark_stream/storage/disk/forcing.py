@@ -97,7 +97,7 @@ class Forcing:
 
     def force_names(self) -> None:
         """Force the names in the log's directory; raise what :meth:`force` raises."""
-        self._do(lambda: self._disk.sync_directory(self._directory))
+        self._do(self._disk.sync_directory, self._directory)
 
     def make_directory(self) -> None:
         """Make the log's directory, and a durable note beside it that the log has begun.
@@ -160,10 +160,10 @@ class Forcing:
                 self._file.flush()
         self._file.close()
 
-    def _do(self, act: Callable[[], None]) -> None:
+    def _do(self, act: Callable[..., None], *arguments: Path) -> None:
         self.check()
         try:
-            act()
+            act(*arguments)
         except IsologError as error:
             raise self._failure(error) from error
 

@@ -58,8 +58,6 @@ from spark_stream.storage.segment.filtering import Filtering, RecordFilter
 from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Flush
 
-__all__ = ["UNLIMITED", "LogFormat", "PartitionLog", "Prepared"]
-
 _FIRST: Final = Offset(0)
 
 

@@ -22,7 +22,8 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import LogSettings
 from tests.clocks import YEAR_US, FakeClock
 from tests.support import NUMBERS, numbers

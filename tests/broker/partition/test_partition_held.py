@@ -27,7 +27,8 @@ from spark_stream.errors import (
     from_wire,
 )
 from spark_stream.scripts.steps import Script
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from tests.broker.stamped import Appender, Owner
 from tests.brokers import broker_here
 from tests.support import NUMBERS, Channel, eventually, numbers

@@ -20,7 +20,8 @@ from spark_stream.environment import SystemClock
 from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.records import as_judge, change
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.append_messages import Acknowledged, AppendTo, Envelope, ack_from_bytes
 from tests.scripts.on_store import OnStore

@@ -20,7 +20,8 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.environment import SystemClock
 from spark_stream.protocol import Cancelled, Credited
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.transport.loop import Loop
 from tests.support import NUMBERS, eventually, numbers
 

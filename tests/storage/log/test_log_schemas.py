@@ -19,8 +19,9 @@ from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.schema.schemas import stored_schema
 from spark_stream.sql.filters import row_filter
+from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.format.stored import digest
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.examples import examples

@@ -17,8 +17,9 @@ from isolog.errors import DamagedSegment, DiskFull
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.storage.format.log_format import UNLIMITED
 from spark_stream.storage.log import reading
-from spark_stream.storage.log.log import UNLIMITED, PartitionLog
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.reading import Visible
 from spark_stream.storage.settings import Compression
 from tests.examples import examples

@@ -13,7 +13,8 @@ from spark_stream.consistency.entries import ENTRY, Kind, aborted_rows
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.storage import logs
 from tests.storage.disks import FailingDisk

@@ -11,7 +11,8 @@ from isolog.errors import DamagedSegment
 from spark_stream.consistency.entries import ENTRY, Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.examples import examples
 from tests.storage import logs

@@ -18,7 +18,8 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition.producers import NOBODY, Stamp
 from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format import log_format
-from spark_stream.storage.log.log import UNLIMITED, LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment import extreme_files
 from spark_stream.storage.segment.extreme_files import HEADER_BYTES
 from spark_stream.storage.segment.segment import Segment

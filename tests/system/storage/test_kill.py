@@ -16,7 +16,8 @@ import pytest
 import isolog
 from isolog.errors import IsologError
 from spark_stream.client.values import Written
-from spark_stream.storage.log.log import LogFormat, PartitionLog
+from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
 from tests.support import BrokerProcess
 
 KILLS = 20
