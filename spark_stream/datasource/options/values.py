@@ -36,7 +36,7 @@ TRANSACTION_TIMEOUT_MS: Final = 120_000
 """The default of ``transactionTimeout``.
 
 It is several times the longest silence of a healthy job, and it bounds how long the transaction of
-a dead driver holds back readers of committed records (decision 175).
+a dead driver holds back readers of committed records (decision 25).
 """
 
 CONSUMER_LENGTH_MAX: Final = 255

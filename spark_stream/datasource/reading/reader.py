@@ -90,8 +90,7 @@ class RangeReader(Struct, frozen=True):
 
         The rows and their order depend on the task only: one range after the other, each in the
         order of its offsets. Spark computes a task again where it needs it once more, and expects
-        the same rows (``docs/decisions/0185-a-task-returns-its-ranges-in-order.md``). The limits of
-        the batches may differ.
+        the same rows (decision 185). The limits of the batches may differ.
 
         Raises:
             DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.

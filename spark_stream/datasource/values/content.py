@@ -11,7 +11,7 @@ hashes, mixed once more, so the digest depends on the values that are in one row
   All NaNs are one, and -0.0 is 0.0. So a topic may be altered between a batch and its replay.
 * There are two digests: of all values, and of those that are not floating-point numbers. A query
   that adds floats up may get another last digit each time, since Spark adds in another order. Then
-  only the first one differs (decision 98).
+  only the first one differs (decision 186).
 
 ``earlier_content`` has the digest of earlier releases.
 """
