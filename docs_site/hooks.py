@@ -3,7 +3,6 @@
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* The index of decisions lists them.
 * A search shows decisions, and other pages about the inside, after those that say what to do.
 """
 
@@ -55,10 +54,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links at pages of the site, and list the decisions in their index."""
+    """Point links at pages of the site."""
     source = page.file.src_uri
-    if source == "decisions/README.md":
-        markdown += "\n" + "\n".join(_decisions())
     if source.startswith(_FOUND_LAST):
         page.meta["search"] = {"boost": 0.1}
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
@@ -135,14 +132,6 @@ def _cells(path: Path) -> Iterator[str]:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
         yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
-
-
-def _decisions() -> Iterator[str]:
-    """Yield a line for each record: its first line is its title."""
-    for path in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
-        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        number, words = re.split(r"[.:] ", title, maxsplit=1)
-        yield f"- {int(number)}: [{words}]({path.name})"
 
 
 def _inlined(name: str, alt: str) -> str:
