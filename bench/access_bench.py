@@ -22,8 +22,7 @@ import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results
-from spark_stream.access.callers import Caller, Grant, KnownBy
-from spark_stream.access.credentials import hash_password
+from spark_stream.access.callers import Caller, Grant, KnownBy, hash_password
 from spark_stream.access.rules import (
     Effect,
     Operation,

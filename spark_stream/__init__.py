@@ -15,7 +15,7 @@ from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.values import Record, Written
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
-from spark_stream.version import VERSION
+from spark_stream.environment import VERSION
 from spark_stream.wire.cluster_messages import BrokerDescription, BrokerStatus, ClusterDescription
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 from spark_stream.wire.transaction_messages import TransactionDescription

@@ -1,4 +1,4 @@
-"""What a broker takes from its environment: time, unique names, and the machine it runs on.
+"""What a broker takes from its environment: time, unique names, its machine and its release.
 
 Code that takes these as arguments also runs in the simulator. Deadlines, timeouts and leases use
 ``monotonic``; ages of what is in files use ``steady_us``; the wall clock is only for what people
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -76,3 +77,9 @@ class SystemMachine:
             return self._file.read_text("ascii").strip() or None
         except (OSError, ValueError):
             return None
+
+
+try:
+    VERSION = version("isolog")
+except PackageNotFoundError:  # run from a checkout that was never installed
+    VERSION = "0+checkout"

@@ -1,8 +1,7 @@
-"""Who may do what: rules, callers and credentials, as pure values.
+"""Who may do what: rules, quotas, callers and credentials, as pure values.
 
-``rules``        rules, and what a set of them allows
-``callers``      who calls, and for how long that is known
-``credentials``  passwords and tokens: how they are made, kept and compared
+``rules``    rules and the decisions by them, quotas, and the permissions that a request needs
+``callers``  who calls, for how long that is known, and passwords, tokens and sessions
 
 Nothing here asks a store or a clock. The broker (``broker.access``) does.
 """

@@ -1,20 +1,23 @@
-"""Rules: a principal, allowed or denied an operation on a resource.
+"""Rules, quotas, and the permissions that a request needs.
 
-Deny wins over allow, and what no rule allows is denied. Read, write, alter and delete imply
-describe, if they are allowed and not denied. For the caller, a resource exists only if the caller
-may describe it: a rule that denies describing a resource denies every other operation on it too.
+A rule allows or denies a principal an operation on a resource. Deny wins over allow, and what no
+rule allows is denied. Read, write, alter and delete imply describe, if they are allowed and not
+denied. For the caller, a resource exists only if the caller may describe it: a rule that denies
+describing a resource denies every other operation on it too.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta
 
 from spark_stream.errors import InvalidRequest
+from spark_stream.structs import Struct
 
 ANYBODY: Final = "*"
 """The principal of a rule that holds for everyone who has authenticated."""
@@ -131,7 +134,7 @@ class Pattern(NamedTuple):
         return f"{Resource(self.kind, self.name)}{_PREFIX if self.is_prefix else ''}"
 
 
-class Rule(Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True):
     """One rule. ``operation`` None means all operations."""
 
     principal: str
@@ -153,7 +156,7 @@ INCLUDING_DESCRIBE: Final = frozenset(
 _DESCRIBING: Final = sum(_BIT[each] for each in INCLUDING_DESCRIBE)
 
 
-class _Said(Struct):
+class _Said(msgspec.Struct):
     """The operations that rules on one pattern allow and deny, as bits."""
 
     allowed: int = 0
@@ -202,3 +205,100 @@ class RuleSet:
         bit = _BIT[operation]
         enough = _DESCRIBING if operation is Operation.DESCRIBE else bit
         return bool(allowed & ~denied & enough) and not denied & _BIT[Operation.DESCRIBE]
+
+
+RATE_MIN: Final = 1 << 10
+RATE_MAX: Final = 1 << 50
+Rate = Annotated[int, Meta(ge=RATE_MIN, le=RATE_MAX)]
+"""Bytes per second."""
+
+
+class Quota(Struct, omit_defaults=False):
+    """The limits of a principal at each broker; None: no limit."""
+
+    write_bytes_per_s: Rate | None = None
+    read_bytes_per_s: Rate | None = None
+    connections: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+
+
+Needs = Callable[[Any], Sequence[Need]]
+"""A function of a request. It returns the permissions that the caller needs."""
+
+
+class OnField(msgspec.Struct, frozen=True):
+    """The need of an operation on the resource that a field of the request names."""
+
+    operation: Operation
+    kind: ResourceKind
+    field: str
+
+    def __call__(self, request: Any) -> Sequence[Need]:
+        return [(self.operation, Resource(self.kind, getattr(request, self.field)))]
+
+
+class OnCluster(msgspec.Struct, frozen=True):
+    """The need of an operation on the cluster."""
+
+    operation: Operation
+
+    def __call__(self, request: Any) -> Sequence[Need]:
+        return [(self.operation, THE_CLUSTER)]
+
+
+def on_topic(operation: Operation) -> Needs:
+    """Need this for the request's ``topic``."""
+    return OnField(operation, ResourceKind.TOPIC, "topic")
+
+
+def on_transaction(operation: Operation) -> Needs:
+    """Need this for the request's ``transactional_id``."""
+    return OnField(operation, ResourceKind.TRANSACTION, "transactional_id")
+
+
+def on_consumer(operation: Operation) -> Needs:
+    """Need this for the request's ``consumer``."""
+    return OnField(operation, ResourceKind.CONSUMER, "consumer")
+
+
+def on_cluster(operation: Operation) -> Needs:
+    """Need this for the cluster."""
+    return OnCluster(operation)
+
+
+def to_read_topics(request: Any) -> Sequence[Need]:
+    """Need to read the topic of each of the request's ``topics``."""
+    return [(Operation.READ, Resource(ResourceKind.TOPIC, each.topic)) for each in request.topics]
+
+
+def to_store_positions(request: Any) -> Sequence[Need]:
+    """Need to read as each consumer whose position is stored, and to read its topic."""
+    names = {each.consumer for each in request.positions} | request.owners.keys()
+    topics = {each.topic for each in request.positions}
+    return [
+        *((Operation.READ, Resource(ResourceKind.CONSUMER, name)) for name in sorted(names)),
+        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in sorted(topics)),
+    ]
+
+
+def to_join_group(request: Any) -> Sequence[Need]:
+    """Need to read as the group, and to read the topics."""
+    names = sorted(set(request.topics))
+    return [
+        *on_consumer(Operation.READ)(request),
+        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names),
+    ]
+
+
+def to_commit(request: Any) -> Sequence[Need]:
+    """Need to write in the transaction, and to read as its consumers."""
+    return [*on_transaction(Operation.WRITE)(request), *to_store_positions(request)]
+
+
+def anybody(request: Any) -> Sequence[Need]:
+    """Need only a known caller. No rule protects the answer."""
+    return ()
+
+
+def described(request: Any) -> Sequence[Need]:
+    """Need no permission. The handler's answer has only resources that the caller may describe."""
+    return ()

@@ -42,7 +42,7 @@ from spark_stream.broker.scripting.driver import Driver, Peers
 from spark_stream.broker.scripting.step_table import StepTable
 from spark_stream.broker.scripting.topics import TopicAdmin
 from spark_stream.broker.settings import CoreSettings
-from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.cluster.brokers import ControllerSeat
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.view import ClusterView

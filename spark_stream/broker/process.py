@@ -50,13 +50,13 @@ from spark_stream.broker.serving.pool import Activity
 from spark_stream.broker.serving.serving import Serving
 from spark_stream.broker.sockets import is_local, listening_socket, port_of
 from spark_stream.cluster.access import TOKENS, Token, encode
+from spark_stream.cluster.backup import check_not_moved
 from spark_stream.cluster.brokers import RegisteredBroker
-from spark_stream.cluster.migration import check_not_moved
 from spark_stream.cluster.stores.leases import IdLock, Leases, SharedBoard
-from spark_stream.cluster.stores.timed import TimedStore
+from spark_stream.cluster.stores.store import TimedStore
 from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.environment import Clock, Ids, SystemClock, SystemIds, SystemMachine
+from spark_stream.environment import VERSION, Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.readers import SESSIONS_S
@@ -74,7 +74,6 @@ from spark_stream.transport.failures import greeting_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, IncomingConnection, Serve, Server
 from spark_stream.transport.tls import RotatingContext
-from spark_stream.version import VERSION
 from spark_stream.wire.addresses import UNIX, joined, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory
 

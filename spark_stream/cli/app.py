@@ -39,8 +39,8 @@ from spark_stream.cli.options import (
     set_access,
 )
 from spark_stream.cli.terminal import discard_output, occupy, problem_of
+from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidOption, IsologError
-from spark_stream.version import VERSION
 from spark_stream.wire.refused_values import problem_of as problem_of_value
 
 

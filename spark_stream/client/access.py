@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 
-from spark_stream.access.quotas import Quota
+from spark_stream.access.rules import Quota
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.access_messages import (
     AddRule,

@@ -4,20 +4,16 @@
 
 Records of the store:
 
-``identity``      the cluster's id
-``brokers``       who belongs to the cluster, and where each listens
+``brokers``       the brokers and where each listens, the controller, the cluster's id and secret
 ``generations``   whether a broker may vouch for its logs when it starts
-``topics``        topics, those that were removed included; ``left_overs``: files of such topics
+``topics``        topics, and what may be left of removed ones
 ``partitions``    who leads each partition, and where its replicas are
-``controller``    which broker elects leaders
-``transactions``  transactions
+``transactions``  transactions, and numbers that nobody else gets
 ``consumers``     named consumers, groups and queries that have a name, and their sessions
-``numbers``       numbers that nobody else gets
+``access``        users, tokens, rules and quotas
 
 Beside the store:
 
 ``view``          the cluster as a broker sees it: topics, partitions and brokers in memory
-``followed``      the records with a prefix, in memory
-``migration``     how the records of a stopped cluster get into another store
-``backup``        copies of the store, and how one is put back
+``backup``        copies of the store, how one is put back, and moves to another store
 """

@@ -1,6 +1,6 @@
 """Users, tokens, rules and quotas as records of the metadata store.
 
-A password is kept as its scrypt hash, a token as its SHA-256 (``access.credentials``). A rule's key
+A password is kept as its scrypt hash, a token as its SHA-256 (``access.callers``). A rule's key
 says all of it, so a rule is there once.
 """
 
@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Struct, field
 
 from spark_stream.access.callers import Grant
-from spark_stream.access.quotas import Quota
-from spark_stream.access.rules import Rule, RuleSet
+from spark_stream.access.rules import Quota, Rule, RuleSet
 from spark_stream.structs import learn_types
 
 USERS: Final = "users/"

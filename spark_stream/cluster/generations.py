@@ -137,24 +137,27 @@ class GenerationRecords:
 
     def end(self, run: str, ends: Ends) -> None:
         """Record that the run ended in order: all logs are forced and closed, at these ends."""
-        self._change(run, lambda left: replace(left, ends=ends))
+        self._change(run, ends=ends)
 
     def force_failed(self, run: str) -> None:
         """Record that a force has failed, so this run's writes may be missing."""
-        self._change(run, lambda left: replace(left, force_failed=True))
+        self._change(run, force_failed=True)
 
     def begin_generation(self, run: str, generation: Generation) -> None:
         """Begin another generation of the logs while the run goes on."""
-        self._change(run, lambda left: replace(left, generation=generation))
+        self._change(run, generation=generation)
 
-    def _change(self, run: str, change: Callable[[LeftBehind], LeftBehind]) -> None:
-        """Change the record, unless a later run has begun."""
+    def _change(self, run: str, **fields: Any) -> None:
+        """Set fields of the record, unless a later run has begun."""
         while True:
             record = self._store.get(self._key)
             left = None if record is None else decode(record.value)
             if record is None or left is None or left.run != run:
                 return
-            if self._store.put(self._key, encode(change(left)), record.version) is not None:
+            if (
+                self._store.put(self._key, encode(replace(left, **fields)), record.version)
+                is not None
+            ):
                 return
 
 

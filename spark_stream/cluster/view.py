@@ -6,29 +6,27 @@ to see that in the view. What is seen may be old by one refresh. So nothing is d
 alone: a decision is a compare-and-set that expects the version which the view has shown.
 
 Readers take ``now``, a snapshot that never changes, and wait for nobody. A refresh copies only the
-tables in which something has changed.
+tables in which something has changed. :class:`FollowedRecords` has the records of other prefixes.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spark_stream.access.quotas import Quota
-from spark_stream.access.rules import Rule, RuleSet
-from spark_stream.cluster import access, brokers, controller, partitions, topics
+from spark_stream.access.rules import Quota, Rule, RuleSet
+from spark_stream.cluster import access, brokers, partitions, topics
 from spark_stream.cluster.access import QUOTAS, RULES, TOKENS, USERS, AccessRecords
-from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
-from spark_stream.cluster.controller import CONTROLLER, Controller
-from spark_stream.cluster.left_overs import REMOVED
+from spark_stream.cluster.brokers import BROKERS, CONTROLLER, Controller, RegisteredBroker
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition
 from spark_stream.cluster.stores.store import Changes, MetadataStore, StoreRecord
-from spark_stream.cluster.topics import TOPICS, Topic
+from spark_stream.cluster.topics import REMOVED, TOPICS, Topic
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
@@ -190,7 +188,7 @@ class _Update:
             broker = None if record is None else brokers.decode(broker_id, record.value)
             self._brokers[broker_id] = broker
         elif key == CONTROLLER:
-            held = None if record is None else controller.decode(record.value)
+            held = None if record is None else brokers.decode_controller(record.value)
             self._controllers.append(held)
         elif key.startswith(USERS):
             user = None if record is None else access.decode_user(record.value)
@@ -270,3 +268,41 @@ def _call(listener: Callable[..., Any], news: News, now: Snapshot) -> None:
         listener(news, now)
     except Exception:  # the other listeners must be called all the same
         logger.exception("a listener of the cluster's view failed")
+
+
+class FollowedRecords:
+    """All records whose keys start with a prefix, in memory. Any thread may look.
+
+    A look costs only what has changed since the last one.
+    """
+
+    def __init__(self, store: MetadataStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._revision = 0
+        self._records: dict[str, StoreRecord] = {}
+        self._keys: list[str] = []  # in their order
+
+    def look(self, prefix: str = "") -> Sequence[StoreRecord]:
+        """Return those with this prefix in the order of their keys, as they were a moment ago.
+
+        With a metadata store on another host that costs no request.
+        """
+        with self._lock:
+            changes = self._store.changes(self._revision, (self._prefix,), fresh=False)
+            for key, record in changes.since(self._records).items():
+                if record is None:
+                    if self._records.pop(key, None) is not None:
+                        del self._keys[bisect_left(self._keys, key)]
+                else:
+                    if key not in self._records:
+                        insort(self._keys, key)
+                    self._records[key] = record
+            self._revision = changes.revision
+            found = []
+            for at in range(bisect_left(self._keys, prefix), len(self._keys)):
+                if not self._keys[at].startswith(prefix):
+                    break
+                found.append(self._records[self._keys[at]])
+            return found

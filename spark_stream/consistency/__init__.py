@@ -2,8 +2,7 @@
 
 ``ids``           distinct types for numbers that must not be mixed up
 ``isolation``     which offsets a consumer may see, its lag, and the state of a reader
-``entries``       the entries table: its layout, validity and look-ups
-``record_states`` which records are committed, open, aborted or not replicated
+``entries``       the entries table: its layout, validity and look-ups, and the states of records
 ``pruning``       which batches cannot have a row for a filter, from their least and greatest values
 
 Folders, each of which imports only those above it:

@@ -42,6 +42,7 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.console.guard import Guard, is_address
 from spark_stream.console.records import AskedPage, page
 from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogPlace, Visitor
+from spark_stream.environment import VERSION
 from spark_stream.errors import (
     InternalError,
     InvalidOption,
@@ -54,7 +55,6 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from spark_stream.version import VERSION
 from spark_stream.wire.addresses import is_wildcard, joined, split_address
 
 STATIC: Final = Path(__file__).parent / "static"

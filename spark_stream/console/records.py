@@ -26,8 +26,8 @@ from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.positions import cut_of
 from spark_stream.client.reading.ranges import read_range
 from spark_stream.client.topics import level
+from spark_stream.consistency.entries import RecordRun, RecordState
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.record_states import RecordRun, RecordState
 from spark_stream.console.asking import Asking, columns_of
 from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
 from spark_stream.schema.schemas import is_default

@@ -20,15 +20,17 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from spark_stream.cluster.left_overs import (
+from spark_stream.cluster.partitions import PARTITIONS
+from spark_stream.cluster.stores.store import Delete, StoreRecord
+from spark_stream.cluster.topics import (
     REMOVED,
+    TOPICS,
     LeftOver,
+    Topic,
+    decode,
     decode_left_over,
     encode_left_over,
 )
-from spark_stream.cluster.partitions import PARTITIONS
-from spark_stream.cluster.stores.store import Delete, StoreRecord
-from spark_stream.cluster.topics import TOPICS, Topic, decode
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import IsologError
 from spark_stream.scripts.steps import (

@@ -6,9 +6,7 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
-from spark_stream.access.needs import anybody, described, on_cluster
-from spark_stream.access.quotas import Quota
-from spark_stream.access.rules import Operation
+from spark_stream.access.rules import Operation, Quota, anybody, described, on_cluster
 from spark_stream.wire.messages import Call, Description, Message
 
 ADMIN = Operation.ADMIN

@@ -7,8 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from spark_stream.access.needs import on_topic, on_transaction
-from spark_stream.access.rules import Need, Operation
+from spark_stream.access.rules import Need, Operation, on_topic, on_transaction
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError

@@ -6,8 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from spark_stream.access.needs import anybody, described, on_cluster
-from spark_stream.access.rules import Operation
+from spark_stream.access.rules import Operation, anybody, described, on_cluster
 from spark_stream.structs import Name, PartitionField
 from spark_stream.wire.messages import Call, Description, Message
 

@@ -6,8 +6,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from spark_stream.access.needs import described, join, on_consumer, positions
-from spark_stream.access.rules import Operation
+from spark_stream.access.rules import (
+    Operation,
+    described,
+    on_consumer,
+    to_join_group,
+    to_store_positions,
+)
 from spark_stream.consistency.groups import Assigned, MemberAnswer
 from spark_stream.consistency.isolation import Isolation, ReaderEnding, ReaderState, state_of
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
@@ -67,7 +72,7 @@ class RecordProgress(Call[None], name="record-progress", needs=on_consumer(READ)
     claim: bool = False
 
 
-class JoinGroup(Call[MemberAnswer], name="join-group", needs=join):
+class JoinGroup(Call[MemberAnswer], name="join-group", needs=to_join_group):
     """Add a member to a group, or change the topics that it reads.
 
     ``member``: 1 to 64 letters, digits, ``_`` and ``-``, new for each member. Without a heartbeat
@@ -287,7 +292,7 @@ class GetPosition(Call[Positions], name="consumer-position", needs=on_consumer(D
     consumer: Name
 
 
-class CommitPosition(Call[None], name="commit-position", needs=positions):
+class CommitPosition(Call[None], name="commit-position", needs=to_store_positions):
     """Store positions of consumers.
 
     ``owners``: by name, the instance that must own the name. A member of a group gives

@@ -11,8 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from spark_stream.access.needs import on_topic
-from spark_stream.access.rules import Need, Operation, Resource, ResourceKind
+from spark_stream.access.rules import Need, Operation, Resource, ResourceKind, on_topic
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.errors import IsologError
 from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField

@@ -31,7 +31,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta, structs
 
-from spark_stream.access.needs import Needs
+from spark_stream.access.rules import Needs
 from spark_stream.errors import InvalidRequest, IsologError, from_wire
 from spark_stream.schema.schemas import schema_from_text, schema_to_text
 from spark_stream.structs import OffsetField, Struct, StructType

@@ -7,10 +7,9 @@ from typing import Annotated, Final, Self
 
 from msgspec import Meta, structs
 
-from spark_stream.access.needs import described, on_topics
-from spark_stream.access.rules import Operation
+from spark_stream.access.rules import described, to_read_topics
+from spark_stream.consistency.entries import RecordRun
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.record_states import RecordRun
 from spark_stream.errors import IsologError
 from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField
 from spark_stream.wire.messages import EARLIEST, LATEST, Call, LineageField, Message
@@ -181,7 +180,7 @@ class Cut(Message):
     offsets: dict[str, dict[int, int]]
 
 
-class AtomicCut(Call[Cut], name="atomic-cut", needs=on_topics(Operation.READ)):
+class AtomicCut(Call[Cut], name="atomic-cut", needs=to_read_topics):
     """Find an offset for each partition, so that the offsets divide no transaction.
 
     Read each partition up to its offset (exclusive).

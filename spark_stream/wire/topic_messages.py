@@ -8,8 +8,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from spark_stream.access.needs import described, on_topic
-from spark_stream.access.rules import Operation
+from spark_stream.access.rules import Operation, described, on_topic
 from spark_stream.errors import IsologError
 from spark_stream.schema.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.schema.schemas import is_default

@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta
 
-from spark_stream.access.needs import (
+from spark_stream.access.rules import (
+    Operation,
     anybody,
-    commit,
     described,
     on_transaction,
+    to_commit,
 )
-from spark_stream.access.rules import Operation
 from spark_stream.consistency.transactions.sinks import Claim, Stop
 from spark_stream.consistency.transactions.transactions import Content, PositionOf
 from spark_stream.structs import INT64_MAX, Name, OffsetField
@@ -97,7 +97,7 @@ class BeginTransaction(Call[Branch], name="begin-transaction", needs=on_transact
     after: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
 
 
-class CommitTransaction(Call[TransactionDescription], name="commit-transaction", needs=commit):
+class CommitTransaction(Call[TransactionDescription], name="commit-transaction", needs=to_commit):
     """Commit transaction ``number`` with the ``branches`` (producer ids) it takes.
 
     Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.

@@ -13,8 +13,8 @@ import pytest
 
 from isolog.errors import InvalidRequest, MetadataLost, StorageFailure, WrongCluster
 from spark_stream.cluster.backup import back_up, distrust_logs, put_back
+from spark_stream.cluster.brokers import CLUSTER
 from spark_stream.cluster.consumers import CONSUMERS, group_of, with_group
-from spark_stream.cluster.identity import CLUSTER
 from spark_stream.cluster.stores import sqlite, store_files
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency import groups

@@ -16,9 +16,8 @@ from hypothesis.stateful import (
 )
 
 from isolog.errors import StorageFailure
-from spark_stream.cluster import brokers, controller, partitions, topics
-from spark_stream.cluster.brokers import BROKERS, Brokers, RegisteredBroker
-from spark_stream.cluster.controller import CONTROLLER, Controller
+from spark_stream.cluster import brokers, partitions, topics
+from spark_stream.cluster.brokers import BROKERS, CONTROLLER, Brokers, Controller, RegisteredBroker
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition, put_of
 from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.topics import TOPICS, Topic
@@ -67,7 +66,7 @@ def content(store: MetadataStore) -> Snapshot:
         names={each.id: each.name for each in found},
         partitions=numbered,
         brokers={BrokerId(each.id): each for each in Brokers(store).all()},
-        controller=None if held is None else controller.decode(held.value),
+        controller=None if held is None else brokers.decode_controller(held.value),
     )
 
 
@@ -77,7 +76,7 @@ def test_a_view_shows_what_the_store_holds(store):
     put(store, TOPICS + "flights", topics.encode(topic()))
     version = put(store, f"{PARTITIONS}t1/0", partitions.encode(led(4)))
     put(store, BROKERS + "b1", brokers.encode(RegisteredBroker("b1", "here:1", "s", "1")))
-    put(store, CONTROLLER, controller.encode(Controller(B1, "s", 3)))
+    put(store, CONTROLLER, brokers.encode_controller(Controller(B1, "s", 3)))
     put(store, "transactions/x", {"not": "looked at"})
     news = view.refresh()
     assert news == News(
@@ -213,7 +212,7 @@ class ViewMachine(RuleBasedStateMachine):
 
     @rule(term=st.integers(0, 3))
     def put_controller(self, term):
-        put(self.store, CONTROLLER, controller.encode(Controller(B1, "s", term)))
+        put(self.store, CONTROLLER, brokers.encode_controller(Controller(B1, "s", term)))
 
     @rule()
     def delete_controller(self):

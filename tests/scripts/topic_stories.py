@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 from msgspec.structs import replace
 
-from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS, Partitions
 from spark_stream.cluster.stores.store import MetadataStore
-from spark_stream.cluster.topics import Topic, Topics
+from spark_stream.cluster.topics import REMOVED, Topic, Topics
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation

@@ -40,8 +40,7 @@ from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import Answers, FetchStream
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.broker.settings import CoreSettings
-from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
-from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.brokers import BrokerState, ClusterSecret, RegisteredBroker
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control import election

@@ -19,9 +19,8 @@ from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
 from spark_stream.cluster.generations import GENERATIONS, LeftBehind
 from spark_stream.cluster.generations import encode as encode_left_behind
-from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, put_of
-from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, encode
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import State

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from spark_stream.access.needs import anybody
+from spark_stream.access.rules import anybody
 from spark_stream.broker.actions import running
 from spark_stream.broker.actions.context import HANDLERS, BrokerContext
 from spark_stream.wire.calls import CALLS

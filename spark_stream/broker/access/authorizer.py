@@ -18,12 +18,16 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy, rules_of
-from spark_stream.access.credentials import (
+from spark_stream.access.callers import (
+    ANONYMOUS,
     NO_PASSWORD,
+    OWNER,
     SESSION_PREFIX,
+    Caller,
+    KnownBy,
     is_password,
     is_token,
+    rules_of,
     session_of,
     sign_session,
     token_id_of,

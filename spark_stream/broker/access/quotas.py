@@ -17,8 +17,7 @@ from functools import partial
 from typing import Final
 
 from spark_stream.access.callers import Caller, KnownBy
-from spark_stream.access.quotas import Quota
-from spark_stream.access.rules import ANYBODY, Operation
+from spark_stream.access.rules import ANYBODY, Operation, Quota
 from spark_stream.environment import Clock
 from spark_stream.wire.cluster_messages import PrincipalUse
 

@@ -8,8 +8,16 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from spark_stream.access.callers import Caller, Grant, KnownBy, intersection, is_covered
-from spark_stream.access.credentials import hash_password, new_token, token_digest
+from spark_stream.access.callers import (
+    Caller,
+    Grant,
+    KnownBy,
+    hash_password,
+    intersection,
+    is_covered,
+    new_token,
+    token_digest,
+)
 from spark_stream.access.rules import (
     ANYBODY,
     Effect,

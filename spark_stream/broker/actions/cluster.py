@@ -22,9 +22,9 @@ from spark_stream.consistency.control.assignment import misassigned
 from spark_stream.consistency.control.election import Obstacle, Unchanged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataLost
 from spark_stream.scripts import moving
-from spark_stream.version import VERSION
 from spark_stream.wire.cluster_messages import (
     BrokerAddress,
     BrokerDescription,

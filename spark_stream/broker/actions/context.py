@@ -18,7 +18,7 @@ from spark_stream.broker.node.observing import Observer
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin
-from spark_stream.cluster.stores.timed import TimedStore
+from spark_stream.cluster.stores.store import TimedStore
 from spark_stream.environment import Clock
 from spark_stream.errors import PermissionDenied, UnknownTopic
 from spark_stream.scripts.groups import Leaves

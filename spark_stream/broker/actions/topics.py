@@ -15,10 +15,9 @@ from spark_stream.broker.node.placing import lone_replica_warning, missing_repli
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.entries import reached, stored_bytes
+from spark_stream.consistency.entries import RecordRun, reached, stored_bytes
 from spark_stream.consistency.ids import BrokerId, Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
-from spark_stream.consistency.record_states import RecordRun
 from spark_stream.consistency.replication.follower import NOWHERE, Spot, nearest
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import (

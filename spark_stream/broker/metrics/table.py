@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from spark_stream.broker.metrics.scrape import Scrape
 from spark_stream.counting import Amount, Distribution, TrafficAmounts
-from spark_stream.version import VERSION
+from spark_stream.environment import VERSION
 from spark_stream.wire.cluster_messages import ProblemKind
 
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
-from spark_stream.cluster.brokers import BrokerState
-from spark_stream.cluster.controller import ControllerSeat
+from spark_stream.cluster.brokers import BrokerState, ControllerSeat
 from spark_stream.consistency.control.assignment import load_of
 from spark_stream.consistency.control.election import Alive
 from spark_stream.consistency.ids import BrokerId

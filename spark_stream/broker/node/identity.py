@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.brokers import ClusterSecret
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import Unauthenticated
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from spark_stream.cluster.backup import STORE_NAME
-from spark_stream.cluster.identity import ClusterSecret, cluster_identity
-from spark_stream.cluster.left_overs import REMOVED
+from spark_stream.cluster.brokers import ClusterSecret, cluster_identity
 from spark_stream.cluster.stores.backends import Backend, SqliteBackend
 from spark_stream.cluster.stores.store import DurableStore, MetadataStore
-from spark_stream.cluster.topics import TOPICS, decode
+from spark_stream.cluster.topics import REMOVED, TOPICS, decode
 from spark_stream.environment import Ids
 from spark_stream.errors import WrongCluster
 from spark_stream.loggers import logger_of

@@ -35,7 +35,7 @@ from spark_stream.broker.partition.state import Fitness, PartitionState, Replica
 from spark_stream.broker.partition.transactions import PartitionTransactions
 from spark_stream.broker.partition.waiters import Appended, Callers, WakeUp, wake_all
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.consistency.entries import appended_at
+from spark_stream.consistency.entries import RecordRun, appended_at, record_states
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot, greatest_cut
@@ -43,7 +43,6 @@ from spark_stream.consistency.partition.effects import BOUND_OF, Effects, Propos
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings
 from spark_stream.consistency.partition.replica import Replica, Surroundings
-from spark_stream.consistency.record_states import RecordRun, record_states
 from spark_stream.consistency.replication.epochs import Lineage, lineage_of, surviving
 from spark_stream.counting import Traffic
 from spark_stream.environment import Clock

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.cluster.followed import FollowedRecords
-from spark_stream.cluster.numbers import NUMBERS, Numbers
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
-from spark_stream.cluster.transactions import TransactionIndex
+from spark_stream.cluster.transactions import NUMBERS, Numbers, TransactionIndex
+from spark_stream.cluster.view import FollowedRecords
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.errors import IsologError, NotLeader
 from spark_stream.loggers import logger_of

@@ -20,8 +20,8 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
-from spark_stream.access.credentials import hash_password
-from spark_stream.access.quotas import RATE_MAX, RATE_MIN
+from spark_stream.access.callers import hash_password
+from spark_stream.access.rules import RATE_MAX, RATE_MIN
 from spark_stream.cli.options import (
     Bootstrap,
     BrokerConf,

@@ -30,7 +30,6 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.texts import as_json, cell, console
 from spark_stream.client.cluster import inspect_cluster, restore_metadata
 from spark_stream.cluster import backup as backups
-from spark_stream.cluster import migration
 from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.cluster_messages import BrokerDescription, BrokerStatus, ClusterDescription
@@ -274,10 +273,10 @@ def migrate_metadata(
     if cancel == (target is not None):
         raise InvalidOption("give FROM and TO, or FROM and --cancel")
     if target is None:
-        migration.cancel(metadata_backend(source, conf))
+        backups.cancel(metadata_backend(source, conf))
         note(f"the move is given up: brokers may start on {source} again")
         return
-    records = migration.migrate(metadata_backend(source, conf), metadata_backend(target, conf))
+    records = backups.migrate(metadata_backend(source, conf), metadata_backend(target, conf))
     note(f"{records} records are in {target} now: start the brokers with --metadata {target}")
 
 

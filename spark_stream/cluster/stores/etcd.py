@@ -44,13 +44,13 @@ from spark_stream.cluster.stores.etcd_client import (
     RANGE,
     TXN,
     EtcdClient,
+    EtcdFeed,
     Json,
     decoded,
     decoded_value,
     encoded,
     is_at,
 )
-from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.etcd_losses import EtcdLosses
 from spark_stream.cluster.stores.store import (
     FORM,

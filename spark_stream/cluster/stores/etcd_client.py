@@ -22,10 +22,16 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from spark_stream.cluster.stores.etcd_history import EtcdHistory, fallen
-from spark_stream.errors import InvalidConfig, MetadataRefused, MetadataUnavailable
+from spark_stream.errors import (
+    InvalidConfig,
+    MetadataLost,
+    MetadataRefused,
+    MetadataUnavailable,
+    StorageFailure,
+)
 from spark_stream.loggers import logger_of
 
 logger = logger_of(__name__)
@@ -58,6 +64,10 @@ _KEPT_ALIVE: Final = (
 _PAUSE_S: Final = 0.02
 _ATTEMPTS: Final = 3
 _PATIENCE: Final = 3  # times the timeout
+_WATCH_PAUSE_S: Final = 0.1
+_LOST_PAUSE_S: Final = 1.0
+_LOG_PAUSE_S: Final = 10.0  # between two log lines of the same trouble
+_WATCHES: Final = 3  # how many members are tried before a wait for a revision fails
 _TRY_S: Final = 0.2  # between two attempts while nobody answers
 
 
@@ -445,3 +455,141 @@ class EtcdWatch:
 
 class EtcdCompacted(Exception):
     """The changes that a watch was to begin with are forgotten."""
+
+
+class FeedListener(Protocol):
+    """What hears of changes. It is called with the feed's lock held, and must not wait."""
+
+    def take(self, events: Sequence[Json]) -> None:
+        """Take changes, in the order of their revisions."""
+
+    def forget(self, revision: int) -> None:
+        """Forget everything: changes up to this revision may have been missed."""
+
+
+class EtcdFeed:
+    """The changes of the keys in ``[start, end)``, from :meth:`start` to :meth:`close`.
+
+    A watch follows them in a separate thread. A watch that ended begins again at another member,
+    from the last revision that it has seen. If etcd has compacted that revision away, the listener
+    drops its state and receives only later changes.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        start: bytes,
+        end: bytes,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check`` runs before each watch, and raises MetadataLost if etcd has lost changes."""
+        self._client = client
+        self._check = check
+        self._range = (start, end)
+        self.changed = threading.Condition()  # guards what follows, and what the listener knows
+        self.seen = 0
+        """The revision up to which the listener has heard everything."""
+        self._listener: FeedListener | None = None
+        self._thread: threading.Thread | None = None
+        self._watch: EtcdWatch | None = None
+        self._closed = False
+
+    def start(self, revision: int, listener: FeedListener) -> None:
+        """Follow the changes after a revision, unless that goes on already."""
+        with self.changed:
+            if self._thread is not None or self._closed:
+                return
+            self._listener = listener
+            self.seen = revision
+            listener.forget(revision)
+            self._thread = threading.Thread(target=self._run, name="isolog-etcd", daemon=True)
+            self._thread.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether changes are followed."""
+        return self._thread is not None
+
+    def wait_for(self, revision: int) -> None:
+        """Wait until everything up to a revision is heard. The caller holds :attr:`changed`.
+
+        Raises:
+            MetadataUnavailable: the watch does not come so far.
+        """
+        for _ in range(_WATCHES):
+            if self.changed.wait_for(
+                lambda: self.seen >= revision or self._closed, self._client.timeout_s
+            ):
+                break
+            if self._watch is not None:  # its member may be behind: follow another one
+                self._watch.end()
+        if self.seen < revision:
+            raise MetadataUnavailable(f"a watch of etcd has not come to revision {revision}")
+
+    def restart(self) -> None:
+        """End the watch. The next one begins with a check."""
+        with self.changed:
+            if self._watch is not None:
+                self._watch.end()
+
+    def close(self) -> None:
+        """Follow no more."""
+        with self.changed:
+            self._closed = True
+            if self._watch is not None:
+                self._watch.end()
+            self.changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._client.timeout_s)
+
+    def _run(self) -> None:
+        logged_at = -_LOG_PAUSE_S
+        while not self._closed:
+            pause_s = _WATCH_PAUSE_S
+            try:
+                self._follow()
+            except MetadataLost:
+                pause_s = _LOST_PAUSE_S
+            except StorageFailure as error:
+                if time.monotonic() - logged_at > _LOG_PAUSE_S:
+                    logged_at = time.monotonic()
+                    logger.info("%s", error.message)
+            except Exception:
+                logger.exception("following etcd")
+            with self.changed:
+                self.changed.wait_for(lambda: self._closed, pause_s)
+
+    def _follow(self) -> None:
+        self._check()
+        watch = self._client.watch(*self._range, self.seen)
+        with self.changed:
+            self._watch = watch
+            if self._closed:
+                watch.end()
+        try:
+            for answer in watch.answers():
+                self._take(answer)
+        except EtcdCompacted:
+            self._begin_anew()
+        finally:
+            with self.changed:
+                self._watch = None
+            watch.close()
+
+    def _take(self, answer: Json) -> None:
+        events = answer.get("events", [])
+        if not events:
+            return
+        assert self._listener is not None
+        with self.changed:
+            self._listener.take(events)
+            self.seen = int(events[-1]["kv"]["mod_revision"])
+            self.changed.notify_all()
+
+    def _begin_anew(self) -> None:
+        answer = self._client.read(RANGE, {"key": encoded(self._range[0])})
+        assert self._listener is not None
+        with self.changed:
+            self.seen = int(answer["header"]["revision"])
+            self._listener.forget(self.seen)
+            self.changed.notify_all()

@@ -30,12 +30,12 @@ from spark_stream.cluster.stores.etcd_client import (
     RANGE,
     TXN,
     EtcdClient,
+    EtcdFeed,
     Json,
     decoded,
     encoded,
     is_at,
 )
-from spark_stream.cluster.stores.etcd_feed import EtcdFeed
 from spark_stream.cluster.stores.etcd_losses import LossKey
 from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
 from spark_stream.cluster.stores.store import end_of

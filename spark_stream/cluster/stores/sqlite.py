@@ -1,6 +1,6 @@
 """The metadata store for brokers on one host: one SQLite file, one short transaction a change.
 
-Processes that change, open or close the file take turns (``writer_queue``). SQLite never waits
+Processes that change, open or close the file take turns (``store_files``). SQLite never waits
 here: it reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and
 does not happen at all if a read lock becomes a write lock, as when a new file gets its WAL.
 
@@ -54,11 +54,11 @@ from spark_stream.cluster.stores.store import (
 )
 from spark_stream.cluster.stores.store_files import (
     StorePlace,
+    WriterQueue,
     check_header,
     new_number,
     save_lost,
 )
-from spark_stream.cluster.stores.writer_queue import WriterQueue
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import (
     IsologError,

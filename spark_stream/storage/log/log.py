@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from spark_stream.consistency.entries import Entry, Kind, Table
+from spark_stream.consistency.entries import Entry, JudgedTable, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.partition.producers import NOBODY, Stamp
-from spark_stream.consistency.record_states import JudgedTable
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk

@@ -149,7 +149,7 @@ PERMISSIONS = {
 """What each request needs a permission for, as people want it. Empty: nothing that a rule says."""
 
 
-@pytest.mark.rule("which permission each request needs", "access/needs.py")
+@pytest.mark.rule("which permission each request needs", "access/rules.py")
 def test_each_request_needs_what_it_should():
     found = {
         name.removesuffix(" a"): ", ".join(f"{operation} {on.kind}" for operation, on in needs)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from isolog.errors import BrokerBusy, PermissionDenied
 from spark_stream.access.callers import ANONYMOUS, OWNER, Caller, KnownBy
-from spark_stream.access.quotas import Quota
-from spark_stream.access.rules import Operation
+from spark_stream.access.rules import Operation, Quota
 from spark_stream.broker.access.authorizer import ConnectionIdentity
 from spark_stream.broker.access.quotas import Bucket, Quotas, Throttle
 from spark_stream.broker.serving.throttling import (

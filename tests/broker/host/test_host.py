@@ -426,7 +426,9 @@ def test_a_folder_that_is_lost_while_the_broker_runs_is_filled_by_its_next_start
     assert b.replica("t").log.end.offset == 4
 
 
-@pytest.mark.rule("producer ids after the store was replaced by an older one", "cluster/numbers.py")
+@pytest.mark.rule(
+    "producer ids after the store was replaced by an older one", "cluster/transactions.py"
+)
 def test_producer_ids_begin_above_those_in_the_logs(pair):
     a, _ = pair
     make(a, "t", "a")

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from isolog.errors import UnknownTopic
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.settings import CoreSettings
-from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
-from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch

@@ -20,7 +20,7 @@ from spark_stream.broker.replication.promises import Promising
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.broker.sockets import listening_socket, port_of
-from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.brokers import ClusterSecret
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock

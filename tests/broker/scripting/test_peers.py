@@ -13,8 +13,7 @@ from isolog.errors import LeaderUnavailable
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.scripting import peers as peers_module
 from spark_stream.broker.scripting.peers import ConnectedPeers
-from spark_stream.cluster.brokers import Brokers, RegisteredBroker
-from spark_stream.cluster.identity import ClusterSecret, cluster_identity
+from spark_stream.cluster.brokers import Brokers, ClusterSecret, RegisteredBroker, cluster_identity
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined

@@ -23,7 +23,7 @@ from spark_stream.broker.scripting.step_messages import (
     unpack_steps,
 )
 from spark_stream.broker.scripting.step_table import REMOTE_STEPS
-from spark_stream.cluster.identity import ClusterSecret
+from spark_stream.cluster.brokers import ClusterSecret
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.identity import CLUSTER
+from spark_stream.cluster.brokers import CLUSTER
 from spark_stream.cluster.stores.sqlite import SqliteStore
 
 

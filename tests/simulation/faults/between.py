@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from spark_stream.cluster.numbers import NUMBERS
+from spark_stream.cluster.transactions import NUMBERS
 from tests.simulation.faults.common import LEASE_OVER_S, SOON_S, begin
 from tests.simulation.network import CLIENTS
 from tests.simulation.schedule import NOW, Body

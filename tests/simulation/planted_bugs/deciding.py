@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from spark_stream.broker.scripting import step_table
-from spark_stream.cluster.numbers import Numbers
 from spark_stream.cluster.stores.leases import Leases
+from spark_stream.cluster.transactions import Numbers
 from spark_stream.consistency.control import election
 from spark_stream.consistency.partition import producers, replica
 from spark_stream.consistency.partition.open_transactions import Joins

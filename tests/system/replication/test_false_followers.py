@@ -12,8 +12,7 @@ import isolog
 from isolog.errors import IsologError, Unauthenticated
 from isolog.testing import LocalCluster
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.cluster.brokers import Brokers
-from spark_stream.cluster.identity import ClusterSecret, cluster_identity
+from spark_stream.cluster.brokers import Brokers, ClusterSecret, cluster_identity
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.replication.epochs import EpochHistory

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from isolog.errors import IsologError
-from spark_stream.cluster.left_overs import REMOVED
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.topics import REMOVED
 from tests.brokers import brokers_on, make_topic
 from tests.support import BrokerProcess, act, eventually, fetched, numbers
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from isolog.errors import WrongCluster
-from spark_stream.cluster.identity import CLUSTER, ClusterSecret, cluster_identity
+from spark_stream.cluster.brokers import CLUSTER, ClusterSecret, cluster_identity
 from spark_stream.environment import SystemIds
 
 IDS = SystemIds()
@@ -30,7 +30,7 @@ def test_a_store_without_an_id_takes_that_of_an_existing_directory(store):
     assert cluster_id(store, IDS, None) == "known"
 
 
-@pytest.mark.rule("to which cluster a directory belongs", "cluster/identity.py")
+@pytest.mark.rule("to which cluster a directory belongs", "cluster/brokers.py")
 def test_a_directory_of_another_cluster_is_refused_by_name(store):
     cluster_id(store, IDS, "ours")
     with pytest.raises(WrongCluster, match="cluster theirs, the metadata store to cluster ours"):

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.entries import ENTRY, Kind, Table, aborted_rows, appended_at
+from spark_stream.consistency.entries import (
+    ENTRY,
+    Kind,
+    RecordState,
+    Table,
+    aborted_rows,
+    appended_at,
+    record_states,
+)
 from spark_stream.consistency.ids import NO_TRANSACTION, Offset
-from spark_stream.consistency.record_states import RecordState, record_states
 
 entry = st.one_of(
     st.tuples(
@@ -83,7 +90,7 @@ def open_parts(tables: Sequence[Table]) -> set[tuple[int, int]]:
     }
 
 
-@pytest.mark.rule("what became of a record", "consistency/record_states.py")
+@pytest.mark.rule("what became of a record", "consistency/entries.py")
 @given(logs, st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
 def test_each_record_has_the_state_that_a_walk_over_the_log_finds(segments, high, start, length):
     tables = tables_of(segments)

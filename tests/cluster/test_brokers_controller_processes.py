@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.controller import CONTROLLER, Controller, ControllerSeat, decode
+from spark_stream.cluster.brokers import CONTROLLER, Controller, ControllerSeat, decode_controller
 from spark_stream.cluster.stores.lease_files import LeaseFiles
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.stores.sqlite import SqliteStore
@@ -56,7 +56,7 @@ class Brokers:
 
     def controller(self) -> Controller | None:
         record = self.store.get(CONTROLLER)
-        return None if record is None else decode(record.value)
+        return None if record is None else decode_controller(record.value)
 
     def is_led_after(self, term: int) -> bool:
         held = self.controller()

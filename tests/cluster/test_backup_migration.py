@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from isolog.errors import InvalidRequest, IsologError, StorageFailure, WrongCluster
-from spark_stream.cluster.backup import back_up, back_up_from, put_back_into
-from spark_stream.cluster.identity import CLUSTER
-from spark_stream.cluster.migration import cancel, check_not_moved, migrate
+from spark_stream.cluster.backup import (
+    back_up,
+    back_up_from,
+    cancel,
+    check_not_moved,
+    migrate,
+    put_back_into,
+)
+from spark_stream.cluster.brokers import CLUSTER
 from spark_stream.cluster.stores.backends import (
     Backend,
     EtcdAccess,
@@ -73,7 +79,7 @@ def serves(backend: Backend) -> bool:
         return store.get(CLUSTER) is not None
 
 
-@pytest.mark.rule("where the metadata of a cluster is, while it is moved", "cluster/migration.py")
+@pytest.mark.rule("where the metadata of a cluster is, while it is moved", "cluster/backup.py")
 def test_a_cluster_moves_and_moves_back(make: Make, files: Make):
     here, there = files(), make()
     records = filled(here)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cluster.numbers import Numbers
+from spark_stream.cluster.transactions import Numbers
 from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 @pytest.mark.rule(
-    "no producer id and no transaction number is given out twice", "cluster/numbers.py"
+    "no producer id and no transaction number is given out twice", "cluster/transactions.py"
 )
 def test_no_number_is_given_out_twice(another):
     makers = [Numbers(another(), "numbers/x", block=7) for _ in range(3)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.cluster.controller import Controller, ControllerSeat, successor
+from spark_stream.cluster.brokers import Controller, ControllerSeat, successor
 from spark_stream.consistency.ids import BrokerId
 
 B1, B2 = BrokerId("b1"), BrokerId("b2")
@@ -57,7 +57,7 @@ def test_of_two_who_try_at_once_one_is_the_controller(store, another):
     assert taken == [Controller(B2, "s", 1)]
 
 
-@pytest.mark.rule("who is the controller", "cluster/controller.py")
+@pytest.mark.rule("who is the controller", "cluster/brokers.py")
 @given(st.lists(st.tuples(st.sampled_from([B1, B2]), st.sampled_from("st"), st.booleans())))
 def test_a_term_has_one_controller_and_terms_rise(attempts):
     held: Controller | None = None

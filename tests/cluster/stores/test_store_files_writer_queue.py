@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.cluster.stores.writer_queue import (
+from spark_stream.cluster.stores.store_files import (
     _PASSING_S,
     _PATIENCE_S,
     ThreadLine,
@@ -79,7 +79,7 @@ def writers(tmp_path):
         each.turns.close()
 
 
-@pytest.mark.rule("who may write to the store next", "cluster/stores/writer_queue.py")
+@pytest.mark.rule("who may write to the store next", "cluster/stores/store_files.py")
 def test_who_ends_its_turn_and_comes_back_at_once_finds_the_other_before_it(writers):
     greedy, patient = writers
     for _ in range(20):

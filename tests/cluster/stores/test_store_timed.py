@@ -9,7 +9,7 @@ import pytest
 
 from isolog.errors import MetadataUnavailable
 from spark_stream.cluster.stores.sqlite import SqliteStore
-from spark_stream.cluster.stores.timed import TimedStore
+from spark_stream.cluster.stores.store import TimedStore
 from spark_stream.counting import Histogram, NamedCounts
 
 

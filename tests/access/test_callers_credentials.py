@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spark_stream.access.callers import Caller, Grant, KnownBy
-from spark_stream.access.credentials import (
+from spark_stream.access.callers import (
     NO_PASSWORD,
+    Caller,
+    Grant,
+    KnownBy,
     hash_password,
     is_password,
     is_token,
