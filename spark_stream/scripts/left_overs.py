@@ -1,6 +1,6 @@
 """Left-overs of topics that do not exist: announced beforehand, removed by the brokers with files.
 
-The announcement (``cluster.left_overs``) is on record before anything is made or deleted. So a
+The announcement (``cluster.topics``) is on record before anything is made or deleted. So a
 crash between any two steps leaves the topic, or an announcement that says what to remove.
 
 Order of steps in a removal: each broker removes its files, then takes itself off the announcement;
