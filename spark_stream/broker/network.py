@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from spark_stream.broker.core import BrokerCore
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.interfaces import Background
+from spark_stream.broker.replication.interfaces import Background, ReplicationContext
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.settings import ReplicationSettings
@@ -38,34 +38,31 @@ class ConnectedNetwork:
         ``tls`` returns the TLS context for these connections; None: without TLS.
         """
         self._tls = tls
-        self._me = me
-        self._clock = clock
-        self._settings = settings
         self._addresses = addresses
         loop = client_loop()
         self._pool = Pool(loop)
-        self._background = Background(self._pool.submit, self._pool.submit_after, loop.call_later)
+        self._context = ReplicationContext(
+            me,
+            settings,
+            clock,
+            Background(self._pool.submit, self._pool.submit_after, loop.call_later),
+        )
         self._fetchers: Fetchers | None = None
         self.leading: Leading | None = None
         """The streams of followers; None before the broker's core is made."""
 
     def peers(self, core: BrokerCore) -> ConnectedPeers:
-        me, clock, settings = self._me, self._clock, self._settings
         peers = ConnectedPeers(
-            me, core.members, clock, core.host.refresh, self._addresses, self._tls
+            self._context.me,
+            core.members,
+            self._context.clock,
+            core.host.refresh,
+            self._addresses,
+            self._tls,
         )
-        self.leading = Leading(
-            me,
-            core.host,
-            settings,
-            clock,
-            self._background,
-            core.promise_to_ask_s,
-        )
-        lines = Lines(settings, self._background, self._tls)
-        self._fetchers = Fetchers(
-            me, peers.endpoint_of, settings, clock, self._background, lines.call, core.promising
-        )
+        self.leading = Leading(self._context, core.host, core.promise_to_ask_s)
+        lines = Lines(self._context, self._tls)
+        self._fetchers = Fetchers(self._context, peers.endpoint_of, lines.call, core.promising)
         return peers
 
     def links(self, core: BrokerCore) -> Fetchers:

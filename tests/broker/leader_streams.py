@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from spark_stream.broker.replication.interfaces import Background
+from spark_stream.broker.replication.interfaces import Background, ReplicationContext
 from spark_stream.broker.replication.leader_stream import LeaderStream
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
@@ -23,6 +23,7 @@ from spark_stream.wire.replication_messages import (
     unpack,
 )
 from tests.broker.local_broker import LocalBroker
+from tests.broker.replication.nodes import identity
 from tests.support import eventually
 
 
@@ -72,13 +73,16 @@ def followed(
     found, loop = Follower(), Loop("a leader's stream")
     pool = Pool(loop)
     stream = LeaderStream(
+        ReplicationContext(
+            identity(leader.id),
+            ReplicationSettings(),
+            clock or SystemClock(),
+            Background(pool.submit, pool.submit_after, loop.call_later),
+        ),
         opened,
         Welcome(1, ""),
         cast(Stream, found),
         leader.host,
-        ReplicationSettings(),
-        clock or SystemClock(),
-        Background(pool.submit, pool.submit_after, loop.call_later),
         lambda _: None,
         None,
     )

@@ -28,6 +28,7 @@ from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
+from spark_stream.broker.replication.interfaces import ReplicationContext
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
@@ -271,14 +272,8 @@ class SimulatedBroker:
         core.table.pass_over_used_numbers()
         self.driver = SimulatedDriver(core.table, self._ask_peer, around.chance, self._carried_out)
         self._changing = set()
-        self._leading = Leading(
-            self._me,
-            core.host,
-            self._replication(),
-            around.clock,
-            self._threads().background,
-            core.promise_to_ask_s,
-        )
+        context = self._replication_context(self._threads())
+        self._leading = Leading(context, core.host, core.promise_to_ask_s)
         core.registration.register(
             RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", rack=self.broker_id)
         )
@@ -324,17 +319,10 @@ class SimulatedBroker:
 
     def links(self, core: BrokerCore) -> Fetchers:
         """Streams over the simulated network."""
-        around, threads, settings = self._around, self._threads(), self._replication()
-        lines = SimulatedLines(self, threads, settings, around.brokers, around.network)
-        return Fetchers(
-            self._me,
-            self._endpoint_of,
-            settings,
-            around.clock,
-            threads.background,
-            lines.call,
-            core.promising,
-        )
+        around, threads = self._around, self._threads()
+        context = self._replication_context(threads)
+        lines = SimulatedLines(self, threads, context.settings, around.brokers, around.network)
+        return Fetchers(context, self._endpoint_of, lines.call, core.promising)
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
         """Serve a stream of a follower, or of a client."""
@@ -384,10 +372,13 @@ class SimulatedBroker:
     def _threads(self) -> Threads:
         return Threads(self._around.schedule, self._around.chance, self.owner)
 
-    def _replication(self) -> ReplicationSettings:
-        """Return settings with which little is under way, or much."""
+    def _replication_context(self, threads: Threads) -> ReplicationContext:
+        """Return a context whose settings let little be under way, or much."""
         frame_bytes = self._around.chance.choice(_FRAME_BYTES)
-        return ReplicationSettings(BEAT_S, DEATH_S, 4 * frame_bytes, 8 * frame_bytes, frame_bytes)
+        settings = ReplicationSettings(
+            BEAT_S, DEATH_S, 4 * frame_bytes, 8 * frame_bytes, frame_bytes
+        )
+        return ReplicationContext(self._me, settings, self._around.clock, threads.background)
 
     def boot_id(self) -> str:
         """Tells the starts of its machine apart."""

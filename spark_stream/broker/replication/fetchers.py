@@ -14,20 +14,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
-from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
+from spark_stream.broker.node.identity import Endpoint
 from spark_stream.broker.replication.follower_core import (
     Connect,
     FollowerStreamCore,
     HangUp,
     Job,
 )
-from spark_stream.broker.replication.interfaces import Background, FollowedPartition
+from spark_stream.broker.replication.interfaces import FollowedPartition, ReplicationContext
 from spark_stream.broker.replication.lines import Call, ReplicationLine
 from spark_stream.broker.replication.promises import Promising
-from spark_stream.broker.replication.settings import ENDING_S, ReplicationSettings
+from spark_stream.broker.replication.settings import ENDING_S
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.environment import Clock
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Cancelled, Credited, Failed, Lost, Received, StreamOver
@@ -43,22 +42,19 @@ class Fetcher:
 
     def __init__(
         self,
-        me: BrokerIdentity,
+        context: ReplicationContext,
         leader: BrokerId,
         endpoint_of: Callable[[BrokerId], Endpoint | None],
-        settings: ReplicationSettings,
-        clock: Clock,
-        background: Background,
         call: Call,
         window_bytes: int,
         promising: Promising,
     ) -> None:
-        self._me = me
+        self._me = context.me
         self._leader = leader
         self._endpoint_of = endpoint_of
-        self._settings = settings
-        self._clock = clock
-        self._background = background
+        self._settings = settings = context.settings
+        self._clock = clock = context.clock
+        self._background = context.background
         self._call = call
         self._promising = promising
         self._changed = threading.Condition(threading.RLock())  # guards what follows
@@ -262,19 +258,13 @@ class Fetchers:
 
     def __init__(
         self,
-        me: BrokerIdentity,
+        context: ReplicationContext,
         endpoint_of: Callable[[BrokerId], Endpoint | None],
-        settings: ReplicationSettings,
-        clock: Clock,
-        background: Background,
         call: Call,
         promising: Promising,
     ) -> None:
-        self._me = me
+        self._context = context
         self._endpoint_of = endpoint_of
-        self._settings = settings
-        self._clock = clock
-        self._background = background
         self._call = call
         self._promising = promising
         self._lock = threading.Lock()
@@ -322,12 +312,9 @@ class Fetchers:
     def _start(self, leader: BrokerId) -> Fetcher:
         window = self._share(len(self._fetchers) + 1)
         fetcher = self._fetchers[leader] = Fetcher(
-            self._me,
+            self._context,
             leader,
             self._endpoint_of,
-            self._settings,
-            self._clock,
-            self._background,
             self._call,
             window,
             self._promising,
@@ -349,14 +336,14 @@ class Fetchers:
         self._share(len(self._fetchers))
 
     def _note_promise(self, key: PartitionId, until: float) -> None:
-        now = self._clock.monotonic()
+        now = self._context.clock.monotonic()
         if until > now:
             self._promised = {each: at for each, at in self._promised.items() if at > now}
             self._promised[key] = max(until, self._promised.get(key, 0.0))
 
     def _share(self, streams: int) -> int:
         """Set the window of the open streams for this many of them. Return it."""
-        window = self._settings.window(streams)
+        window = self._context.settings.window(streams)
         for fetcher in self._fetchers.values():
             fetcher.set_window(window)
         return window

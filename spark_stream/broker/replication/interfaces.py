@@ -15,11 +15,14 @@ from typing import Protocol, TypeVarTuple
 import pyarrow as pa
 from msgspec import Struct
 
+from spark_stream.broker.node.identity import BrokerIdentity
+from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import Agreement
+from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
 from spark_stream.storage.format.stored import StoredEntries
 
@@ -143,3 +146,12 @@ class Background(Struct, frozen=True):
     submit: Submit
     submit_after: Submit
     call_later: Callable[[float, Callable[[], None]], object]
+
+
+class ReplicationContext(Struct, frozen=True):
+    """What all streams of one broker share, at both ends."""
+
+    me: BrokerIdentity
+    settings: ReplicationSettings
+    clock: Clock
+    background: Background

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.replication.interfaces import Background, LeadPartitions
+from spark_stream.broker.replication.interfaces import LeadPartitions, ReplicationContext
 from spark_stream.broker.replication.leader_core import (
     LAST,
     Call,
@@ -27,11 +26,9 @@ from spark_stream.broker.replication.settings import (
     ENDING_S,
     STEPS_AFTER_APPEND,
     STEPS_AT_ONCE,
-    ReplicationSettings,
 )
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.environment import Clock
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -59,13 +56,11 @@ class LeaderStream:
 
     def __init__(
         self,
+        context: ReplicationContext,
         opened: OpenReplication,
         welcome: Welcome,
         stream: Stream,
         partitions: LeadPartitions,
-        settings: ReplicationSettings,
-        clock: Clock,
-        background: Background,
         ended: Callable[[LeaderStream], None],
         promise_s: Callable[[], float | None] | None,
         over: Callable[[], None] | None = None,
@@ -73,9 +68,9 @@ class LeaderStream:
         self.follower = BrokerId(opened.follower)
         self._stream = stream
         self._partitions = partitions
-        self._settings = settings
-        self._clock = clock
-        self._background = background
+        self._settings = settings = context.settings
+        self._clock = clock = context.clock
+        self._background = context.background
         self._ended = ended
         self._promise_s = promise_s if stream.version >= PROMISES_SINCE else None
         self._on_over = over
@@ -301,19 +296,14 @@ class Leading:
 
     def __init__(
         self,
-        me: BrokerIdentity,
+        context: ReplicationContext,
         partitions: LeadPartitions,
-        settings: ReplicationSettings,
-        clock: Clock,
-        background: Background,
         promise_s: Callable[[], float | None] | None = None,
     ) -> None:
         """``promise_s`` returns for how long followers are to promise not to lead, or None."""
-        self._me = me
+        self._context = context
+        self._me = context.me
         self._partitions = partitions
-        self._settings = settings
-        self._clock = clock
-        self._background = background
         self._promise_s = promise_s
         self._changed = threading.Condition()  # guards what follows
         self._streams: dict[BrokerId, LeaderStream] = {}
@@ -336,13 +326,11 @@ class Leading:
         self._check(opened, names)
         welcome = Welcome(VERSION, self._me.answer_proof(opened.stream))
         served = LeaderStream(
+            self._context,
             opened,
             welcome,
             stream,
             self._partitions,
-            self._settings,
-            self._clock,
-            self._background,
             self._forget,
             self._promise_s,
             over,

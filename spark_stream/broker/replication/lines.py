@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from spark_stream.broker.replication.interfaces import Background
+from spark_stream.broker.replication.interfaces import ReplicationContext
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.errors import InternalError, IsologError, TlsFailed
 from spark_stream.loggers import logger_of
@@ -114,13 +114,12 @@ class Lines:
 
     def __init__(
         self,
-        settings: ReplicationSettings,
-        background: Background,
+        context: ReplicationContext,
         tls: Callable[[], ssl.SSLContext | None] | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings = context.settings
+        self._background = context.background
         self._tls = tls
-        self._background = background
 
     def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
         """Open a line."""

@@ -8,7 +8,6 @@ reader a call, whatever is in it, so one call may ask for many ranges.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from time import perf_counter
 from typing import Final
 
@@ -481,39 +480,48 @@ class FetchStream:
             OffsetOutOfRange, OffsetEvicted, DataLoss, NotLeader, …: the only range cannot be read.
         """
         first, *more = request.ranges
-        open_range = partial(
-            RangeStream, host, cancelled=cancelled, clock=clock, boot_id=boot_id, encoded=encoded
-        )
+        self._host = host
         self._cancelled = cancelled
-        self._counts = host.counts
+        self._clock = clock
+        self._boot_id = boot_id
+        self._encoded = encoded
         if not more:
-            only = open_range(first)
+            only = self._open(first)
             self.schema = only.schema
             self._answers = only.answers()
         else:
             _, projection, _ = bound(host, first, encoded=encoded)
             self.schema = projection.schema
-            self._answers = self._of_several(request.ranges, open_range)
+            self._answers = self._of_several(request.ranges)
 
     def answers(self) -> Answers:
         """Return the answers of all ranges, in their order; call it once."""
-        return _timed(self._answers, self._counts.fetches)
+        return _timed(self._answers, self._host.counts.fetches)
 
-    def _of_several(
-        self, ranges: list[FetchRange], open_range: Callable[..., RangeStream]
-    ) -> Answers:
+    def _open(self, asked: FetchRange, number: int | None = None) -> RangeStream:
+        return RangeStream(
+            self._host,
+            asked,
+            self._cancelled,
+            self._clock,
+            self._boot_id,
+            number,
+            encoded=self._encoded,
+        )
+
+    def _of_several(self, ranges: list[FetchRange]) -> Answers:
         for number, asked in enumerate(ranges):
             if self._cancelled():
                 return
             try:
-                stream = open_range(asked, number=number)
+                stream = self._open(asked, number)
                 if not stream.schema.equals(self.schema):
                     raise InvalidRequest(
                         f"range {number} has other columns than the first: {stream.schema.names}"
                     )
                 yield from stream.answers()
             except IsologError as error:
-                self._counts.refused.add(error.code)
+                self._host.counts.refused.add(error.code)
                 facts = FailureFacts(range=number, error=error)
                 yield empty_batch(self.schema), facts.to_bytes()
 

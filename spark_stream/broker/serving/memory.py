@@ -38,7 +38,7 @@ class SpareMemory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._pool = pa.default_memory_pool()
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)  # only glibc has it
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         self._seen = False
 
     def give_back(self) -> None:
@@ -53,7 +53,8 @@ class SpareMemory:
             with contextlib.suppress(MemoryError):
                 pa.allocate_buffer(_PRIMER_BYTES)
             release_memory()
-            self._trim(0)  # gRPC's share
+            if self._trim is not None:
+                self._trim(0)  # gRPC's share
         self._seen = much
 
 

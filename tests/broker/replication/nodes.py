@@ -13,7 +13,7 @@ from typing import Self
 from isolog.errors import IsologError
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
-from spark_stream.broker.replication.interfaces import Background
+from spark_stream.broker.replication.interfaces import Background, ReplicationContext
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.promises import Promising
@@ -67,14 +67,13 @@ class Node:
         self._loop = Loop(f"node-{name}")
         self._pool = Pool(self._loop)
         background = Background(self._pool.submit, self._pool.submit_after, self._loop.call_later)
-        self.leading = Leading(me, self.lead, settings, clock, background, promise_s)
-        call = Lines(settings, background).call
+        context = ReplicationContext(me, settings, clock, background)
+        self.leading = Leading(context, self.lead, promise_s)
+        call = Lines(context).call
         self._notes = tempfile.TemporaryDirectory()
         note = PromiseFile(Path(self._notes.name))
         promising = Promising(note, clock, lambda: promise_s() is not None)
-        self.fetchers = Fetchers(
-            me, self._endpoint_of, settings, clock, background, call, promising
-        )
+        self.fetchers = Fetchers(context, self._endpoint_of, call, promising)
         bound = listening_socket(listen)
         self.address = listen.replace(":0", f":{port_of(bound)}")
         self._server = Server(self._loop)
