@@ -17,7 +17,7 @@ import spark_stream as isolog
 from bench.clock import now
 from bench.records import values
 from bench.results import Results
-from tests.asking import PASSWORD, as_, asking_broker, client_of
+from tests.secure_brokers import PASSWORD, as_, asking_broker, client_of
 
 QUOTA = 20_000_000
 ROUNDS = 4

@@ -1,5 +1,7 @@
 """Broker processes on one store with topics on them, and a broker in the process of the test.
 
+A broker may also lose the last records of a log, as by a power cut, and go on in a new epoch.
+
 The ids of the processes are letters. Unlike in ``LocalCluster``, one may have a fault point, and a
 test starts and stops each by itself. The broker in the process of the test has sockets and threads.
 ``tests/broker/local_broker.py`` has a broker without them.
@@ -18,8 +20,9 @@ import pyarrow as pa
 
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import Broker
+from spark_stream.consistency.entries import ENTRY_SIZE
 from tests.faults import FaultyBroker
-from tests.support import NUMBERS, BrokerProcess, Channel, act, eventually
+from tests.support import NUMBERS, BrokerProcess, Channel, act, eventually, numbers
 
 
 def conf(folder: Path, broker: str) -> str:
@@ -81,3 +84,22 @@ def await_heir(topic: str, heir: BrokerProcess, name: str = "b") -> None:
     """Wait until the broker leads all partitions of the topic."""
     with heir.connect() as log:
         eventually(lambda: all(each.leader == name for each in log.describe(topic).partitions))
+
+
+def grow(broker: BrokerProcess, topic: str, first: int, count: int, partition: int = 0) -> None:
+    """Append records one by one, so that each is an entry."""
+    with broker.connect() as log, log.producer() as producer:
+        for number in range(first, first + count):
+            producer.append(topic, numbers(number, 1), partition=partition).result(20)
+
+
+def cut(broker: BrokerProcess, keep: int, partition: int = 0, topic: str = "*") -> None:
+    """A power cut that took all but the first entries of the partition; then the broker starts."""
+    broker.kill()
+    (entries,) = broker.directory.glob(f"topics/{topic}/*/{partition}/*.entries")
+    with entries.open("r+b") as file:
+        file.truncate(keep * ENTRY_SIZE)
+    # It cannot vouch for its logs then: after a power cut because its machine was started anew.
+    (broker.directory / "broker.run").unlink()
+    broker.listen = broker.address
+    broker.start()

@@ -1,14 +1,18 @@
-"""Which brokers send records to the readers of this process."""
+"""Reads next to the data: which brokers send records, and which files a process maps."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import isolog
+from spark_stream.client.reading import loop as feed
 from spark_stream.client.reading.loop import Feed
+from spark_stream.client.reading.mapping import MappedFile, MappingLeaders
 from tests.support import eventually
 
 
@@ -39,3 +43,27 @@ def eventually_near(
         return set(sent) == {"2"}
 
     eventually(is_near)
+
+
+def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of all files that this process maps from now on."""
+    found: list[str] = []
+    pieces = MappedFile.pieces
+
+    def noted(self: MappedFile, *asked: object) -> Iterator[object]:
+        found.append(self.path)
+        return pieces(self, *asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MappedFile, "pieces", noted)
+    monkeypatch.setattr(feed, "LEADERS", MappingLeaders())
+    return found
+
+
+def unmapped(read: Callable[[], pa.Table]) -> pa.Table:
+    """What a read gives where nothing is mapped."""
+    leaders, feed.LEADERS = feed.LEADERS, MappingLeaders()
+    feed.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
+    try:
+        return read()
+    finally:
+        feed.LEADERS = leaders

@@ -20,10 +20,10 @@ import pytest
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.asking import PASSWORD, asking_broker, client_of
 from tests.certificates import HERE, Files, conf_of
 from tests.conftest import ROOT
 from tests.flight_calls import SERVED, flight_address
+from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.system.replication.clusters import CONF, in_sync, restored
 
 EXAMPLES = ROOT / "examples"

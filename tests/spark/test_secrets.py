@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import isolog
-from tests.asking import PASSWORD, asking_broker, client_of
 from tests.conftest import ROOT
+from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.spark.standalone import environment
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]

@@ -18,9 +18,9 @@ from isolog.errors import Unauthenticated, UnknownOutcome
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
-from tests.asking import PASSWORD, secure_brokers
 from tests.certificates import HERE, Files, serial_of
 from tests.conftest import ROOT
+from tests.secure_brokers import PASSWORD, secure_brokers
 from tests.spark.secure_driver import ROWS_PER_BATCH
 from tests.spark.standalone import environment
 from tests.support import NUMBERS, BrokerProcess, end_process, eventually, values

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.cut_logs import cut, grow
+from tests.brokers import cut, grow
 from tests.spark.conftest import Queries
 from tests.support import NUMBERS, BrokerProcess
 

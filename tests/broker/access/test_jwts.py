@@ -28,8 +28,8 @@ from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.messages import AUTHENTICATE
-from tests.asking import PASSWORD, asking_broker
 from tests.clocks import FakeClock
+from tests.secure_brokers import PASSWORD, asking_broker
 from tests.support import eventually
 
 ISSUER, AUDIENCE = "https://id.example.org", "isolog"

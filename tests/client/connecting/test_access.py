@@ -19,7 +19,7 @@ from spark_stream.client.connecting.access import (
 )
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.access_messages import Authenticate
-from tests.asking import PASSWORD, admin, as_, asking
+from tests.secure_brokers import PASSWORD, admin, as_, asking
 from tests.support import BrokerProcess, eventually, values
 
 __all__ = ["admin", "asking"]

@@ -40,7 +40,7 @@ from spark_stream.wire.transaction_messages import (
     SettleSinkBatch,
     StopRun,
 )
-from tests.asking import PASSWORD, admin, as_, asking
+from tests.secure_brokers import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 __all__ = ["admin", "asking"]

@@ -19,7 +19,7 @@ from spark_stream.client.reading import mapping
 from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.client.reading.mapping import CannotMap, MappingLeaders
 from tests.examples import examples
-from tests.mapped_files import unmapped, watch_mapped
+from tests.near_reads import unmapped, watch_mapped
 from tests.support import BrokerProcess
 
 ROWS = pa.schema([("n", pa.int64()), ("filler", pa.binary())])

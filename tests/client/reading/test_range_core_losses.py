@@ -11,7 +11,7 @@ import pytest
 
 import isolog
 from isolog.errors import DataLoss, InvalidOption, OffsetEvicted
-from tests.cut_logs import cut, grow
+from tests.brokers import cut, grow
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 pytestmark = pytest.mark.slow

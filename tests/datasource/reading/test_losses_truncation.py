@@ -10,7 +10,7 @@ import pytest
 import isolog
 from isolog.errors import DataLoss
 from spark_stream.consistency.entries import ENTRY_SIZE
-from tests.cut_logs import cut, grow
+from tests.brokers import cut, grow
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, BrokerProcess, numbers
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.datasource.sources import batch_read
-from tests.mapped_files import watch_mapped
+from tests.near_reads import watch_mapped
 from tests.support import NUMBERS, numbers
 
 

@@ -16,7 +16,7 @@ from isolog.errors import IsologError, RequestTimeout
 from spark_stream.datasource import IsologDataSource
 from spark_stream.datasource.spark import session
 from spark_stream.datasource.spark.types import to_spark
-from tests.asking import PASSWORD, admin, as_, asking
+from tests.secure_brokers import PASSWORD, admin, as_, asking
 from tests.support import NUMBERS, BrokerProcess, numbers
 
 __all__ = ["admin", "asking"]

@@ -37,7 +37,7 @@ from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.access_messages import Authenticate, Authenticated
 from spark_stream.wire.cluster_messages import GetStatus
 from spark_stream.wire.messages import ACT, APPEND, AUTHENTICATE, FETCH
-from tests.asking import PASSWORD, admin, as_, asking, client_of
+from tests.secure_brokers import PASSWORD, admin, as_, asking, client_of
 from tests.support import BrokerProcess, eventually, values
 
 __all__ = ["admin", "asking"]

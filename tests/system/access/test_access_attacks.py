@@ -47,9 +47,9 @@ from spark_stream.wire.append_messages import AppendTo, Envelope
 from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import ACT, APPEND, AUTHENTICATE, FETCH, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
-from tests.asking import PASSWORD, admin, as_, asking, asking_broker, client_of
 from tests.certificates import HERE, Files, conf_of
 from tests.clocks import FakeClock
+from tests.secure_brokers import PASSWORD, admin, as_, asking, asking_broker, client_of
 from tests.support import BrokerProcess, eventually, values
 
 __all__ = ["admin", "asking"]

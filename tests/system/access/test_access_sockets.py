@@ -34,8 +34,8 @@ from spark_stream.wire.messages import (
     FETCH,
     PEER_METHODS,
 )
-from tests.asking import PASSWORD, as_, asking_broker, client_of
 from tests.broker.access.test_authorizer_model import expected
+from tests.secure_brokers import PASSWORD, as_, asking_broker, client_of
 from tests.support import BrokerProcess
 from tests.system.access.test_tls import HERE, Files, conf_of, files
 

@@ -33,8 +33,8 @@ from spark_stream.transport.failures import failure_of
 from spark_stream.transport.streams import BlockingStream, CallFailed
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.messages import ACT, APPEND, AUTHENTICATE
-from tests.asking import PASSWORD, admin, as_, asking_broker, client_of
 from tests.flight_calls import SERVED
+from tests.secure_brokers import PASSWORD, admin, as_, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 __all__ = ["admin"]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import isolog
-from tests.asking import PASSWORD, asking_broker, client_of
 from tests.conftest import ROOT
 from tests.console.conftest import started_console
 from tests.console.scenario import Scenario
+from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 from tests.system.storage.test_full_disk import NO_LIMIT, limited, only_segment
 

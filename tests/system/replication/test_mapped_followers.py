@@ -16,7 +16,7 @@ import pytest
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.mapped_files import unmapped, watch_mapped
+from tests.near_reads import unmapped, watch_mapped
 from tests.system.replication.clusters import CONF, folders, in_sync
 
 pytestmark = pytest.mark.chaos

@@ -14,8 +14,7 @@ import pytest
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.mapped_files import watch_mapped
-from tests.near_reads import eventually_near, watch_sent
+from tests.near_reads import eventually_near, watch_mapped, watch_sent
 from tests.support import NUMBERS, numbers
 from tests.system.replication.clusters import CONF, folders, in_sync, written
 

@@ -21,9 +21,9 @@ from spark_stream.protocol.connection import FRAMES_OF_STRANGER
 from spark_stream.protocol.frames import FrameKind, FrameReader, RawFrame
 from spark_stream.transport.client import ClientChannel, connected
 from spark_stream.transport.tls import TlsFiles, client_context
-from tests.asking import PASSWORD, secure_brokers
 from tests.certificates import Files
 from tests.floods import HELLO, KINDS, OPENS, Target, flooded, opens
+from tests.secure_brokers import PASSWORD, secure_brokers
 from tests.support import BrokerProcess, eventually
 
 APPENDS = 20
