@@ -1,14 +1,22 @@
-"""Standard output full or closed, standard input closed: one line, and exit code 1."""
+"""Standard streams that are full or closed, and a progress bar on a terminal after a second."""
 
 from __future__ import annotations
 
 import os
+import pty
+import select
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from spark_stream.cli import terminal as progress
 from tests.cli.conftest import COMMAND, TIMEOUT_S
+from tests.support import eventually
 
 
 def ran(served: Any, redirection: str, *arguments: str) -> tuple[int, str]:
@@ -57,3 +65,99 @@ def test_a_closed_input_is_an_error(served, topic):
 
 def test_with_standard_error_closed_nothing_strays_into_the_data(served, topic):
     assert ran(served, "2>&-", "produce", topic) == (0, "")
+
+
+class Screen:
+    """A terminal, and what was written to it."""
+
+    def __init__(self) -> None:
+        self._seen = b""
+        self.master, self.slave = pty.openpty()
+
+    def text(self) -> str:
+        """All that it shows or has shown, so far."""
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self._seen += os.read(self.master, 65_536)
+            except OSError:  # nobody can write to it any more
+                break
+        return self._seen.decode(errors="replace")
+
+    @contextmanager
+    def as_errors(self) -> Iterator[None]:
+        """Within, it is standard error of this process."""
+        before = sys.stderr
+        with open(self.slave, "w", closefd=False) as stream:
+            sys.stderr = stream
+            try:
+                yield
+            finally:
+                sys.stderr = before
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    found = Screen()
+    yield found
+    os.close(found.master)
+    os.close(found.slave)
+
+
+def test_what_takes_longer_than_a_second_shows_a_bar_on_a_terminal(served, screen):
+    served.log.create_topic("typed-in")
+    # A bar without a known end is drawn by colours alone.
+    in_colour = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    with subprocess.Popen(
+        [*COMMAND, "produce", "typed-in"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=screen.slave,
+        env=in_colour | {"ISOLOG_BOOTSTRAP": served.bootstrap},
+    ) as writer:
+        assert writer.stdin is not None
+        stdin = writer.stdin
+
+        def written_and_shown() -> bool:
+            stdin.write(b"a line\n")
+            stdin.flush()
+            return "to typed-in" in screen.text()
+
+        eventually(written_and_shown, TIMEOUT_S)
+        stdin.close()
+        assert writer.wait(TIMEOUT_S) == 0
+    assert "━" in screen.text()
+    count = served.log.describe("typed-in").partitions[0].log_end_offset
+    assert screen.text().rstrip().endswith(f"{count} records to typed-in")
+
+
+def test_consume_shows_a_bar_while_its_records_go_elsewhere(served, call, screen, monkeypatch):
+    monkeypatch.setattr(progress, "_AFTER_S", 0.0)
+    served.log.create_topic("shown")
+    with served.log.producer() as producer:
+        producer.append("shown", pa.record_batch({"value": [b"x"] * 5}))
+    with screen.as_errors():
+        done = call("consume", "shown", "--to", "latest", "--bootstrap", served.bootstrap)
+    assert (done.code, done.out) == (0, "x\n" * 5)
+    assert "from shown" in screen.text()
+    assert "5 records" in screen.text()
+
+
+def test_what_is_quick_shows_none(served, call, screen, tmp_path):
+    served.log.create_topic("quick")
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    command = ("produce", "quick", "--file", str(tmp_path / "a.txt"))
+    with screen.as_errors():
+        assert call(*command, "--bootstrap", served.bootstrap).code == 0
+    assert screen.text() == "2 records to quick\r\n"
+
+
+def test_there_is_none_in_a_pipe(served, call, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_AFTER_S", 0.0)
+    served.log.create_topic("piped")
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    command = ("produce", "piped", "--file", str(tmp_path / "a.txt"))
+    assert call(*command, "--bootstrap", served.bootstrap).err == "2 records to piped\n"
+    done = call("consume", "piped", "--to", "latest", "--bootstrap", served.bootstrap)
+    assert (done.out, done.err) == ("a\nb\n", "")

@@ -13,7 +13,7 @@ import isolog
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console.app import ConsoleSettings, create_app
 from spark_stream.console.sessions import ConsoleSessions, LogPlace
-from tests.asking import PASSWORD, asking_broker, client_of
+from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

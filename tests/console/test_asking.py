@@ -1,13 +1,31 @@
-"""The values that the console makes of answers of brokers."""
+"""The values that the console computes from answers of brokers: no clock, no broker."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import pytest
+
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import PartitionSeen
-from spark_stream.console.asking import Asking, BrokerAnswers, partition_shown
-from spark_stream.wire.offset_messages import OpenExtent, PartitionFacts, PartitionOffset
+from spark_stream.console.asking import (
+    Asking,
+    BrokerAnswers,
+    RecentSamples,
+    answers_of,
+    full_in_s,
+    growth,
+    leader_changes,
+    note_leaders,
+    on_disks,
+    partition_shown,
+)
+from spark_stream.wire.offset_messages import (
+    EpochStart,
+    OpenExtent,
+    PartitionFacts,
+    PartitionOffset,
+)
 
 
 def test_a_partition_shows_records_held_back_up_to_the_high_watermark():
@@ -33,3 +51,97 @@ def test_unanswered_requests_of_an_earlier_process_of_a_broker_do_not_count():
     asking.note_process("1", 40.6, 41.5)  # it started after that
     assert asking.answers_of("1") == BrokerAnswers(0, 0, None)
     assert asking.answers_of("2").unanswered == 2
+
+
+def test_a_rate_is_that_of_the_last_seconds():
+    recent: RecentSamples[str, float] = RecentSamples(10.0)
+    for second in range(30):
+        recent.add("a", float(second), 5.0 * second if second < 15 else 75.0)
+    assert growth(recent.of("a")) == 0.0
+    recent.add("a", 30.0, 75.0)
+    recent.add("a", 30.0, 990.0)  # the same look again
+    assert growth(recent.of("a")) == 0.0
+    assert growth(recent.of("b")) == 0.0
+    recent.keep(["b"])
+    assert not recent.of("a")
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        ([], None),
+        ([(0.0, 100.0)], None),
+        ([(0.0, 100.0), (10.0, 50.0)], None),  # too early
+        ([(0.0, 100.0), (60.0, 100.0)], None),
+        ([(0.0, 100.0), (60.0, 130.0)], None),  # retention has made room
+        ([(0.0, 100.0), (30.0, 90.0), (60.0, 40.0)], 40.0),
+    ],
+)
+def test_when_a_disk_is_full(free, expected):
+    assert full_in_s(free) == expected
+
+
+def test_how_a_broker_answers():
+    assert answers_of([]) == BrokerAnswers(0, 0, None)
+    assert answers_of([(0.0, None), (1.0, None)]) == BrokerAnswers(2, 2, None)
+    assert answers_of([(0.0, 0.1), (1.0, None), (2.0, 0.3), (3.0, 0.2)]) == BrokerAnswers(4, 1, 0.2)
+
+
+def seen(leader: str, epoch: int, *epochs: int, size: int = 100) -> PartitionSeen:
+    starts = [EpochStart(epoch=each, offset=10 * each, began_ms=each) for each in epochs]
+    facts = PartitionFacts(
+        high_watermark=0,
+        last_stable_offset=0,
+        size=size,
+        followers={"9": 0},
+        epochs=starts,
+        open=[],
+    )
+    found = PartitionOffset(
+        offset=0, epoch=epoch, log_start_offset=0, log_end_offset=9, facts=facts
+    )
+    return PartitionSeen(leader, 1.0, "id", found)
+
+
+def test_a_change_of_leaders_names_those_that_were_seen():
+    first, second = {"t": {0: seen("1", 3, 0, 3)}}, {"t": {0: seen("2", 4, 0, 3, 4)}}
+    leaders = note_leaders(note_leaders({}, first), second)
+    changes = leader_changes(second, leaders)
+    found = [(each["epoch"], each["before"], each["leader"]) for each in changes]
+    assert found == [(4, "1", "2"), (3, None, "1"), (2, None, None), (1, None, None)]
+    assert note_leaders(leaders, {}) == {}
+
+
+def test_leaders_are_remembered_while_no_broker_answers_for_the_partition():
+    leaders = note_leaders({}, {"t": {0: seen("1", 3, 0, 3)}})
+    leaders = note_leaders(leaders, {"t": {}})
+    after = {"t": {0: seen("2", 4, 0, 3, 4)}}
+    change = leader_changes(after, note_leaders(leaders, after))[0]
+    assert (change["before"], change["leader"]) == ("1", "2")
+
+
+def test_every_change_of_leaders_is_listed_also_without_records_of_its_epoch():
+    """A log has no entry of an epoch without appends."""
+    first, second = {"t": {0: seen("1", 1, 0)}}, {"t": {0: seen("2", 5, 0, 3)}}
+    leaders = note_leaders(note_leaders({}, first), second)
+    changes = leader_changes(second, leaders)
+    found = [(each["epoch"], each["before"], each["leader"], each["offset"]) for each in changes]
+    assert found == [
+        (5, None, "2", None),
+        (4, None, None, None),
+        (3, None, None, 30),
+        (2, "1", None, None),
+        (1, None, "1", None),
+    ]
+    assert [each["began_ms"] for each in changes] == [1000, None, 3, None, 1000]
+    assert [each["epoch"] for each in leader_changes({"t": {0: seen("1", 2)}}, {})] == [2, 1]
+
+
+def test_what_is_on_a_disk_is_told_by_how_fast_it_grows():
+    partitions = {"big": {0: seen("1", 0, size=900)}, "grows": {0: seen("2", 0), 1: seen("1", 0)}}
+    found = on_disks(partitions, {("grows", 0): 5.0, ("grows", 1): 7.0})
+    assert [(each["topic"], each["size"], each["bytes_per_s"]) for each in found["1"]] == [
+        ("grows", 100, 7),
+        ("big", 900, 0),
+    ]
+    assert found["9"][0] == {"topic": "grows", "size": 200, "bytes_per_s": 12}

@@ -111,30 +111,85 @@ def test_what_comes_before_a_broken_quote_is_handed_on():
         next(found)
 
 
+def keyed_lines(block: bytes, first: int = 1) -> pa.RecordBatch:
+    return line_records(block, "=>", first)
+
+
+def plain_lines(block: bytes, first: int = 1) -> pa.RecordBatch:
+    return line_records(block, None, first)
+
+
+def csv(block: bytes, first: int = 1) -> pa.RecordBatch:
+    return CsvBlocks(";", names=["a", "b"]).parse(block, first)
+
+
+def json_lines(block: bytes, first: int = 1) -> pa.RecordBatch:
+    """Read by Arrow."""
+    return JsonBlocks(parse_schema("a int, b string")).parse(block, first)
+
+
+def json_with_a_map(block: bytes, first: int = 1) -> pa.RecordBatch:
+    """Read line by line: Arrow's reader cannot read a map."""
+    return JsonBlocks(parse_schema("a int, b string, m map<string,int>")).parse(block, first)
+
+
 @pytest.mark.parametrize(
-    ("block", "values"),
+    ("read", "block", "rows"),
     [
-        (b"a\nb\n", [b"a", b"b"]),
-        (b"a\n\nb", [b"a", b"", b"b"]),
-        (b"a\r\nb\r\n", [b"a", b"b"]),
-        (b"\n", [b""]),
-        (b"\xff\xfe\n", [b"\xff\xfe"]),
+        (plain_lines, b"a\nb\n", [(b"a",), (b"b",)]),
+        (plain_lines, b"a\n\nb", [(b"a",), (b"",), (b"b",)]),
+        (plain_lines, b"a\r\nb\r\n", [(b"a",), (b"b",)]),
+        (plain_lines, b"\n", [(b"",)]),
+        (plain_lines, b"\xff\xfe\n", [(b"\xff\xfe",)]),
+        (keyed_lines, b"k=>v=>w\n=>x\nk=>\n", [(b"k", b"v=>w"), (b"", b"x"), (b"k", b"")]),
+        (csv, b"1;2\n", [("1", "2")]),
     ],
 )
-def test_lines(block, values):
-    assert line_records(block, None).column("value").to_pylist() == values
+def test_a_block_is_read_as_rows(read, block, rows):
+    assert [tuple(row.values()) for row in read(block).to_pylist()] == rows
 
 
-def test_the_key_is_before_the_first_separator():
-    found = line_records(b"k=>v=>w\n=>empty key\nk=>\n", "=>")
-    assert found.column("key").to_pylist() == [b"k", b"", b"k"]
-    assert found.column("value").to_pylist() == [b"v=>w", b"empty key", b""]
+JSON_PROBLEMS = [
+    ('{"a":"x"}', "column 'a': 'x' does not fit int"),
+    ('{"a":1.5}', "column 'a': 1.5 does not fit int"),
+    ('{"b":5}', "column 'b': 5 does not fit string"),
+    ('{"a":', "no JSON: "),
+    ("[1]", "no JSON object"),
+]
 
 
-@pytest.mark.parametrize("line", ["no key", ""])
-def test_a_line_without_the_separator_is_refused_by_its_number(line):
-    with pytest.raises(InvalidRecord, match=f"record 12: the line has no key.*: {line!r}"):
-        line_records(f"k:v\nk:w\n{line}\nk:x\nlast\n".encode(), ":", 10)
+@pytest.mark.parametrize(
+    ("read", "good", "bad", "problem"),
+    [
+        (keyed_lines, "k=>v", "no key", "the line has no key, which ends with '=>'"),
+        (keyed_lines, "k=>v", "", "the line has no key, which ends with '=>'"),
+        (csv, "1;2", "5", "1 fields, not 2: '5'"),
+        (csv, "1;2", "5;6;7", "3 fields, not 2: '5;6;7'"),
+        *[
+            (read, '{"a":2,"b":"x"}', *case)
+            for read in (json_lines, json_with_a_map)
+            for case in JSON_PROBLEMS
+        ],
+    ],
+)
+def test_a_bad_record_is_named_by_its_number(read, good, bad, problem):
+    block = f"{good}\n{good}\n{bad}\n{good}\n".encode()
+    with pytest.raises(InvalidRecord) as raised:
+        read(block, 10)
+    assert raised.value.message.startswith(f"record 12: {problem}")
+    assert raised.value.details["record"] == 12
+
+
+@pytest.mark.parametrize("read", [json_lines, json_with_a_map])
+def test_blank_lines_of_json_are_not_counted(read):
+    with pytest.raises(InvalidRecord, match="record 12: "):
+        read(b'{"a":1}\n\n{"a":2}\n5\n', 10)
+
+
+@pytest.mark.parametrize("read", [json_lines, json_with_a_map])
+def test_a_json_column_that_the_topic_lacks_is_named(read):
+    with pytest.raises(SchemaMismatch, match="'z' is not one of"):
+        read(b'{"a":1}\n{"z":1}\n')
 
 
 def test_csv_comes_as_text_in_which_null_and_empty_differ():
@@ -146,17 +201,6 @@ def test_csv_comes_as_text_in_which_null_and_empty_differ():
         {"a": None, "b": "NA"},
     ]
     assert reader.parse(b"5,z\n", 4).to_pylist() == [{"a": "5", "b": "z"}]
-
-
-def test_csv_without_a_head():
-    assert CsvBlocks(";", names=["a", "b"]).parse(b"1;2\n", 1).to_pylist() == [{"a": "1", "b": "2"}]
-
-
-def test_a_csv_record_with_too_few_fields_is_named():
-    reader = CsvBlocks()
-    reader.parse(b"a,b\n1,2\n", 1)
-    with pytest.raises(InvalidRecord, match="record 3: 1 fields, not 2: '5'"):
-        reader.parse(b"3,4\n5\n", 2)
 
 
 NESTED = "id bigint, at timestamp, raw binary, p decimal(5,2), s struct<a:int,l:array<date>>"
@@ -176,24 +220,6 @@ def test_json_lines_by_the_topic_s_types(ddl):
     assert str(first["p"]) == "1.10"
     assert [str(each) for each in first["s"]["l"]] == ["2024-02-03", "None"]
     assert set(second.values()) == {None}
-
-
-@pytest.mark.parametrize("ddl", ["id int, s string", "id int, s string, m map<string,int>"])
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"id":"x"}', "record 12: column 'id': 'x' does not fit int"),
-        ('{"id":1.5}', "record 12: column 'id': 1.5 does not fit int"),
-        ('{"s":5}', "record 12: column 's': 5 does not fit string"),
-        ('{"id":', "record 12: no JSON: "),
-        ("[1]", "record 12: no JSON object"),
-    ],
-)
-def test_a_bad_json_line_is_named(ddl, line, problem):
-    block = f'{{"id":1}}\n\n{{"id":2,"s":"x"}}\n{line}\n{{"id":4}}\n'.encode()
-    with pytest.raises(InvalidRecord) as raised:
-        JsonBlocks(parse_schema(ddl)).parse(block, 10)
-    assert raised.value.message.startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -225,11 +251,6 @@ def test_a_field_that_takes_no_nulls_is_named_with_the_record_that_lacks_it(kind
     with pytest.raises(InvalidRecord) as raised:
         Fitting.of_topic(schema, text=True).fit(JsonBlocks(schema).parse(block, 1), 1)
     assert raised.value.message == f"record 3: column {path!r} is null, and is NOT NULL"
-
-
-def test_a_json_column_that_the_topic_lacks_is_named():
-    with pytest.raises(SchemaMismatch, match="'z' is not one of"):
-        JsonBlocks(parse_schema("id int")).parse(b'{"id":1}\n{"z":1}\n', 1)
 
 
 @pytest.mark.rule("which file formats `produce` reads", "cli/input/formats.py")
