@@ -39,7 +39,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.access import RULES, USERS, User, encode
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.testing.local_cluster import LocalCluster
-from spark_stream.wire.offset_messages import AskedTopic, ListOffsets
+from spark_stream.wire.topic_messages import AskedTopic, ListOffsets
 
 TURNS: Final = 7
 ROUNDS: Final = 4_000

@@ -22,7 +22,7 @@ from bench.records import values
 from bench.results import Results
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
+from spark_stream.wire.stream_messages import Fetch, FetchRange
 
 WAITING = 500
 PROCESSES = 5

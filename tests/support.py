@@ -25,7 +25,7 @@ from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.wire.messages import ACT, FETCH
-from spark_stream.wire.offset_messages import PartitionOffsets
+from spark_stream.wire.topic_messages import PartitionOffsets
 
 CALL_S = 20.0
 

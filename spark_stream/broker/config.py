@@ -40,13 +40,37 @@ from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.addresses import UNIX, is_wildcard, joined, split_address, with_port
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MIN
-from spark_stream.wire.refused_values import problem_of
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _CORE: Final = CoreSettings()
 G = TypeVar("G", bound=Struct)
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 """pydantic's types of errors for a name that a model or a dataclass does not have."""
+
+_NUMBER, _WHOLE, _TEXT = "takes a number", "takes a whole number", "takes a text"
+_TABLE: Final = "takes a table of names and values"
+
+_WORDS: Final = {
+    "bool_parsing": "takes true | false",
+    "bool_type": "takes true | false",
+    "dataclass_type": _TABLE,
+    "dict_type": _TABLE,
+    "float_parsing": _NUMBER,
+    "float_type": _NUMBER,
+    "greater_than": "takes a number above {gt}",
+    "greater_than_equal": "takes a number from {ge} on",
+    "int_from_float": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_type": _WHOLE,
+    "less_than": "takes a number below {lt}",
+    "less_than_equal": "takes a number up to {le}",
+    "literal_error": "takes {expected}",
+    "model_type": _TABLE,
+    "path_type": "takes a path",
+    "string_type": _TEXT,
+    "tuple_type": "takes a list",
+    "missing": "is missing",
+}
 
 
 @dataclass(frozen=True)
@@ -393,3 +417,13 @@ def _read(file: Path) -> dict[str, Any]:
 def _without_environment(values: Mapping[str, Any]) -> dict[str, Any]:
     present = {name.lower() for name in os.environ}
     return {name: each for name, each in values.items() if f"isolog_{name.lower()}" not in present}
+
+
+def problem_of(refused: Mapping[str, Any]) -> str:
+    """Describe one of the ``errors()`` of pydantic's ValidationError in our words."""
+    words = _WORDS.get(refused["type"])
+    if words is None:
+        return str(refused["msg"]).removeprefix("Value error, ")  # pydantic's own prefix
+    if refused["type"] == "missing":
+        return words
+    return f"{words.format(**refused.get('ctx', {}))}, not {refused['input']!r}"

@@ -70,9 +70,9 @@ from spark_stream.storage.disk.directory import (
     disown_directory,
     recorded_cluster_id,
 )
-from spark_stream.transport.failures import greeting_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, IncomingConnection, Serve, Server
+from spark_stream.transport.streams import greeting_bytes
 from spark_stream.transport.tls import RotatingContext
 from spark_stream.wire.addresses import UNIX, joined, split_address, with_port
 from spark_stream.wire.allocator import keep_free_memory

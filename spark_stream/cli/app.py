@@ -41,7 +41,6 @@ from spark_stream.cli.options import (
 from spark_stream.cli.terminal import discard_output, occupy, problem_of
 from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidOption, IsologError
-from spark_stream.wire.refused_values import problem_of as problem_of_value
 
 
 class _Commands(TyperGroup):
@@ -54,7 +53,9 @@ class _Commands(TyperGroup):
         except typer.BadParameter as error:
             errors = getattr(error.__cause__, "errors", None)  # pydantic's
             if errors is not None:
-                error.message = problem_of_value(errors()[0])
+                from spark_stream.broker.config import problem_of  # it is slow to import
+
+                error.message = problem_of(errors()[0])
             raise
 
 

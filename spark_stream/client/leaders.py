@@ -16,7 +16,7 @@ from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.wire.cluster_messages import ListBrokers
 from spark_stream.wire.messages import A, Call
-from spark_stream.wire.offset_messages import (
+from spark_stream.wire.topic_messages import (
     AskedTopic,
     ListOffsets,
     PartitionFacts,

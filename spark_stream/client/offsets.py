@@ -20,14 +20,14 @@ from spark_stream.client.connecting.link import seconds_left
 from spark_stream.client.connecting.parallel import in_parallel
 from spark_stream.client.connecting.router import Router
 from spark_stream.errors import IsologError, LeaderUnavailable
-from spark_stream.wire.offset_messages import (
+from spark_stream.wire.topic_messages import (
     AskedTopic,
+    LeaderFacts,
     ListedOffsets,
     ListOffsets,
     PartitionOffset,
     PartitionOffsets,
 )
-from spark_stream.wire.topic_messages import LeaderFacts
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5

@@ -32,13 +32,15 @@ from spark_stream.schema.schemas import (
 )
 from spark_stream.schema.types import check_levels
 from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.offset_messages import AskedTopic, ListedOffsets, PartitionOffsets
 from spark_stream.wire.topic_messages import (
     AlterTopic,
+    AskedTopic,
     CreateTopic,
     DeleteTopic,
     DescribeTopic,
+    ListedOffsets,
     ListTopics,
+    PartitionOffsets,
     TopicDescription,
     TrimTopic,
 )

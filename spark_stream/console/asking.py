@@ -35,7 +35,7 @@ from spark_stream.schema.schemas import is_default
 from spark_stream.schema.types import field_type_name
 from spark_stream.wire.cluster_messages import BrokerStatus, DescribeCluster, GetStatus
 from spark_stream.wire.messages import to_plain
-from spark_stream.wire.offset_messages import ListOffsets
+from spark_stream.wire.topic_messages import ListOffsets
 from spark_stream.wire.transaction_messages import UNFINISHED, ListSinks
 
 _TOPICS_AT_ONCE: Final = 200

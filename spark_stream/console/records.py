@@ -32,8 +32,12 @@ from spark_stream.console.asking import Asking, columns_of
 from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.texts import shown
-from spark_stream.wire.offset_messages import STATES_MAX, AskedTopic, PartitionOffset
-from spark_stream.wire.topic_messages import TopicDescription
+from spark_stream.wire.topic_messages import (
+    STATES_MAX,
+    AskedTopic,
+    PartitionOffset,
+    TopicDescription,
+)
 
 LIMIT_MAX: Final = 500
 _WINDOW_MAX: Final = 1 << 16

@@ -17,7 +17,7 @@ from spark_stream.consistency.partition.atomic_cuts import greatest_cut, next_cu
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import IsologError, UnknownPartition
 from spark_stream.scripts.steps import FindTopic, Script, read_bounds, read_extents
-from spark_stream.wire.offset_messages import CutTopic
+from spark_stream.wire.topic_messages import CutTopic
 
 T = TypeVar("T")
 

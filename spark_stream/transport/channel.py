@@ -13,13 +13,16 @@ import errno
 import itertools
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar, TypeVarTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Connection, Event, Lost
@@ -29,13 +32,16 @@ from spark_stream.transport.loop import READ, WRITE, Loop
 logger = logger_of(__name__)
 
 T = TypeVar("T")
-
+Ts = TypeVarTuple("Ts")
 UNSENT_BYTES_MAX: Final = 8 << 20
 """While more bytes than this are unsent, streams send no data."""
+
 UNREAD_ABOVE: Final = 2 * UNSENT_BYTES_MAX
 """While more are unsent, a server reads nothing: answers that a peer does not take need memory."""
+
 _LINGER_S: Final = 1.0
 """How long the peer has to close its side of a connection that is over."""
+
 _SCRATCH: Final = 256 << 10
 _READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
 _CALLS_AT_ONCE: Final = 16  # of the core: each takes a bounded number of frames
@@ -47,6 +53,11 @@ _TLS_AT_ONCE: Final = 256 << 10  # then others may have the lock, and what has l
 _SMALL_BYTES: Final = 4096
 _PART_BYTES: Final = 256  # what an unsent part takes beside its bytes
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+Array: TypeAlias = npt.NDArray[np.uint8]
+KEPT_BYTES_MAX: Final = 64 << 20
+"""How much a process keeps for the next bytes, in use or not."""
+
+_UNREFERENCED: Final = 2  # by the list, and by the argument of getrefcount
 
 
 class _Share:
@@ -88,7 +99,7 @@ class SocketChannel:
         sock: socket.socket,
         connection: Connection,
         handle: Callable[[Event], None],
-        drained: Callable[[], None] = lambda: None,
+        drained: Callable[[], None] | None = None,
         *,
         pauses: bool = False,
     ) -> None:
@@ -119,9 +130,21 @@ class SocketChannel:
         return self._connection.version
 
     @property
+    def lost(self) -> Lost | None:
+        """Why the connection is over; None while it is not."""
+        with self._lock:
+            return self._connection.lost
+
+    @property
     def was_refused(self) -> bool:
         """Whether this side has ended the connection because of the peer."""
         return self._connection.was_refused
+
+    @property
+    def open_streams(self) -> int:
+        """How many streams are not over."""
+        with self._lock:
+            return self._connection.open_streams
 
     @property
     def unsent_bytes(self) -> int:
@@ -137,7 +160,7 @@ class SocketChannel:
         """
         return self._unsent_bytes > UNSENT_BYTES_MAX
 
-    def command(self, act: Callable[[Connection], T], *, more: bool = False) -> T:
+    def command(self, act: Callable[[Connection, *Ts], T], *args: *Ts, more: bool = False) -> T:
         """Call the core, and send its output.
 
         ``more``: another command is about to follow: the output is sent with that command's, or
@@ -151,31 +174,30 @@ class SocketChannel:
         if self._lifetime.is_parents:
             raise self._lifetime.refusal()
         with self._lock:
-            result = act(self._connection)
+            result = act(self._connection, *args)
             if not more:
                 self._flush()
         return result
 
-    def command_soon(self, act: Callable[[Connection], None]) -> None:
+    def command_soon(self, act: Callable[[Connection, *Ts], object], *args: *Ts) -> None:
         """Have the loop's thread call the core; take no lock here: a finalizer may call this."""
-        self._loop.call_soon(lambda: self.command(act))
+        self._loop.call_soon(self.command, act, *args)
 
     def end(self, message: str) -> None:
         """Close the connection; its streams are lost. What the socket does not take is dropped."""
-        self._loop.call_soon(lambda: self._lose(message))
+        self._loop.call_soon(self._lose, message)
 
     def refuse(self, code: str, message: str) -> None:
         """Close the connection, and tell the peer why."""
-
-        def act() -> None:
-            with self._lock:
-                events = self._connection.refuse(code, message)
-                self._flush()
-            self._hand_on(events)
-
-        self._loop.call_soon(act)
+        self._loop.call_soon(self._refuse, code, message)
 
     # -- on the loop's thread -------------------------------------------------------------------
+
+    def _refuse(self, code: str, message: str) -> None:
+        with self._lock:
+            events = self._connection.refuse(code, message)
+            self._flush()
+        self._hand_on(events)
 
     def _start(self) -> None:
         if self._over:
@@ -207,7 +229,7 @@ class SocketChannel:
                 if was_paused and self._unsent_bytes < unsent:
                     self._connection.on_heard(time.monotonic())  # the peer takes what was sent
                     self._watch()
-            if was_clogged and not self.is_clogged:
+            if was_clogged and not self.is_clogged and self._drained is not None:
                 self._drained()
         if (events & READ or self._tls or self._connection.has_more) and not self._reads_soon:
             self._read()
@@ -355,7 +377,7 @@ class SocketChannel:
                 self.failure = self.failure or error
                 self._unsent.clear()
                 self._unsent_bytes = 0
-                self._loop.call_soon(partial(self._lose, _reason(error)))
+                self._loop.call_soon(self._lose, _reason(error))
                 break
             self._unsent_bytes -= count
             while count:
@@ -396,13 +418,15 @@ def _joined(parts: list[Bytes], few: int) -> Iterator[Bytes]:
     if len(parts) < few:
         yield from parts
         return
-    for is_small, group in itertools.groupby(
-        parts, lambda part: memoryview(part).nbytes <= _SMALL_BYTES
-    ):
+    for is_small, group in itertools.groupby(parts, _is_small):
         if is_small:
             yield b"".join(group)
         else:
             yield from group
+
+
+def _is_small(part: Bytes) -> bool:
+    return memoryview(part).nbytes <= _SMALL_BYTES
 
 
 _scratches = threading.local()
@@ -420,3 +444,40 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.EPIPE, errno.ECONNRESET):
         return "the peer closed the connection"
     return str(error)
+
+
+class BufferPool:
+    """Buffers for received bytes; for any thread."""
+
+    def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._lock = new_lock()
+        self._kept_bytes_max = kept_bytes_max
+        self._buffers: dict[int, list[Array]] = {}  # by size, in use or not
+        self._bytes = 0
+
+    def allocate(self, size: int) -> memoryview:
+        """Return a writable buffer of ``size`` bytes, with arbitrary content."""
+        rounded = 1 << (size - 1).bit_length() if size > 1 else 1
+        if size <= rounded // 4 * 3:
+            rounded = rounded // 4 * 3
+        with self._lock:
+            kept = self._buffers.setdefault(rounded, [])
+            for number in range(len(kept)):
+                if sys.getrefcount(kept[number]) == _UNREFERENCED:
+                    return kept[number][:size].data
+            buffer = np.empty(rounded, np.uint8)  # takes no memory before bytes arrive
+            if self._bytes + rounded <= self._kept_bytes_max or self._trim(rounded):
+                kept.append(buffer)
+                self._bytes += rounded
+            return buffer[:size].data
+
+    def _trim(self, wanted: int) -> bool:
+        """Drop unused buffers until there is room for ``wanted`` bytes; return whether there is."""
+        for size, kept in self._buffers.items():
+            for number in reversed(range(len(kept))):
+                if self._bytes + wanted <= self._kept_bytes_max:
+                    return True
+                if sys.getrefcount(kept[number]) == _UNREFERENCED:
+                    del kept[number]
+                    self._bytes -= size
+        return self._bytes + wanted <= self._kept_bytes_max

@@ -26,8 +26,7 @@ from spark_stream.protocol import (
     Received,
     StreamOver,
 )
-from spark_stream.transport.buffers import BufferPool
-from spark_stream.transport.channel import SocketChannel
+from spark_stream.transport.channel import BufferPool, SocketChannel
 from spark_stream.transport.lifetime import check_may_wait, in_child, new_lock, present_lifetime
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.streams import BlockingStream, ConnectionLost, Handle, Stream, Streams
@@ -79,7 +78,7 @@ class ClientChannel:
         greeting: bytes = b"",
         limits: ConnectionLimits = CLIENT_LIMITS,
         tls: ssl.SSLContext | None = None,
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         """Connect, and wait until both sides have said HELLO.
 
@@ -231,7 +230,7 @@ class ClientChannel:
         self._channel.end("the connection was closed")
 
     def _over(self) -> ConnectionLost:
-        lost = self._channel.command(lambda core: core.lost)  # known before the event is handled
+        lost = self._channel.lost  # set before the event is handled
         if lost is not None:
             return ConnectionLost(lost.code, f"{self.address}: {lost.message}")
         return ConnectionLost("STOPPING", f"{self.address} is stopping")
@@ -245,14 +244,18 @@ class ClientChannel:
                 self._ready.set()
             case Ending():
                 self._is_ending = True
-                self._ended()
+                self._report_end()
             case Lost():
                 self._lost = event
                 self._ready.set()
                 self._streams.dispatch(event)
-                self._ended()
+                self._report_end()
             case _:
                 self._streams.dispatch(event)
+
+    def _report_end(self) -> None:
+        if self._ended is not None:
+            self._ended()
 
 
 def _tls_failed(address: str, error: ssl.SSLError) -> TlsFailed:

@@ -145,7 +145,11 @@ def _limit_exit_handlers() -> None:
 
     ``threading`` calls this when the main thread has ended, before it waits for other threads.
     """
-    atexit.register(lambda: _present.limit_end())
+    atexit.register(_limit_end)
+
+
+def _limit_end() -> None:
+    _present.limit_end()  # that of the process, which may have been forked since
 
 
 with suppress(RuntimeError):  # the first import of this module is in an exit handler
@@ -154,7 +158,11 @@ with suppress(RuntimeError):  # the first import of this module is in an exit ha
 
 def at_end_while_used(act: Callable[[], None]) -> None:
     """Have an object's method called at the end of the interpreter, the latest object first."""
-    _endings[weakref.WeakMethod(act, lambda ended: _endings.pop(ended, None))] = None
+    _endings[weakref.WeakMethod(act, _drop_ending)] = None
+
+
+def _drop_ending(ended: weakref.WeakMethod[Callable[[], None]]) -> None:
+    _endings.pop(ended, None)
 
 
 def present_lifetime() -> Lifetime:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, TypeVarTuple
 
 from spark_stream.loggers import logger_of
 
@@ -28,7 +28,8 @@ SHARE_S_MIN: Final = 0.0002
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 
-Callback = Callable[[], None]
+Ts = TypeVarTuple("Ts")
+Callback = Callable[..., object]
 Ready = Callable[[int], None]
 """Called with READ, WRITE or both."""
 
@@ -45,14 +46,15 @@ def share_of(ready: int) -> float:
 class Timer:
     """A call that is due at some time."""
 
-    __slots__ = ("callback",)
+    __slots__ = ("args", "callback")
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: Callback, args: tuple[Any, ...]) -> None:
         self.callback: Callback | None = callback
+        self.args = args
 
     def cancel(self) -> None:
         """Cancel the call."""
-        self.callback = None
+        self.callback, self.args = None, ()
 
 
 class Loop:
@@ -60,7 +62,7 @@ class Loop:
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
-        self._soon: deque[Callback] = deque()
+        self._soon: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._reading, self._waking = socket.socketpair()
@@ -76,17 +78,16 @@ class Loop:
 
     # -- from any thread ------------------------------------------------------------------------
 
-    def call_soon(self, callback: Callback) -> None:
+    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         """Call this on the loop's thread, after all earlier requests."""
-        self._soon.append(callback)
+        self._soon.append((callback, args))
         if self._sleeping:
             self._wake()
 
-    def call_later(self, delay_s: float, callback: Callback) -> Timer:
+    def call_later(self, delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> Timer:
         """Call this on the loop's thread after ``delay_s`` seconds, unless it is cancelled."""
-        timer = Timer(callback)
-        due = time.monotonic() + delay_s
-        self.call_soon(lambda: heapq.heappush(self._timers, (due, next(self._numbers), timer)))
+        timer = Timer(callback, args)
+        self.call_soon(self._add_timer, time.monotonic() + delay_s, timer)
         return timer
 
     @property
@@ -134,6 +135,9 @@ class Loop:
         with suppress(OSError):  # it has been woken already, or has ended
             self._waking.send(b"\0")
 
+    def _add_timer(self, due: float, timer: Timer) -> None:
+        heapq.heappush(self._timers, (due, next(self._numbers), timer))
+
     def _close(self) -> None:
         self._closed = True
 
@@ -149,9 +153,10 @@ class Loop:
             self._sleeping = False
             self.share_s = share_of(len(ready) + len(self._soon))
             for key, events in ready:
-                self._call(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
+                self._call(key.data, events)
             for _ in range(len(self._soon)):
-                self._call(self._soon.popleft())
+                callback, args = self._soon.popleft()
+                self._call(callback, *args)
             self._call_due()
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
@@ -169,12 +174,12 @@ class Loop:
     def _call_due(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            callback = heapq.heappop(self._timers)[2].callback
-            if callback is not None:
-                self._call(callback)
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                self._call(timer.callback, *timer.args)
 
-    def _call(self, callback: Callback) -> None:
+    def _call(self, callback: Callback, *args: Any) -> None:
         try:
-            callback()
+            callback(*args)
         except Exception:
             logger.exception("a callback of %s failed", self._thread.name)

@@ -9,15 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from msgspec import Struct
 
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Connection, ConnectionLimits, Event, Lost, StreamOpened
-from spark_stream.transport.buffers import BufferPool
-from spark_stream.transport.channel import SocketChannel
+from spark_stream.transport.channel import BufferPool, SocketChannel
 from spark_stream.transport.loop import READ, WRITE, Loop
 from spark_stream.transport.streams import Stream, Streams
 from spark_stream.transport.tls import certificate_names
@@ -117,7 +115,7 @@ class Door(Struct, frozen=True):
 
 
 class Server:
-    """Serve the connections of all doors, on one loop."""
+    """The connections of all doors, on one loop."""
 
     def __init__(
         self,
@@ -125,11 +123,10 @@ class Server:
         limits: ConnectionLimits = SERVER_LIMITS,
         buffers: BufferPool | None = None,
     ) -> None:
-        self._loop = loop
-        self._limits = limits
+        self.loop = loop
+        self.limits = limits
         self._buffers = buffers or BufferPool()
-        self._doors: list[Door] = []
-        self._counts: Counter[socket.socket] = Counter()  # of connections, by their door
+        self._listeners: list[_Listener] = []
         self._sessions: set[_Session] = set()
         self.refused = RefusedConnections()
         self._warned: dict[str, float] = {}
@@ -139,9 +136,10 @@ class Server:
         """Accept connections at a door."""
         door.sock.setblocking(False)
         door.sock.listen(_BACKLOG)
+        listener = _Listener(self, door)
         with self._changed:
-            self._doors.append(door)
-        self._loop.call_soon(partial(self._watch, door))
+            self._listeners.append(listener)
+        self.loop.call_soon(listener.watch)
 
     @property
     def connections(self) -> int:
@@ -154,9 +152,10 @@ class Server:
         What is not finished after ``timeout_s`` is lost.
         """
         with self._changed:
-            doors, self._doors = self._doors, []
+            listeners, self._listeners = self._listeners, []
             sessions = list(self._sessions)
-        self._loop.call_soon(partial(self._shut, doors))
+        for listener in listeners:
+            self.loop.call_soon(listener.close)
         for session in sessions:
             session.stop(message)
         deadline = time.monotonic() + timeout_s
@@ -172,114 +171,27 @@ class Server:
 
     # -- on the loop's thread -------------------------------------------------------------------
 
-    def _shut(self, doors: list[Door]) -> None:
-        for door in doors:
-            self._loop.forget(door.sock)
-            door.sock.close()
-
-    def _watch(self, door: Door) -> None:
-        if door in self._doors:
-            self._loop.watch(door.sock, READ, lambda _: self._accept(door))
-
-    def _accept(self, door: Door) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                sock, peer = door.sock.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:  # such as no descriptors left
-                self._warn("no connection was accepted: %s", error)
-                self._loop.forget(door.sock)
-                self._loop.call_later(_ACCEPTS_AGAIN_S, partial(self._watch, door))
-                return
-            if self._counts[door.sock] >= door.connections_max:
-                sock.close()
-                self._warn("a connection was closed: the limit is %d", door.connections_max)
-                continue
-            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if sock.fileno() >= limit - min(_FREE_FILES, limit // 4):  # the lowest free number
-                sock.close()
-                self._warn("a connection was closed: the limit of open files (%d) is near", limit)
-                continue
-            self._counts[door.sock] += 1
-            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else _UNIX
-            if door.tls is None:
-                self._begin(door, sock, IncomingConnection(name))
-            else:
-                self._shake_hands(door, door.tls(), sock, name)
-
-    def _warn(self, text: str, *values: object) -> None:
+    def warn(self, text: str, *values: object) -> None:
         """Log a line, unless the last line with this text is recent."""
         now = time.monotonic()
         if now - self._warned.get(text, -_LOGS_EVERY_S) >= _LOGS_EVERY_S:
             self._warned[text] = now
             logger.warning(text, *values)
 
-    def _shake_hands(self, door: Door, tls: ssl.SSLContext, sock: socket.socket, name: str) -> None:
-        sock.setblocking(False)
-        timer = self._loop.call_later(self._limits.handshake_s, lambda: give_up())
-        shaken = sock
-
-        def over() -> None:
-            timer.cancel()
-            self._loop.forget(shaken)
-
-        def give_up() -> None:
-            over()
-            shaken.close()
-            self._counts[door.sock] -= 1
-
-        def look(_: int) -> None:
-            """Begin the handshake; refuse a client that speaks no TLS, in plain frames."""
-            nonlocal shaken
-            try:
-                begins_tls = sock.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                give_up()
-                return
-            if begins_tls:
-                self._loop.forget(sock)
-                try:
-                    shaken = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-                except OSError:  # such as a connection that was reset meanwhile
-                    give_up()
-                    return
-                go_on(READ)
-            else:
-                over()
-                self._begin(door, sock, IncomingConnection(name)).refuse(
-                    TLS_REQUIRED, "it speaks TLS only"
-                )
-
-        def go_on(_: int) -> None:
-            assert isinstance(shaken, ssl.SSLSocket)
-            try:
-                shaken.do_handshake()
-            except ssl.SSLWantReadError:
-                self._loop.watch(shaken, READ, go_on)
-            except ssl.SSLWantWriteError:
-                self._loop.watch(shaken, WRITE, go_on)
-            except OSError as error:
-                self.refused.note(Lost(_NO_TLS, str(error)), name, time.monotonic())
-                give_up()
-            else:
-                over()
-                self._begin(door, shaken, IncomingConnection(name, certificate_names(shaken)))
-
-        self._loop.watch(sock, READ, look)
-
-    def _begin(self, door: Door, sock: socket.socket, incoming: IncomingConnection) -> _Session:
+    def begin(
+        self, listener: _Listener, sock: socket.socket, incoming: IncomingConnection
+    ) -> _Session:
+        """Serve a connection that was accepted, and whose TLS handshake is complete, if any."""
+        door = listener.door
         connection = Connection(
             is_client=False,
             greeting=door.greeting(),
             now=time.monotonic(),
-            limits=self._limits,
+            limits=self.limits,
             allocate=self._buffers.allocate,
             trusted=door.trusts_all,
         )
-        session = _Session(self, door, incoming, self._loop, sock, connection)
+        session = _Session(self, listener, incoming, sock, connection)
         incoming.belongs_to(session)
         session.serve = door.welcome(incoming)
         with self._changed:
@@ -287,12 +199,130 @@ class Server:
         return session
 
     def forget(self, session: _Session) -> None:
-        """Note that a connection is over."""
+        """Remove a connection that is over."""
         with self._changed:
             if session in self._sessions:
                 self._sessions.remove(session)
-                self._counts[session.door.sock] -= 1
+                session.listener.connections -= 1
             self._changed.notify_all()
+
+
+class _Listener:
+    """An open door, and the number of its connections. It is used on the loop's thread."""
+
+    def __init__(self, server: Server, door: Door) -> None:
+        self.server = server
+        self.door = door
+        self.connections = 0
+        self._is_closed = False
+
+    def watch(self) -> None:
+        if not self._is_closed:
+            self.server.loop.watch(self.door.sock, READ, self._accept)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.server.loop.forget(self.door.sock)
+        self.door.sock.close()
+
+    def _accept(self, _: int) -> None:
+        door, server = self.door, self.server
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, peer = door.sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:  # such as no descriptors left
+                server.warn("no connection was accepted: %s", error)
+                server.loop.forget(door.sock)
+                server.loop.call_later(_ACCEPTS_AGAIN_S, self.watch)
+                return
+            if self.connections >= door.connections_max:
+                sock.close()
+                server.warn("a connection was closed: the limit is %d", door.connections_max)
+                continue
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if sock.fileno() >= limit - min(_FREE_FILES, limit // 4):  # the lowest free number
+                sock.close()
+                server.warn("a connection was closed: the limit of open files (%d) is near", limit)
+                continue
+            self.connections += 1
+            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else _UNIX
+            if door.tls is None:
+                server.begin(self, sock, IncomingConnection(name))
+            else:
+                _Handshake(self, door.tls(), sock, name)
+
+
+class _Handshake:
+    """A TLS handshake on a socket that was just accepted. It is used on the loop's thread.
+
+    It refuses a client that speaks no TLS, in plain frames.
+    """
+
+    def __init__(
+        self, listener: _Listener, tls: ssl.SSLContext, sock: socket.socket, name: str
+    ) -> None:
+        self._listener = listener
+        self._loop = listener.server.loop
+        self._tls = tls
+        self._sock = sock
+        self._name = name
+        sock.setblocking(False)
+        self._timer = self._loop.call_later(listener.server.limits.handshake_s, self._give_up)
+        self._loop.watch(sock, READ, self._look)
+
+    def _finish(self) -> None:
+        self._timer.cancel()
+        self._loop.forget(self._sock)
+
+    def _give_up(self) -> None:
+        self._finish()
+        self._sock.close()
+        self._listener.connections -= 1
+
+    def _look(self, _: int) -> None:
+        """Begin the handshake, or refuse a client that speaks no TLS."""
+        try:
+            begins_tls = self._sock.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._give_up()
+            return
+        if not begins_tls:
+            self._finish()
+            session = self._begin(IncomingConnection(self._name))
+            session.refuse(TLS_REQUIRED, "it speaks TLS only")
+            return
+        self._loop.forget(self._sock)
+        try:
+            self._sock = self._tls.wrap_socket(
+                self._sock, server_side=True, do_handshake_on_connect=False
+            )
+        except OSError:  # such as a connection that was reset meanwhile
+            self._give_up()
+            return
+        self._go_on(READ)
+
+    def _go_on(self, _: int) -> None:
+        assert isinstance(self._sock, ssl.SSLSocket)
+        try:
+            self._sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self._loop.watch(self._sock, READ, self._go_on)
+        except ssl.SSLWantWriteError:
+            self._loop.watch(self._sock, WRITE, self._go_on)
+        except OSError as error:
+            refused = self._listener.server.refused
+            refused.note(Lost(_NO_TLS, str(error)), self._name, time.monotonic())
+            self._give_up()
+        else:
+            self._finish()
+            self._begin(IncomingConnection(self._name, certificate_names(self._sock)))
+
+    def _begin(self, incoming: IncomingConnection) -> _Session:
+        return self._listener.server.begin(self._listener, self._sock, incoming)
 
 
 def _serve_nothing(opened: StreamOpened, stream: Stream) -> None:
@@ -305,35 +335,33 @@ class _Session:
     def __init__(
         self,
         server: Server,
-        door: Door,
+        listener: _Listener,
         incoming: IncomingConnection,
-        loop: Loop,
         sock: socket.socket,
         connection: Connection,
     ) -> None:
         self._server = server
-        self.door = door
+        self.listener = listener
         self._incoming = incoming
         self.serve: Serve = _serve_nothing
         self._streams = Streams(incoming.address)
         self._channel = SocketChannel(
-            loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
+            server.loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether no stream is open and everything has been written."""
-        open_streams = self._channel.command(lambda core: core.open_streams)
-        return not open_streams and not self._channel.unsent_bytes
+        return not self._channel.open_streams and not self._channel.unsent_bytes
 
     def stop(self, message: str) -> None:
-        self._channel.command(lambda core: core.stop(message))
+        self._channel.command(Connection.stop, message)
 
     def close(self, message: str) -> None:
         self._channel.end(message)
 
     def trust(self) -> None:
-        self._channel.command(lambda core: core.trust())
+        self._channel.command(Connection.trust)
 
     def refuse(self, code: str, message: str) -> None:
         """Tell the peer why there is no connection, and end it."""

@@ -1,6 +1,6 @@
-"""The streams of a connection, on either side.
+"""The streams of a connection, on either side: their events, and the bytes of errors and greetings.
 
-:class:`Stream` calls back; :class:`BlockingStream` is for threads that wait.
+:class:`Stream` calls back. :class:`BlockingStream` is for threads that wait.
 """
 
 from __future__ import annotations
@@ -9,8 +9,18 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
+
+from spark_stream.errors import (
+    BrokerUnavailable,
+    InternalError,
+    IsologError,
+    RequestTimeout,
+    UnsupportedVersion,
+    from_wire,
+)
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import (
     Body,
@@ -34,6 +44,8 @@ Handle = Callable[[StreamEvent], None]
 """Takes a stream's events on the loop's thread; must not block."""
 
 _EMPTY_BYTES: Final = Received(0, b"", b"", end=True).size
+ERROR_BYTES_MAX: Final = 256 << 10
+_SHORTENED: Final = 10_000
 
 
 class ConnectionLost(Exception):
@@ -55,6 +67,10 @@ class CallFailed(Exception):
 
 class StreamCancelled(Exception):
     """The client gave the stream up."""
+
+
+TRANSPORT_ERRORS = (CallFailed, ConnectionLost, StreamCancelled, TimeoutError)
+"""What a stream raises; :func:`failure_of` converts it to an IsologError."""
 
 
 def ignore(_: StreamEvent) -> None:
@@ -126,7 +142,7 @@ class Stream:
 
     def flush(self) -> None:
         """Send the frames that wait for others."""
-        self._channel.command(lambda _: None)
+        self._channel.command(_change_nothing)
 
     def take_last(self, event: Received) -> None:
         """Take the last frame; on the loop's thread."""
@@ -151,13 +167,13 @@ class Stream:
 
     def grant_credit(self, size: int) -> None:
         """Let the other side send ``size`` bytes more."""
-        self._channel.command(lambda core: core.grant_credit(self.number, size))
+        self._channel.command(Connection.grant_credit, self.number, size)
 
     def fail(self, error: bytes) -> None:
         """End the stream with an error as the application encodes it. For brokers."""
         self.has_ended = True
         self._leave()
-        self._channel.command(lambda core: core.fail(self.number, error))
+        self._channel.command(Connection.fail, self.number, error)
 
     def cancel(self) -> None:
         """Give the stream up, and get no more events; for clients.
@@ -169,7 +185,7 @@ class Stream:
         self.has_ended = True
         self.over = self.over or Cancelled(self.number)
         self._leave()
-        self._channel.command_soon(lambda core: core.cancel(self.number))
+        self._channel.command_soon(Connection.cancel, self.number)
 
 
 class Streams:
@@ -221,6 +237,10 @@ def _call_guarded(handle: Callable[[E], None], event: E) -> None:
         handle(event)
     except Exception:
         logger.exception("a stream could not handle %r", event)
+
+
+def _change_nothing(core: Connection) -> None:
+    """Do nothing: a command also sends the pending output."""
 
 
 class BlockingStream:
@@ -300,8 +320,8 @@ class BlockingStream:
             if self._stream.has_ended and self._stream.over is None:
                 raise
             with self._changed:  # the loop's thread is about to say how it ended
-                self._changed.wait_for(lambda: self._stream.over is not None)
-            assert self._stream.over is not None
+                while self._stream.over is None:
+                    self._changed.wait()
             raise error_of(self._stream.over, self.peer) from None
 
     def fail(self, error: bytes) -> None:
@@ -329,3 +349,62 @@ def error_of(event: StreamEvent, peer: str) -> Exception:
             return ConnectionLost(event.code, f"{peer}: {event.message}")
         case _:
             return StreamCancelled(f"{peer} gave the stream up")
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """Which broker it is, as its HELLO says."""
+
+    cluster_id: str
+    broker_id: str
+
+
+# Made while the module is imported: if msgspec learned a class in two threads at once, the process
+# would crash.
+_GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)
+
+_ERRORS: Final = msgspec.msgpack.Decoder(dict)
+
+
+def greeting_bytes(cluster_id: str, broker_id: str) -> bytes:
+    """Return the greeting of a broker."""
+    return msgspec.msgpack.encode(Greeting(cluster_id, broker_id))
+
+
+def read_greeting(data: bytes, address: str) -> Greeting:
+    """Return the greeting of the broker at ``address``.
+
+    Raises:
+        BrokerUnavailable: it is not a broker of this release.
+    """
+    try:
+        return _GREETINGS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BrokerUnavailable(
+            f"{address} is not a broker of this release", address=address
+        ) from None
+
+
+def error_bytes(error: IsologError) -> bytes:
+    """Return an error as it is sent; if it is too large, shortened and without its details."""
+    value = error.to_wire()
+    data = msgspec.msgpack.encode(value)
+    if len(data) > ERROR_BYTES_MAX:
+        value |= {"message": error.message[:_SHORTENED], "details": {}}
+        data = msgspec.msgpack.encode(value)
+    return data
+
+
+def failure_of(error: Exception, address: str) -> IsologError:
+    """Return the error that a caller gets for what a stream raised."""
+    match error:
+        case CallFailed():
+            value: dict[str, Any] = _ERRORS.decode(error.error)
+            return from_wire(value)
+        case TimeoutError():
+            return RequestTimeout(f"no answer from {address} in time", address=address)
+        case ConnectionLost(code="VERSION"):
+            return UnsupportedVersion(str(error), address=address)
+        case ConnectionLost() | StreamCancelled() | OSError():
+            return BrokerUnavailable(str(error), address=address)
+        case _:
+            return InternalError(f"{address}: {error}", address=address)

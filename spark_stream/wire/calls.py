@@ -9,8 +9,7 @@ from spark_stream.wire import (
     access_messages,
     cluster_messages,
     consumer_messages,
-    fetch_messages,
-    offset_messages,
+    stream_messages,
     topic_messages,
     transaction_messages,
 )
@@ -18,8 +17,7 @@ from spark_stream.wire.messages import Call
 
 _MODULES: Final = (
     topic_messages,
-    offset_messages,
-    fetch_messages,
+    stream_messages,
     cluster_messages,
     transaction_messages,
     consumer_messages,

@@ -20,7 +20,7 @@ from spark_stream.console.asking import (
     on_disks,
     partition_shown,
 )
-from spark_stream.wire.offset_messages import (
+from spark_stream.wire.topic_messages import (
     EpochStart,
     OpenExtent,
     PartitionFacts,

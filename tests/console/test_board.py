@@ -10,7 +10,7 @@ from spark_stream.client.leaders import PartitionSeen
 from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.console.asking import Asking
 from spark_stream.console.board import LiveBoard
-from spark_stream.wire.offset_messages import OpenExtent, PartitionFacts, PartitionOffset
+from spark_stream.wire.topic_messages import OpenExtent, PartitionFacts, PartitionOffset
 
 
 class Readers:

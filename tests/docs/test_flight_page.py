@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import isolog
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.fetch_messages import FetchRange
+from spark_stream.wire.stream_messages import FetchRange
 from tests.conftest import ROOT
 from tests.flight_calls import SERVED, flight_address
 from tests.support import BrokerProcess

@@ -25,7 +25,7 @@ from spark_stream.scripts.steps import (
     Step,
     Together,
 )
-from spark_stream.wire.offset_messages import CutTopic
+from spark_stream.wire.topic_messages import CutTopic
 from tests.consistency.partition.test_atomic_cuts import is_atomic, spans_of
 from tests.support import NUMBERS
 

@@ -17,9 +17,8 @@ from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried,
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.scripts.steps import Script
-from spark_stream.transport.failures import error_bytes
-from spark_stream.transport.streams import Stream, StreamEvent
-from spark_stream.wire.append_messages import Ack, Acknowledged, AppendTo, Envelope, ack_from_bytes
+from spark_stream.transport.streams import Stream, StreamEvent, error_bytes
+from spark_stream.wire.stream_messages import Ack, Acknowledged, AppendTo, Envelope, ack_from_bytes
 from tests.simulation.schedule import NOW, Body, Schedule
 
 _Place: TypeAlias = BatchPlace[Append]

@@ -55,13 +55,11 @@ from spark_stream.scripts import topics as topic_scripts
 from spark_stream.scripts.readers import SESSIONS_S
 from spark_stream.scripts.steps import RemoteStep, Script
 from spark_stream.storage.disk.directory import LogDirectory
-from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
-from spark_stream.transport.streams import Stream
-from spark_stream.wire.append_messages import Ack, AppendTo, Envelope
-from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.transport.streams import Stream, error_bytes
 from spark_stream.wire.messages import APPEND, FETCH
 from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.stream_messages import Ack, AppendTo, Envelope, Fetch
 from spark_stream.wire.topic_messages import AlterTopic, CreateTopic
 from tests.simulation.appends import SimulatedAppends
 from tests.simulation.clock import SeededIds, VirtualClock

@@ -32,8 +32,14 @@ from spark_stream.protocol import (
     StreamOver,
 )
 from spark_stream.transport.channel import SocketChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.streams import ConnectionLost, Handle, Stream, Streams
+from spark_stream.transport.streams import (
+    TRANSPORT_ERRORS,
+    ConnectionLost,
+    Handle,
+    Stream,
+    Streams,
+    failure_of,
+)
 from tests.simulation.network import Network
 from tests.simulation.schedule import NOW, Body, Schedule, Signal
 
@@ -144,16 +150,16 @@ class _End:
         """As ``SocketChannel.version``."""
         return self._connection.version
 
-    def command(self, act: Callable[[Connection], T], *, more: bool = False) -> T:
+    def command(self, act: Callable[[Connection, *Ts], T], *args: *Ts, more: bool = False) -> T:
         """As ``SocketChannel.command``."""
-        result = act(self._connection)
+        result = act(self._connection, *args)
         if not more:
             self._flush()
         return result
 
-    def command_soon(self, act: Callable[[Connection], None]) -> None:
+    def command_soon(self, act: Callable[[Connection, *Ts], None], *args: *Ts) -> None:
         """As ``SocketChannel.command_soon``."""
-        self._threads.submit(lambda: self.command(act))
+        self._threads.submit(partial(self.command, act, *args))
 
     def close(self) -> None:
         """Close the connection; the other end learns of it behind what was sent."""

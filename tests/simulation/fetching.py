@@ -24,10 +24,16 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.protocol import Credited, Received
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
-from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, Fetch, FetchRange, fetch_answer
+from spark_stream.transport.streams import (
+    TRANSPORT_ERRORS,
+    Handle,
+    Stream,
+    StreamEvent,
+    error_of,
+    failure_of,
+)
 from spark_stream.wire.messages import FETCH
+from spark_stream.wire.stream_messages import ChunkFacts, EndFacts, Fetch, FetchRange, fetch_answer
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.connections import SimulatedChannel
 from tests.simulation.history import Fetched, Place

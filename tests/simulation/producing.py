@@ -44,8 +44,8 @@ from spark_stream.client.writing.loop import AppendStream
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.protocol import ConnectionLimits
-from spark_stream.transport.failures import failure_of
-from spark_stream.wire.append_messages import Ack, AppendTo, BatchRefused, Envelope
+from spark_stream.transport.streams import failure_of
+from spark_stream.wire.stream_messages import Ack, AppendTo, BatchRefused, Envelope
 from spark_stream.wire.topic_messages import TopicDescription
 from tests.simulation.broker import SCHEMA
 from tests.simulation.connections import (

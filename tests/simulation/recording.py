@@ -13,7 +13,7 @@ from isolog.errors import InvalidTransaction, IsologError, OffsetEvicted, Unknow
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
-from spark_stream.wire.append_messages import Ack, BatchRefused
+from spark_stream.wire.stream_messages import Ack, BatchRefused
 from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.histories.writing import HistoryWriter
 from tests.simulation.broker import SimulatedBroker

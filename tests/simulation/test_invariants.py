@@ -11,7 +11,7 @@ from isolog.errors import LeaderEpochFenced
 from spark_stream.consistency.entries import Entry
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.storage.settings import Flush
-from spark_stream.wire.fetch_messages import EndFacts, FetchRange
+from spark_stream.wire.stream_messages import EndFacts, FetchRange
 from tests.simulation.fetching import watched
 from tests.simulation.history import Course, Line, Seen
 from tests.simulation.invariants.logs import unexplained

@@ -24,8 +24,7 @@ from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, encode
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import State
-from spark_stream.wire.append_messages import Ack, BatchRefused
-from spark_stream.wire.fetch_messages import Fetch
+from spark_stream.wire.stream_messages import Ack, BatchRefused, Fetch
 from tests.simulation.broker import (
     SCHEMA,
     Killed,

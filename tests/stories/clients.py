@@ -15,7 +15,7 @@ from spark_stream.client.writing.lanes import Outgoing, settlement_of
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures
 from spark_stream.consistency.ids import Offset
-from spark_stream.wire.append_messages import Ack, Acknowledged, BatchRefused, ack_from_bytes
+from spark_stream.wire.stream_messages import Ack, Acknowledged, BatchRefused, ack_from_bytes
 
 TOPIC: Final = "t"
 _ROW: Final = pa.record_batch({"value": [b""]})

@@ -8,7 +8,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -36,13 +36,13 @@ class ManualLoop:
 
     def __init__(self, share_s: float) -> None:
         self.share_s = share_s
-        self.soon: deque[Callable[[], None]] = deque()
+        self.soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self.ready: Ready = lambda _: None
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.soon.append(callback)
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self.soon.append((callback, args))
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Do nothing: no test takes so long."""
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
@@ -54,7 +54,8 @@ class ManualLoop:
     def turn(self) -> None:
         """Run the calls that were requested before."""
         for _ in range(len(self.soon)):
-            self.soon.popleft()()
+            callback, args = self.soon.popleft()
+            callback(*args)
 
 
 class Side:

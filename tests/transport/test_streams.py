@@ -21,16 +21,18 @@ from spark_stream.protocol import Connection, Credited, Event, Lost, StreamOver
 from spark_stream.protocol.frames import FrameKind, frame_bytes
 from spark_stream.transport.channel import UNSENT_BYTES_MAX, SocketChannel
 from spark_stream.transport.client import ClientChannel, client_loop, connected
-from spark_stream.transport.failures import ERROR_BYTES_MAX, error_bytes, failure_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import SERVER_LIMITS, Door, Server
 from spark_stream.transport.streams import (
+    ERROR_BYTES_MAX,
     BlockingStream,
     CallFailed,
     ConnectionLost,
     StreamCancelled,
     StreamEvent,
     Streams,
+    error_bytes,
+    failure_of,
 )
 from tests.support import eventually
 from tests.transport.conftest import FAST, Place, echo
@@ -205,7 +207,7 @@ def test_a_stream_may_be_given_up_in_the_midst_of_a_command(place: Place) -> Non
     with pytest.raises(StreamCancelled):
         stream.send(b"late")
     assert channel.call("echo", b"x", b"", 10).header == b"x"
-    eventually(lambda: channel._channel.command(lambda core: core.open_streams) == 0)
+    eventually(lambda: channel._channel.open_streams == 0)
     channel.close()
 
 

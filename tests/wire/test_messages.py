@@ -16,26 +16,23 @@ from isolog.errors import InvalidRecord, InvalidRequest
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.access_messages import UserList
-from spark_stream.wire.append_messages import (
+from spark_stream.wire.calls import CALLS
+from spark_stream.wire.limits import CONTROL_BYTES_MAX
+from spark_stream.wire.stream_messages import (
     Acknowledged,
     AppendTo,
     BatchRefused,
-    Envelope,
-    ack_from_bytes,
-)
-from spark_stream.wire.calls import CALLS
-from spark_stream.wire.fetch_messages import (
     ChunkFacts,
     EndFacts,
+    Envelope,
     FailureFacts,
     Fetch,
     FetchRange,
     LocateEntries,
+    ack_from_bytes,
     fetch_answer,
 )
-from spark_stream.wire.limits import CONTROL_BYTES_MAX
-from spark_stream.wire.offset_messages import ListOffsets
-from spark_stream.wire.topic_messages import FindLeaders, PartitionDescription
+from spark_stream.wire.topic_messages import FindLeaders, ListOffsets, PartitionDescription
 
 FETCH = {"topic": "t", "partition": 0}
 

@@ -27,7 +27,7 @@ from spark_stream.storage.format.stored import Chunk, Stored
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.wire.cluster_messages import BrokerAddress
-from spark_stream.wire.fetch_messages import (
+from spark_stream.wire.stream_messages import (
     EntryRuns,
     FetchRange,
     FilePlace,

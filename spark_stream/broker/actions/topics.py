@@ -33,24 +33,22 @@ from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.messages import EARLIEST
-from spark_stream.wire.offset_messages import (
-    STATES_MAX,
-    AskedTopic,
-    ListedOffsets,
-    ListOffsets,
-    PartitionOffset,
-    PartitionOffsets,
-)
 from spark_stream.wire.topic_messages import (
+    STATES_MAX,
     AlterTopic,
+    AskedTopic,
     CreateTopic,
     DeleteTopic,
     DescribeTopic,
     FindLeaders,
     LeaderFacts,
     Leaders,
+    ListedOffsets,
+    ListOffsets,
     ListTopics,
     PartitionDescription,
+    PartitionOffset,
+    PartitionOffsets,
     TopicDescription,
     TopicNames,
     Trimmed,

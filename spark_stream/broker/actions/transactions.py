@@ -15,7 +15,7 @@ from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts import cutting
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.scripts.transactions import records
-from spark_stream.wire.offset_messages import AtomicCut, Cut
+from spark_stream.wire.topic_messages import AtomicCut, Cut
 from spark_stream.wire.transaction_messages import (
     AbortBranch,
     AbortTransaction,

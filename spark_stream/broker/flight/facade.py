@@ -57,11 +57,10 @@ from spark_stream.scripts.steps import read_bounds
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.addresses import UNIX
-from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.fetch_messages import Fetch, ReadTopic
 from spark_stream.wire.limits import ERROR_BYTES_MAX
 from spark_stream.wire.messages import json_bytes
+from spark_stream.wire.stream_messages import AppendTo, Fetch, ReadTopic
 
 logger = logger_of(__name__)
 

@@ -62,7 +62,7 @@ from spark_stream.storage.format.stored import Stored
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.checking import Suspect
 from spark_stream.storage.settings import LogSettings
-from spark_stream.wire.offset_messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
+from spark_stream.wire.topic_messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
 
 _EPOCHS_MAX: Final = 16
 

@@ -30,8 +30,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import BrokerUnavailable, InternalError, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Cancelled, Credited, Failed, Lost, Received, StreamOver
-from spark_stream.transport.failures import failure_of
-from spark_stream.transport.streams import StreamEvent, error_of
+from spark_stream.transport.streams import StreamEvent, error_of, failure_of
 from spark_stream.wire.replication_messages import AskPromise, OpenReplication, unpack
 
 logger = logger_of(__name__)

@@ -38,8 +38,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import VERSION, Credited, Received, StreamOver
-from spark_stream.transport.failures import error_bytes
-from spark_stream.transport.streams import Stream, StreamEvent
+from spark_stream.transport.streams import Stream, StreamEvent, error_bytes
 from spark_stream.wire.replication_messages import (
     PROMISES_SINCE,
     Follow,

@@ -15,8 +15,7 @@ from spark_stream.errors import InternalError, IsologError, TlsFailed
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, ConnectionLimits
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.streams import Handle, Stream, StreamEvent
+from spark_stream.transport.streams import TRANSPORT_ERRORS, Handle, Stream, StreamEvent, failure_of
 from spark_stream.wire.messages import REPLICATE
 
 logger = logger_of(__name__)

@@ -31,7 +31,7 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.steps import ProbeReplica, ReadLed, RemoteStep
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.messages import RUN_STEPS
 
 _CALL_S: Final = 10.0  # markers of a large transaction on a busy disk

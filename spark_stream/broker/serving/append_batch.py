@@ -44,7 +44,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import Script
-from spark_stream.wire.append_messages import Ack, Acknowledged, AppendTo, BatchRefused, Envelope
+from spark_stream.wire.stream_messages import Ack, Acknowledged, AppendTo, BatchRefused, Envelope
 
 logger = logger_of(__name__)
 

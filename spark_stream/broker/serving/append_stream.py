@@ -33,7 +33,7 @@ from spark_stream.protocol import Bytes
 from spark_stream.schema.evolution import evolves
 from spark_stream.schema.schemas import check_texts, mismatch
 from spark_stream.transport.loop import Loop, Timer
-from spark_stream.wire.append_messages import AppendTo, Envelope
+from spark_stream.wire.stream_messages import AppendTo, Envelope
 
 logger = logger_of(__name__)
 

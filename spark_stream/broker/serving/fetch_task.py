@@ -36,9 +36,8 @@ from spark_stream.errors import InternalError, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
 from spark_stream.storage.format.codec import uncompressed
-from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop, Timer
-from spark_stream.transport.streams import Stream, StreamEvent
+from spark_stream.transport.streams import Stream, StreamEvent, error_bytes
 
 logger = logger_of(__name__)
 

@@ -49,8 +49,8 @@ from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format.log_format import UNLIMITED
 from spark_stream.storage.format.stored import Chunk
 from spark_stream.storage.segment.filtering import RecordFilter
-from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, FailureFacts, Fetch, FetchRange
 from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.stream_messages import ChunkFacts, EndFacts, FailureFacts, Fetch, FetchRange
 
 FOLLOW_S: Final = 60.0
 """For how long a fetch that follows waits for the next record before it ends."""

@@ -60,13 +60,16 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver, data_bytes
 from spark_stream.schema.schemas import received_schema
-from spark_stream.transport.failures import TRANSPORT_ERRORS, error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import IncomingConnection, Serve
-from spark_stream.transport.streams import BlockingStream, Stream, StreamEvent
+from spark_stream.transport.streams import (
+    TRANSPORT_ERRORS,
+    BlockingStream,
+    Stream,
+    StreamEvent,
+    error_bytes,
+)
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.append_messages import AppendTo
-from spark_stream.wire.fetch_messages import Fetch
 from spark_stream.wire.messages import (
     APPEND,
     AUTHENTICATE,
@@ -76,6 +79,7 @@ from spark_stream.wire.messages import (
     REPLICATE,
 )
 from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.stream_messages import AppendTo, Fetch
 
 logger = logger_of(__name__)
 

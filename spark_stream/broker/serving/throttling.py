@@ -16,10 +16,9 @@ from spark_stream.broker.access.authorizer import ConnectionIdentity
 from spark_stream.broker.access.quotas import LOOK_S, Quotas, Throttle
 from spark_stream.errors import BrokerBusy, IsologError
 from spark_stream.protocol import Received
-from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import IncomingConnection
-from spark_stream.transport.streams import Stream, StreamEvent, ignore
+from spark_stream.transport.streams import Stream, StreamEvent, error_bytes, ignore
 
 _PLACE_LOOK_S: Final = 0.1
 _PLACE_LOOKS: Final = 100

@@ -9,8 +9,8 @@ from functools import partial
 from spark_stream.client.connecting.access import OPEN, Access
 from spark_stream.client.connecting.shared import SharedChannel, shared_channel
 from spark_stream.errors import InvalidRequest, RequestTimeout, SessionOver, WrongCluster
-from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
+from spark_stream.transport.streams import TRANSPORT_ERRORS
 from spark_stream.wire.messages import ACT, A, Call
 
 

@@ -21,10 +21,15 @@ from spark_stream.client.connecting.calls import call_elsewhere, keep_calling
 from spark_stream.errors import BrokerUnavailable, IsologError, SessionOver, Unauthenticated
 from spark_stream.loggers import logger_of
 from spark_stream.transport.client import CLIENT_LIMITS, ClientChannel, client_loop
-from spark_stream.transport.failures import TRANSPORT_ERRORS, Greeting, failure_of, read_greeting
 from spark_stream.transport.lifetime import in_child, new_lock
 from spark_stream.transport.loop import Timer
-from spark_stream.transport.streams import ConnectionLost
+from spark_stream.transport.streams import (
+    TRANSPORT_ERRORS,
+    ConnectionLost,
+    Greeting,
+    failure_of,
+    read_greeting,
+)
 from spark_stream.wire.access_messages import Authenticate, Authenticated
 from spark_stream.wire.messages import AUTHENTICATE
 

@@ -28,7 +28,7 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.protocol import Bytes
 from spark_stream.schema.schemas import OFFSET, empty_batch
-from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, FetchRange, PlacesFacts
+from spark_stream.wire.stream_messages import ChunkFacts, EndFacts, FetchRange, PlacesFacts
 
 CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""

@@ -48,11 +48,18 @@ from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.client import CLIENT_LIMITS, client_loop
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.lifetime import check_may_wait, new_lock
 from spark_stream.transport.loop import Timer
-from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
-from spark_stream.wire.fetch_messages import (
+from spark_stream.transport.streams import (
+    TRANSPORT_ERRORS,
+    Handle,
+    Stream,
+    StreamEvent,
+    error_of,
+    failure_of,
+)
+from spark_stream.wire.messages import FETCH
+from spark_stream.wire.stream_messages import (
     ChunkFacts,
     EndFacts,
     FailureFacts,
@@ -61,7 +68,6 @@ from spark_stream.wire.fetch_messages import (
     PlacesFacts,
     fetch_answer,
 )
-from spark_stream.wire.messages import FETCH
 
 logger = logger_of(__name__)
 

@@ -41,7 +41,7 @@ from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import TIMESTAMP
 from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.fetch_messages import (
+from spark_stream.wire.stream_messages import (
     ChunkFacts,
     EntryRuns,
     FetchRange,

@@ -16,7 +16,7 @@ from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.errors import InvalidOption
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST, LATEST
-from spark_stream.wire.offset_messages import AtomicCut, CutTopic
+from spark_stream.wire.topic_messages import AtomicCut, CutTopic
 
 Place = str | int | Mapping[int, int] | datetime
 """``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.

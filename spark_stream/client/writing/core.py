@@ -83,7 +83,7 @@ from spark_stream.errors import (
     UnknownLeaderEpoch,
     UnknownTopic,
 )
-from spark_stream.wire.append_messages import Ack, BatchRefused
+from spark_stream.wire.stream_messages import Ack, BatchRefused
 from spark_stream.wire.topic_messages import TopicDescription
 
 TICK_S: Final = 0.25

@@ -44,7 +44,7 @@ from spark_stream.errors import (
     UnknownOutcome,
 )
 from spark_stream.loggers import logger_of
-from spark_stream.wire.append_messages import Ack, Acknowledged, BatchRefused
+from spark_stream.wire.stream_messages import Ack, Acknowledged, BatchRefused
 from spark_stream.wire.topic_messages import TopicDescription
 
 

@@ -51,12 +51,11 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
 from spark_stream.transport.client import client_loop
-from spark_stream.transport.failures import TRANSPORT_ERRORS
 from spark_stream.transport.lifetime import Lock, new_lock
 from spark_stream.transport.loop import Loop, Timer
-from spark_stream.transport.streams import Handle, Stream, StreamEvent, error_of
-from spark_stream.wire.append_messages import Ack, AppendTo, Envelope, ack_from_bytes
+from spark_stream.transport.streams import TRANSPORT_ERRORS, Handle, Stream, StreamEvent, error_of
 from spark_stream.wire.messages import APPEND
+from spark_stream.wire.stream_messages import Ack, AppendTo, Envelope, ack_from_bytes
 from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)

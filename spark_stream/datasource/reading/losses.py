@@ -16,7 +16,7 @@ from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage, 
 from spark_stream.datasource.values.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
 from spark_stream.loggers import logger_of
-from spark_stream.wire.offset_messages import PartitionOffsets
+from spark_stream.wire.topic_messages import PartitionOffsets
 
 logger = logger_of(__name__)
 

@@ -50,8 +50,13 @@ from spark_stream.schema.types import told_apart, without_metadata
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.offset_messages import AskedTopic, AtomicCut, CutTopic, PartitionOffsets
-from spark_stream.wire.topic_messages import TopicDescription
+from spark_stream.wire.topic_messages import (
+    AskedTopic,
+    AtomicCut,
+    CutTopic,
+    PartitionOffsets,
+    TopicDescription,
+)
 
 logger = logger_of(__name__)
 

@@ -22,7 +22,7 @@ from spark_stream.datasource.values.offsets import Offsets, TopicOffsets, known_
 from spark_stream.errors import InvalidOption, OffsetOutOfRange, UnknownTopic
 from spark_stream.loggers import logger_of
 from spark_stream.wire.messages import EARLIEST, LATEST
-from spark_stream.wire.offset_messages import PartitionOffsets
+from spark_stream.wire.topic_messages import PartitionOffsets
 
 logger = logger_of(__name__)
 

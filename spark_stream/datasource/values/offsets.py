@@ -22,7 +22,7 @@ from msgspec import Struct
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InvalidRequest
 from spark_stream.structs import INT64_MAX
-from spark_stream.wire.offset_messages import PartitionOffset, PartitionOffsets
+from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets
 
 
 class TopicOffsets(Struct, frozen=True):

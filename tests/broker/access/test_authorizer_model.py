@@ -33,11 +33,10 @@ from spark_stream.broker.access.authorizer import (
 )
 from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
-from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import JoinGroup
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import Message
+from spark_stream.wire.stream_messages import AppendTo, Fetch, FetchRange
 from tests.clocks import FakeClock
 from tests.simulation.store import MemoryRecords, MemoryStore
 

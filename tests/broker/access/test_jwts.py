@@ -24,8 +24,7 @@ import isolog
 from isolog.errors import BrokerBusy, InvalidConfig, IsologError, Unauthenticated
 from spark_stream.broker.access.jwts import JwtIssuer, JwtSettings
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import failure_of
-from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.streams import CallFailed, failure_of
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.messages import AUTHENTICATE
 from tests.clocks import FakeClock

@@ -18,7 +18,7 @@ from spark_stream.storage.format.stored import TIMESTAMP, Chunk, Stored
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.cluster_messages import BrokerAddress
-from spark_stream.wire.fetch_messages import FetchRange
+from spark_stream.wire.stream_messages import FetchRange
 
 CHUNKS = 40
 FOLLOWER = BrokerAddress(id="b" * 200, address="a" * 200)

@@ -19,8 +19,13 @@ from spark_stream.cli.output.topics import show_topic
 from spark_stream.consistency.replication.leader import LeaderState
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.steps import Describe
-from spark_stream.wire.offset_messages import AskedTopic, ListOffsets, PartitionOffsets
-from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
+from spark_stream.wire.topic_messages import (
+    AskedTopic,
+    ListOffsets,
+    PartitionDescription,
+    PartitionOffsets,
+    TopicDescription,
+)
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import NUMBERS, numbers

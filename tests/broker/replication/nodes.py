@@ -26,10 +26,9 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
 from spark_stream.protocol import StreamOpened
 from spark_stream.storage.disk.directory import PromiseFile
-from spark_stream.transport.failures import error_bytes
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Serve, Server
-from spark_stream.transport.streams import Stream
+from spark_stream.transport.streams import Stream, error_bytes
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.replication.partitions import LeadPartition, LeadPartitions
 

@@ -22,10 +22,9 @@ from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.protocol import Received
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import failure_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Server
-from spark_stream.transport.streams import BlockingStream, CallFailed
+from spark_stream.transport.streams import BlockingStream, CallFailed, failure_of
 from spark_stream.wire.replication_messages import Acked, Follow, OpenReplication, Welcome, unpack
 from tests.broker.replication.nodes import QUICK, START, Node, identity
 from tests.broker.replication.partitions import Copy, LeadPartition

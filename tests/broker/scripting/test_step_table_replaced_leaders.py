@@ -23,7 +23,7 @@ from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions
 from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers
 from spark_stream.scripts.transactions.records import note_joins, read
-from spark_stream.wire.offset_messages import CutTopic
+from spark_stream.wire.topic_messages import CutTopic
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.simulation.store import MortalStore, Outage

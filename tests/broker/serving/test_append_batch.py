@@ -23,7 +23,7 @@ from spark_stream.scripts.transactions.records import as_judge, change
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import LogSettings
-from spark_stream.wire.append_messages import Acknowledged, AppendTo, Envelope, ack_from_bytes
+from spark_stream.wire.stream_messages import Acknowledged, AppendTo, Envelope, ack_from_bytes
 from tests.scripts.on_store import OnStore
 from tests.simulation.clock import VirtualClock
 from tests.simulation.store import MemoryRecords, MemoryStore

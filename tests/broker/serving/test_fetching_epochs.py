@@ -20,7 +20,7 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.storage.disk.directory import LogDirectory
-from spark_stream.wire.fetch_messages import FetchRange
+from spark_stream.wire.stream_messages import FetchRange
 from tests.clocks import FakeClock
 from tests.simulation.store import MemoryRecords, MemoryStore
 from tests.support import NUMBERS, numbers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import isolog
 from isolog.errors import InvalidRequest, SchemaMismatch, UnknownTopic
 from spark_stream.transport.client import ClientChannel
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
+from spark_stream.wire.stream_messages import Fetch, FetchRange
 from tests.support import NUMBERS, Channel, Fetching, fetched, numbers
 
 

@@ -22,7 +22,7 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.follower import Agreement
-from spark_stream.wire.fetch_messages import EndFacts, FetchRange, fetch_answer
+from spark_stream.wire.stream_messages import EndFacts, FetchRange, fetch_answer
 from tests.broker.serving.test_fetching_epochs import AT, ME, OTHER, OneOfTwo
 
 

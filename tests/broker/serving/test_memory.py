@@ -13,8 +13,8 @@ import pytest
 
 from spark_stream.broker.actions.cluster import own_memory
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.wire.append_messages import AppendTo, Envelope
+from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
+from spark_stream.wire.stream_messages import AppendTo, Envelope
 from tests.support import BrokerProcess, eventually
 
 MIB = 1 << 20

@@ -20,8 +20,8 @@ from spark_stream.client.reading.ranges import WantedRange
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.protocol import Cancelled, Lost, Received
 from spark_stream.protocol.connection import ConnectionLimits
-from spark_stream.transport.failures import failure_of
-from spark_stream.wire.fetch_messages import ChunkFacts, EndFacts, FailureFacts, Fetch
+from spark_stream.transport.streams import failure_of
+from spark_stream.wire.stream_messages import ChunkFacts, EndFacts, FailureFacts, Fetch
 from tests.support import NUMBERS, numbers
 
 Rank = Callable[[str], int]

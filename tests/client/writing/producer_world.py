@@ -58,7 +58,7 @@ from spark_stream.consistency.partition.producers import (
     ProducerState,
     Stamp,
 )
-from spark_stream.wire.append_messages import Ack, Acknowledged, BatchRefused
+from spark_stream.wire.stream_messages import Ack, Acknowledged, BatchRefused
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 
 BROKERS = ("a:1", "b:1", "c:1")

@@ -27,7 +27,7 @@ from spark_stream.client.writing.core import ProducerCore
 from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
 from spark_stream.client.writing.lanes import Lane, Outgoing, ProducerIdentity
 from spark_stream.consistency.partition.producers import EPOCH_MAX
-from spark_stream.wire.append_messages import Acknowledged, BatchRefused
+from spark_stream.wire.stream_messages import Acknowledged, BatchRefused
 from tests.client.writing.producer_world import World, topic_of
 from tests.examples import examples
 

@@ -19,7 +19,7 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Outgoing, Settlement, Unacknowledged, settlement_of
 from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
 from spark_stream.client.writing.promises import Failures, Gathering
-from spark_stream.wire.append_messages import Ack, BatchRefused, ack_from_bytes
+from spark_stream.wire.stream_messages import Ack, BatchRefused, ack_from_bytes
 
 ROWS = 4
 KINDS = sorted(

@@ -11,7 +11,7 @@ from isolog.errors import DataLoss
 from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.reading.losses import Losses
 from spark_stream.datasource.values.offsets import Found, Range, TopicOffsets
-from spark_stream.wire.offset_messages import PartitionOffset, PartitionOffsets
+from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets
 
 HELD: Lineage = ((0, 100),)
 

@@ -11,7 +11,7 @@ from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading import planning
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.values.offsets import TopicOffsets
-from spark_stream.wire.offset_messages import AtomicCut, Cut, CutTopic
+from spark_stream.wire.topic_messages import AtomicCut, Cut, CutTopic
 
 OPTIONS = source_options({"path": "x", "subscribe": "a,b", "isolation": "read_atomic"})
 

@@ -20,7 +20,7 @@ from spark_stream.client.writing.lanes import Unacknowledged
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.scripts.steps import Script
-from spark_stream.wire.append_messages import AppendTo
+from spark_stream.wire.stream_messages import AppendTo
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Sent
 from tests.simulation.network import NoAnswer

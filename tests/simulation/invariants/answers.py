@@ -15,7 +15,7 @@ from isolog.errors import (
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.transactions.transactions import COMMITS, Transaction
-from spark_stream.wire.append_messages import Ack, BatchRefused
+from spark_stream.wire.stream_messages import Ack, BatchRefused
 from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.history import Course, Line, Seen, Sent

@@ -22,7 +22,7 @@ from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
 from spark_stream.scripts.steps import Marked, WriteMarkers
 from spark_stream.storage.settings import LogSettings
-from spark_stream.wire.append_messages import Ack
+from spark_stream.wire.stream_messages import Ack
 from spark_stream.wire.transaction_messages import CommitTransaction
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import VirtualClock

@@ -33,7 +33,7 @@ from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.shared import SharedChannel
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.access_messages import Authenticate, Authenticated
 from spark_stream.wire.cluster_messages import GetStatus
 from spark_stream.wire.messages import ACT, APPEND, AUTHENTICATE, FETCH

@@ -39,14 +39,12 @@ from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
-from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.streams import TRANSPORT_ERRORS, CallFailed, failure_of
 from spark_stream.transport.tls import client_context
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.append_messages import AppendTo, Envelope
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import ACT, APPEND, AUTHENTICATE, FETCH, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.stream_messages import AppendTo, Envelope, Fetch, FetchRange
 from tests.certificates import HERE, Files, conf_of
 from tests.clocks import FakeClock
 from tests.secure_brokers import PASSWORD, admin, as_, asking, asking_broker, client_of

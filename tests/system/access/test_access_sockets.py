@@ -21,12 +21,10 @@ from spark_stream.access.rules import Effect, Need, Operation, Pattern, Rule
 from spark_stream.client.access import AccessClient
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.access_messages import Authenticate
-from spark_stream.wire.append_messages import AppendTo
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import (
     ACT,
     APPEND,
@@ -34,6 +32,7 @@ from spark_stream.wire.messages import (
     FETCH,
     PEER_METHODS,
 )
+from spark_stream.wire.stream_messages import AppendTo, Fetch, FetchRange
 from tests.broker.access.test_authorizer_model import expected
 from tests.secure_brokers import PASSWORD, as_, asking_broker, client_of
 from tests.support import BrokerProcess

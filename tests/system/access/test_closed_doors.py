@@ -11,8 +11,7 @@ from spark_stream.broker.scripting.step_table import REMOTE_STEPS
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import failure_of
-from spark_stream.transport.streams import CallFailed
+from spark_stream.transport.streams import CallFailed, failure_of
 from spark_stream.wire.messages import CLIENT_METHODS, PEER_METHODS, REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
 from tests.broker.stamped import Owner, seen

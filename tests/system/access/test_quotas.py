@@ -29,8 +29,7 @@ from isolog.errors import (
 )
 from spark_stream.client.access import AccessClient
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import failure_of
-from spark_stream.transport.streams import BlockingStream, CallFailed
+from spark_stream.transport.streams import BlockingStream, CallFailed, failure_of
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.messages import ACT, APPEND, AUTHENTICATE
 from tests.flight_calls import SERVED

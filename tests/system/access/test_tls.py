@@ -21,9 +21,9 @@ from isolog.testing import LocalCluster
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
 from spark_stream.transport.tls import TlsFiles, client_context
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import REPLICATE, RUN_STEPS
 from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.stream_messages import Fetch, FetchRange
 from tests.certificates import HERE, Files, conf_of, serial_of
 from tests.flight_calls import SERVED
 from tests.support import BrokerProcess, eventually, values

@@ -18,7 +18,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.environment import SystemIds
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import TRANSPORT_ERRORS, failure_of
+from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.messages import REPLICATE
 from spark_stream.wire.replication_messages import Acked, Follow, Frame, OpenReplication, unpack
 from tests.support import NUMBERS, numbers

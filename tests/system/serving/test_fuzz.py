@@ -25,13 +25,10 @@ from isolog.errors import IsologError
 from spark_stream.protocol.connection import OLDEST, VERSION, Goodbye, Hello, Opening
 from spark_stream.protocol.frames import MARK, PREFIX, FrameKind, FrameReader, frame_bytes
 from spark_stream.transport.client import ClientChannel
-from spark_stream.transport.failures import failure_of
-from spark_stream.transport.streams import CallFailed, ConnectionLost
+from spark_stream.transport.streams import CallFailed, ConnectionLost, failure_of
 from spark_stream.wire.access_messages import Authenticate
 from spark_stream.wire.addresses import split_address
-from spark_stream.wire.append_messages import AppendTo, Envelope
 from spark_stream.wire.calls import CALLS
-from spark_stream.wire.fetch_messages import Fetch, FetchRange
 from spark_stream.wire.messages import (
     ACT,
     APPEND,
@@ -43,6 +40,7 @@ from spark_stream.wire.messages import (
     RUN_STEPS,
 )
 from spark_stream.wire.replication_messages import OpenReplication
+from spark_stream.wire.stream_messages import AppendTo, Envelope, Fetch, FetchRange
 from tests.examples import examples
 from tests.flight_calls import CALL, SERVED, flight_client, typed
 from tests.support import NUMBERS, BrokerProcess, numbers

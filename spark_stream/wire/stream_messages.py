@@ -1,6 +1,6 @@
-"""What a fetch asks for, and the headers of its answers.
+"""The messages of the streams of fetches and of appends: openings, headers, acknowledgements.
 
-See :mod:`spark_stream.wire.messages` for what all messages have in common.
+:mod:`spark_stream.wire.messages` has the base of all messages.
 """
 
 from __future__ import annotations
@@ -11,13 +11,29 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from spark_stream.access.rules import Need, Operation, Resource, ResourceKind, on_topic
+from spark_stream.access.rules import (
+    Need,
+    Operation,
+    Resource,
+    ResourceKind,
+    on_topic,
+    on_transaction,
+)
 from spark_stream.consistency.isolation import Bounds, Isolation
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError
 from spark_stream.structs import INT64_MAX, Name, OffsetField, PartitionField
 from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.limits import WAIT_MS_MAX
-from spark_stream.wire.messages import EARLIEST, Call, LineageField, Message, decoded, decoder
+from spark_stream.wire.messages import (
+    EARLIEST,
+    Call,
+    LineageField,
+    Message,
+    TransactionalId,
+    decoded,
+    decoder,
+)
 
 
 class _Read(Message):
@@ -247,4 +263,82 @@ _ANSWERS: Final = decoder(FetchAnswer)
 def fetch_answer(data: bytes) -> FetchAnswer:
     """Return what comes with a batch, or raise InvalidRequest naming the field that is wrong."""
     found: FetchAnswer = decoded(data, _ANSWERS, "FetchAnswer")
+    return found
+
+
+class AppendTo(Message):
+    """The opening of a stream of appends to one topic.
+
+    Batches in a transaction need its ``transactional_id``.
+    """
+
+    topic: Name
+    transactional_id: TransactionalId | None = None
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    timeout_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 30_000
+    topic_id: str | None = None
+
+    def needs(self) -> Sequence[Need]:
+        """Return the permissions of the caller: for the topic, and for the transaction."""
+        needs = on_topic(Operation.WRITE)(self)
+        if self.transactional_id is None:
+            return needs
+        return [*needs, *on_transaction(Operation.WRITE)(self)]
+
+
+class Envelope(Message):
+    """The partition and the number of a batch. The acknowledgement has the same ``number``.
+
+    Without a ``stamp`` the batch has no producer: sent twice, it is in the log twice.
+    ``leader_epoch``: the leader epoch in the writer's cache.
+    """
+
+    number: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
+    partition: PartitionField
+    stamp: Stamp | None = None
+    leader_epoch: OffsetField | None = None
+
+
+class Acknowledged(Message, tag_field="kind", tag="acknowledged"):
+    """A batch is in the log as a whole: its first offset, and how many records it has.
+
+    ``duplicate``: an earlier attempt stored it, at this offset. ``partitions``: the topic's present
+    number of partitions. ``leader_epoch``: in which the leader answered.
+    """
+
+    number: int
+    partition: int
+    offset: OffsetField
+    count: OffsetField
+    partitions: int
+    leader_epoch: int
+    duplicate: bool
+
+
+class BatchRefused(Message, tag_field="kind", tag="refused"):
+    """A batch is not in the log, or only its first ``count`` records, from ``offset`` on.
+
+    The other fields are as in :class:`Acknowledged`, where they are known.
+    """
+
+    number: int
+    partition: int
+    error: IsologError
+    count: OffsetField
+    offset: OffsetField | None = None
+    partitions: int | None = None
+    leader_epoch: int | None = None
+    duplicate: bool = False
+
+
+Ack = Acknowledged | BatchRefused
+"""The answer to a batch."""
+
+
+_ACKS: Final = decoder(Ack)
+
+
+def ack_from_bytes(data: bytes) -> Ack:
+    """Return the answer to a batch, or raise InvalidRequest as :meth:`Message.from_bytes`."""
+    found: Ack = decoded(data, _ACKS, "Ack")
     return found

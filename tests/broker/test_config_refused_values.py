@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from spark_stream.wire.refused_values import problem_of
+from spark_stream.broker.config import problem_of
 
 
 @dataclass
