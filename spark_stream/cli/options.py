@@ -185,7 +185,7 @@ Topic = Annotated[
         metavar="TOPIC",
         help="The name of a topic.",
         show_default=False,
-        autocompletion=completed(lambda log: log.topics()),
+        autocompletion=completed(Log.topics),
     ),
 ]
 Isolation = Annotated[

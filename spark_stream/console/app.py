@@ -373,27 +373,32 @@ def serve(
     name = "127.0.0.1" if is_all else host
     address = f"http{'s' if is_secure else ''}://{joined(name, port)}"
     with closing(listener):
-        _PageServer(config, sessions, lambda: ready(address)).run(sockets=[listener])
+        _PageServer(config, sessions, ready, address).run(sockets=[listener])
 
 
 class _PageServer(uvicorn.Server):
     """Ends the streams of events first: uvicorn would wait for them, and then cancel them.
 
-    ``ready`` is called when a signal would end it in order: not before.
+    ``ready`` is called with the address when a signal would end it in order: not before.
     """
 
     def __init__(
-        self, config: uvicorn.Config, sessions: ConsoleSessions, ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        sessions: ConsoleSessions,
+        ready: Callable[[str], None],
+        address: str,
     ) -> None:
         super().__init__(config)
         self._sessions = sessions
         self._ready = ready
+        self._address = address
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to serve."""
         await super().startup(sockets)
         if self.started:
-            self._ready()
+            self._ready(self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all sessions, and then the server."""

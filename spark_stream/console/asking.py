@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -99,7 +100,7 @@ class Asking:
                 for broker, status in statuses.items()
                 for each in status.rolled_back
             ),
-            key=lambda each: each["at_ms"],
+            key=itemgetter("at_ms"),
             reverse=True,
         )
         return shown
@@ -292,7 +293,7 @@ def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, A
                     "leader": _broker(who),
                 }
                 found.append((later_ms, change))
-    found.sort(key=lambda each: each[0], reverse=True)
+    found.sort(key=itemgetter(0), reverse=True)
     return [change for _, change in found[:_CHANGES_MAX]]
 
 

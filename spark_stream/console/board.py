@@ -12,7 +12,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from functools import partial
 from typing import Any, Final
 
 import anyio.to_thread
@@ -156,8 +155,8 @@ class LiveBoard:
         self._watched[topic] = self._watched.get(topic, 0) + 1
         name = _TOPIC + topic
         if name not in self._tasks and not self._closed:
-            ask = partial(self._topic, topic)
-            self._tasks[name] = asyncio.create_task(self._repeat(name, _TOPIC_S, ask))
+            asking = self._repeat(name, _TOPIC_S, self._topic, topic)
+            self._tasks[name] = asyncio.create_task(asking)
 
     def _forget(self, topic: str) -> None:
         self._watched[topic] -= 1
@@ -169,12 +168,14 @@ class LiveBoard:
             self._parts.pop(name, None)
             self._values.pop(name, None)
 
-    async def _repeat(self, name: str, pause_s: float, ask: Callable[[], Any]) -> None:
+    async def _repeat(
+        self, name: str, pause_s: float, ask: Callable[..., Any], *given: str
+    ) -> None:
         while True:
             error = None
             try:
                 found = await anyio.to_thread.run_sync(
-                    ask, limiter=self._limit, abandon_on_cancel=True
+                    ask, *given, limiter=self._limit, abandon_on_cancel=True
                 )
                 self._values[name] = found
             except IsologError as failed:

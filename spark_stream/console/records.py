@@ -312,7 +312,7 @@ def _trimmed(pages: Sequence[Page], limit: int, *, forward: bool) -> list[Page]:
     for _ in range(sum(len(each.offsets) for each in pages) - limit):
         last = -1 if forward else 0
         moments = {at: _moment(each, last) for at, each in enumerate(found) if each.offsets}
-        at = (max if forward else min)(moments, key=lambda each: moments[each])
+        at = (max if forward else min)(moments, key=moments.__getitem__)
         page_, offset = found[at], found[at].offsets[last]
         count = len(page_.offsets) - 1
         found[at] = replace(

@@ -98,5 +98,9 @@ def console(
             60 * idle_minutes,
         ),
         note,
-        lambda address: print(f"{READY}{address}", flush=True),
+        _print_ready,
     )
+
+
+def _print_ready(address: str) -> None:
+    print(f"{READY}{address}", flush=True)

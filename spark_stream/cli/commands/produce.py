@@ -20,7 +20,15 @@ import typer
 from msgspec import Struct, structs
 
 from spark_stream.cli.input.fitting import Fitting, Placing, metadata_of, stored_columns
-from spark_stream.cli.input.formats import TEXT, Format, Reading, format_of, records, schema_of_file
+from spark_stream.cli.input.formats import (
+    TEXT,
+    Format,
+    Reading,
+    format_of,
+    ignore,
+    records,
+    schema_of_file,
+)
 from spark_stream.cli.options import Bootstrap, LogPath, Topic, counted, log, note, note_warning
 from spark_stream.cli.terminal import Interrupts, bar
 from spark_stream.client.log import Log
@@ -344,7 +352,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
         return
     metadata = metadata_of(columns)
     reading = structs.replace(reading, columns=columns, metadata=metadata, quiet=True)
-    for batch in records(reading, idle=lambda _: None):
+    for batch in records(reading, ignore):
         strange = [name for name in batch.schema.names if name in metadata.names]
         Fitting.of_topic(columns, text=True).fit(batch.drop_columns(strange), 1)
         break

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, Any, Final, Self
 
 import typer
@@ -193,7 +194,7 @@ def places(partitions: Iterable[TransactionPartition]) -> str:
     ordered = sorted(partitions, key=_place)
     return ", ".join(
         f"{topic} {drawn_together([each.partition for each in group], '-', ',')}"
-        for topic, group in groupby(ordered, key=lambda each: each.topic)
+        for topic, group in groupby(ordered, key=attrgetter("topic"))
     )
 
 

@@ -31,11 +31,11 @@ from spark_stream.cli.input.text_inputs import (
     CsvBlocks,
     CsvRecords,
     Idle,
+    LineBlocks,
     Parse,
     after_line,
     blocks,
     bytes_of,
-    line_records,
     named,
     parse_options,
     uncompressed_suffix,
@@ -133,9 +133,11 @@ Moved = Callable[[float | None], None]
 """Called with the fraction of the input that was read, 0 to 1; None if it is unknown."""
 
 
-def records(
-    reading: Reading, idle: Idle, moved: Moved = lambda part: None
-) -> Iterator[pa.RecordBatch]:
+def ignore(_: object) -> None:
+    """Do nothing: an :data:`Idle` or a :data:`Moved` for input that nobody waits for."""
+
+
+def records(reading: Reading, idle: Idle, moved: Moved = ignore) -> Iterator[pa.RecordBatch]:
     """Yield the records of an input. Call ``idle`` before a wait for more, ``moved`` per batch.
 
     Raises:
@@ -183,7 +185,7 @@ def _check_is_text(file: Path) -> None:
 
 def _parser(reading: Reading) -> Parse:
     if reading.format is Format.LINES:
-        return lambda block, first: line_records(block, reading.key_separator, first)
+        return LineBlocks(reading.key_separator).parse
     assert reading.columns is not None
     if reading.format is Format.JSON:
         return JsonBlocks(reading.columns, reading.metadata, reading.utf8).parse
@@ -311,15 +313,11 @@ def schema_of_file(
         if text:
             batches: Iterable[pa.RecordBatch] = sample.to_batches()
         elif kind is Format.PARQUET:
-            batches = parquet_records(file, _not_shown, risky)
+            batches = parquet_records(file, ignore, risky)
         else:
-            batches = arrow_records(file, _not_shown)
+            batches = arrow_records(file, ignore)
         _check_moments(batches, pa.schema([want.field(name) for name in risky]))
     return want
-
-
-def _not_shown(part: float | None) -> None:
-    pass
 
 
 def _sample(reading: Reading) -> pa.Table:
@@ -328,7 +326,7 @@ def _sample(reading: Reading) -> pa.Table:
     sample = bytearray()
     first = 1
     with bytes_of(reading.file) as source:
-        for block in text_blocks(reading, source, lambda _: None):
+        for block in text_blocks(reading, source, ignore):
             if reading.format is Format.JSON:
                 check_lines(block, first)
                 first += len(lines_in(block))

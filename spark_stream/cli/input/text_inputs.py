@@ -231,27 +231,33 @@ def lines(block: bytes) -> pa.BinaryArray:
     return pc.split_pattern(whole, "\n").values
 
 
-def line_records(block: bytes, separator: str | None, first: int = 1) -> pa.RecordBatch:
-    """Return lines as values; the text before the first ``separator`` of a line is the key.
+class LineBlocks(Struct, frozen=True):
+    """Blocks of lines as values; the text before the first ``separator`` of a line is the key."""
 
-    Raises:
-        InvalidRecord: a line has no ``separator``; ``first`` is the number of the first line.
-    """
-    values = lines(block)
-    if separator is None:
-        return pa.RecordBatch.from_arrays([values], names=["value"])
-    parts = pc.split_pattern(values, separator, max_splits=1)
-    keyless = pc.index(pc.list_value_length(parts), 1).as_py()
-    if keyless >= 0:
-        text = values[keyless].as_py()[:60].decode(errors="replace")
-        raise bad_record(
-            first + keyless,
-            f"the line has no key, which ends with {separator!r} (--key-separator): {text!r}",
-            "Give each line a key, or leave --key-separator out.",
-        )
-    keys = parts.values.take(parts.offsets[:-1])
-    rest = parts.values.take(pc.subtract(parts.offsets[1:], 1))
-    return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
+    separator: str | None = None
+
+    def parse(self, block: bytes, first: int) -> pa.RecordBatch:
+        """Parse a block of whole lines; its first record is number ``first``.
+
+        Raises:
+            InvalidRecord: a line has no separator.
+        """
+        values = lines(block)
+        if self.separator is None:
+            return pa.RecordBatch.from_arrays([values], names=["value"])
+        parts = pc.split_pattern(values, self.separator, max_splits=1)
+        keyless = pc.index(pc.list_value_length(parts), 1).as_py()
+        if keyless >= 0:
+            text = values[keyless].as_py()[:60].decode(errors="replace")
+            ends = f"{self.separator!r} (--key-separator)"
+            raise bad_record(
+                first + keyless,
+                f"the line has no key, which ends with {ends}: {text!r}",
+                "Give each line a key, or leave --key-separator out.",
+            )
+        keys = parts.values.take(parts.offsets[:-1])
+        rest = parts.values.take(pc.subtract(parts.offsets[1:], 1))
+        return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
 
 
 def named(names: list[str]) -> list[str]:

@@ -50,7 +50,7 @@ def bench(
             help="A topic with Kafka's columns; the records stay in it."
             " Default: a temporary one, deleted at the end.",
             show_default=False,
-            autocompletion=completed(lambda log: log.topics()),
+            autocompletion=completed(Log.topics),
         ),
     ] = None,
     partitions: Annotated[

@@ -35,6 +35,10 @@ def _config() -> None:
     """Show configuration files to begin with."""  # a callback keeps `example` a command
 
 
+def _completed(incomplete: str) -> list[str]:
+    return [each for each in names() if each.startswith(incomplete)]
+
+
 @app.command()
 def example(
     name: Annotated[
@@ -43,9 +47,7 @@ def example(
             metavar="[NAME]",
             help="A file, or with --write a folder of files. Default: all.",
             show_default=False,
-            autocompletion=lambda incomplete: [
-                each for each in names() if each.startswith(incomplete)
-            ],
+            autocompletion=_completed,
         ),
     ] = None,
     write: Annotated[

@@ -93,9 +93,9 @@ def look_at(opened: Log) -> Look:
     denied: list[str] = []
     unavailable: list[str] = []
 
-    def ask(part: str, call: Callable[[], Iterable[T]]) -> tuple[T, ...]:
+    def ask(part: str, call: Callable[..., Iterable[T]], *given: Log) -> tuple[T, ...]:
         try:
-            return tuple(call())
+            return tuple(call(*given))
         except PermissionDenied:
             denied.append(part)
         except StorageFailure:  # the metadata store: a problem of the cluster has its text
@@ -107,7 +107,7 @@ def look_at(opened: Log) -> Look:
         at=at,
         now_ms=time.time_ns() // 1_000_000,
         cluster=opened.cluster(),
-        topics=ask("topics", lambda: _topics(opened)),
+        topics=ask("topics", _topics, opened),
         transactions=ask("transactions", opened.transactions),
         consumers=ask("consumers", opened.consumers),
         denied=tuple(denied),

@@ -16,9 +16,9 @@ from spark_stream.cli.input.json_inputs import JsonBlocks
 from spark_stream.cli.input.text_inputs import (
     CsvBlocks,
     CsvRecords,
+    LineBlocks,
     after_line,
     blocks,
-    line_records,
 )
 from spark_stream.sql.ddl import parse_schema, schema_text
 
@@ -112,11 +112,11 @@ def test_what_comes_before_a_broken_quote_is_handed_on():
 
 
 def keyed_lines(block: bytes, first: int = 1) -> pa.RecordBatch:
-    return line_records(block, "=>", first)
+    return LineBlocks("=>").parse(block, first)
 
 
 def plain_lines(block: bytes, first: int = 1) -> pa.RecordBatch:
-    return line_records(block, None, first)
+    return LineBlocks().parse(block, first)
 
 
 def csv(block: bytes, first: int = 1) -> pa.RecordBatch:
