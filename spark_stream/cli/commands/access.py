@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ from spark_stream.cli.options import (
     metadata_backend,
     note,
 )
-from spark_stream.cli.output.texts import as_json, cell, console, duration, visible
+from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, visible, wall_ms
 from spark_stream.client.access import AccessClient
 from spark_stream.client.connecting.access import checked_text
 from spark_stream.cluster.access import USERS, User, encode
@@ -272,7 +271,7 @@ def list_tokens(
     if output is Listing.JSON:
         print(json.dumps(as_json(found), indent=2))
         return
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     table = Table()
     for column in ("id", "principal", "made", "expires", "only"):
         table.add_column(column, overflow="fold")
@@ -282,7 +281,7 @@ def list_tokens(
         table.add_row(
             each.id,
             cell(each.principal),
-            f"{duration(max(0.0, (now_ms - each.created_ms) / 1000))} ago",
+            ago(each.created_ms, now_ms),
             ends,
             "" if each.grants is None else cell(", ".join(each.grants)),
         )

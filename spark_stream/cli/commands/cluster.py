@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -27,12 +26,12 @@ from spark_stream.cli.options import (
     note,
     where,
 )
-from spark_stream.cli.output.texts import as_json, cell, console
+from spark_stream.cli.output.texts import as_json, broker_state, cell, console, plain_table
 from spark_stream.client.cluster import inspect_cluster, restore_metadata
 from spark_stream.cluster import backup as backups
 from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.cluster_messages import BrokerDescription, BrokerStatus, ClusterDescription
+from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription
 
 
 def show_cluster(
@@ -71,7 +70,7 @@ def show_cluster(
 
 
 def _brokers_table(cluster: ClusterDescription) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     for text in ("broker", "address", "rack", "state"):
         table.add_column(text, overflow="fold")
     for number in ("leads", "replicas", "in sync"):
@@ -81,21 +80,12 @@ def _brokers_table(cluster: ClusterDescription) -> Table:
             cell(each.id),
             cell(each.address),
             cell(each.rack or ""),
-            _state(each, cluster.controller),
+            broker_state(each, cluster.controller),
             str(each.leaders),
             str(each.replicas),
             str(each.in_sync),
         )
     return table
-
-
-def _state(broker: BrokerDescription, controller: str | None) -> str:
-    words = ["alive" if broker.alive else "dead"]
-    if broker.state != "active":
-        words.append(broker.state)
-    if broker.id == controller:
-        words.append("controller")
-    return ", ".join(words)
 
 
 app = typer.Typer(no_args_is_help=True, help="Look at a cluster, and take brokers out of it.")

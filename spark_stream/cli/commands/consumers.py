@@ -8,7 +8,6 @@ far it has come.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -28,7 +27,7 @@ from spark_stream.cli.options import (
     note,
     place_of,
 )
-from spark_stream.cli.output.texts import as_json, cell, console, duration, state_text
+from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, state_text, wall_ms
 from spark_stream.client.consumers import MovedPosition
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription
@@ -61,7 +60,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
             cell(", ".join(topics) or each.selection or "-"),
             _number(each.lag),
             _number(each.held_back or None),
-            _ago(each.recorded_ms, now_ms),
+            ago(each.recorded_ms, now_ms),
             *([cell(each.principal) or "-"] if is_known else ()),
         )
     console().print(table)
@@ -80,14 +79,14 @@ def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: List
             rows += [
                 ("isolation", each.isolation or "-"),
                 ("reads", each.selection or "-"),
-                ("first started", _ago(each.started_ms, now_ms)),
+                ("first started", ago(each.started_ms, now_ms)),
                 ("started by", each.starting or "-"),
-                ("last recorded", _ago(each.recorded_ms, now_ms)),
+                ("last recorded", ago(each.recorded_ms, now_ms)),
             ]
         rows += [("principal", each.principal)] if each.principal else []
         rows += [("lag", _number(each.lag)), ("held back", _number(each.held_back or None))]
         if each.lost_ms is not None:
-            rows.append(("last lost member", f"{each.lost_member}, {_ago(each.lost_ms, now_ms)}"))
+            rows.append(("last lost member", f"{each.lost_member}, {ago(each.lost_ms, now_ms)}"))
         for name, value in rows:
             facts.add_row(name, cell(value))
         console().print(facts)
@@ -161,12 +160,6 @@ def _as_json(found: ConsumerDescription) -> dict[str, Any]:
     return shown
 
 
-def _ago(moment_ms: int | None, now_ms: int) -> str:
-    if moment_ms is None:
-        return "-"
-    return f"{duration(max(0.0, (now_ms - moment_ms) / 1000))} ago"
-
-
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
@@ -196,7 +189,7 @@ def list_consumers(
     """
     with log(bootstrap, path) as opened:
         found = opened.consumers()
-    show_consumers(found, _now_ms(), output)
+    show_consumers(found, wall_ms(), output)
 
 
 @app.command()
@@ -216,7 +209,7 @@ def describe(
     """
     with log(bootstrap, path) as opened:
         found = opened.describe_consumer(name)
-    show_consumer(found, _now_ms(), output)
+    show_consumer(found, wall_ms(), output)
 
 
 @app.command()
@@ -311,7 +304,3 @@ def _known(consumer: ConsumerDescription) -> str:
     if consumer.group is not None:
         return f"where a group goes on, with {len(consumer.group.members)} members"
     return "where a client goes on"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -10,7 +10,6 @@ the option ``sinkId``.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import groupby
@@ -33,7 +32,15 @@ from spark_stream.cli.options import (
     log,
     note,
 )
-from spark_stream.cli.output.texts import as_json, cell, console, drawn_together, duration
+from spark_stream.cli.output.texts import (
+    ago,
+    as_json,
+    cell,
+    console,
+    drawn_together,
+    duration,
+    wall_ms,
+)
 from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
 from spark_stream.wire.topic_messages import PartitionDescription
@@ -324,7 +331,7 @@ def abort(
 
 
 def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> list[Aged]:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     return [Aged.of(each, now_ms, hangs_after_s) for each in found]
 
 
@@ -367,7 +374,7 @@ def list_sinks(
     if output is Listing.JSON:
         print(json.dumps(as_json(found), indent=2))
         return
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     table = Table()
     table.add_column("sink id", overflow="fold")
     table.add_column("query", overflow="fold")
@@ -380,7 +387,7 @@ def list_sinks(
             cell(each.query_name or each.query),
             each.state,
             _last_batch(each),
-            f"{duration(max(0.0, (now_ms - each.last_used_ms) / 1000))} ago",
+            ago(each.last_used_ms, now_ms),
         )
     console().print(table)
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
-from rich.table import Table
 
 from spark_stream.cli.operating.load import LoadPlan, LoadRun
 from spark_stream.cli.options import (
@@ -24,7 +22,7 @@ from spark_stream.cli.options import (
     log,
     note,
 )
-from spark_stream.cli.output.texts import console
+from spark_stream.cli.output.texts import console, plain_table
 from spark_stream.cli.terminal import bar
 from spark_stream.client.log import Log
 from spark_stream.client.topics import level
@@ -300,8 +298,7 @@ def _show(facts: dict[str, Any], output: Listing) -> None:
             )
     if "transactions" in facts:
         screen.print(f"committed {facts['transactions']:,} transactions")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("latency, ms")
+    table = plain_table("latency, ms")
     shown = [
         (title, facts[name])
         for title, name in (

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from spark_stream.cli.output.texts import broker_state
 from spark_stream.client.trends import LagSample, LagTrend, sample_of, trend_of
 from spark_stream.consistency.isolation import HOLDS_S, ReaderState
 from spark_stream.wire.cluster_messages import ClusterDescription
@@ -193,14 +194,9 @@ def _broker_lines(now: Look, flows: Mapping[Place, Flow]) -> Iterator[BrokerLine
         if place in flows:
             led.setdefault(each.leader, []).append(flows[place])
     for broker in now.cluster.brokers:
-        words = ["alive" if broker.alive else "dead"]
-        if broker.state != "active":
-            words.append(broker.state)
-        if broker.id == now.cluster.controller:
-            words.append("controller")
         yield BrokerLine(
             broker.id,
-            ", ".join(words),
+            broker_state(broker, now.cluster.controller),
             broker.leaders,
             broker.replicas,
             broker.in_sync,

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Annotated, Final, TypeVar
 
 import typer
-from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -26,7 +25,16 @@ from rich.text import Text
 
 from spark_stream.cli.operating.frames import ClusterFrame, ConsumerLine, Flow, Look, frame_of
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
-from spark_stream.cli.output.texts import as_json, console, duration, size_text, state_text, visible
+from spark_stream.cli.output.texts import (
+    as_json,
+    console,
+    duration,
+    plain_table,
+    size_text,
+    state_text,
+    visible,
+    wall_ms,
+)
 from spark_stream.client.log import Log
 from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.consistency.isolation import ReaderState
@@ -105,7 +113,7 @@ def look_at(opened: Log) -> Look:
     at = time.monotonic()
     return Look(
         at=at,
-        now_ms=time.time_ns() // 1_000_000,
+        now_ms=wall_ms(),
         cluster=opened.cluster(),
         topics=ask("topics", _topics, opened),
         transactions=ask("transactions", opened.transactions),
@@ -225,7 +233,7 @@ def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
 
 def _table(first: str, *others: str, numbers: int) -> Table:
     """Return a table whose last ``numbers`` columns are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     table.add_column(first, overflow="fold", max_width=32)
     for place, name in enumerate(others):
         is_number = place >= len(others) - numbers

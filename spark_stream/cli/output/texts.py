@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from spark_stream.consistency.isolation import ReaderState
 from spark_stream.errors import IsologError
+from spark_stream.wire.cluster_messages import BrokerDescription
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 _WIDTH_MAX: Final = 10_000
@@ -69,6 +73,33 @@ def duration(seconds: float) -> str:
             rest = whole % size // part
             return f"{sign}{whole // size} {name}" + (f" {rest} {of_part}" if rest else "")
     return f"{sign}{whole} s"
+
+
+def ago(moment_ms: int | None, now_ms: int) -> str:
+    """Write how long ago a moment was: ``4 min 10 s ago``, ``-`` for None."""
+    return "-" if moment_ms is None else f"{duration(max(0.0, (now_ms - moment_ms) / 1000))} ago"
+
+
+def wall_ms() -> int:
+    """Return the time of this machine in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def broker_state(broker: BrokerDescription, controller: str | None) -> str:
+    """Return the state of a broker in words: ``alive, controller``."""
+    words = ["alive" if broker.alive else "dead"]
+    if broker.state != "active":
+        words.append(broker.state)
+    if broker.id == controller:
+        words.append("controller")
+    return ", ".join(words)
+
+
+def plain_table(*titles: str) -> Table:
+    """Return a table without lines between its columns."""
+    return Table(
+        *titles, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
+    )
 
 
 def console() -> Console:

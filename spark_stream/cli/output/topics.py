@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_stream.cli.options import Listing, counted
-from spark_stream.cli.output.texts import as_json, cell, console, drawn_together, size_text
+from spark_stream.cli.output.texts import (
+    as_json,
+    cell,
+    console,
+    drawn_together,
+    plain_table,
+    size_text,
+)
 from spark_stream.schema.types import field_type_name
 from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
@@ -196,9 +203,7 @@ def _behind(partition: PartitionDescription) -> Iterator[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for title in _TITLES:
-        table.add_column(title)
+    table = plain_table(*_TITLES)
     for row in rows:
         table.add_row(*map(cell, row))
     return table
