@@ -33,7 +33,7 @@ from spark_stream.access.rules import (
     RuleSet,
 )
 from spark_stream.cli.commands.certs import create
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.access import RULES, USERS, User, encode

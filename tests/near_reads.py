@@ -11,8 +11,8 @@ import pytest
 
 import isolog
 from spark_stream.client.reading import loop as feed
+from spark_stream.client.reading.fetching import MappedFile, MappingLeaders
 from spark_stream.client.reading.loop import Feed
-from spark_stream.client.reading.mapping import MappedFile, MappingLeaders
 from tests.support import eventually
 
 

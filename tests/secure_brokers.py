@@ -10,7 +10,7 @@ import pytest
 
 import isolog
 from spark_stream.cli.commands.access import _add_to_store
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.stores.backends import SqliteBackend

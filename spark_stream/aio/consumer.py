@@ -17,8 +17,8 @@ from spark_stream.aio.calls import Asynchronous, Worker
 from spark_stream.client.reading import consumer as sync
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched
-from spark_stream.client.reading.polling import RECORDS_MAX, Patience, checked_records_max
-from spark_stream.client.reading.positions import Key, Target
+from spark_stream.client.reading.records import RECORDS_MAX, Patience, checked_records_max
+from spark_stream.client.topics import Key, Target
 from spark_stream.client.values import Record
 from spark_stream.errors import InvalidRequest
 

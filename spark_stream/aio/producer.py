@@ -14,8 +14,7 @@ from spark_stream.aio.calls import Asynchronous, Worker
 from spark_stream.aio.consumer import AsyncConsumer
 from spark_stream.client.values import Written
 from spark_stream.client.writing import producer as sync
-from spark_stream.client.writing.batches import AnyHeaders, as_bytes
-from spark_stream.client.writing.frames import ArrowData
+from spark_stream.client.writing.batches import AnyHeaders, ArrowData, as_bytes
 from spark_stream.errors import BufferFull
 from spark_stream.transport.lifetime import ProcessBound
 

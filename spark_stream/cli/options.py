@@ -18,7 +18,7 @@ from spark_stream.client.connecting.access import Access, access_of, bootstrap_o
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.embedded import lock_held
 from spark_stream.client.log import Log
-from spark_stream.client.reading.positions import Place
+from spark_stream.client.topics import Place
 from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.directories import local_directory

@@ -4,14 +4,12 @@
 ``reading/``       how records get from the leader to the reader
 ``connecting/``    how a broker is found, started and called
 ``log``            ``connect()`` and the handle it returns
-``topics``         topics, and what the client caches of them
+``topics``         topics, the client's cache of them, and offsets of places in them
 ``consumers``      consumers' names, and where each reads
-``sessions``       heartbeats of named consumers and queries
 ``groups``         a member of a consumer group, and its heartbeats
-``transactions``   the broker's actions for transactions and positions
-``leaders``        partitions as their leaders describe them, and what is held back there
+``administration`` the cluster, transactions, users and permissions, for operators
+``leaders``        answers of partition leaders: offsets, facts, and what is held back
 ``trends``         whether a consumer is stalled, falls behind or catches up
-``moments``        moments as whole microseconds since 1970
-``closing``        the base of what a ``with`` block closes
-``values``         the values that calls return
+``options``        checks of options
+``values``         the values that calls return, and times
 """

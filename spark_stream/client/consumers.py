@@ -9,9 +9,8 @@ from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import Partitions, see_partitions
-from spark_stream.client.reading.named_positions import check_name
-from spark_stream.client.reading.positions import Key, Place, cut_of, resolve_with_lineages
-from spark_stream.client.topics import TopicsClient
+from spark_stream.client.reading.named_reader import check_name
+from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve_with_lineages
 from spark_stream.consistency.isolation import Isolation, lag_of
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.threads import call_elsewhere, weakly
 from spark_stream.consistency.groups import Assigned, MemberAnswer, Owner, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import ConsumerFenced, IsologError

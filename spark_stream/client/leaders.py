@@ -1,30 +1,45 @@
-"""Partitions as their leaders describe them, from all brokers that answer soon.
+"""Answers of partition leaders: offsets, and partitions as their leaders describe them.
 
-The answers leave out the brokers that do not answer, so a dead broker delays no view for long.
+:func:`looked_up` gets offsets of topics whose partitions have several leaders, with few calls. One
+broker gets the question about all topics. It answers for the partitions that it leads and names the
+leaders of the others. Then each of these leaders gets one call. So with a single leader one call is
+enough, whatever the number of topics, and new partitions are found as well.
+
+:func:`ask_each` and :func:`see_partitions` leave out the brokers that do not answer soon, so a dead
+broker delays no view for long.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.parallel import in_parallel
-from spark_stream.errors import BrokerUnavailable, IsologError, RequestTimeout
+from spark_stream.client.connecting.link import seconds_left
+from spark_stream.client.connecting.router import Router
+from spark_stream.client.connecting.threads import in_parallel
+from spark_stream.errors import BrokerUnavailable, IsologError, LeaderUnavailable, RequestTimeout
 from spark_stream.wire.cluster_messages import ListBrokers
 from spark_stream.wire.messages import A, Call
 from spark_stream.wire.topic_messages import (
     AskedTopic,
+    LeaderFacts,
+    ListedOffsets,
     ListOffsets,
     PartitionFacts,
     PartitionOffset,
+    PartitionOffsets,
 )
 
 _PATIENCE_S: Final = 2.0
 _BROKERS_AT_ONCE: Final = 8
+_PAUSE_FIRST_S: Final = 0.05
+_PAUSE_MAX_S: Final = 0.5
 
 Note = Callable[[str, str, float | None], None]
 """A function of a broker, a call's name, and the seconds until the answer (None without one)."""
@@ -101,3 +116,139 @@ def held_back(facts: PartitionFacts | None) -> dict[int, int]:
         return {}
     stable, held = facts.last_stable_offset, facts.high_watermark - facts.last_stable_offset
     return {each.transaction: held if each.first_offset == stable else 0 for each in facts.open}
+
+
+def looked_up(
+    connection: ClusterConnection,
+    router: Router,
+    asked: Sequence[AskedTopic],
+    *,
+    names: bool = False,
+) -> ListedOffsets:
+    """Ask the leaders of the partitions, until the connection's timeout.
+
+    Raises:
+        UnknownPartition: a topic does not have a requested partition.
+        LeaderUnavailable, BrokerUnavailable, RequestTimeout: not all leaders answer in time.
+    """
+    deadline = time.monotonic() + connection.timeout_s
+    request = ListOffsets(topics=list(asked), names=names)
+    pause = _PAUSE_FIRST_S
+    for rounds in count():
+        first = connection.call(request, seconds_left(deadline))
+        lookup = _LookUp(connection, router, asked, first, deadline, rounds)
+        lookup.ask_leaders()
+        missing = lookup.missing()
+        if not missing:
+            return structs.replace(first, topics=lookup.found(), names=sorted(first.names or ()))
+        if time.monotonic() + pause > deadline:
+            raise lookup.failure(missing)
+        time.sleep(pause)
+        pause = min(_PAUSE_MAX_S, 2 * pause)
+    raise AssertionError("unreachable: the rounds do not end")
+
+
+class _TopicAnswers:
+    """The answers about a topic in one round."""
+
+    def __init__(self, router: Router, asked: AskedTopic, first: PartitionOffsets) -> None:
+        self._router = router
+        self.asked = asked
+        self.topic_id = first.topic_id
+        self.elsewhere = first.elsewhere
+        self.missing = {each.partition for each in first.elsewhere}
+        self._answers: dict[int, PartitionOffset] = {}
+        self.take(first)
+
+    def take(self, answer: PartitionOffsets) -> None:
+        """Take the answer, except for partitions whose leader has been replaced."""
+        for number, each in answer.partitions.items():
+            if self._router.note_epoch(self.asked.topic, self.topic_id, number, each.epoch):
+                self._answers[number] = each
+                self.missing.discard(number)
+            else:
+                self.missing.add(number)
+
+    def found(self) -> PartitionOffsets:
+        """Return all answers as one."""
+        return PartitionOffsets(
+            topic_id=self.topic_id, partitions=dict(sorted(self._answers.items()))
+        )
+
+
+class _LookUp:
+    """One round: the first answer, and those of the leaders that it names."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        router: Router,
+        asked: Sequence[AskedTopic],
+        first: ListedOffsets,
+        deadline: float,
+        rounds: int,
+    ) -> None:
+        self._connection = connection
+        self._router = router
+        self._deadline = deadline
+        self._rounds = rounds  # how many rounds came before
+        self._failure: IsologError | None = None
+        self._topics = {
+            each.topic: _TopicAnswers(router, each, first.topics[each.topic])
+            for each in asked
+            if each.topic in first.topics
+        }
+
+    def ask_leaders(self) -> None:
+        """Ask the leaders of what is missing, all at once."""
+        groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for name, topic in self._topics.items():
+            for each in topic.elsewhere:
+                if each.leader is not None and each.address and self._learn(topic, each):
+                    groups[each.address][name].append(each.partition)
+        in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
+
+    def _learn(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
+        return self._router.learn_leader(topic.asked.topic, topic.topic_id, leader)
+
+    def _ask(self, group: tuple[str, Mapping[str, list[int]]]) -> None:
+        address, wanted = group
+        asked = ListOffsets(
+            topics=[
+                structs.replace(self._topics[name].asked, partitions=numbers)
+                for name, numbers in wanted.items()
+            ]
+        )
+        try:
+            link = self._connection.at(address)
+            turn = self._connection.turn(self._deadline, self._rounds)
+            answer = link.call(asked, turn)
+        except IsologError as error:
+            if not error.retriable:
+                raise
+            self._failure = error
+            return
+        for name in wanted:
+            topic, found = self._topics[name], answer.topics.get(name)
+            if found is None or found.topic_id != topic.topic_id:
+                self._failure = LeaderUnavailable(f"topic {name!r} was created again", topic=name)
+            else:
+                topic.take(found)
+
+    def missing(self) -> dict[str, set[int]]:
+        """Return the partitions, by topic, for which no leader has answered."""
+        return {name: topic.missing for name, topic in self._topics.items() if topic.missing}
+
+    def failure(self, missing: Mapping[str, set[int]]) -> IsologError:
+        """Return why partitions are missing."""
+        if self._failure is not None:
+            return self._failure
+        name, lacking = next(iter(missing.items()))
+        numbers = ", ".join(map(str, sorted(lacking)))
+        return LeaderUnavailable(
+            f"topic {name!r} has no leader now for partition {numbers}", topic=name
+        )
+
+    def found(self) -> dict[str, PartitionOffsets]:
+        """Return by topic what all its leaders answered."""
+        return {name: topic.found() for name, topic in self._topics.items()}

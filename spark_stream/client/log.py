@@ -5,36 +5,35 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Never, overload
+from types import TracebackType
+from typing import Any, Never, Self, overload
 
 import pyarrow as pa
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from spark_stream.client.closing import Closing
-from spark_stream.client.cluster import checked_broker, inspect_cluster
-from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.parallel import in_parallel
-from spark_stream.client.consumers import ConsumersClient, MovedPosition
-from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.consumer import Consumer
-from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
-from spark_stream.client.reading.positions import Key, Place, cut_of, resolve
-from spark_stream.client.reading.ranges import check_place, read_range
-from spark_stream.client.topics import TopicsClient, checked_topic, level
-from spark_stream.client.transactions import (
+from spark_stream.client.administration import (
+    checked_broker,
     describe_transaction,
+    inspect_cluster,
     kill_transaction,
     list_transactions,
 )
-from spark_stream.client.unknown_options import known_options, refuse_unknown
+from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.consumers import ConsumersClient, MovedPosition
+from spark_stream.client.options import known_options, level, refuse_unknown
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.consumer import Consumer
+from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
+from spark_stream.client.reading.ranges import of_partitions, read_table, topic_spans
+from spark_stream.client.topics import Place, TopicsClient, checked_topic, resolve
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.directories import local_directory
-from spark_stream.errors import InvalidOption, OffsetEvicted, UnknownPartition
+from spark_stream.errors import InvalidOption
 from spark_stream.sql.ddl import parse_altered, parse_schema
+from spark_stream.transport.lifetime import ProcessBound
 from spark_stream.wire.cluster_messages import (
     BrokerStatus,
     CancelMoves,
@@ -54,8 +53,6 @@ from spark_stream.wire.transaction_messages import (
     SinkDescription,
     TransactionDescription,
 )
-
-_READERS_MAX: Final = 4
 
 
 def connect(
@@ -131,7 +128,7 @@ def connect(
     return log
 
 
-class Log(Closing):
+class Log(ProcessBound):
     """A connection to a log. Use it as a context manager, or call :meth:`close`."""
 
     def __init__(self, connection: ClusterConnection) -> None:
@@ -278,12 +275,8 @@ class Log(Closing):
         """Return the id of the topic, and the offset to trim below in each partition."""
         known = self._topics.describe(topic)
         found = resolve(self._topics, topic, before, Isolation.READ_COMMITTED, "earliest")
-        span = _Span(known, found, {}, from_earliest=False)
-        if partitions is not None:
-            span = _only(span, partitions)
-        elif isinstance(before, Mapping):
-            span = _only(span, list(before))
-        return known.id, dict(span.starts)
+        chosen = before if partitions is None and isinstance(before, Mapping) else partitions
+        return known.id, found if chosen is None else of_partitions(topic, found, chosen)
 
     # -- the cluster ----------------------------------------------------------------------------
 
@@ -566,11 +559,9 @@ class Log(Closing):
         """
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
-        spans = self._spans(names, start, end, chosen)
-        if partitions is not None:
-            spans = {name: _only(span, partitions) for name, span in spans.items()}
-        if chosen is Isolation.READ_ATOMIC:
-            chosen = Isolation.READ_COMMITTED  # what lies below a cut is decided
+        spans = topic_spans(
+            self._connection, self._topics, names, start, end, chosen, partitions=partitions
+        )
         tables = {}
         for name in names:
             span = spans[name]
@@ -582,51 +573,21 @@ class Log(Closing):
                 headers=headers,
                 filter=filter,
             )
-            tables[name] = self._table(view, span, chosen)
+            tables[name] = read_table(self._topics.router, view, span, chosen)
         return tables[topics] if isinstance(topics, str) else tables
 
-    def _spans(
-        self, names: list[str], start: Place, end: Place, isolation: Isolation
-    ) -> dict[str, _Span]:
-        known = {name: self._topics.describe(name) for name in names}
-        starts = {name: resolve(self._topics, name, start, isolation, "earliest") for name in names}
-        atomic = isolation is Isolation.READ_ATOMIC
-        bound = Isolation.READ_COMMITTED if atomic else isolation
-        ends = {name: resolve(self._topics, name, end, bound, "latest") for name in names}
-        if atomic:
-            ids = {name: topic.id for name, topic in known.items()}
-            if isinstance(end, str):  # the latest cut
-                cut = cut_of(self._connection, ids, lower=_by_key(starts))
-            else:
-                cut = cut_of(self._connection, ids, upper=_by_key(ends))
-            ends = {name: {} for name in names}
-            for (name, number), offset in cut.items():
-                ends[name][number] = offset
-        for name, found in ends.items():  # partitions that were just added are read from 0
-            starts[name] = dict.fromkeys(found, 0) | starts[name]
-        earliest = start == "earliest"
-        return {name: _Span(known[name], starts[name], ends[name], earliest) for name in names}
-
-    def _table(self, view: View, span: _Span, isolation: Isolation) -> pa.Table:
-        def of_partition(number: int) -> list[pa.RecordBatch]:
-            source = Source(self._topics.router, view, span.topic.id, number, isolation)
-            first, last = span.starts[number], span.ends[number]
-            if first >= last:  # empty, but the leader refuses an offset that never existed
-                check_place(source, first, last)
-            while True:
-                try:
-                    found = (each.batch for each in read_range(source, first, last))
-                    return [batch for batch in found if batch.num_rows]
-                except OffsetEvicted as error:
-                    left = error.details.get("log_start_offset")
-                    if not span.from_earliest or left is None:
-                        raise
-                    first = left  # the read starts at the earliest record that is left
-
-        parts = in_parallel(of_partition, sorted(span.starts), _READERS_MAX)
-        return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
-
     # -- the connection -------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         """Abort the open transactions of this log's producers, then close the connection.
@@ -651,28 +612,3 @@ class TrimPlan(Struct, frozen=True):
     def records(self) -> int:
         """The number of offsets that readers lose."""
         return sum(max(0, at - self.log_starts[number]) for number, at in self.before.items())
-
-
-class _Span(Struct, frozen=True):
-    topic: TopicDescription
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
-    from_earliest: bool
-
-
-def _only(span: _Span, partitions: Sequence[int]) -> _Span:
-    """Return the span of these partitions; raise UnknownPartition if the topic lacks one."""
-    for number in partitions:
-        if number not in span.starts:
-            raise UnknownPartition(
-                f"topic {span.topic.name!r} has partitions 0 to {len(span.starts) - 1},"
-                f" not {number!r}",
-                topic=span.topic.name,
-                partition=number,
-            )
-    starts = {number: span.starts[number] for number in partitions}
-    return structs.replace(span, starts=starts)
-
-
-def _by_key(offsets: Mapping[str, Mapping[int, int]]) -> dict[Key, int]:
-    return {(name, number): at for name, found in offsets.items() for number, at in found.items()}

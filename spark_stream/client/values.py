@@ -1,11 +1,18 @@
-"""The values that the client's calls return."""
+"""The values that the client's calls return, and conversion of times to microseconds."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import NamedTuple
+import time
+from datetime import UTC, datetime
+from numbers import Integral
+from typing import Final, NamedTuple
 
 from msgspec import Struct
+
+from spark_stream.errors import InvalidRecord
+from spark_stream.structs import INT64_MAX
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Written(Struct, frozen=True):
@@ -40,3 +47,32 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
+
+
+def to_microseconds(moment: datetime) -> int:
+    """Return the microseconds since the epoch; a moment without a zone is in UTC.
+
+    The same holds everywhere, as in Spark's options: what a program reads does not depend on its
+    machine's time zone.
+    """
+    if moment.tzinfo is None:
+        moment = datetime.combine(moment.date(), moment.time(), UTC)
+    span = moment - _EPOCH  # astimezone() overflows at both ends of the calendar
+    return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
+
+
+def timestamp_us(timestamp: int | datetime | None) -> int:
+    """Return a record's timestamp in microseconds: from milliseconds, a datetime, or now."""
+    if timestamp is None:
+        return time.time_ns() // 1000
+    if isinstance(timestamp, datetime):
+        return to_microseconds(timestamp)
+    if not isinstance(timestamp, Integral) or isinstance(timestamp, bool):
+        raise InvalidRecord(
+            f"timestamp takes whole milliseconds since 1970, or a datetime, not {timestamp!r}",
+            hint="time.time() is in seconds: use int(time.time() * 1000), or leave it out.",
+        )
+    moment = int(timestamp) * 1000
+    if not -INT64_MAX <= moment <= INT64_MAX:
+        raise InvalidRecord(f"timestamp {timestamp} is out of range", hint="It is in milliseconds.")
+    return moment

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.client.cluster import disk_fault
+from spark_stream.client.administration import disk_fault
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import HOLDS_S, ReaderState
 from spark_stream.wire.cluster_messages import ProblemKind

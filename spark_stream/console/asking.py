@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.client.cluster import with_refusals
+from spark_stream.client.administration import kill_transaction, list_transactions, with_refusals
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.leaders import (
@@ -31,7 +31,6 @@ from spark_stream.client.leaders import (
     see_partitions,
 )
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.transactions import kill_transaction, list_transactions
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.types import field_type_name
 from spark_stream.wire.cluster_messages import BrokerStatus, DescribeCluster, GetStatus

@@ -20,12 +20,12 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spark_stream.client.moments import to_microseconds
+from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.positions import cut_of
 from spark_stream.client.reading.ranges import read_range
-from spark_stream.client.topics import level
+from spark_stream.client.topics import cut_of
+from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.entries import RecordRun, RecordState
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.console.asking import Asking, columns_of

@@ -1,7 +1,7 @@
 """Which columns of a typed topic may be a record's key, and which types hash alike.
 
 A topic's setting ``partition.by`` names its key columns. A topic with Kafka's columns has one, its
-column ``key``. :mod:`spark_stream.client.writing.keys` makes bytes of the values.
+column ``key``. :mod:`spark_stream.client.writing.partitioner` makes bytes of the values.
 
 A key column may be a field of a struct: ``user.id``. As in Spark, backquotes enclose a name with a
 dot or a comma: ```first.name```. A whole name that is a column is that column.

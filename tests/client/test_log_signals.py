@@ -248,7 +248,7 @@ def test_a_producer_can_be_closed_if_an_interrupt_came_before_its_first_record(
     monkeypatch.setattr(producer._sender, "_give_up", lambda: None)
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code.co_name == "add" and "/writing/pending.py" in frame.f_code.co_filename:
+        if frame.f_code.co_name == "add" and "/writing/buffer.py" in frame.f_code.co_filename:
             raise KeyboardInterrupt
         return interrupt
 

@@ -1,6 +1,6 @@
 """What a reader of a run is: the core, the streams and the connections that ship, and a shell.
 
-``client.reading.fetch_core`` decides what is asked, and what an answer means. This stands for
+``client.reading.core`` decides what is asked, and what an answer means. This stands for
 ``client.reading.loop``, with tasks for its threads. At the broker the fetch itself is what ships;
 :func:`watched` looks at what it answers.
 """
@@ -16,9 +16,8 @@ import pyarrow as pa
 from isolog.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.broker.serving.fetching import Answers, AwaitRecords
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.reading.fetch_core import AskRange, FetchCore, RangeMoved, RangeOver
+from spark_stream.client.reading.core import AskRange, FetchCore, RangeCore, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import decoded_rows
-from spark_stream.client.reading.range_core import RangeCore
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN

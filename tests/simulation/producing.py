@@ -16,10 +16,9 @@ import pyarrow as pa
 from msgspec import Struct
 
 from isolog.errors import BrokerUnavailable, IsologError, UnknownOutcome
+from spark_stream.client.connecting.link import SharedChannel
 from spark_stream.client.connecting.routes import Route, Routes
-from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.writing.core import ProducerCore
-from spark_stream.client.writing.instructions import (
+from spark_stream.client.writing.core import (
     AllSettled,
     AskIdentity,
     AskLeaders,
@@ -29,6 +28,7 @@ from spark_stream.client.writing.instructions import (
     Instruction,
     NoteTopic,
     OpenStream,
+    ProducerCore,
     SendBatch,
     SettleBatch,
     WakeAt,

@@ -15,7 +15,7 @@ import pytest
 
 import isolog
 from isolog.errors import Unauthenticated, UnknownOutcome
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from tests.certificates import HERE, Files, serial_of

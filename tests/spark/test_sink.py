@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import isolog
-from spark_stream.client.writing.keys import partitions_by
-from spark_stream.client.writing.partitioner import partitions_of
+from spark_stream.client.writing.partitioner import partitions_by, partitions_of
 from tests.datasource.test_source_refusals import MISFITS, NOT_KAFKAS, WRITES
 from tests.examples import the_first
 from tests.spark.conftest import Queries, ended

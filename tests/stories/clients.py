@@ -12,8 +12,7 @@ import pyarrow as pa
 from isolog.errors import IsologError, UnknownOutcome
 from spark_stream.broker.partition.waiters import Appended, unknown_outcome
 from spark_stream.client.writing.lanes import Outgoing, settlement_of
-from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
-from spark_stream.client.writing.promises import Failures
+from spark_stream.client.writing.promises import Failures, Outcomes, RecordPromise
 from spark_stream.consistency.ids import Offset
 from spark_stream.wire.stream_messages import Ack, Acknowledged, BatchRefused, ack_from_bytes
 

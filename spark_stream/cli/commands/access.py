@@ -35,7 +35,7 @@ from spark_stream.cli.options import (
     note,
 )
 from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, visible, wall_ms
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.access import checked_text
 from spark_stream.cluster.access import USERS, User, encode
 from spark_stream.cluster.stores.backends import Backend

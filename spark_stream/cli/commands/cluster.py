@@ -27,7 +27,7 @@ from spark_stream.cli.options import (
     where,
 )
 from spark_stream.cli.output.texts import as_json, broker_state, cell, console, plain_table
-from spark_stream.client.cluster import inspect_cluster, restore_metadata
+from spark_stream.client.administration import inspect_cluster, restore_metadata
 from spark_stream.cluster import backup as backups
 from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
 from spark_stream.errors import InvalidOption

@@ -20,12 +20,12 @@ from msgspec import Struct
 from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection, place_of
 from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
 from spark_stream.cli.terminal import bar, standard_output
+from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.loop import Asked, Feed
-from spark_stream.client.reading.positions import Place, resolve
 from spark_stream.client.reading.ranges import check_place, read_range
-from spark_stream.client.topics import TopicsClient, level
+from spark_stream.client.topics import Place, TopicsClient, resolve
 from spark_stream.consistency.isolation import Isolation as Level
 from spark_stream.errors import InvalidOption, UnknownPartition
 from spark_stream.schema.schemas import METADATA, is_default

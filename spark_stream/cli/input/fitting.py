@@ -25,7 +25,7 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.client.reading.columns import KAFKA_COLUMNS
-from spark_stream.client.writing.pending import split
+from spark_stream.client.writing.partitioner import split
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch, UnknownPartition
 from spark_stream.schema.schemas import METADATA, PARTITION, is_default
 from spark_stream.schema.texts import dates_of, durations_of, list_ends, moments_of, shown, times_of

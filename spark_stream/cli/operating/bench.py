@@ -25,7 +25,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.texts import console, plain_table
 from spark_stream.cli.terminal import bar
 from spark_stream.client.log import Log
-from spark_stream.client.topics import level
+from spark_stream.client.options import level
 from spark_stream.errors import InvalidOption, IsologError
 from spark_stream.schema.schemas import is_default
 from spark_stream.structs import INT64_MAX

@@ -1,6 +1,13 @@
 """Who a client is and how its connections are protected: by options, environment or profile.
 
 One process may connect to the same broker with several accesses; their connections share nothing.
+
+A profile is a TOML file whose keys are names of options::
+
+    bootstrap = "broker.example.org:9092"
+    tls.ca = "/etc/isolog/ca.pem"
+    user = "etl"
+    password = "…"
 """
 
 from __future__ import annotations
@@ -8,14 +15,15 @@ from __future__ import annotations
 import os
 import ssl
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.client.connecting.profile import read_profile
 from spark_stream.errors import InvalidOption
+from spark_stream.schema.schemas import meant
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.access_messages import Authenticate
 
@@ -24,6 +32,18 @@ _CREDENTIAL: Final = ("user", "password", "token", "tokenFile")
 _READS: Final = 5
 _PAUSE_S: Final = 0.2
 _VARIABLES: Final = {"tokenFile": "ISOLOG_TOKEN_FILE"}
+_PROFILE_OPTIONS: Final = (
+    "bootstrap",
+    "tls",
+    "tls.ca",
+    "tls.cert",
+    "tls.key",
+    "user",
+    "password",
+    "token",
+    "tokenFile",
+)
+_TABLE: Final = "tls"
 
 
 class Access(Struct, frozen=True):
@@ -222,3 +242,33 @@ def _flag(name: str, value: str | bool | None) -> bool | None:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     raise InvalidOption(f"{name} is true or false, not {value!r}", option=name)
+
+
+def read_profile(path: str) -> Mapping[str, str | bool]:
+    """Return the options in a profile.
+
+    Raises:
+        InvalidOption: it cannot be read, is not TOML, or has an unknown option. The error shows
+            none of its values.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise InvalidOption(f"profile: {path}: {error.strerror}", option="profile") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise InvalidOption(f"profile: {path} is not valid TOML", option="profile") from None
+    table = found.pop(_TABLE, None)
+    if isinstance(table, dict):
+        found |= {f"{_TABLE}.{name}": value for name, value in table.items()}
+    elif table is not None:
+        found[_TABLE] = table
+    for name, value in found.items():
+        if name not in _PROFILE_OPTIONS:
+            raise InvalidOption(
+                f"profile: {path}: there is no option {name!r}{meant(name, _PROFILE_OPTIONS)}",
+                option="profile",
+            )
+        if not isinstance(value, str) and not (name == _TABLE and isinstance(value, bool)):
+            raise InvalidOption(f"profile: {path}: {name} takes a text", option="profile")
+    return found

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from spark_stream.client.connecting.access import OPEN, Access, checked_text
-from spark_stream.client.connecting.calls import call_elsewhere, weakly
 from spark_stream.client.connecting.embedded import (
     ensure_broker,
     live_address,
     recorded_cluster_id,
 )
 from spark_stream.client.connecting.link import BrokerLink, LogIdentity, seconds_left
+from spark_stream.client.connecting.threads import call_elsewhere, weakly
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,

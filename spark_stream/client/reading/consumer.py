@@ -20,40 +20,44 @@ from datetime import datetime
 from functools import partial
 from numbers import Integral
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 import pyarrow as pa
 
-from spark_stream.client.closing import Closing
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.core import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.loop import WATCH_S, Asked, Feed
-from spark_stream.client.reading.named_positions import NamedPositions, check_name
-from spark_stream.client.reading.polling import RECORDS_MAX, Patience, Polling, checked_records_max
-from spark_stream.client.reading.positions import (
+from spark_stream.client.reading.named_reader import NamedPositions, ReaderHeartbeats, check_name
+from spark_stream.client.reading.ranges import check_place
+from spark_stream.client.reading.records import (
+    RECORDS_MAX,
+    Patience,
+    Polling,
+    checked_records_max,
+    records_of,
+)
+from spark_stream.client.reading.subscription import Asked as Topics
+from spark_stream.client.reading.subscription import Subscription
+from spark_stream.client.topics import (
     Key,
     Place,
     Target,
+    TopicsClient,
     cut_of,
     offsets_of,
     resolve_with_lineages,
 )
-from spark_stream.client.reading.range_core import FAIL, GONE, fails_on, where_to_go_on
-from spark_stream.client.reading.ranges import check_place
-from spark_stream.client.reading.records import records_of
-from spark_stream.client.reading.subscription import Asked as Topics
-from spark_stream.client.reading.subscription import Subscription
-from spark_stream.client.sessions import ReaderHeartbeats
-from spark_stream.client.topics import TopicsClient, level
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
-from spark_stream.transport.lifetime import check_may_wait, in_child_while_used
+from spark_stream.transport.lifetime import ProcessBound, check_may_wait, in_child_while_used
 from spark_stream.wire.consumer_messages import CheckConsumer
 from spark_stream.wire.messages import EARLIEST, LATEST
 
@@ -61,7 +65,7 @@ _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
 
 
-class Consumer(Closing):
+class Consumer(ProcessBound):
     """A consumer of one or more topics. Use it as a context manager, or call :meth:`close`.
 
     ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
@@ -441,6 +445,9 @@ class Consumer(Closing):
         """
         self._closed.set()
         self._stop_feed()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,

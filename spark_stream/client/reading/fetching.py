@@ -1,12 +1,27 @@
-"""What to read, what was fetched, and how a leader's answer is decoded.
+"""Sources, what was fetched from them, and how a leader's answer becomes rows.
 
 A reader's position is an offset and its lineage
 (:mod:`spark_stream.consistency.replication.epochs`): a leader that lacks records below it says so.
+
+**Local reads.** A reader on the machine of a replica maps its files.
+The leader says where the records are (``StoredFacts``); only what it names is read.
+If the files are a follower's, the leader names entries, and the follower says where they are.
+A file is identified by its device and inode, and by the topic and partition in its header, never
+by its path alone: in another container another file may have that path. All bytes that are read
+are compared with the leader's checksum, each time: what a disk returns may differ from what was
+written, even if it was right a moment ago. If it differs, a follower that has the file is told.
+
+Mapped data stays valid. A published file never shrinks in place; one that is removed or replaced
+lives on while it is mapped. A file that is gone, or that may not be opened, is no error of the
+read: the records are requested from the leader instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -14,24 +29,44 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct, structs
 
-from spark_stream.batches import decode_one, decode_run
+from spark_stream.batches import (
+    conformed,
+    conforms,
+    crc_of_parts,
+    decode_each,
+    decode_one,
+    decode_run,
+    facts_of,
+    header_length,
+)
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.reading.columns import Spans, View, offsets_of
-from spark_stream.client.reading.mapping import (
-    MappedFile,
-    OtherBytes,
-    mapped_batches,
-    placed,
-)
+from spark_stream.client.reading.columns import Spans, View, offsets_of, runs_of
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.environment import SystemMachine
+from spark_stream.errors import IsologError
+from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes
-from spark_stream.schema.schemas import OFFSET, empty_batch
-from spark_stream.wire.stream_messages import ChunkFacts, EndFacts, FetchRange, PlacesFacts
+from spark_stream.schema.schemas import OFFSET, TIMESTAMP, empty_batch
+from spark_stream.transport.lifetime import new_lock
+from spark_stream.wire.stream_messages import (
+    ChunkFacts,
+    EndFacts,
+    EntryRuns,
+    FetchRange,
+    FilePlace,
+    LocateEntries,
+    PlacesFacts,
+    StoredFacts,
+)
+
+logger = logger_of(__name__)
 
 CREDIT: Final = 8 << 20
 """How many bytes a broker may send on a fetch before they are read."""
+_LEFT_ALONE_S: Final = 60.0
+_PATIENCE_S: Final = 1.0  # for a follower; the leader has the records as well
 
 
 class Fetched(Struct, frozen=True):
@@ -164,3 +199,231 @@ def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
     column = batch.column(OFFSET.name)
     # Not to_numpy: it imports pandas.
     return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+
+
+@cache
+def this_machine() -> str | None:
+    """Return the boot id of this machine, which a leader on it knows as well; None if unknown."""
+    return SystemMachine().boot_id()
+
+
+def placed(
+    router: Router,
+    asked: FetchRange,
+    facts: PlacesFacts,
+    timeout_s: float,
+    *,
+    doubted: bool = False,
+) -> list[Run]:
+    """Return the runs that the leader has named, each with its file.
+
+    ``doubted``: the bytes there are wrong, and the replica is to check them. The leader need not be
+    told: it is asked for the records next.
+
+    Raises:
+        CannotMap: the follower does not say where it has them.
+    """
+    runs, replica = facts.stored, facts.replica
+    if replica is None:
+        return [Run(run, run.file) for run in runs if run.file is not None]
+    request = LocateEntries.of(
+        topic=asked.topic,
+        topic_id=asked.topic_id,
+        partition=asked.partition,
+        runs=[EntryRuns.of(indexes=run.indexes, epoch=run.epoch) for run in runs],
+        doubted=doubted,
+    )
+    where = f"{asked.topic}/{asked.partition}: broker {replica.id}"
+    try:
+        link = router.link_to(replica.id, replica.address)
+        found = link.call(request, min(timeout_s, _PATIENCE_S))
+    except IsologError as error:
+        message = f"{where} does not say where its files are: {error}"
+        raise CannotMap(message, lasting=True) from None
+    if len(found.places) != len(runs) or None in found.places:
+        raise CannotMap(f"{where} does not have all of the entries in one file")
+    return [
+        Run(run, place) for run, place in zip(runs, found.places, strict=True) if place is not None
+    ]
+
+
+class Run(Struct, frozen=True):
+    """Records of a range that are in one file, and where in it."""
+
+    facts: StoredFacts
+    file: FilePlace
+
+
+class CannotMap(Exception):
+    """The file is missing, is another one, or may not be read; the log itself is fine.
+
+    ``lasting``: other files of the same leader will fail too.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class OtherBytes(CannotMap):
+    """The bytes there do not have the leader's checksum."""
+
+
+class MappingLeaders:
+    """The leaders that are asked for files to map: all but those where mapping failed lately."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = new_lock()
+        self._left_alone: dict[str, float] = {}
+
+    def machine(self, address: str) -> str | None:
+        """Return this machine's id, for the leader, or None to ask it for the records."""
+        with self._lock:
+            until = self._left_alone.get(address)
+            if until is not None and self._monotonic() < until:
+                return None
+        return this_machine()
+
+    def on_failed(self, address: str, error: CannotMap) -> None:
+        """Record that a file that this leader named cannot be mapped."""
+        logger.debug("%s; its records are asked for instead", error)
+        if error.lasting:
+            with self._lock:
+                self._left_alone[address] = self._monotonic() + _LEFT_ALONE_S
+
+
+LEADERS: Final = MappingLeaders()
+
+
+class Piece(Struct, frozen=True):
+    """Some records of a run: its rows from ``start`` to before ``end``."""
+
+    batch: pa.RecordBatch
+    start: int
+    end: int
+
+
+class MappedFile:
+    """One file, mapped as far as it is needed."""
+
+    def __init__(self, place: FilePlace, topic_id: str, partition: int) -> None:
+        """Open the file of a run, which must be of this partition.
+
+        Raises:
+            CannotMap: it is missing, or another one.
+        """
+        self.path = place.path
+        self.inode = (place.device, place.inode)
+        self._data = self._mapped()
+        length = header_length(self._data)
+        if length is None:
+            raise CannotMap(f"{self.path} does not begin as a segment does")
+        header = self._data.slice(0, length)
+        told = facts_of(header) or {}
+        named = (told.get("isolog.topic_id"), told.get("isolog.partition"))
+        if named != (topic_id, str(partition)):
+            raise CannotMap(f"{self.path} belongs to another partition")
+        self.schema = pa.ipc.read_schema(header).remove_metadata()
+        logger.debug("records are read from %s", self.path)
+
+    def _mapped(self) -> pa.Buffer:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            # A segment that was just removed leaves its folder behind.
+            here = os.path.isdir(os.path.dirname(self.path))
+            lasting = not (here and isinstance(error, FileNotFoundError))
+            raise CannotMap(f"{self.path}: {error.strerror}", lasting=lasting) from None
+        try:
+            found = os.fstat(descriptor)
+            if (found.st_dev, found.st_ino) != self.inode:
+                raise CannotMap(f"{self.path} is not the file that the leader has", lasting=True)
+            if not found.st_size:
+                raise CannotMap(f"{self.path} is empty")
+            # Not by mmap.mmap, which keeps a descriptor open while any of its records is in use.
+            with pa.memory_map(f"/dev/fd/{descriptor}") as file:
+                return file.read_buffer()
+        except (OSError, pa.ArrowException) as error:
+            raise CannotMap(f"{self.path}: {error}") from None
+        finally:
+            os.close(descriptor)
+
+    def covers(self, place: FilePlace) -> bool:
+        """Return whether this is the file of the place, mapped far enough."""
+        if (place.device, place.inode) != self.inode or place.path != self.path:
+            return False
+        start, length = place.parts[-2:]
+        return bool(start + length <= self._data.size)
+
+    def pieces(self, run: Run, wanted: pa.Schema) -> Iterator[Piece]:
+        """Yield the run's records, in their order, with these stored columns.
+
+        The file has the schema that the topic had when its batches were appended.
+
+        Raises:
+            OtherBytes: the bytes there are not those of the leader.
+            CannotMap: the file ends before them.
+            SchemaMismatch: a value does not fit the reader's schema.
+        """
+        columns = [name for name in wanted.names if name in self.schema.names]
+        alike = all(conforms(self.schema.field(name), wanted.field(name)) for name in columns)
+        alike = alike and len(columns) == len(wanted)
+        facts, parts = run.facts, run.file.parts
+        if not self.covers(run.file):
+            raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
+        places = list(zip(parts[::2], parts[1::2], strict=True))
+        if crc_of_parts(self._data, places) != facts.crc:
+            raise OtherBytes(f"{self.path} has other bytes from {parts[0]} on than were written")
+        view = memoryview(self._data)
+        messages = [view[at : at + size] for at, size in places]
+        low, high = facts.lead, facts.lead + facts.rows
+        row = 0
+        try:
+            for batch in self._decoded(run, messages, columns):
+                start, end = max(row, low), min(row + batch.num_rows, high)
+                if start < end:
+                    part = batch.slice(start - row, end - start)
+                    yield Piece(part if alike else conformed(part, wanted), start - low, end - low)
+                row += batch.num_rows
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise CannotMap(f"{self.path}: {error}") from None
+
+    def _decoded(
+        self, run: Run, messages: list[memoryview], columns: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        if run.file.compressed:
+            return decode_each(messages, self.schema, columns)
+        if run.facts.entries == 1:
+            return iter([decode_one(messages[0], self.schema, columns)])
+        return iter([decode_run(messages, self.schema, columns)])
+
+
+def mapped_batches(
+    run: Run, file: MappedFile, columns: pa.Schema
+) -> Iterator[tuple[pa.RecordBatch, ChunkFacts]]:
+    """Yield a run's records as the leader would have sent them: batches with their facts.
+
+    Raises:
+        CannotMap: the bytes there are not those of the leader.
+        SchemaMismatch: a value does not fit these columns.
+    """
+    stored = pa.schema([field for field in columns if field.name != TIMESTAMP.name])
+    facts = run.facts
+    for piece in file.pieces(run, stored):
+        batch = piece.batch
+        if len(stored) < len(columns):
+            batch = batch.append_column(TIMESTAMP, _timestamps(facts)[piece.start : piece.end])
+        base, following, spans = facts.base, facts.next, facts.spans
+        if piece.end - piece.start != facts.rows:
+            offsets = offsets_of(facts.rows, base, spans)[piece.start : piece.end]
+            base, spans = int(offsets[0]), runs_of(offsets)
+            if piece.end != facts.rows:
+                following = int(offsets[-1]) + 1
+        yield batch, ChunkFacts(base=base, next=following, lineage=facts.lineage, spans=spans)
+
+
+def _timestamps(facts: StoredFacts) -> pa.Array:
+    """Return the column ``_timestamp`` of a run's records."""
+    values = np.repeat(np.array(facts.timestamps, np.int64), facts.counts or ())
+    return pa.Array.from_buffers(TIMESTAMP.type, len(values), [None, pa.py_buffer(values)])

@@ -19,10 +19,9 @@ from msgspec import Struct
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.groups import Membership
-from spark_stream.client.reading.named_positions import check_name
-from spark_stream.client.reading.positions import Key, Place, resolve_with_lineages
+from spark_stream.client.reading.named_reader import check_name
 from spark_stream.client.reading.subscription import Subscription
-from spark_stream.client.topics import TopicsClient
+from spark_stream.client.topics import Key, Place, TopicsClient, resolve_with_lineages
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage

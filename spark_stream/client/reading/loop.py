@@ -2,7 +2,7 @@
 
 A reader has no thread. The loop's thread receives what brokers send, and asks for more when the
 core says so; the consumer's thread decodes. What may wait for a broker (connecting, finding
-leaders) is done elsewhere (``ways``).
+leaders) is done elsewhere (``dispatch``).
 
 Each fetch has a size limit, after which the core decides again, and a limit for its broker's
 silence, so that a stopped broker is noticed.
@@ -19,17 +19,21 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from msgspec import Struct, structs
 
-from spark_stream.client.connecting.calls import call_elsewhere, weakly
-from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.reading.fetch_core import (
+from spark_stream.client.connecting.link import SharedChannel
+from spark_stream.client.connecting.threads import call_elsewhere, weakly
+from spark_stream.client.reading.core import (
     AheadLimits,
     AskRange,
     FetchCore,
+    RangeCore,
     RangeMoved,
     RangeOver,
 )
+from spark_stream.client.reading.dispatch import Dispatcher, Sending
 from spark_stream.client.reading.fetching import (
     CREDIT,
+    LEADERS,
+    CannotMap,
     Fetched,
     Source,
     decoded_rows,
@@ -38,10 +42,7 @@ from spark_stream.client.reading.fetching import (
     moved_to,
     shown,
 )
-from spark_stream.client.reading.mapping import LEADERS, CannotMap
-from spark_stream.client.reading.positions import Key
-from spark_stream.client.reading.range_core import RangeCore
-from spark_stream.client.reading.ways import Sending, Ways
+from spark_stream.client.topics import Key
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
@@ -176,7 +177,7 @@ class Feed:
         self._credit = CREDIT if budget is None else budget.call - CLIENT_LIMITS.credit
         self._router = router = ranges[0].source.router
         sources = [asked.source for asked in ranges]
-        self._ways = Ways(self, router, sources, together=together)
+        self._dispatcher = Dispatcher(self, router, sources, together=together)
         self._core = FetchCore(
             {
                 number: RangeCore(
@@ -380,7 +381,7 @@ class Feed:
             self._set_timer()
         if asks:
             try:
-                self._ways.send(asks)
+                self._dispatcher.send(asks)
             except Exception as error:
                 self.fail(error)
         self._open_deferred()

@@ -1,19 +1,31 @@
-"""Read ranges without a consumer: one of them, or many small ones in few calls."""
+"""Reads of ranges without a consumer: one, many small ones in few calls, a topic's as a table."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.router import Router
+from spark_stream.client.connecting.threads import in_parallel
+from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import Asked, Feed
+from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
-from spark_stream.errors import IsologError
+from spark_stream.errors import IsologError, OffsetEvicted, UnknownPartition
 from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
+from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
+
+_READERS_MAX: Final = 4
 
 
 class WantedRange(NamedTuple):
@@ -102,3 +114,95 @@ def _first_range(feed: Feed, number: int) -> Iterator[Fetched]:
                 yield found[1]
     except IsologError as error:
         logger.debug("a range is left to be read by itself: %s", error)
+
+
+class TopicSpan(Struct, frozen=True):
+    """The offsets to read of each partition: from ``starts`` to before ``ends``.
+
+    ``from_earliest``: a read that finds records removed continues with the first that is left.
+    """
+
+    topic: TopicDescription
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+    from_earliest: bool
+
+
+def topic_spans(
+    connection: ClusterConnection,
+    topics: TopicsClient,
+    names: Sequence[str],
+    start: Place,
+    end: Place,
+    isolation: Isolation,
+    *,
+    partitions: Sequence[int] | None = None,
+) -> dict[str, TopicSpan]:
+    """Return the span between two places of each topic. Under ``read_atomic`` the ends are a cut.
+
+    ``partitions``: only these of each topic; raise UnknownPartition if a topic lacks one.
+    """
+    known = {name: topics.describe(name) for name in names}
+    starts = {name: resolve(topics, name, start, isolation, "earliest") for name in names}
+    atomic = isolation is Isolation.READ_ATOMIC
+    bound = Isolation.READ_COMMITTED if atomic else isolation
+    ends = {name: resolve(topics, name, end, bound, "latest") for name in names}
+    if atomic:
+        ids = {name: topic.id for name, topic in known.items()}
+        if isinstance(end, str):  # the latest cut
+            cut = cut_of(connection, ids, lower=_by_key(starts))
+        else:
+            cut = cut_of(connection, ids, upper=_by_key(ends))
+        ends = {name: {} for name in names}
+        for (name, number), offset in cut.items():
+            ends[name][number] = offset
+    spans = {}
+    for name, found in ends.items():
+        first = dict.fromkeys(found, 0) | starts[name]  # just added partitions are read from 0
+        if partitions is not None:
+            first = of_partitions(name, first, partitions)
+        spans[name] = TopicSpan(known[name], first, found, start == "earliest")
+    return spans
+
+
+def of_partitions(
+    topic: str, offsets: Mapping[int, int], partitions: Iterable[int]
+) -> dict[int, int]:
+    """Return the offsets of these partitions; raise UnknownPartition if the topic lacks one."""
+    numbers = list(partitions)
+    for number in numbers:
+        if number not in offsets:
+            raise UnknownPartition(
+                f"topic {topic!r} has partitions 0 to {len(offsets) - 1}, not {number!r}",
+                topic=topic,
+                partition=number,
+            )
+    return {number: offsets[number] for number in numbers}
+
+
+def read_table(router: Router, view: View, span: TopicSpan, isolation: Isolation) -> pa.Table:
+    """Return the visible records of a span as one table, partitions one after another."""
+    if isolation is Isolation.READ_ATOMIC:
+        isolation = Isolation.READ_COMMITTED  # what lies below a cut is decided
+
+    def of_partition(number: int) -> list[pa.RecordBatch]:
+        source = Source(router, view, span.topic.id, number, isolation)
+        first, last = span.starts[number], span.ends[number]
+        if first >= last:  # empty, but the leader refuses an offset that never existed
+            check_place(source, first, last)
+        while True:
+            try:
+                found = (each.batch for each in read_range(source, first, last))
+                return [batch for batch in found if batch.num_rows]
+            except OffsetEvicted as error:
+                left = error.details.get("log_start_offset")
+                if not span.from_earliest or left is None:
+                    raise
+                first = left  # the read starts at the earliest record that is left
+
+    parts = in_parallel(of_partition, sorted(span.starts), _READERS_MAX)
+    return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
+
+
+def _by_key(offsets: Mapping[str, Mapping[int, int]]) -> dict[Key, int]:
+    return {(name, number): at for name, found in offsets.items() for number, at in found.items()}

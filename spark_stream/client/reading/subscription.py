@@ -14,8 +14,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.positions import Key
-from spark_stream.client.topics import TopicsClient, matches
+from spark_stream.client.topics import Key, TopicsClient, matches
 from spark_stream.errors import (
     InvalidOption,
     IsologError,

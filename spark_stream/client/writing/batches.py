@@ -1,23 +1,32 @@
-"""Converts what callers pass to a producer to what can be sent."""
+"""Converts what callers pass to a producer: bytes, headers, batches, tables, data frames.
+
+Data frames of any library are read by the Arrow C interface (``__arrow_c_stream__``,
+``__arrow_c_array__``), so no library is imported for them. If their types differ from the topic's,
+columns are cast unless a value would change: pandas has no integers with nulls, and frames have
+types that topics do not have.
+"""
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
-from spark_stream.client.moments import timestamp_us
-from spark_stream.client.writing.frames import eased, is_arrow, table_of
+from spark_stream.client.values import timestamp_us
 from spark_stream.errors import (
     BatchTooLarge,
     InvalidOption,
     InvalidRecord,
     InvalidRequest,
+    SchemaMismatch,
     UnknownPartition,
 )
 from spark_stream.schema.schemas import (
@@ -28,8 +37,27 @@ from spark_stream.schema.schemas import (
     fitted,
     of_topic,
 )
+from spark_stream.schema.types import told_apart
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.topic_messages import TopicDescription
+
+
+class ArrowStream(Protocol):
+    """A data frame, a reader, a query's result: columns through Arrow's C stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class ArrowArray(Protocol):
+    """One batch through Arrow's C interface."""
+
+    def __arrow_c_array__(
+        self, requested_schema: object | None = None
+    ) -> tuple[object, object]: ...
+
+
+ArrowData = pa.RecordBatch | pa.Table | ArrowStream | ArrowArray
+"""What can be appended."""
 
 AnyHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 """A record's headers as ``send`` takes them; only a list of pairs can repeat a name."""
@@ -41,6 +69,29 @@ UNSENDABLE: Final = (
 
 _JOINING_BYTES_MAX: Final = 1 << 18
 ROWS_MAX: Final = (1 << 31) - 1  # the limit of an Arrow IPC message
+_TYPES: Final = DEFAULT_SCHEMA.types
+_LONG: Final = struct.Struct("<q")
+_ONE_NULL: Final = {field.name: pa.nulls(1, field.type) for field in DEFAULT_SCHEMA}
+
+# The name of a frame's unnamed index: a topic has no use for it.
+_UNNAMED_INDEX: Final = re.compile(r"__index_level_\d+__")
+_NOT_ARROW: Final = (
+    pa.ArrowException,
+    ValueError,
+    TypeError,
+    OverflowError,
+    KeyError,
+    NotImplementedError,
+)
+"""Errors of the libraries for a column that cannot become Arrow."""
+_NO_CAST: Final = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
+_REMEDIES: Final = {
+    "complex": "Give the real part and the imaginary part a column each.",
+    "int128": "Cast it to Int64, or to a decimal of at most 38 digits.",
+    "object": "Convert its values to one type, such as with astype(str) in pandas.",
+    "category": "Give all categories one type, such as with astype(str) in pandas.",
+}
+"""Remedies by a part of the library's name of a type."""
 
 
 def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
@@ -215,11 +266,6 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=given)
 
 
-_TYPES: Final = DEFAULT_SCHEMA.types
-_LONG: Final = struct.Struct("<q")
-_ONE_NULL: Final = {field.name: pa.nulls(1, field.type) for field in DEFAULT_SCHEMA}
-
-
 def _as_binary(column: pa.Array) -> pa.Array:
     """Return text as its UTF-8, as ``send`` does, without a loop over rows."""
     if pa.types.is_string(column.type):
@@ -231,3 +277,252 @@ def _now(rows: int) -> pa.Array:
     moment = timestamp_us(None)
     moments = _LONG.pack(moment) if rows == 1 else np.full(rows, moment, np.int64)
     return pa.Array.from_buffers(TIMESTAMP_TYPE, rows, [None, pa.py_buffer(moments)])
+
+
+def is_arrow(data: object) -> bool:
+    """Return whether this is Arrow data, whose types the caller has chosen, not a library."""
+    return isinstance(data, pa.RecordBatch | pa.Table)
+
+
+def table_of(data: Any) -> pa.Table:
+    """Convert a data frame, or anything with Arrow's C interface, to a table of plain types.
+
+    Raises:
+        TypeError: it has no such interface.
+        SchemaMismatch: a column cannot become Arrow. The error names the column, and the row if
+            only some values are to blame.
+    """
+    if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
+        raise TypeError(
+            "a batch is a RecordBatch or a Table of Arrow, or a data frame (pandas, polars, …),"
+            f" not a {type(data).__name__}; pa.Table.from_pylist(rows, schema=…) makes one"
+            " of dicts"
+        )
+    kinds: dict[Any, str] = {}
+    if types := _listed(data, "dtypes"):  # without types ``columns`` may be values, as in arro3
+        names = _listed(data, "columns")
+        _check_unique([str(name) for name in names])
+        kinds = dict(zip(names, map(str, types), strict=False))
+    try:
+        table = _converted(_dense(data, kinds))
+    except _NOT_ARROW as error:
+        raise _refused(data, kinds, error) from error
+    _check_unique(table.column_names)
+    _check_finite(table)
+    return table
+
+
+def _check_finite(table: pa.Table) -> None:
+    """Refuse the infinite times of DuckDB. It exports them as the greatest numbers of the type."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        number = _infinity(column)
+        if number is not None:
+            row = pc.index(column, number).as_py()
+            raise SchemaMismatch(
+                f"column {name!r}, row {row} (counted from 0) is an infinite time, which a topic"
+                " does not store",
+                hint="Replace it by null or by a finite time, for example by CASE WHEN isfinite(c)"
+                " THEN c END in DuckDB.",
+                column=name,
+                row=row,
+            )
+
+
+def _infinity(column: pa.ChunkedArray) -> pa.Scalar | None:
+    """Return the value of a column that stands for infinity, or None."""
+    if not (pt.is_timestamp(column.type) or pt.is_date32(column.type)):
+        return None
+    most = (1 << column.type.bit_width - 1) - 1
+    found = pc.min_max(column).values()
+    return next((each for each in found if each.is_valid and abs(each.value) == most), None)
+
+
+def _converted(data: Any) -> pa.Table:
+    if hasattr(data, "__arrow_c_stream__"):
+        table = pa.RecordBatchReader.from_stream(data).read_all()
+    else:
+        table = pa.Table.from_batches([pa.record_batch(data)])
+    columns = [name for name in table.column_names if not _UNNAMED_INDEX.fullmatch(name)]
+    plain = [_decoded(table.column(name)) for name in columns]
+    found = pa.Table.from_arrays(plain, names=columns)
+    for keep in (True, False):  # Arrow decodes no dictionary of views
+        found = found.cast(pa.schema([_plain(field, keep) for field in found.schema]))
+    return found
+
+
+def _listed(data: Any, attribute: str) -> list[Any]:
+    """List the values of a frame's attribute. The list is empty if there is no such attribute."""
+    found = getattr(data, attribute, None)
+    return list(found) if isinstance(found, Iterable) else []
+
+
+def _check_unique(names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SchemaMismatch(
+                f"duplicate column {name!r}", hint="Rename one of the columns.", column=name
+            )
+        seen.add(name)
+
+
+def _dense(data: Any, kinds: dict[Any, str]) -> Any:
+    """Return the frame without the sparse columns of pandas, and refuse the objects of polars.
+
+    polars exports its Python objects as their addresses.
+    """
+    for name, kind in kinds.items():
+        if kind == "Object":
+            raise _column_error(name, kind, "Python objects have no Arrow type")
+    sparse = [name for name, kind in kinds.items() if kind.startswith("Sparse[")]
+    if sparse:
+        data = data.copy(deep=False)
+        for name in sparse:
+            data[name] = data[name].sparse.to_dense()
+    return data
+
+
+def _refused(data: Any, kinds: dict[Any, str], error: Exception) -> SchemaMismatch:
+    """Return the error for a frame that cannot become Arrow: the first column that cannot."""
+    problem = f"this {type(data).__name__} cannot become Arrow columns: {error}"
+    try:
+        parts = {name: data[[name]] for name in kinds}
+        index = data[[]] if hasattr(data, "index") else None
+    except Exception:  # a frame of a library that selects columns in another way
+        return SchemaMismatch(problem)
+    if index is not None and _fails(index):
+        return SchemaMismatch(
+            problem, hint="Remove the index of the frame: reset_index(drop=True) in pandas."
+        )
+    for name, part in parts.items():
+        if not _fails(part):
+            continue
+        row = None
+        if not _fails(part[:0]):
+            row = _first_row(part, _fails)
+            part = part[: row + 1]
+        try:
+            _converted(part)
+        except _NOT_ARROW as found:
+            error = found
+        # The second argument of Arrow's error for pandas repeats the column and its type.
+        problem = str(error.args[0]) if len(error.args) == 2 else str(error)
+        return _column_error(name, kinds[name], problem, row)
+    return SchemaMismatch(problem)
+
+
+def _first_row(rows: Any, fails: Callable[[Any], bool]) -> int:
+    """Return the first row of a column at which the rows up to it fail."""
+    return bisect_left(range(len(rows)), True, key=lambda last: fails(rows[: last + 1]))
+
+
+def _fails(part: Any) -> bool:
+    try:
+        _converted(part)
+    except _NOT_ARROW:
+        return True
+    return False
+
+
+def _column_error(name: Any, kind: str, problem: str, row: int | None = None) -> SchemaMismatch:
+    remedies = (remedy for part, remedy in _REMEDIES.items() if part in kind.lower())
+    place = "" if row is None else f", row {row} (counted from 0)"
+    details = {} if row is None else {"row": row}
+    return SchemaMismatch(
+        f"column {str(name)!r} of type {kind}{place} cannot become an Arrow column: {problem}",
+        hint=next(remedies, "Convert the column to a type that a topic stores."),
+        column=str(name),
+        **details,
+    )
+
+
+def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast columns to the schema's types if each of their values has that type.
+
+    Other columns stay as they are: fitting the batch to its topic then names the column.
+    """
+    for index, name in enumerate(table.column_names):
+        if name in schema.names and table.column_names.count(name) == 1:
+            column, want = table.column(index), schema.field(name).type
+            if _may_fit(column.type, want):
+                table = table.set_column(index, name, _cast(name, column, want))
+    return table
+
+
+def _cast(name: str, column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return column.cast(want)
+    except _NO_CAST:
+        if not (pt.is_integer(want) or pt.is_floating(want)):
+            return column
+        row = _first_row(column, lambda rows: not _casts(rows, want))
+        expected, got = told_apart(want, column.type)
+        raise SchemaMismatch(
+            f"column {name!r}: expected {expected}, got {got}, and row {row} (counted from 0) has"
+            f" {column[row].as_py()}",
+            hint="Change the value first, or give the topic a column of a wider type.",
+            column=name,
+            expected=str(want),
+            got=str(column.type),
+            row=row,
+        ) from None
+
+
+def _casts(column: pa.ChunkedArray, want: pa.DataType) -> bool:
+    try:
+        column.cast(want)
+    except _NO_CAST:
+        return False
+    return True
+
+
+def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
+    """Return whether Arrow's cast between the two refuses each value that it would change."""
+    if have.equals(want):
+        return False
+    if pt.is_integer(want):
+        return bool(pt.is_integer(have) or pt.is_floating(have) or pt.is_decimal(have))
+    if pt.is_float64(want):
+        return bool(pt.is_integer(have))
+    if pt.is_timestamp(want):
+        return bool(pt.is_timestamp(have) and (have.tz is None) == (want.tz is None))
+    same = (pt.is_duration, pt.is_time, pt.is_decimal)
+    return any(is_of(have) and is_of(want) for is_of in same)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the column without its dictionary. Arrow cannot take from views: cast them first."""
+    if not pt.is_dictionary(column.type):
+        return column
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column))])  # pandas has no type for no categories
+    plain = _plain_type(column.type.value_type, False)
+    chunks = [
+        pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(plain))
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array([chunk.dictionary_decode() for chunk in chunks], plain)
+
+
+def _plain(field: pa.Field, keep: bool) -> pa.Field:
+    return field.with_type(_plain_type(field.type, keep))
+
+
+def _plain_type(kind: pa.DataType, keep: bool) -> pa.DataType:
+    """Return the type without views, and without dictionaries unless ``keep`` is set."""
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_dictionary(kind):
+        values = _plain_type(kind.value_type, keep)
+        return pa.dictionary(kind.index_type, values, kind.ordered) if keep else values
+    if pt.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_field, keep))
+    if pt.is_list(kind):
+        return pa.list_(_plain(kind.value_field, keep))
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_field, keep), kind.list_size)
+    if pt.is_struct(kind):
+        return pa.struct([_plain(kind.field(index), keep) for index in range(kind.num_fields)])
+    return kind

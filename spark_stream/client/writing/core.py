@@ -34,25 +34,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing.batches import fitted_to
-from spark_stream.client.writing.instructions import (
-    AllSettled,
-    AskIdentity,
-    AskLeaders,
-    BreakStream,
-    DoubtRoute,
-    EndStream,
-    Instruction,
-    NoteTopic,
-    OpenStream,
-    Outcome,
-    SendBatch,
-    SettleBatch,
-    WakeAt,
-)
 from spark_stream.client.writing.lanes import (
     LaneStream,
     Outgoing,
@@ -66,7 +52,7 @@ from spark_stream.client.writing.lanes import (
     settlement_of,
     unknown,
 )
-from spark_stream.consistency.partition.producers import WINDOW
+from spark_stream.consistency.partition.producers import WINDOW, Stamp
 from spark_stream.errors import (
     BrokerStopping,
     BrokerUnavailable,
@@ -98,6 +84,92 @@ _NOT_TAKEN: Final = (
     LeaderUnavailable,
     NotEnoughReplicas,
 )
+
+
+class OpenStream(Struct, frozen=True):
+    """Open a stream of appends; answer with ``stream_opened`` or ``stream_lost``."""
+
+    stream: int
+    route: Route
+    topic: TopicDescription
+    transactional_id: str | None
+
+
+class SendBatch(Struct, frozen=True):
+    """Send a batch on an open stream; forget it if the stream ends."""
+
+    stream: int
+    batch: Outgoing
+    number: int
+    stamp: Stamp | None
+    leader_epoch: int | None
+
+
+class EndStream(Struct, frozen=True):
+    """Send no more on a stream, and ignore what it still delivers."""
+
+    stream: int
+
+
+class BreakStream(Struct, frozen=True):
+    """Cancel a stream at once."""
+
+    stream: int
+
+
+class SettleBatch(Struct, frozen=True):
+    """Settle a batch and those that were joined with it."""
+
+    batch: Outgoing
+    settlement: Settlement
+
+
+class AskLeaders(Struct, frozen=True):
+    """Find the leaders; answer with ``leaders_found`` or ``leaders_failed``."""
+
+    topic: TopicDescription
+    partitions: tuple[int, ...]
+
+
+class AskIdentity(Struct, frozen=True):
+    """Get an identity to write under; answer with ``on_identified`` or ``on_identity_failed``."""
+
+
+class DoubtRoute(Struct, frozen=True):
+    """Doubt a route: its broker refused what it got as the leader of a partition, or was lost."""
+
+    route: Route
+    error: IsologError
+
+
+class NoteTopic(Struct, frozen=True):
+    """Note the topic's changed number of partitions; None means that the topic is gone."""
+
+    topic: TopicDescription
+    partitions: int | None
+
+
+class WakeAt(Struct, frozen=True):
+    """Call ``tick`` at this time, instead of the time in the previous instruction."""
+
+    at: float
+
+
+class AllSettled(Struct, frozen=True):
+    """Everything is settled, and every stream has ended."""
+
+
+Instruction = (
+    SendBatch
+    | OpenStream
+    | EndStream
+    | BreakStream
+    | AskLeaders
+    | AskIdentity
+    | DoubtRoute
+    | WakeAt
+)
+Outcome = SettleBatch | NoteTopic | AllSettled
 
 
 class ProducerCore:

@@ -17,14 +17,12 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from spark_stream.client.connecting.calls import call_elsewhere
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.connecting.link import BrokerLink, SharedChannel
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.connecting.shared import SharedChannel
+from spark_stream.client.connecting.threads import call_elsewhere
 from spark_stream.client.topics import TopicsClient
-from spark_stream.client.writing.core import ProducerCore
-from spark_stream.client.writing.instructions import (
+from spark_stream.client.writing.core import (
     AllSettled,
     AskIdentity,
     AskLeaders,
@@ -35,6 +33,7 @@ from spark_stream.client.writing.instructions import (
     NoteTopic,
     OpenStream,
     Outcome,
+    ProducerCore,
     SendBatch,
     SettleBatch,
     WakeAt,

@@ -12,19 +12,19 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
-from numbers import Real
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.moments import timestamp_us
-from spark_stream.client.topics import TopicsClient, level
-from spark_stream.client.values import Written
+from spark_stream.client.options import check_setting, level
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.values import Written, timestamp_us
 from spark_stream.client.writing.batches import (
     UNSENDABLE,
     AnyHeaders,
+    ArrowData,
     as_bytes,
     as_columns,
     as_headers,
@@ -34,16 +34,13 @@ from spark_stream.client.writing.batches import (
     fitted_to,
     one_batch,
 )
-from spark_stream.client.writing.frames import ArrowData
-from spark_stream.client.writing.keys import partitions_by
 from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.client.writing.loop import Settings
-from spark_stream.client.writing.pending import split
+from spark_stream.client.writing.partitioner import partitions_by, split
 from spark_stream.client.writing.sender import Sender
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
-    InvalidOption,
     InvalidTransaction,
     IsologError,
     RecordTooLarge,
@@ -67,14 +64,6 @@ BUFFER_BYTES: Final = 64 << 20
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 3_600_000
 _RECORD_FIXED_BYTES: Final = 8  # the timestamp
-
-
-def check_setting(name: str, value: float, low: int, high: int) -> None:
-    """Raise InvalidOption for a setting that is no number, or out of its range."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidOption(
-            f"{name} takes a number from {low} to {high}, not {value!r}", option=name
-        )
 
 
 class Positioned(Protocol):

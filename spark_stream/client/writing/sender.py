@@ -33,12 +33,17 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Written
 from spark_stream.client.writing.batches import fitted_to, joining_bytes
-from spark_stream.client.writing.buffer import Buffer, Share
+from spark_stream.client.writing.buffer import Buffer, Pending, Share
 from spark_stream.client.writing.lanes import ProducerIdentity, Settlement, Unacknowledged
 from spark_stream.client.writing.loop import ProducerLoop, Settings
-from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
-from spark_stream.client.writing.pending import Pending
-from spark_stream.client.writing.promises import CALLBACKS, Failures, Gathering, Promise
+from spark_stream.client.writing.promises import (
+    CALLBACKS,
+    Failures,
+    Gathering,
+    Outcomes,
+    Promise,
+    RecordPromise,
+)
 from spark_stream.errors import (
     InternalError,
     InterpreterEnding,

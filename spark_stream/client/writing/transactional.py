@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.options import check_setting
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.values import Written
-from spark_stream.client.writing.batches import AnyHeaders
-from spark_stream.client.writing.frames import ArrowData
-from spark_stream.client.writing.producer import Positioned, Producer, author_of, check_setting
+from spark_stream.client.writing.batches import AnyHeaders, ArrowData
+from spark_stream.client.writing.producer import Positioned, Producer, author_of
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
     ConsumerFenced,

@@ -16,8 +16,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.client.connecting.connection import rack_of
-from spark_stream.client.moments import to_microseconds
-from spark_stream.client.topics import checked_topic, level
+from spark_stream.client.options import level
+from spark_stream.client.topics import checked_topic
+from spark_stream.client.values import to_microseconds
 from spark_stream.client.writing.producer import TIMEOUT_MS_MAX
 from spark_stream.consistency.isolation import PRODUCER_LEVELS, Isolation
 from spark_stream.datasource.values.content import Replays

@@ -19,7 +19,7 @@ from typing import Final
 import psutil
 from msgspec import structs
 
-from spark_stream.client.sessions import ReaderHeartbeats
+from spark_stream.client.reading.named_reader import ReaderHeartbeats
 from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.datasource.options.values import shown

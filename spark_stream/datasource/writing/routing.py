@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.client.writing.batches import completed, fitted_to
-from spark_stream.client.writing.pending import split
+from spark_stream.client.writing.partitioner import split
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.options.names import TOPIC_SETTING
 from spark_stream.datasource.spark.session import session

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_stream.client.topics import checked_topic
-from spark_stream.client.writing.keys import has_keys
+from spark_stream.client.writing.partitioner import has_keys
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.spark.place import Place

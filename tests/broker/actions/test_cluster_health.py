@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from spark_stream.broker.actions.cluster import Watched, find_problems
-from spark_stream.client.cluster import with_refusals
+from spark_stream.client.administration import with_refusals
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.wire.cluster_messages import (

@@ -21,7 +21,7 @@ from isolog.errors import (
     UnknownConsumer,
     UnknownTransaction,
 )
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.wire.access_messages import PutUser

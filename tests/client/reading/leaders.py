@@ -14,7 +14,7 @@ from isolog.errors import NotLeader
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading import loop as feed
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.fetch_core import AheadLimits
+from spark_stream.client.reading.core import AheadLimits
 from spark_stream.client.reading.fetching import Source
 from spark_stream.client.reading.ranges import WantedRange
 from spark_stream.consistency.isolation import Isolation

@@ -10,9 +10,9 @@ import pytest
 
 from isolog.errors import SchemaMismatch
 from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.dispatch import Dispatcher
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.ranges import WantedRange, read_range, read_together
-from spark_stream.client.reading.ways import Ways
 from spark_stream.consistency.isolation import Isolation
 from tests.client.reading.leaders import Leaders, small_budget
 from tests.support import eventually
@@ -85,5 +85,5 @@ def test_a_defect_of_the_whole_read_ends_it(wanted, monkeypatch):
     def fail(self, asks):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(Ways, "send", fail)
+    monkeypatch.setattr(Dispatcher, "send", fail)
     assert offsets(read_together(wanted)) == [[], []]

@@ -29,8 +29,8 @@ from isolog.errors import (
 )
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.values import Written
-from spark_stream.client.writing.core import TICK_S, ProducerCore
-from spark_stream.client.writing.instructions import (
+from spark_stream.client.writing.core import (
+    TICK_S,
     AllSettled,
     AskIdentity,
     AskLeaders,
@@ -39,6 +39,7 @@ from spark_stream.client.writing.instructions import (
     EndStream,
     NoteTopic,
     OpenStream,
+    ProducerCore,
     SendBatch,
     SettleBatch,
     WakeAt,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from isolog.errors import InvalidOption, InvalidRecord, UnknownPartition
+from spark_stream.client.options import check_setting
 from spark_stream.client.writing.batches import as_headers, check_partition
-from spark_stream.client.writing.producer import check_setting
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 

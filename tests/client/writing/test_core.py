@@ -23,8 +23,7 @@ from isolog.errors import (
 )
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.writing import core, lanes
-from spark_stream.client.writing.core import ProducerCore
-from spark_stream.client.writing.instructions import EndStream, OpenStream, SendBatch
+from spark_stream.client.writing.core import EndStream, OpenStream, ProducerCore, SendBatch
 from spark_stream.client.writing.lanes import Lane, Outgoing, ProducerIdentity
 from spark_stream.consistency.partition.producers import EPOCH_MAX
 from spark_stream.wire.stream_messages import Acknowledged, BatchRefused

@@ -11,8 +11,7 @@ import pytest
 
 from spark_stream.client.values import Written
 from spark_stream.client.writing.buffer import Share
-from spark_stream.client.writing.core import ProducerCore
-from spark_stream.client.writing.instructions import AllSettled, SettleBatch
+from spark_stream.client.writing.core import AllSettled, ProducerCore, SettleBatch
 from spark_stream.client.writing.lanes import Outgoing, Settlement
 from spark_stream.client.writing.loop import ProducerLoop, Settings
 from spark_stream.client.writing.promises import Failures, Gathering

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import isolog
-from spark_stream.client.connecting.calls import THREADS_MAX, call_elsewhere
+from spark_stream.client.connecting.threads import THREADS_MAX, call_elsewhere
 from tests.support import BrokerProcess, eventually, free_port, values
 
 
@@ -36,7 +36,7 @@ def test_a_producer_that_is_dropped_sends_what_it_took_and_nothing_of_it_is_left
 @pytest.mark.rule(
     "how many threads producers have, and what a dropped one costs",
     "client/writing/loop.py",
-    "client/connecting/calls.py",
+    "client/connecting/threads.py",
 )
 def test_two_hundred_producers_share_a_handful_of_threads(log, topic):
     log.create_topic(topic, partitions=4)

@@ -17,8 +17,7 @@ from isolog.errors import InvalidRequest, IsologError, UnknownOutcome
 from spark_stream import client, errors
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Outgoing, Settlement, Unacknowledged, settlement_of
-from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
-from spark_stream.client.writing.promises import Failures, Gathering
+from spark_stream.client.writing.promises import Failures, Gathering, Outcomes, RecordPromise
 from spark_stream.wire.stream_messages import Ack, BatchRefused, ack_from_bytes
 
 ROWS = 4

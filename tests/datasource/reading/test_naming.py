@@ -268,7 +268,7 @@ def test_a_name_has_to_be_one(shared, ten, text):
 
 RUN = """
 import os, signal, sys, threading, time
-from spark_stream.client.sessions import ReaderHeartbeats
+from spark_stream.client.reading.named_reader import ReaderHeartbeats
 from spark_stream.datasource.reading import naming
 from tests.conftest import ROOT
 from tests.datasource.sources import Query

@@ -51,7 +51,7 @@ def held_at_most(leaders: Leaders) -> int:
 
 @pytest.mark.rule(
     "in which order a task gives its rows, and how much it holds of later ranges",
-    "client/reading/fetch_core.py",
+    "client/reading/core.py",
     "client/reading/loop.py",
     "datasource/reading/reader.py",
 )

@@ -11,8 +11,8 @@ import pytest
 
 from isolog.errors import BrokerUnavailable, DataLoss
 from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.reading import dispatch as ways
 from spark_stream.client.reading import loop as feed
-from spark_stream.client.reading import ways
 from spark_stream.datasource.reading import reader as reading
 from spark_stream.datasource.values import limits as tasks
 from tests.datasource.sources import Query

@@ -12,7 +12,7 @@ import pytest
 import isolog
 from isolog.errors import InvalidConfig, InvalidOption, SchemaMismatch, TopicExists
 from spark_stream.cli.app import execute
-from spark_stream.client.writing.keys import partitions_by
+from spark_stream.client.writing.partitioner import partitions_by
 from spark_stream.datasource.options import sink_options
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing.writer import IsologWriter

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.client.reading.fetch_core import FetchCore
-from spark_stream.client.reading.range_core import RangeCore
+from spark_stream.client.reading.core import FetchCore, RangeCore
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
 from tests.simulation.planted_bugs.planting import Patch, bug
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from isolog.errors import IsologError
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.client.reading.range_core import RangeCore
+from spark_stream.client.reading.core import RangeCore
 from spark_stream.cluster.brokers import NO_GENERATION
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.isolation import Bounds, Isolation

@@ -85,7 +85,7 @@ def is_harmless(entry: int, what: str) -> bool:
     "no reader and no follower gets bytes that have changed",
     "storage/segment/segment.py",
     "storage/format/codec.py",
-    "client/reading/mapping.py",
+    "client/reading/fetching.py",
 )
 @settings(max_examples=examples(300), deadline=None)
 @given(bits, st.sampled_from(["none", "zstd"]), st.integers(0, ENTRIES * ROWS - 1))
@@ -114,7 +114,7 @@ def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit
     "no reader and no follower gets bytes that have changed",
     "storage/segment/segment.py",
     "storage/format/codec.py",
-    "client/reading/mapping.py",
+    "client/reading/fetching.py",
 )
 @settings(max_examples=examples(150), deadline=None)
 @given(bits, st.integers(0, ENTRIES - 1), st.sampled_from([1, 600, 1 << 20]))

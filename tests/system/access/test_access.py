@@ -28,10 +28,10 @@ from isolog.errors import (
 from spark_stream.cli.commands.consumers import show_consumers
 from spark_stream.cli.commands.transactions import Aged, show_transactions
 from spark_stream.cli.options import Listing
-from spark_stream.client.connecting import shared
+from spark_stream.client.connecting import link
 from spark_stream.client.connecting.access import access_of
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.shared import SharedChannel
+from spark_stream.client.connecting.link import SharedChannel
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.access_messages import Authenticate, Authenticated
@@ -467,8 +467,8 @@ def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
     file = tmp_path / "token"
     first, renewed = admin.create_token("root", lifetime_s=600.0), admin.create_token("root")
     file.write_text(first.token)
-    monkeypatch.setattr(shared, "_RENEWED_AT", 0.002)
-    monkeypatch.setattr(shared, "_TRIED_AGAIN_S", 0.2)
+    monkeypatch.setattr(link, "_RENEWED_AT", 0.002)
+    monkeypatch.setattr(link, "_TRIED_AGAIN_S", 0.2)
     tell, failures = SharedChannel._tell, [BrokerUnavailable("a moment of nothing")]
     told: list[str | None] = []
 

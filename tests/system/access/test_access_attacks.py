@@ -33,7 +33,7 @@ from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.cli.commands.access import _add_to_store
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.cluster.access import TOKENS
 from spark_stream.cluster.stores.backends import SqliteBackend
 from spark_stream.consistency.partition.producers import Stamp

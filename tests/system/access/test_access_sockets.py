@@ -18,7 +18,7 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.access.rules import Effect, Need, Operation, Pattern, Rule
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of

@@ -27,7 +27,7 @@ from isolog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from spark_stream.client.access import AccessClient
+from spark_stream.client.administration import AccessClient
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import BlockingStream, CallFailed, failure_of
 from spark_stream.wire.access_messages import Authenticate

@@ -234,7 +234,7 @@ def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
         assert log.read("fresh").num_rows == 0
 
 
-@pytest.mark.rule("when a silent broker is left", "client/connecting/shared.py")
+@pytest.mark.rule("when a silent broker is left", "client/connecting/link.py")
 def test_a_silent_leader_is_left_once_another_leads(replicated):
     """It is stopped: its connections live, and nobody would hear of it for the whole timeout."""
     first, second = replicated

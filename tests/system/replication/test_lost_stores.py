@@ -12,7 +12,7 @@ import pytest
 import isolog
 from isolog.errors import InvalidRequest, MetadataLost
 from isolog.testing import LocalCluster
-from spark_stream.client.cluster import restore_metadata
+from spark_stream.client.administration import restore_metadata
 from spark_stream.cluster.backup import back_up, put_back
 from tests.support import NUMBERS, eventually
 from tests.system.replication.clusters import (

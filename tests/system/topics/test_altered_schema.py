@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from isolog.errors import InvalidTopic, SchemaMismatch, TopicExists
-from spark_stream.client.reading import mapping
+from spark_stream.client.reading import fetching
 from tests.broker.stamped import Appender
 from tests.support import eventually
 
@@ -244,15 +244,15 @@ def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression,
     with log.producer() as producer:
         producer.append(topic, records(SECOND, rows, 100_000))
     mapped = []
-    real = mapping.MappedFile.pieces
+    real = fetching.MappedFile.pieces
 
     def pieces(file, facts, columns):
         mapped.append(file.schema)
         return real(file, facts, columns)
 
-    monkeypatch.setattr(mapping.MappedFile, "pieces", pieces)
+    monkeypatch.setattr(fetching.MappedFile, "pieces", pieces)
     if not maps:
-        monkeypatch.setattr(mapping.LEADERS, "machine", lambda address: None)
+        monkeypatch.setattr(fetching.LEADERS, "machine", lambda address: None)
     found = log.read(topic)
     assert found.schema == SECOND
     assert ids(found) == list(range(rows + 100_000))

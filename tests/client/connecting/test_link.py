@@ -47,7 +47,7 @@ def test_a_log_that_is_dropped_leaves_no_connection(broker):
 
 @pytest.mark.rule(
     "how many connections a process has, and whose they are after a fork",
-    "client/connecting/shared.py",
+    "client/connecting/link.py",
     "transport/client.py",
 )
 def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):

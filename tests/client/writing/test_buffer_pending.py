@@ -9,10 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.client.writing.outcomes import Outcomes
-from spark_stream.client.writing.partitioner import partitions_of
-from spark_stream.client.writing.pending import Pending, split
-from spark_stream.client.writing.promises import Failures
+from spark_stream.client.writing.buffer import Pending
+from spark_stream.client.writing.partitioner import partitions_of, split
+from spark_stream.client.writing.promises import Failures, Outcomes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from tests.examples import examples
 

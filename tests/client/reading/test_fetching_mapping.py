@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import isolog
 from isolog.errors import DamagedSegment
-from spark_stream.client.reading import mapping
+from spark_stream.client.reading import fetching
 from spark_stream.client.reading.columns import offsets_of, runs_of
-from spark_stream.client.reading.mapping import CannotMap, MappingLeaders
+from spark_stream.client.reading.fetching import CannotMap, MappingLeaders
 from tests.examples import examples
 from tests.near_reads import unmapped, watch_mapped
 from tests.support import BrokerProcess
@@ -47,7 +47,7 @@ parts = st.lists(
 )
 
 
-@pytest.mark.rule("which files a reader believes that it maps", "client/reading/mapping.py")
+@pytest.mark.rule("which files a reader believes that it maps", "client/reading/fetching.py")
 @settings(
     max_examples=examples(40),
     deadline=None,
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_there_any_more_is_asked_for(log, topic, mapped, monk
             strike(Path(path))
         return opened(path, flags, *more, **named)
 
-    monkeypatch.setattr(mapping.os, "open", striking)
+    monkeypatch.setattr(fetching.os, "open", striking)
     assert numbers(log.read(topic)) == list(range(40_000))
     assert struck
 
@@ -180,7 +180,7 @@ def test_who_may_not_read_the_files_asks_once_for_a_while(log, topic, mapped, mo
         tried.append(path)
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(mapping.os, "open", refused)
+    monkeypatch.setattr(fetching.os, "open", refused)
     for _ in range(3):
         assert numbers(log.read(topic)) == list(range(40_000))
     assert len(tried) == 1
@@ -188,7 +188,7 @@ def test_who_may_not_read_the_files_asks_once_for_a_while(log, topic, mapped, mo
 
 def test_other_bytes_than_the_leaders_are_never_given(log, topic, mapped, monkeypatch):
     """The checksum of the first batch tells a file of the same name, inode and header apart."""
-    monkeypatch.setattr(mapping, "crc_of_parts", lambda data, parts: 0)
+    monkeypatch.setattr(fetching, "crc_of_parts", lambda data, parts: 0)
     assert numbers(log.read(topic)) == list(range(40_000))
 
 
@@ -240,14 +240,14 @@ class Moments:
 def test_a_leader_is_tried_again_after_a_while():
     clock = Moments()
     leaders = MappingLeaders(clock)
-    assert leaders.machine("a") == mapping.this_machine()
+    assert leaders.machine("a") == fetching.this_machine()
     leaders.on_failed("a", CannotMap("gone"))
-    assert leaders.machine("a") == mapping.this_machine()
+    assert leaders.machine("a") == fetching.this_machine()
     leaders.on_failed("a", CannotMap("not allowed", lasting=True))
     assert leaders.machine("a") is None
-    assert leaders.machine("b") == mapping.this_machine()
+    assert leaders.machine("b") == fetching.this_machine()
     clock.now = 61
-    assert leaders.machine("a") == mapping.this_machine()
+    assert leaders.machine("a") == fetching.this_machine()
 
 
 @given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(sorted))

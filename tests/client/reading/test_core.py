@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 import pytest
 
 from isolog.errors import BrokerUnavailable, IsologError, NotLeader, UnknownTopic
-from spark_stream.client.reading.fetch_core import (
+from spark_stream.client.reading.core import (
     AHEAD_ITEMS,
+    RETRY_PAUSE_S,
     AheadLimits,
+    Ask,
     AskRange,
     FetchCore,
+    RangeCore,
     RangeMoved,
     RangeOver,
 )
-from spark_stream.client.reading.range_core import RETRY_PAUSE_S, Ask, RangeCore
 from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
-from tests.client.reading.test_range_core import PATIENCE_S, Leader
+from tests.client.reading.test_core_ranges import PATIENCE_S, Leader
 
 SILENCE_S = 5.0
 AHEAD_BYTES = 30
@@ -274,7 +276,7 @@ class Shell:
 
 @pytest.mark.rule(
     "which ranges of a reader are asked for at once, and what it may read ahead",
-    "client/reading/fetch_core.py",
+    "client/reading/core.py",
     "client/reading/loop.py",
 )
 @pytest.mark.parametrize(

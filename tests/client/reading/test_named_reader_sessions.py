@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import isolog
-from spark_stream.client import sessions
+from spark_stream.client.reading import named_reader
 from spark_stream.consistency.isolation import STALLED_S, ReaderEnding, ReaderState
 from spark_stream.wire.consumer_messages import ConsumerDescription
 from tests.docs.pages import blocks
@@ -125,7 +125,7 @@ def test_a_heartbeat_after_the_end_changes_nothing(log, topic):
 
 
 def test_a_close_waits_for_a_hanging_heartbeat_for_a_moment_only(log, topic, monkeypatch):
-    monkeypatch.setattr(sessions, "_END_S", 0.01)
+    monkeypatch.setattr(named_reader, "_END_S", 0.01)
     consumer = log.consumer(topic, name=f"reader of {topic}")
     closing = threading.Thread(target=consumer.close, daemon=True)
     with consumer._heartbeats._lock:  # a heartbeat that a paused broker does not answer

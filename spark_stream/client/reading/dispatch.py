@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
-from spark_stream.client.connecting.calls import call_elsewhere, weakly
-from spark_stream.client.connecting.link import BrokerLink
+from spark_stream.client.connecting.link import BrokerLink, SharedChannel
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.connecting.shared import SharedChannel
-from spark_stream.client.reading.fetch_core import AskRange
+from spark_stream.client.connecting.threads import call_elsewhere, weakly
+from spark_stream.client.reading.core import AskRange
 from spark_stream.client.reading.fetching import Source
 from spark_stream.errors import IsologError
 from spark_stream.transport.lifetime import new_lock
@@ -57,7 +56,7 @@ class Reader(Protocol):
         """Report an unexpected error."""
 
 
-class Ways:
+class Dispatcher:
     """Sends the asks of one reader. ``together``: asks of one leader go in one call.
 
     The lock guards the waiting asks.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isolog.errors import SchemaMismatch, UnsupportedType
-from spark_stream.client.writing.keys import has_keys, key_bytes, partitions_by
+from spark_stream.client.writing.partitioner import has_keys, key_bytes, partitions_by
 from spark_stream.schema.keys import (
     check_evolved_key,
     check_key,
@@ -108,7 +108,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[list[Any]]]:
     return pa.RecordBatch.from_arrays(arrays, names).slice(before), rows
 
 
-@pytest.mark.rule("the bytes of a key", "client/writing/keys.py")
+@pytest.mark.rule("the bytes of a key", "client/writing/partitioner.py")
 @settings(max_examples=examples(300))
 @given(tables(), st.integers(1, 9))
 def test_whole_columns_give_each_record_the_bytes_and_the_partition_of_the_model(table, count):

@@ -1,11 +1,16 @@
-"""Refuse unknown keyword arguments; for those of Kafka's clients, tell what to write instead."""
+"""Checks of options: isolation levels, numbers, unknown names.
+
+For the names of Kafka's client options the error has the option of isolog to use instead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from inspect import signature
+from numbers import Real
 from typing import Any, Final
 
+from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.schemas import meant
 
@@ -79,3 +84,26 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
         hint=hint or f"It takes {', '.join(names)}.",
         option=option,
     )
+
+
+def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:
+    """Return an isolation level by name, or raise InvalidOption with those allowed."""
+    try:
+        found = Isolation(str(name).lower())
+    except ValueError:
+        found = None
+    if found is None or found not in allowed:
+        raise InvalidOption(
+            f"isolation takes {' | '.join(allowed)}, not {name!r}",
+            option="isolation",
+            value=str(name),
+        )
+    return found
+
+
+def check_setting(name: str, value: float, low: int, high: int) -> None:
+    """Raise InvalidOption for a setting that is no number, or out of its range."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidOption(
+            f"{name} takes a number from {low} to {high}, not {value!r}", option=name
+        )

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from isolog.errors import BrokerUnavailable, InvalidRecord, RecordNotAttempted
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Unacknowledged
-from spark_stream.client.writing.outcomes import Outcomes, RecordPromise
-from spark_stream.client.writing.promises import Failures
+from spark_stream.client.writing.promises import Failures, Outcomes, RecordPromise
 from tests.examples import examples
 
 
@@ -40,7 +39,7 @@ def gone() -> Unacknowledged:
     return Unacknowledged(BrokerUnavailable("gone"))
 
 
-@pytest.mark.rule("when a record's future is made, and what it says", "client/writing/outcomes.py")
+@pytest.mark.rule("when a record's future is made, and what it says", "client/writing/promises.py")
 @settings(max_examples=examples(80))
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),

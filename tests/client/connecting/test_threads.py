@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from spark_stream.client.connecting.calls import CallPool
+from spark_stream.client.connecting.threads import CallPool
 from tests.support import eventually
 
 

@@ -31,9 +31,7 @@ def read_on(consumer: isolog.Consumer) -> list[int]:
     return [number for batch in batches for number in batch.column("n").to_pylist()]
 
 
-@pytest.mark.rule(
-    "what a Python consumer does when records are gone", "client/reading/range_core.py"
-)
+@pytest.mark.rule("what a Python consumer does when records are gone", "client/reading/core.py")
 @pytest.mark.parametrize("grown", [0, 30, 90])
 def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(broker, log, grown):
     with log.consumer("t") as consumer:

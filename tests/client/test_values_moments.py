@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isolog.errors import InvalidRecord
-from spark_stream.client.moments import timestamp_us, to_microseconds
+from spark_stream.client.values import timestamp_us, to_microseconds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 offsets = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

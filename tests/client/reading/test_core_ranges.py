@@ -15,7 +15,7 @@ from isolog.errors import (
     OffsetEvicted,
     RequestTimeout,
 )
-from spark_stream.client.reading.range_core import (
+from spark_stream.client.reading.core import (
     FOLLOWER_PAUSE_S,
     RETRY_PAUSE_S,
     Ask,
@@ -157,7 +157,7 @@ class Reader:
 
 @pytest.mark.rule(
     "where a reader goes on, what it tries again, and when it gives up",
-    "client/reading/range_core.py",
+    "client/reading/core.py",
 )
 @pytest.mark.parametrize(
     "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]

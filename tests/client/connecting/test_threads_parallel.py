@@ -11,7 +11,7 @@ import time
 import pytest
 
 from isolog.errors import ForkedClient, ReentrantCall
-from spark_stream.client.connecting.parallel import in_parallel
+from spark_stream.client.connecting.threads import in_parallel
 from spark_stream.transport.lifetime import new_lock
 
 

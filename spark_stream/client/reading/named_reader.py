@@ -1,0 +1,232 @@
+"""A reader with a name: its stored positions, and the heartbeats of its session.
+
+The next consumer of the name continues at the stored positions. A new consumer takes the name over.
+The one that had it can store nothing from then on.
+
+Heartbeats run while the reader's process runs, and the last one says how it ended. Brokers use them
+to tell a reader that crashed from one that was closed, is slow, or hangs
+(``consistency.isolation``). They are for people who watch, so a failed heartbeat fails no
+reader. Spark queries send them too.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.connecting.threads import call_elsewhere, weakly
+from spark_stream.client.reading.subscription import Subscription
+from spark_stream.client.topics import Key, TopicsClient, resolve
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
+from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.transactions.transactions import PositionOf
+from spark_stream.errors import InvalidOption, InvalidRequest, IsologError
+from spark_stream.loggers import logger_of
+from spark_stream.transport.client import client_loop
+from spark_stream.transport.lifetime import at_end_while_used, new_lock
+from spark_stream.wire.consumer_messages import (
+    CommitPosition,
+    GetPosition,
+    ReaderHeartbeat,
+    TakeConsumer,
+)
+
+logger = logger_of(__name__)
+
+SESSION_S: Final = 45.0
+"""Without a heartbeat for so long a reader is lost."""
+_BEAT_S: Final = SESSION_S / 3
+_END_S: Final = 2.0
+
+
+def check_name(name: str, option: str) -> None:
+    """Raise InvalidOption if a consumer or a group cannot have this name, which ``option`` gave."""
+    try:
+        GetPosition.of(consumer=name).to_bytes()
+    except (InvalidRequest, UnicodeEncodeError):
+        whose = "a group's" if option == "group" else "a consumer's"
+        text = f"{whose} name is a text of 1 to 255 characters, not {name!r}"
+        raise InvalidOption(text, option=option) from None
+
+
+class NamedPositions:
+    """What one consumer stores under its name.
+
+    ``position`` and ``lineages`` are the consumer's own. The name is taken over at once, and the
+    position moves to what is stored under it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connection: ClusterConnection,
+        topics: TopicsClient,
+        subscription: Subscription,
+        isolation: Isolation,
+        position: dict[Key, int],
+        lineages: dict[Key, Lineage],
+    ) -> None:
+        self.name = name
+        self.committed: dict[Key, int] = {}
+        """Where each partition's position is stored."""
+        self._topics = topics
+        self._connection = connection
+        self._subscription = subscription
+        self._isolation = isolation
+        self._position = position
+        self._lineages = lineages
+        self._instance = uuid.uuid4().hex
+        self._take_over()
+        self.heartbeats = ReaderHeartbeats(connection, "client", name, self._instance, isolation)
+        self.heartbeats.start()
+
+    def _take_over(self) -> None:
+        """Take over the name; begin at its positions, except in topics that were made anew."""
+        asked = TakeConsumer.of(consumer=self.name, instance=self._instance)
+        stored = self._subscription.chosen(
+            {
+                (each.topic, each.partition): each
+                for each in self._connection.call(asked).positions
+                if self._subscription.ids.get(each.topic) == each.topic_id
+            }
+        )
+        self.committed.update({key: each.offset for key, each in stored.items()})
+        self._position.update(self.committed)
+        self._lineages.update({key: each.lineage for key, each in stored.items()})
+        self._start_added(stored)
+
+    def _start_added(self, stored: Mapping[Key, object]) -> None:
+        """Start partitions that are newer than the stored position at their first record."""
+        for topic in {topic for topic, _ in stored}:
+            first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
+            for key in self._subscription.chosen({(topic, number): 0 for number in first}):
+                if key not in stored:
+                    self._position[key] = first[key[1]]
+                    self._lineages.pop(key, None)
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """Who must own the name for positions to be stored."""
+        return {self.name: self._instance}
+
+    def places(self) -> list[PositionOf]:
+        """Return where the consumer is, in the form in which that is stored."""
+        return [
+            PositionOf(
+                self.name,
+                topic,
+                self._subscription.ids[topic],
+                number,
+                offset,
+                self._lineages.get((topic, number), NOTHING_KNOWN),
+            )
+            for (topic, number), offset in self._position.items()
+        ]
+
+    def store(self, places: list[PositionOf]) -> None:
+        """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
+        self._connection.call(CommitPosition(positions=places, owners=self.owner))
+        self.note_stored(places)
+
+    def note_stored(self, places: Iterable[PositionOf]) -> None:
+        """Note that these positions are stored."""
+        self.committed.update({(each.topic, each.partition): each.offset for each in places})
+
+
+class ReaderHeartbeats:
+    """The heartbeats of one reader. Any thread may call."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        kind: Literal["query", "client"],
+        name: str,
+        instance: str,
+        isolation: Isolation,
+    ) -> None:
+        self._connection = connection
+        self._asked = ReaderHeartbeat(
+            consumer=name,
+            kind=kind,
+            instance=instance,
+            session_ms=round(1_000 * SESSION_S),
+            isolation=isolation,
+            claim=True,
+        )
+        self._timeout_s = min(_BEAT_S, connection.timeout_s)
+        self._lock = new_lock(is_brief=False)
+        self._lifetime = connection.lifetime
+        self._is_over = False
+        self.active_at = time.monotonic()
+        """When the program last requested records."""
+        self.patience_s = 0.0
+        """How long the program may take between two calls before it counts as idle."""
+
+    def start(self) -> None:
+        """Send the first heartbeat soon, and the others until the end of the reader."""
+        at_end_while_used(self._end_with_program)
+        self._begin()
+
+    def note_active(self) -> bool:
+        """Record that the program requests records. Return False: it has nothing else to do."""
+        self.active_at = time.monotonic()
+        return False
+
+    def end(self, ending: ReaderEnding = ReaderEnding.CLEAN) -> None:
+        """Record how the reader ended. Repeated calls, and those of a forked child, do nothing.
+
+        It waits for a heartbeat that is under way, but not for a hanging one. The session then
+        expires.
+        """
+        if self._is_over or self._lifetime.is_over:
+            return
+        is_idle = self._lock.acquire(timeout=_END_S)
+        self._is_over = True
+        if is_idle:
+            try:
+                self._send(ending, min(_END_S, self._timeout_s))
+            finally:
+                self._lock.release()
+
+    def end_later(self) -> None:
+        """Record the end of a reader that nobody refers to any more, without waiting."""
+        if not self._lifetime.is_over:
+            call_elsewhere(("reader", id(self)), self.end)
+
+    def _end_with_program(self) -> None:
+        """Record the end of a reader that was not closed: clean, unless an error ends the program.
+
+        An error leaves its value in ``sys.last_value``.
+        """
+        is_clean = getattr(sys, "last_value", None) is None
+        self.end(ReaderEnding.CLEAN if is_clean else ReaderEnding.LOST)
+
+    def _begin(self) -> None:
+        if not self._is_over:
+            call_elsewhere(("reader", id(self)), weakly(self._beat))
+
+    def _beat(self) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._send(ReaderEnding.NONE, self._timeout_s)
+            if not self._is_over:
+                client_loop().call_later(_BEAT_S, weakly(self._begin))
+
+    def _send(self, ending: ReaderEnding, timeout_s: float) -> None:
+        idle_s = max(0.0, time.monotonic() - self.active_at - self.patience_s)
+        asked = replace(self._asked, idle_ms=round(1_000 * idle_s), ending=ending)
+        try:
+            self._connection.call(asked, timeout_s)
+        except IsologError as error:
+            # A later reader has the name, or the broker is of a release without heartbeats.
+            self._is_over |= not error.retriable
+            logger.debug("no heartbeat of the reader %r: %s", asked.consumer, error)
+        else:
+            self._asked = replace(self._asked, claim=False)
