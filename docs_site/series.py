@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs_site.cells import row, table
-from spark_stream.broker.metrics.table import TABLE, Series, Subject
+from spark_stream.broker.metrics.series import TABLE, Series, Subject
 
 
 def rendered() -> str:

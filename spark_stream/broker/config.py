@@ -35,7 +35,7 @@ from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidConfig
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.schema.schemas import meant
-from spark_stream.scripts.transactions.sweeping import TransactionSettings
+from spark_stream.scripts.transactions.finishing import TransactionSettings
 from spark_stream.storage.settings import SETTINGS, LogSettings, parse_settings
 from spark_stream.transport.tls import TlsFiles
 from spark_stream.wire.addresses import UNIX, is_wildcard, joined, split_address, with_port

@@ -31,15 +31,12 @@ from spark_stream.broker.host.hosted import FollowerLinks
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.node.controlling import Controlling
 from spark_stream.broker.node.handover import Balance, Withdrawals, handing_over
-from spark_stream.broker.node.lease import LeaseKeeper
-from spark_stream.broker.node.members import Members
-from spark_stream.broker.node.observing import Observer
+from spark_stream.broker.node.members import LeaseKeeper, Members, Observer
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.replication.promises import Promising
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
-from spark_stream.broker.scripting.driver import Driver, Peers
-from spark_stream.broker.scripting.step_table import StepTable
+from spark_stream.broker.scripting.driver import Driver, Peers, StepTable
 from spark_stream.broker.scripting.topics import TopicAdmin
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.brokers import ControllerSeat
@@ -50,7 +47,7 @@ from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.environment import Clock, Ids, Machine
 from spark_stream.loggers import logger_of
 from spark_stream.scripts import groups, readers
-from spark_stream.scripts.electing import Changed
+from spark_stream.scripts.partition_records import Changed
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.descriptors import SpareFiles
 from spark_stream.storage.disk.directory import LogDirectory, PromiseFile

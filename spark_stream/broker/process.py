@@ -40,11 +40,9 @@ from spark_stream.broker.metrics.scrape import ScrapedBroker
 from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
 from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
-from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.node.lock import DirectoryLock
-from spark_stream.broker.node.observing import PROBE_S
+from spark_stream.broker.node.identity import BrokerIdentity, DirectoryLock, open_store, own_backend
+from spark_stream.broker.node.members import PROBE_S
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
-from spark_stream.broker.node.stores import open_store, own_backend
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.pool import Activity
 from spark_stream.broker.serving.serving import Serving

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from spark_stream.broker.partition.sessions import BROKER_BYTES
-from spark_stream.scripts.transactions.sweeping import TransactionSettings
+from spark_stream.scripts.transactions.finishing import TransactionSettings
 from spark_stream.storage.settings import LogSettings
 
 

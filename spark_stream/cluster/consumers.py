@@ -9,7 +9,7 @@ its end. A group has one for its members' last end. Brokers of the previous rele
 read these records.
 
 A query's record has where the query first started, and how far its present run has come;
-``scripts.queries`` changes them. Only the query's source can interpret the start.
+``scripts.readers`` changes them. Only the query's source can interpret the start.
 """
 
 from __future__ import annotations

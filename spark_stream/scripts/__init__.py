@@ -6,12 +6,10 @@ and what may happen in between. In a broker the driver is a thread
 (``broker/scripting/driver.py``), in tests and in a simulation a scheduler, which may stop the
 script for good between any two steps, as a crash does.
 
-``steps``         what a script may ask for
-``electing``      changes of a partition's record: leader, in-sync replicas
-``moving``        replicas on their way to other brokers
-``topics``        a topic's files and its record; ``left_overs``: what a removed topic left
-``groups``        consumer groups: members join and leave, partitions move
-``queries``       queries under a consumer's name: where one first started, and is now
-``cutting``       a cut through partitions that no transaction straddles
-``transactions``  a folder: transactions, named consumers, and sinks
+``steps``              the steps that a script may take
+``readers``            sessions of named readers, progress of queries, cuts for read_atomic
+``transactions``       a folder: transactions, named consumers, and sinks
+``groups``             consumer groups: members join and leave, partitions are assigned
+``topics``             a topic's record and files, and the left-overs of deleted topics
+``partition_records``  elections, moves of replicas, and log starts
 """

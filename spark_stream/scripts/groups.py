@@ -49,7 +49,7 @@ from spark_stream.scripts.steps import (
     Refresh,
     Script,
 )
-from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.deciding import Consumers
 
 _UNRECORDED_MAX: Final = 10_000  # the sessions of further ones expire
 
@@ -148,7 +148,7 @@ def take_partitions(
 ) -> Script[tuple[list[PositionOf], Group]]:
     """Return where a member begins in partitions that were assigned to it, and the group.
 
-    A partition without a position is missing. See ``transactions.consumers`` for the order.
+    A partition without a position is missing. See ``transactions.deciding`` for the order.
 
     Raises:
         ConsumerFenced: one of them is no longer assigned to it.

@@ -1,28 +1,63 @@
-"""Sessions of named readers: heartbeats renew them, an end is on record, brokers end the others.
+"""Named readers: their sessions, the starts and progress of queries, and cuts for read_atomic.
 
-The latest instance of a name has the session. A heartbeat of an earlier one is refused, and a late
-heartbeat after the end of the same instance changes nothing.
+**Sessions.** Heartbeats renew them, an end is on record, and brokers end the others. The latest
+instance of a name has the session. A heartbeat of an earlier one is refused, and a late heartbeat
+after the end of the same instance changes nothing.
+
+**A query's start is pinned once.** Every later run under the name, with the same selection, gets
+that start, until the name is forgotten. So two runs that begin at the same time agree on one start.
+
+**Only the latest run reports progress.** It takes the name over, and later reports of an earlier
+run are refused. Otherwise the earlier run is not hindered: it continues by its own checkpoint.
+
+**A cut** is where a read_atomic query may stop, in all partitions of all its topics. The bounds of
+all partitions are read first, and only then where transactions lie: a transaction with a record
+below some bound was decided before that, so all its records are in the logs by then. That is true
+of the logs of present leaders. So once the bounds are known, the leaders then on record return
+where transactions lie. A replaced leader that has not seen its replacement may lack a part of a
+transaction. Its bounds are only too low, which does no harm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from spark_stream.cluster.consumers import (
+    CONSUMERS,
+    QUERIES,
     READERS,
+    Query,
     ReaderSession,
+    decode_positions,
+    decode_query,
     decode_reader,
+    encode_query,
     encode_reader,
+    group_of,
     reader_key,
     reader_of,
 )
 from spark_stream.cluster.stores.store import StoreRecord
-from spark_stream.consistency.isolation import ReaderEnding
-from spark_stream.errors import ConsumerFenced
-from spark_stream.scripts.steps import DeleteRecord, Get, ListRecords, PutRecord, Script
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.groups import Group
+from spark_stream.consistency.isolation import Isolation, ReaderEnding
+from spark_stream.consistency.partition.atomic_cuts import greatest_cut, next_cut
+from spark_stream.consistency.transactions.transactions import Joined, PositionOf
+from spark_stream.errors import ConsumerFenced, IsologError, UnknownConsumer, UnknownPartition
+from spark_stream.scripts.steps import (
+    DeleteRecord,
+    FindTopic,
+    Get,
+    ListRecords,
+    PutRecord,
+    Script,
+    read_bounds,
+    read_extents,
+)
+from spark_stream.wire.topic_messages import CutTopic
 
 SESSIONS_S: Final = 1.0
 """How long a broker pauses between two looks at all sessions."""
@@ -139,3 +174,221 @@ def end_readers(watch: SessionWatch, now: Callable[[], float]) -> Script[list[st
 def session_ms_of(record: StoreRecord) -> int:
     """Return the duration of the session in a reader's record."""
     return decode_reader(record.value).session_ms
+
+
+class Named(Struct, frozen=True):
+    """All that the store knows under consumers' names: by name, the positions or the query.
+
+    ``owners``: the principals of the clients that have the names, where they are known. ``groups``:
+    of those names that groups have. ``readers``: by kind (query, client or group) and name, the
+    session of the present owner, if it has had one.
+    """
+
+    consumers: dict[str, list[PositionOf]]
+    queries: dict[str, Query]
+    owners: dict[str, str]
+    groups: dict[str, Group]
+    readers: dict[tuple[str, str], ReaderSession]
+
+    def kind(self, name: str) -> str:
+        """Return the kind of a consumer's name: a client or a group."""
+        return GROUP if name in self.groups else "client"
+
+    def session(self, kind: str, name: str) -> ReaderSession:
+        """Return the session of a reader. It is empty if the client sends no heartbeats."""
+        return self.readers.get((kind, name), _NO_SESSION)
+
+    def isolation(self, name: str) -> Isolation | None:
+        """Return the isolation level of a consumer's name, or None if it is unknown."""
+        group = self.groups.get(name)
+        if group is not None and group.members:
+            return group.isolation
+        return self.session(self.kind(name), name).isolation
+
+    def idle_ms(self, name: str) -> int:
+        """Return the idle time of a consumer's name. It is 0 if its member has left the group."""
+        group = self.groups.get(name)
+        session = self.session(self.kind(name), name)
+        is_known = group is None or group.member(session.instance) is not None
+        return session.idle_ms if is_known else 0
+
+
+_NO_SESSION: Final = ReaderSession("", 0)
+
+
+def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
+    """Return the query's record; pin the query's start if it has one and none is pinned yet.
+
+    The query's run takes the name over. A record of another selection stays as it is. Return None
+    if there is no record, and the query has no start.
+    """
+    while True:
+        record, before = yield from _read(name)
+        if before is not None and before.selection != query.selection:
+            return before
+        after = (
+            query
+            if before is None
+            else structs.replace(
+                before,
+                instance=query.instance,
+                isolation=query.isolation,
+                principal=query.principal,
+            )
+        )
+        if after.start is None:
+            if query.start is None:
+                return before
+            after = structs.replace(after, start=query.start, starting=query.starting)
+        if after.started_ms is None:
+            after = structs.replace(after, started_ms=now_ms)
+        if (yield from _write(name, after, record)):
+            return after
+
+
+def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Script[None]:
+    """Record how far a run has come. ``claim``: the run also takes the name over.
+
+    Raises:
+        ConsumerFenced: another run has the name.
+    """
+    while True:
+        record, before = yield from _read(name)
+        if before is None:
+            after = query
+        elif before.instance != query.instance and not claim:
+            raise ConsumerFenced(
+                f"another run of a query has taken over the name {name!r}", consumer=name
+            )
+        else:
+            after = structs.replace(
+                before,
+                instance=query.instance,
+                selection=query.selection,
+                isolation=query.isolation,
+                positions=query.positions,
+                principal=query.principal,
+            )
+        if (yield from _write(name, structs.replace(after, recorded_ms=now_ms), record)):
+            return
+
+
+def read_named(*, fresh: bool = True) -> Script[Named]:
+    """Return what is recorded under all names; without ``fresh`` as it was a moment ago."""
+    consumers = yield from ListRecords(CONSUMERS, fresh=fresh)
+    queries = yield from ListRecords(QUERIES, fresh=fresh)
+    sessions = yield from ListRecords(READERS, fresh=fresh)
+    readers = {reader_of(each.key): decode_reader(each.value) for each in sessions}
+    owners = {("client", each.key.removeprefix(CONSUMERS)): each for each in consumers}
+    owners |= {("query", each.key.removeprefix(QUERIES)): each for each in queries}
+    return Named(
+        {
+            each.key.removeprefix(CONSUMERS): decode_positions(each.value["positions"])
+            for each in consumers
+        },
+        {each.key.removeprefix(QUERIES): decode_query(each.value) for each in queries},
+        {each.key.removeprefix(CONSUMERS): each.value.get("principal", "") for each in consumers},
+        {
+            each.key.removeprefix(CONSUMERS): group
+            for each in consumers
+            if (group := group_of(each.value)) is not None
+        },
+        {
+            key: session
+            for key, session in readers.items()
+            if key[0] == GROUP
+            or (key in owners and owners[key].value.get("instance") == session.instance)
+        },
+    )
+
+
+def forget_name(name: str) -> Script[None]:
+    """Remove everything the store has under a consumer's name.
+
+    Raises:
+        UnknownConsumer: the store has nothing under this name.
+    """
+    query = yield from _removed(QUERIES + name)
+    client = yield from _removed(CONSUMERS + name)
+    for kind in ("query", "client", GROUP):
+        yield from forget_reader(kind, name)
+    if not (query or client):
+        raise UnknownConsumer(
+            f"nothing is known of a consumer {name!r}", consumer=name, already_done=True
+        )
+
+
+def _removed(key: str) -> Script[bool]:
+    """Remove the record; return whether there was one."""
+    there = False
+    while True:
+        record = yield from Get(key)
+        if record is None:
+            return there
+        there = True
+        if (yield from DeleteRecord(key, record.version)):
+            return True
+
+
+def _read(name: str) -> Script[tuple[StoreRecord | None, Query | None]]:
+    record = yield from Get(QUERIES + name)
+    return record, None if record is None else decode_query(record.value)
+
+
+def _write(name: str, query: Query, over: StoreRecord | None) -> Script[bool]:
+    version = 0 if over is None else over.version
+    put = PutRecord(QUERIES + name, encode_query(query), version)
+    return (yield from put) is not None
+
+
+T = TypeVar("T")
+
+
+def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
+    """Find the cut, by topic and partition; see ``consistency.partition.atomic_cuts``.
+
+    Raises:
+        UnknownTopic, UnknownPartition: there is none; the error names it.
+        LeaderUnavailable: a partition's leader was not reached.
+    """
+    places: list[tuple[CutTopic, Joined]] = []
+    for each in topics:
+        topic = yield from FindTopic(each.topic, each.topic_id)
+        _check_named(topic, each)
+        places += [(each, Joined(topic.name, topic.id, n)) for n in range(topic.partitions)]
+    where = [at for _, at in places]
+    seen = [_answer(each) for each in (yield from read_bounds(where))]
+    spans = [_answer(each) for each in (yield from read_extents(where))]
+    bounds = [int(each.last_stable_offset) for each in seen]
+    upper = [
+        each.upper.get(at.partition, bound)
+        for (each, at), bound in zip(places, bounds, strict=True)
+    ]
+    if any(each.lower for each in topics):
+        lower = [
+            each.lower.get(at.partition, int(bound.log_start_offset))
+            for (each, at), bound in zip(places, seen, strict=True)
+        ]
+        found = next_cut(lower, upper, bounds, spans)
+    else:
+        found = greatest_cut([min(pair) for pair in zip(upper, bounds, strict=True)], spans)
+    offsets: dict[str, dict[int, int]] = {each.topic: {} for each in topics}
+    for at, offset in zip(where, found, strict=True):
+        offsets[at.topic][at.partition] = int(offset)
+    return offsets
+
+
+def _check_named(topic: Topic, asked: CutTopic) -> None:
+    for number in (*asked.lower, *asked.upper):
+        if not 0 <= number < topic.partitions:
+            raise UnknownPartition(
+                f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
+                topic=topic.name,
+                partition=number,
+            )
+
+
+def _answer(answer: T | IsologError) -> T:
+    if isinstance(answer, IsologError):
+        raise answer
+    return answer

@@ -32,7 +32,7 @@ FIRST_EPOCH: Final = LeaderEpoch(0)
 class Step(Positional, Generic[T_co]):
     """A request of a script, answered with a ``T_co``.
 
-    Kinds of steps are defined here; functions of ``broker.scripting.step_table`` carry them out.
+    Kinds of steps are defined here; functions of ``broker.scripting.driver`` carry them out.
     """
 
     def __iter__(self) -> Generator[Step[Any], Any, T_co]:

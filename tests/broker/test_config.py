@@ -11,7 +11,7 @@ from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.errors import InvalidConfig
-from spark_stream.scripts.transactions.sweeping import TransactionSettings
+from spark_stream.scripts.transactions.finishing import TransactionSettings
 from spark_stream.storage.settings import LogSettings
 
 JWT = {"issuer": "i", "audience": "a"}

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 import isolog
-from spark_stream.broker.metrics.table import TABLE
+from spark_stream.broker.metrics.series import TABLE
 from tests.broker.metrics.scraping import scraped
-from tests.broker.metrics.test_table_series import HOLDER
+from tests.broker.metrics.test_series import HOLDER
 from tests.brokers import brokers_on
 from tests.conftest import ROOT
 from tests.support import act, eventually, numbers

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from spark_stream.broker.metrics.table import TABLE, SeriesKind
+from spark_stream.broker.metrics.series import TABLE, SeriesKind
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"

@@ -19,10 +19,9 @@ from spark_stream.consistency.groups import Group, GroupMember, Owner
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.scripts import groups
-from spark_stream.scripts.queries import read_named
-from spark_stream.scripts.readers import SessionWatch
+from spark_stream.scripts.readers import SessionWatch, read_named
 from spark_stream.scripts.steps import FindTopic, ListRecords, Script
-from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.deciding import Consumers
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.positions import own_name, store_positions
 from tests.scripts.on_store import OnStore

@@ -8,12 +8,13 @@ from isolog.errors import ConsumerFenced
 from spark_stream.cluster.consumers import ReaderSession
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.scripts import groups
-from spark_stream.scripts.queries import forget_name, read_named
 from spark_stream.scripts.readers import (
     GROUP,
     SessionWatch,
     end_readers,
+    forget_name,
     note_heartbeat,
+    read_named,
     session_ms_of,
 )
 from spark_stream.scripts.transactions.positions import own_name

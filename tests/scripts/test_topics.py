@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from isolog.errors import InvalidTopic, LeaderUnavailable, TopicExists, UnknownTopic
 from spark_stream.cluster.partitions import Partitions
 from spark_stream.cluster.topics import Topics
-from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import (
     DeleteRecord,
     MakeFolder,
@@ -19,7 +18,13 @@ from spark_stream.scripts.steps import (
     ReadBounds,
     Together,
 )
-from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
+from spark_stream.scripts.topics import (
+    alter_topic,
+    create_topic,
+    delete_topic,
+    left_overs,
+    remove_left_over,
+)
 from tests.scripts.on_store import OnStore
 from tests.scripts.topic_stories import (
     ASSIGNMENT,

@@ -15,9 +15,14 @@ from spark_stream.cluster.partitions import PARTITIONS, PartitionId, Partitions
 from spark_stream.cluster.topics import Topics
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.scripts.left_overs import left_overs, remove_left_over
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.topics import alter_topic, create_topic, delete_topic
+from spark_stream.scripts.topics import (
+    alter_topic,
+    create_topic,
+    delete_topic,
+    left_overs,
+    remove_left_over,
+)
 from tests.examples import examples
 from tests.scripts.on_store import Driven, OnStore
 from tests.scripts.topic_stories import B1, B2, B3, MADE, announced, placed, put_anew, sweep
@@ -115,7 +120,7 @@ def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
 @pytest.mark.rule(
     "how a topic is made, altered and deleted over brokers that may die",
     "scripts/topics.py",
-    "scripts/left_overs.py",
+    "scripts/topics.py",
 )
 @pytest.mark.slow
 @settings(max_examples=examples(400), deadline=None)

@@ -13,9 +13,8 @@ from spark_stream.cluster.topics import REMOVED, Topic, Topics
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.scripts.left_overs import left_overs, makers, remove_left_over
 from spark_stream.scripts.steps import Script
-from spark_stream.scripts.topics import create_topic
+from spark_stream.scripts.topics import create_topic, left_overs, makers, remove_left_over
 from tests.scripts.on_store import OnStore
 
 B1, B2, B3 = (BrokerId(each) for each in ("b1", "b2", "b3"))

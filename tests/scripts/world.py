@@ -53,11 +53,9 @@ from spark_stream.scripts.steps import (
     Together,
     WriteMarkers,
 )
-from spark_stream.scripts.transactions.consumers import Consumers
-from spark_stream.scripts.transactions.deciding import Decisions
-from spark_stream.scripts.transactions.finishing import Finisher
+from spark_stream.scripts.transactions.deciding import Consumers, Decisions
+from spark_stream.scripts.transactions.finishing import Finisher, Sweeper, TransactionSettings
 from spark_stream.scripts.transactions.sinks import Sinks
-from spark_stream.scripts.transactions.sweeping import Sweeper, TransactionSettings
 from tests.scripts.on_store import answer_of
 
 BLOCK = 3

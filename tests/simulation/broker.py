@@ -31,11 +31,9 @@ from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.interfaces import ReplicationContext
 from spark_stream.broker.replication.leader_stream import Leading
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.broker.scripting.coordinator import TransactionCoordinator
-from spark_stream.broker.scripting.driver import Peers
-from spark_stream.broker.scripting.joining import StreamJoins
-from spark_stream.broker.scripting.step_messages import pack_steps, unpack_steps
-from spark_stream.broker.scripting.step_table import Answer
+from spark_stream.broker.scripting.coordinator import StreamJoins, TransactionCoordinator
+from spark_stream.broker.scripting.driver import Answer, Peers
+from spark_stream.broker.scripting.peers import pack_steps, unpack_steps
 from spark_stream.broker.serving.append_batch import Append, StreamFacts
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import Answers, FetchStream
@@ -50,7 +48,7 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.replication.follower import Spot
 from spark_stream.protocol import StreamOpened
-from spark_stream.scripts import moving, trimming
+from spark_stream.scripts import partition_records
 from spark_stream.scripts import topics as topic_scripts
 from spark_stream.scripts.readers import SESSIONS_S
 from spark_stream.scripts.steps import RemoteStep, Script
@@ -516,7 +514,7 @@ class SimulatedBroker:
         change: Callable[[PartitionId, PartitionRecord], Outcome],
     ) -> Body:
         """A body that changes the records of these partitions."""
-        return self.run(moving.change_records(places, self.host.view_of, change))
+        return self.run(partition_records.change_records(places, self.host.view_of, change))
 
     def prefer(self, places: Sequence[PartitionId]) -> Body:
         """A body that lets preferred leaders lead."""
@@ -531,16 +529,18 @@ class SimulatedBroker:
     def trim(self, topic: Topic, before: Mapping[int, int]) -> Body:
         """A body that moves log starts, and returns those that the leaders have then."""
         found = self.host.topic(topic.name, topic.id).topic
-        return self.run(trimming.trim(found, before, self.host.view_of))
+        return self.run(partition_records.trim(found, before, self.host.view_of))
 
     def decommission(self, broker: str) -> Body:
         """A body that lets a broker leave, if another can keep replicas."""
         if self.members.takers(self.members.alive()).keys() - {broker}:
-            yield from self.run(moving.mark_broker(BrokerId(broker), BrokerState.LEAVING))
+            yield from self.run(
+                partition_records.mark_broker(BrokerId(broker), BrokerState.LEAVING)
+            )
 
     def recommission(self, broker: str) -> Body:
         """A body that lets a broker that was to leave stay."""
-        return self.run(moving.mark_broker(BrokerId(broker), BrokerState.ACTIVE))
+        return self.run(partition_records.mark_broker(BrokerId(broker), BrokerState.ACTIVE))
 
     def delete_topic(self, name: str) -> Body:
         """A body that deletes a topic."""

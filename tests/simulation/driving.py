@@ -1,6 +1,6 @@
 """Drives scripts of a simulated broker: every step is an event, and so may be its answer.
 
-The steps do what they do in a broker (``broker.scripting.step_table``), but those that wait: time
+The steps do what they do in a broker (``broker.scripting.driver``), but those that wait: time
 is the schedule's here. Before each step, and between the steps of a ``Together``, anything may
 happen; sometimes between a step and its answer as well.
 """
@@ -12,8 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from isolog.errors import IsologError, NotLeader
-from spark_stream.broker.scripting.driver import elsewhere
-from spark_stream.broker.scripting.step_table import Answer, StepTable
+from spark_stream.broker.scripting.driver import Answer, StepTable, elsewhere
 from spark_stream.scripts.steps import (
     BrokerStep,
     PartitionStep,

@@ -11,7 +11,7 @@ from typing import Any
 
 from isolog.errors import IsologError
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.scripting.step_table import Answer
+from spark_stream.broker.scripting.driver import Answer
 from spark_stream.cluster.brokers import BROKERS
 from spark_stream.cluster.consumers import CONSUMERS, SESSIONS, group_of, member_of
 from spark_stream.cluster.partitions import PARTITIONS, decode_value, id_of

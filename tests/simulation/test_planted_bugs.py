@@ -35,7 +35,7 @@ def check(name: str, finding: Finding | None) -> None:
 
 @pytest.mark.rule(
     "how a batch of a transaction gets into a partition",
-    "broker/scripting/joining.py",
+    "broker/scripting/coordinator.py",
     "broker/serving/append_batch.py",
 )
 @pytest.mark.rule("what holds in every simulated run", "tests/simulation/invariants/__init__.py")

@@ -57,7 +57,7 @@ def story_of(seed: int) -> list[str]:
     return story
 
 
-@pytest.mark.rule("what a step of a script does", "broker/scripting/step_table.py")
+@pytest.mark.rule("what a step of a script does", "broker/scripting/driver.py")
 @pytest.mark.slow
 def test_eighty_runs_find_nothing_and_do_what_brokers_are_for():
     """Each raises what it finds, and in most something is written and committed."""

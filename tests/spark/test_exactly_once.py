@@ -192,7 +192,7 @@ def present(transactions: isolog.Log, query_name: str) -> TransactionDescription
 @pytest.mark.rule(
     "how long the transaction of a dead driver holds readers back",
     "datasource/writing/transactions.py",
-    "scripts/transactions/sweeping.py",
+    "scripts/transactions/finishing.py",
 )
 @pytest.mark.chaos
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py

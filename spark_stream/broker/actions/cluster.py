@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from spark_stream.access.rules import THE_CLUSTER, Operation, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext, handles
-from spark_stream.broker.node.placing import check_stay
+from spark_stream.broker.scripting.topics import check_stay
 from spark_stream.cluster.brokers import BrokerState
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic
@@ -24,7 +24,7 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataLost
-from spark_stream.scripts import moving
+from spark_stream.scripts.partition_records import change_records, mark_broker
 from spark_stream.wire.cluster_messages import (
     BrokerAddress,
     BrokerDescription,
@@ -243,7 +243,7 @@ def move_replicas(context: BrokerContext, asked: MoveReplicas) -> None:
         check_stay(topic, number, sorted(comes), context.members)
         targets[PartitionId(topic.id, number)] = [BrokerId(each) for each in brokers]
     context.transactions.run(
-        moving.change_records(
+        change_records(
             list(targets),
             context.host.view_of,
             lambda at, record: election.begin_move(record, targets[at]),
@@ -259,7 +259,7 @@ def cancel_moves(context: BrokerContext, asked: CancelMoves) -> None:
     places = [PartitionId(topic.id, number) for number in numbers]
     alive = context.members.alive()
     context.transactions.run(
-        moving.change_records(
+        change_records(
             places, context.host.view_of, lambda _, record: election.cancel_move(record, alive)
         )
     )
@@ -276,7 +276,7 @@ def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
     alive = context.members.alive()
     places = [PartitionId(each.id, number) for each in topics for number in range(each.partitions)]
     outcomes = context.transactions.run(
-        moving.change_records(
+        change_records(
             places, context.host.view_of, lambda _, record: election.prefer(record, alive)
         )
     )
@@ -297,12 +297,12 @@ def decommission(context: BrokerContext, asked: Decommission) -> None:
             broker=asked.broker,
             hint="Start another broker first.",
         )
-    context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
+    context.transactions.run(mark_broker(BrokerId(asked.broker), BrokerState.LEAVING))
 
 
 @handles(Recommission)
 def recommission(context: BrokerContext, asked: Recommission) -> None:
-    context.transactions.run(moving.mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
+    context.transactions.run(mark_broker(BrokerId(asked.broker), BrokerState.ACTIVE))
 
 
 @handles(RestoreMetadata)

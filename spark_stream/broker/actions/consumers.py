@@ -14,9 +14,8 @@ from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.groups import Group, GroupMember, MemberAnswer, Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import PositionOf, ReadPosition
-from spark_stream.scripts import groups, queries, readers
-from spark_stream.scripts.queries import Named
-from spark_stream.scripts.readers import GROUP
+from spark_stream.scripts import groups, readers
+from spark_stream.scripts.readers import GROUP, Named
 from spark_stream.scripts.transactions import positions
 from spark_stream.wire.consumer_messages import (
     CheckConsumer,
@@ -58,7 +57,7 @@ def pin_start(context: BrokerContext, asked: PinStart) -> PinnedStart:
         principal=context.known_principal,
     )
     found = context.transactions.run(
-        queries.pin_start(asked.consumer, query, context.transactions.now_ms())
+        readers.pin_start(asked.consumer, query, context.transactions.now_ms())
     )
     if found is None:
         return PinnedStart(selection=asked.selection, starting="")
@@ -82,7 +81,7 @@ def record_progress(context: BrokerContext, asked: RecordProgress) -> None:
     )
     now_ms = context.transactions.now_ms()
     context.transactions.run(
-        queries.record_progress(asked.consumer, query, now_ms, claim=asked.claim)
+        readers.record_progress(asked.consumer, query, now_ms, claim=asked.claim)
     )
 
 
@@ -99,7 +98,7 @@ def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> None:
 
 @handles(ListConsumers)
 def list_consumers(context: BrokerContext, asked: ListConsumers) -> ConsumerDescriptions:
-    found = context.transactions.run(queries.read_named())
+    found = context.transactions.run(readers.read_named())
     clients = [
         _client(context, name, positions, found) for name, positions in found.consumers.items()
     ]
@@ -233,7 +232,7 @@ def _partitions(
 
 @handles(DeleteConsumer)
 def delete_consumer(context: BrokerContext, asked: DeleteConsumer) -> None:
-    context.transactions.run(queries.forget_name(asked.consumer))
+    context.transactions.run(readers.forget_name(asked.consumer))
 
 
 @handles(TakeConsumer)

@@ -13,8 +13,7 @@ from spark_stream.access.rules import THE_CLUSTER, Operation, Resource, Resource
 from spark_stream.broker.access.authorizer import Authorizer
 from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.node.members import Members
-from spark_stream.broker.node.observing import Observer
+from spark_stream.broker.node.members import Members, Observer
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.topics import TopicAdmin

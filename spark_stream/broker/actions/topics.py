@@ -10,9 +10,9 @@ from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
-from spark_stream.broker.node.observing import Observation
-from spark_stream.broker.node.placing import lone_replica_warning, missing_replicas_warning
+from spark_stream.broker.node.members import Observation
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.scripting.topics import lone_replica_warning, missing_replicas_warning
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import RecordRun, reached, stored_bytes
@@ -28,7 +28,7 @@ from spark_stream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from spark_stream.scripts import trimming
+from spark_stream.scripts.partition_records import trim
 from spark_stream.scripts.steps import Describe, Described, together
 from spark_stream.storage.settings import shown_settings
 from spark_stream.wire.cluster_messages import BrokerAddress
@@ -84,7 +84,7 @@ def trim_topic(context: BrokerContext, asked: TrimTopic) -> Trimmed:
     for number in asked.before:
         hosted.check_number(number)
     starts = context.transactions.run(
-        trimming.trim(hosted.topic, asked.before, context.host.view_of, dry_run=asked.dry_run)
+        trim(hosted.topic, asked.before, context.host.view_of, dry_run=asked.dry_run)
     )
     return Trimmed(log_starts=starts)
 

@@ -12,7 +12,7 @@ from spark_stream.access.rules import ResourceKind
 from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
-from spark_stream.scripts import cutting
+from spark_stream.scripts.readers import find_cut
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from spark_stream.scripts.transactions import records
 from spark_stream.wire.topic_messages import AtomicCut, Cut
@@ -291,4 +291,4 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
 def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:
     if len({each.topic for each in asked.topics}) != len(asked.topics):
         raise InvalidRequest("a topic is named twice")
-    return Cut(offsets=context.transactions.run(cutting.find_cut(asked.topics)))
+    return Cut(offsets=context.transactions.run(find_cut(asked.topics)))

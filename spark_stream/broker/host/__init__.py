@@ -1,8 +1,7 @@
 """The replicas of a broker.
 
 ``host``          which replicas it has, and how calls find those that it leads
-``hosted``        a topic as a broker has it
-``folders``       the directories of topics: an empty one never replaces a lost one
+``hosted``        a topic as a broker has it, with its folders and logs
 ``contact``       whether a broker may rely on what it knows while the metadata store is away
 ``proposals``     in-sync replicas on their way to the partitions' records
 ``upkeep``        housekeeping of the partitions in which something is due

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.contact import StoreContact
-from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.hosted import (
     FollowerLinks,
     HostedTopic,
     NoLinks,
+    TopicFolders,
     format_of,
     unknown_partition,
 )
@@ -51,7 +51,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.loggers import logger_of
-from spark_stream.scripts.electing import Placed
+from spark_stream.scripts.partition_records import Placed
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK
 from spark_stream.storage.log.committed import CommittedMarks

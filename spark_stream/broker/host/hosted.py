@@ -1,19 +1,41 @@
-"""What a broker has of a topic: its replicas, and the streams by which they follow others."""
+"""A topic as a broker has it: its replicas, their folders and logs, and their streams to leaders.
+
+An empty folder never takes the place of a lost one. A topic's folder holds all replicas that the
+broker has of it, and a replica has no files before its first record. So if the folder exists,
+nothing is missing. The maker of a folder has to make sure that this holds for all of these
+replicas: when the topic is made, when it gets partitions, when a replica moves here, and when the
+broker starts.
+
+If other brokers have the lost records, the broker begins with an empty folder or log. It first
+reports that (``losing``), since the next start would find nothing wrong, and it doubts its logs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.replication import Followed
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.cluster.topics import Topic
+from spark_stream.cluster.topics import Topic, unknown
+from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import IsologError, NotLeader, UnknownPartition
+from spark_stream.errors import (
+    DamagedSegment,
+    IsologError,
+    NotLeader,
+    StorageFailure,
+    UnknownPartition,
+)
+from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import TIMESTAMP_COLUMN, is_default
+from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.format.log_format import LogFormat
+from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings
 
 
@@ -117,3 +139,123 @@ def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
         topic=topic.name,
         partition=number,
     )
+
+
+logger = logger_of(__name__)
+
+_RESTORE = "Restore it from a backup and restart the broker, or delete the topic."
+_RESTART = "Restore it from a backup, or just restart the broker: it fetches the records anew."
+
+
+class TopicFolders:
+    """One broker's folders. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says."""
+
+    def __init__(self, directory: LogDirectory, logs: FileLogs, losing: Callable[[], None]) -> None:
+        self.doubts: list[str] = []
+        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
+        self._directory = directory
+        self._logs = logs
+        self._losing = losing
+        self._me = BrokerId(directory.broker_id)
+        self._removed: set[str] = set()
+        self._gone: set[str] = set()
+        """The ids of topics whose folders were removed durably."""
+
+    def has(self, topic: Topic) -> bool:
+        """Return whether the topic's folder is there."""
+        return self._logs.has_folder(self._directory.topic(topic.name, topic.id))
+
+    def make(
+        self, topic: str, topic_id: str, records: Collection[PartitionRecord], *, starts: bool
+    ) -> None:
+        """Make a topic's folder if it is missing, and force its name in any case.
+
+        A process that died may have made it without forcing it: a power cut would then remove it.
+
+        ``records``: of all partitions of which this broker has a replica by now. ``starts``: none
+        of these replicas is open, and the broker has not vouched for its logs; only then may a
+        lost folder be filled again.
+
+        Raises:
+            UnknownTopic: this process has removed the folder. A maker that was considered dead puts
+                such a topic on record, and takes it back once it learns of the removal.
+            DamagedSegment: the folder is missing, and must stay so: the next start would take lost
+                logs for empty ones.
+            DiskFull, StorageFailure: the folder may exist or not; a starting broker doubts its
+                logs.
+        """
+        folder = self._directory.topic(topic, topic_id)
+        had = [each for each in records if each.member(self._me)]
+        if had and not self._logs.has_folder(folder):
+            if topic_id in self._removed:
+                raise unknown(topic)
+            alone = any(each.is_only_member(self._me) for each in had)
+            lost = f"{folder} is missing, and with it all records of topic {topic!r}"
+            if alone or not starts:
+                what = lost if alone else f"{lost} here: restart the broker"
+                raise DamagedSegment(what, hint=_RESTORE if alone else _RESTART, path=str(folder))
+            self._losing()
+            self.doubts.append(lost)
+        try:
+            self._logs.make_folder(folder)
+        except StorageFailure as error:
+            if starts:
+                self.doubts.append(error.message)
+            raise
+
+    def open_log(
+        self, topic: Topic, settings: LogSettings, number: int, record: PartitionRecord | None
+    ) -> PartitionLog:
+        """Open the replica's log.
+
+        Open an empty one if its files are unusable and other replicas have the data.
+
+        Raises:
+            DamagedSegment: the files cannot be opened, and no other replica has their records.
+            DiskFull: there is no space; nothing was lost.
+            StorageFailure: the disk fails, so the broker doubts its logs.
+        """
+        folder = self._directory.partition(topic.name, topic.id, number)
+        log_format = format_of(topic, settings, number)
+        try:
+            log = self._logs.open(folder, log_format)
+        except DamagedSegment as error:
+            if record is None or record.is_only_member(self._me):
+                raise
+            kept = self._logs.set_aside(folder)
+            self.doubts.append(f"{error.message}; what there was is kept in {kept}")
+            log = self._logs.open(folder, log_format)
+        except StorageFailure as error:
+            self.doubts.append(error.message)
+            raise
+        for cut in log.cuts:
+            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
+        if not log.intact or log.failed is not None:
+            self.doubts.append(
+                f"{topic.name}/{number} has lost entries, or its folder, or a force has failed"
+            )
+        return log
+
+    def remove_replica(self, topic: Topic, number: int) -> None:
+        """Remove the files of a replica that moved to another broker, as far as that works."""
+        try:
+            self._logs.remove(self._directory.partition(topic.name, topic.id, number))
+        except IsologError:
+            logger.exception("%s/%d: cannot remove files of a moved replica", topic.name, number)
+
+    def remove(self, topic: Topic) -> None:
+        """Remove the folder of a deleted topic, with everything in it.
+
+        A second call does nothing, unless the folder was made again.
+
+        Raises:
+            StorageFailure: some of its files may be left.
+        """
+        folder = self._directory.topic(topic.name, topic.id)
+        self._removed.add(topic.id)
+        if topic.id in self._gone and not self._logs.has_folder(folder):
+            return
+        self._gone.discard(topic.id)
+        self._logs.remove(folder)
+        self._gone.add(topic.id)
+        self._logs.remove_empty(folder.parent)

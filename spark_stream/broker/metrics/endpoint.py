@@ -12,9 +12,9 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from spark_stream.broker.metrics.changes import ChangeCounter
+from spark_stream.broker.counts import ChangeCounter
 from spark_stream.broker.metrics.scrape import Scrape, ScrapedBroker
-from spark_stream.broker.metrics.table import TABLE, Labels, Sample, Series, SeriesKind
+from spark_stream.broker.metrics.series import GROUPS, Labels, Sample, Series, SeriesKind
 from spark_stream.counting import Distribution
 from spark_stream.exposition import PageServer, health_page, prometheus, series_page
 
@@ -34,12 +34,13 @@ class SeriesCollector:
     def collect(self) -> Iterator[Any]:
         """Yield the families of one scrape."""
         scrape = Scrape(self._broker)
-        for series in TABLE:
-            if self._detailed or not series.detailed:
-                yield self._family(series, scrape)
+        for group in GROUPS:
+            if self._detailed or not group.detailed:
+                figures = group.read(scrape)
+                for series in group.series():
+                    yield self._family(series, getattr(figures, series.field))
 
-    def _family(self, series: Series, scrape: Scrape) -> Any:
-        found = series.read(scrape)
+    def _family(self, series: Series, found: Sample | Mapping[Labels, Sample]) -> Any:
         samples: Mapping[Labels, Sample] = found if isinstance(found, Mapping) else {(): found}
         family = {
             SeriesKind.COUNTER: self._families.CounterMetricFamily,

@@ -26,7 +26,7 @@ from spark_stream.consistency.transactions.transactions import (
 )
 from spark_stream.counting import Place, TrafficAmounts
 from spark_stream.errors import IsologError
-from spark_stream.scripts.queries import Named, read_named
+from spark_stream.scripts.readers import Named, read_named
 from spark_stream.scripts.transactions.records import read_numbered
 from spark_stream.scripts.transactions.sinks import read_sinks
 from spark_stream.wire.cluster_messages import ClusterDescription, ProblemKind
@@ -292,11 +292,4 @@ class Scrape:
                 sum(each.held_back for each in mine),
             )
             found[name, kind, state.value] = 1
-        return found
-
-    def farthest_behind(self, what: Callable[[FollowerLag], float]) -> dict[tuple[str, ...], float]:
-        """Return the greatest lag of each follower, over the partitions that this broker leads."""
-        found: dict[tuple[str, ...], float] = {}
-        for each in self.followers:
-            found[each.follower,] = max(found.get((each.follower,), 0), what(each))
         return found

@@ -19,8 +19,8 @@ from spark_stream.consistency.control.election import Alive
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.loggers import logger_of
-from spark_stream.scripts import moving
-from spark_stream.scripts.electing import (
+from spark_stream.scripts import partition_records
+from spark_stream.scripts.partition_records import (
     Changed,
     Placed,
     attend,
@@ -98,12 +98,16 @@ class Controlling:
         """Move the replicas of a decommissioned broker away; remove the broker if it has none."""
         stored = {each.stored.id: each.stored for each in self._partitions()}
         if not any(broker in each.record.replicas for each in stored.values()):
-            if (yield from moving.remove_broker(broker, lives=self._members.is_alive(broker))):
+            if (
+                yield from partition_records.remove_broker(
+                    broker, lives=self._members.is_alive(broker)
+                )
+            ):
                 logger.info("broker %s has no replicas any more: it is removed", broker)
             return
         load = load_of(each.record.replicas for each in stored.values())
         takers = self._members.takers(self._members.alive())
-        if (yield from moving.move_away(stored, broker, takers, load)):
+        if (yield from partition_records.move_away(stored, broker, takers, load)):
             self._complain(f"broker {broker} leaves; some of its replicas have no other place")
 
     def _complain(self, what: str) -> None:

@@ -35,7 +35,7 @@ from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError, TooManyOpenFiles
 from spark_stream.loggers import logger_of
-from spark_stream.scripts.moving import change_records
+from spark_stream.scripts.partition_records import change_records
 from spark_stream.scripts.steps import Pause, ProbeReplica, Script, together
 from spark_stream.storage.disk.descriptors import SpareFiles
 

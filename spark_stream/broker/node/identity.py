@@ -1,24 +1,52 @@
-"""Which broker this is, and how two brokers prove to each other that they are of one cluster.
+"""A broker's identity: its directory, the metadata store of its cluster, and its proofs to others.
 
-The cluster's secret is never sent. A caller sends a proof: a keyed hash of its own id and of the id
-and incarnation of the broker that it means to call. Another process that listens at the address of
-a dead broker gets a proof that no other broker accepts. It cannot answer either: the proof of an
-answer covers a number that the caller has just made.
+**One process serves a directory.** The lock is the kernel's (flock): it cannot outlive its process,
+so ``kill -9`` leaves nothing to clean up. It is on ``broker.lock``. ``broker.json`` has the address
+of its holder, and counts only while the lock is held.
 
-:meth:`BrokerIdentity.check_caller` is the only place that decides whether a caller is a broker of
-this cluster.
+**A directory and a metadata store belong together, or the broker does not start.** The store has
+the topics, and the directory has their records. With an empty store, or an older copy, topics would
+disappear without a message, and their records with them.
+
+**Brokers prove to each other that they are of one cluster.** The cluster's secret is never sent. A
+caller sends a proof: a keyed hash of its own id and of the id and incarnation of the broker that it
+means to call. Another process that listens at the address of a dead broker gets a proof that no
+other broker accepts. It cannot answer either: the proof of an answer covers a number that the
+caller has just made. :meth:`BrokerIdentity.check_caller` is the only place that decides whether a
+caller is a broker of this cluster.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
+import time
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import psutil
 from msgspec import Struct
 
-from spark_stream.cluster.brokers import ClusterSecret
+from spark_stream.cluster.backup import STORE_NAME
+from spark_stream.cluster.brokers import ClusterSecret, cluster_identity
+from spark_stream.cluster.stores.backends import Backend, SqliteBackend
+from spark_stream.cluster.stores.store import DurableStore, MetadataStore
+from spark_stream.cluster.topics import REMOVED, TOPICS, decode
 from spark_stream.consistency.ids import BrokerId
-from spark_stream.errors import Unauthenticated
+from spark_stream.environment import Ids
+from spark_stream.errors import DirectoryInUse, StorageFailure, Unauthenticated, WrongCluster
+from spark_stream.loggers import logger_of
+from spark_stream.storage.disk.directory import (
+    LogDirectory,
+    RunFile,
+    StoreMarkFile,
+    open_directory,
+    recorded_cluster_id,
+    topic_folders,
+)
 
 _CALL: Final = "call"
 _ANSWER: Final = "answer"
@@ -79,3 +107,141 @@ class BrokerIdentity(Struct, frozen=True):
                 f"what answers in the place of broker {broker_id} has not proved that it is a"
                 f" broker of cluster {self.cluster_id}"
             )
+
+
+logger = logger_of(__name__)
+
+
+def open_store(
+    path: Path, backend: Backend | None, ids: Ids, broker_id: str | None = None
+) -> tuple[LogDirectory, DurableStore, ClusterSecret]:
+    """Open the broker's directory and the store of its cluster.
+
+    Return both, and the cluster's secret.
+
+    ``backend``: of a shared store; None if the store lies in the directory. ``broker_id``: whose
+    directory it must be; None means anybody's.
+
+    Raises:
+        WrongCluster: they do not belong together; or a broker has run in the directory, and the
+            store is empty or missing.
+        MetadataLost: running brokers have another file open than the one at its path, or the
+            write-ahead log beside it is that of another file; or etcd has lost changes since the
+            directory was used.
+    """
+    if backend is None:
+        directory = open_directory(path, new_id=ids.new_id, broker_id=broker_id)
+        backend = own_backend(directory.path)
+        known: str | None = directory.cluster_id
+    else:
+        known = recorded_cluster_id(path)
+    if not backend.exists():
+        _check_unused(path, f"there is no metadata store {backend}")
+    store = backend.open_store(StoreMarkFile(path).recorded())
+    try:
+        if not store.list(""):
+            _check_unused(path, f"the metadata store {backend} is empty")
+        found, secret = cluster_identity(store, ids, known)
+        directory = open_directory(path, found, ids.new_id, broker_id=broker_id)
+        _report_unknown_folders(store, path)
+        return directory, store, secret
+    except BaseException:
+        store.close()
+        raise
+
+
+def own_backend(path: Path) -> Backend:
+    """Return the metadata of a lone broker, which lies in its directory."""
+    return SqliteBackend(path / STORE_NAME)
+
+
+def _check_unused(path: Path, lost: str) -> None:
+    """Raise WrongCluster if a broker has run in the directory, for then a store knows it.
+
+    ``lost``: what has become of that store, for the message. Without that store the broker would
+    be a cluster of its own, under the id of the directory's cluster.
+    """
+    topics = sorted(set(topic_folders(path).values()))
+    if topics:
+        shown = ", ".join(topics[:3]) + (", …" if len(topics) > 3 else "")
+        found = f"has records of topics ({shown})"
+    elif RunFile(path).recorded_run() is not None:
+        found = f"belongs to cluster {recorded_cluster_id(path)}"
+    else:
+        return
+    raise WrongCluster(
+        f"{path} {found}, and {lost}",
+        hint="Start the broker with the store that the directory was used with, or a backup of"
+        " it: `isolog broker start --metadata STORE` if several brokers share one. For a new log"
+        " give it an empty directory.",
+        path=str(path),
+    )
+
+
+def _report_unknown_folders(store: MetadataStore, path: Path) -> None:
+    known = {decode(each).id for each in store.list(TOPICS)}
+    known |= {each.key.removeprefix(REMOVED) for each in store.list(REMOVED)}
+    for topic_id, name in sorted(topic_folders(path).items()):
+        if topic_id not in known:
+            logger.error(
+                "%s: the metadata store knows no topic of this id: the store is older than the"
+                " directory, or has lost the topic; the records are kept and not served",
+                path / "topics" / name / topic_id,
+            )
+
+
+_TRIES: Final = 10
+_PAUSE_S: Final = 0.02
+
+
+class DirectoryLock:
+    """The lock of a directory, held from construction to :meth:`release`.
+
+    Raises:
+        DirectoryInUse: another process holds it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._facts = directory / "broker.json"
+        path = directory / "broker.lock"
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailure(f"{path}: {error.strerror}", path=str(path)) from error
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # A client that checks whether a broker is alive holds the lock for an instant.
+                time.sleep(_PAUSE_S)
+            else:
+                self._facts.unlink(missing_ok=True)  # of a broker that was killed
+                return
+        os.close(self._descriptor)
+        raise self._in_use(directory)
+
+    def _in_use(self, directory: Path) -> DirectoryInUse:
+        """Return the error that names the process that holds the lock."""
+        text, path = f"another broker serves {directory}", str(directory)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
+            pid = int(json.loads(self._facts.read_text())["pid"])
+            text += f": process {pid}"
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                return DirectoryInUse(
+                    f"{text}, which a signal has stopped",
+                    hint=f"Continue it (kill -CONT {pid}), or end it (kill -9 {pid}).",
+                    path=path,
+                )
+        return DirectoryInUse(text, path=path)
+
+    def publish(self, facts: dict[str, Any]) -> None:
+        """Write ``broker.json`` in one step."""
+        fresh = self._facts.with_suffix(".json.new")
+        fresh.write_text(json.dumps(facts) + "\n")
+        fresh.chmod(0o600)
+        os.replace(fresh, self._facts)
+
+    def release(self) -> None:
+        """Remove the address, then release the lock."""
+        self._facts.unlink(missing_ok=True)
+        os.close(self._descriptor)

@@ -1,9 +1,7 @@
-"""What takes several steps, here and on other brokers (``spark_stream/scripts``).
+"""Scripts (``spark_stream/scripts``) at a broker: procedures with steps here and on other brokers.
 
-``driver``        drives scripts
-``step_table``    what each step does on this broker
-``step_messages`` steps as they travel; ``peers`` takes them to other brokers
-``joining``       how a batch of a transaction gets into a partition
-``topics``        topics made, altered and deleted
-``coordinator``   transactions that the broker looks after by itself
+``driver``       drives scripts, and carries out steps on this broker
+``peers``        has steps carried out by other brokers
+``topics``       topics made, altered and deleted, and the placement of their replicas
+``coordinator``  sweeps of transactions, and joins of append streams
 """

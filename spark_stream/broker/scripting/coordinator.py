@@ -1,12 +1,18 @@
-"""Transactions as a broker looks after them: in sweeps, and at its start.
+"""Transactions at one broker: its sweeps, its work at a start, and the joins of append streams.
 
-Requests about transactions are scripts (``spark_stream.scripts``); this module has what a broker
-keeps for them in memory, and what it runs by itself.
+Requests about transactions are scripts (``spark_stream.scripts``). This module has their state in
+the broker's memory, and the scripts that the broker starts itself.
+
+Order of steps of a join (``consistency.partition.open_transactions`` has the reason): the partition
+opens a join, the join is put on record, the partition confirms it, and then it takes the batch.
+Many partitions can join before their batches come, with one write.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from spark_stream.broker.host.host import Host
@@ -15,23 +21,23 @@ from spark_stream.broker.scripting.driver import Driver
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.transactions import By
 from spark_stream.consistency.ids import LeaderEpoch
+from spark_stream.consistency.partition.open_transactions import PendingJoin
+from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
 from spark_stream.environment import Clock
-from spark_stream.errors import IsologError, MetadataUnavailable
+from spark_stream.errors import InvalidRequest, IsologError, MetadataUnavailable
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import FindTransactions, Script
-from spark_stream.scripts.transactions import records, sweeping
-from spark_stream.scripts.transactions.consumers import Consumers
-from spark_stream.scripts.transactions.deciding import Decisions
-from spark_stream.scripts.transactions.finishing import Finisher
-from spark_stream.scripts.transactions.sinks import Sinks
-from spark_stream.scripts.transactions.stopped import forget_stopped
-from spark_stream.scripts.transactions.sweeping import (
+from spark_stream.scripts.transactions import deciding, finishing, records
+from spark_stream.scripts.transactions.deciding import Consumers, Decisions
+from spark_stream.scripts.transactions.finishing import (
+    Finisher,
     LostMarker,
     Sweeper,
     Swept,
     TransactionSettings,
 )
+from spark_stream.scripts.transactions.sinks import Sinks, forget_stopped
 
 logger = logger_of(__name__)
 
@@ -88,7 +94,7 @@ class TransactionCoordinator:
             self._finisher.ended[join.number] = join.transactional_id
         for record in (yield from self._mine(whole=False)):
             try:
-                yield from sweeping.mark_dropped_again(record)
+                yield from finishing.mark_dropped_again(record)
             except IsologError as error:
                 self._complain(record, error)
         self._find_open()
@@ -140,7 +146,7 @@ class TransactionCoordinator:
         self._found_open = [each for each in self._found_open if each in still]
         known = {(each.at, each.number) for each in self._lost}  # those are tried again anyway
         parts = [each for each in self._found_open if each not in known]
-        for each in (yield from sweeping.restore_markers(parts)):
+        for each in (yield from finishing.restore_markers(parts)):
             where = f"{each.at.topic}/{each.at.partition}"
             lost = "%s: the marker of transaction %d was lost; it is %s"
             logger.warning(lost, where, each.number, each.fate)
@@ -151,7 +157,7 @@ class TransactionCoordinator:
     def _write_lost_markers(self) -> Script[None]:
         lost, self._lost = self._lost, []
         for each in lost:
-            tried = yield from sweeping.write_lost_marker(each)
+            tried = yield from finishing.write_lost_marker(each)
             if tried.failure is not None:
                 self._lost.append(tried)
 
@@ -209,3 +215,98 @@ def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:
     place = Joined(partition.topic, partition.topic_id, partition.number)
     numbers = {each.transaction for each in partition.transactions.open()}
     return [(place, number) for number in sorted(numbers)]
+
+
+class StreamJoins:
+    """The joins of one stream. ``transactional_id``: None if it has batches without transactions.
+
+    A client has one transaction after the other. So only the last writer is remembered that belongs
+    to the transactional id.
+    """
+
+    def __init__(self, decisions: Decisions, transactional_id: str | None) -> None:
+        self._decisions = decisions
+        self._transactional_id = transactional_id
+        self._writer: tuple[int, int, int] | None = None
+
+    def has_joined(self, at: Partition, stamp: Stamp) -> bool:
+        """Return whether the partition has joined, and the writer belongs to the transactional id.
+
+        A join by another stream's batch does not prove the second condition.
+        """
+        return self._writer == _writer_of(stamp) and at.transactions.has_joined(
+            stamp.transaction, stamp.producer_id
+        )
+
+    def join(self, at: Partition, stamp: Stamp, patience_s: float) -> Script[bool]:
+        """Join the partition to the transaction. Return False if others held the partition.
+
+        If the transaction is sealed before the confirmation, the partition refuses its batches.
+
+        Raises:
+            InvalidRequest: the stream has no transactional id.
+            IsologError: as ``Decisions.join``.
+        """
+        name = self._transactional_id
+        if name is None:
+            raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
+        if at.transactions.has_joined(stamp.transaction, stamp.producer_id):
+            yield from deciding.check_joins(name, *_writer_of(stamp))
+            self._writer = _writer_of(stamp)
+            return True
+        pending = at.transactions.open_join(stamp.transaction, stamp.producer_id, patience_s)
+        if pending is None:
+            return False
+        yield from self._put_on_record(name, [(at, pending)], stamp, waits=True)
+        return True
+
+    def join_together(self, partitions: Iterable[Partition], stamp: Stamp) -> Script[None]:
+        """Join different partitions to the transaction, as far as they are free and led here.
+
+        Any other partition joins with its first batch, or refuses that batch.
+
+        Raises: as ``Decisions.join``.
+        """
+        if self._transactional_id is None:
+            return
+        opened = []
+        for each in partitions:
+            with suppress(IsologError):
+                pending = each.transactions.open_join(
+                    stamp.transaction, stamp.producer_id, patience_s=0
+                )
+                if pending is not None:
+                    opened.append((each, pending))
+        if opened:
+            yield from self._put_on_record(self._transactional_id, opened, stamp, waits=False)
+
+    def explain(self, stamp: Stamp, refusal: IsologError) -> Script[IsologError]:
+        """Return the error for a batch that its partition refused because of its transaction."""
+        assert self._transactional_id is not None
+        return (
+            yield from deciding.explain_refusal(self._transactional_id, stamp.transaction, refusal)
+        )
+
+    def _put_on_record(
+        self,
+        name: str,
+        opened: Sequence[tuple[Partition, PendingJoin]],
+        stamp: Stamp,
+        *,
+        waits: bool,
+    ) -> Script[None]:
+        """Put open joins on record, and close them. ``waits``: as in ``close_join``."""
+        on_record = False
+        places = [Joined(at.topic, at.topic_id, at.number) for at, _ in opened]
+        try:
+            yield from self._decisions.join(name, *_writer_of(stamp), *places)
+            on_record = True
+        finally:
+            for at, pending in opened:
+                at.transactions.close_join(pending, on_record=on_record, waits=waits)
+        self._writer = _writer_of(stamp)
+
+
+def _writer_of(stamp: Stamp) -> tuple[int, int, int]:
+    """Return the transaction's number, a producer id of it, and the producer's epoch."""
+    return stamp.transaction, stamp.producer_id, stamp.epoch

@@ -1,29 +1,67 @@
 """Drives scripts by threads: each step is carried out, and its answer resumes the script.
 
-A thread that calls :meth:`Driver.run` drives its script to the end; any number may do so at once. A
-step on a partition that this broker leads runs here. One that another broker leads goes there as an
-internal action; there it runs or is refused, and calls nobody else: so two brokers that call each
-other cannot wait for each other. If the other broker does not lead the partition any more, this one
-looks up the leader once more.
+A thread that calls :meth:`Driver.run` drives its script to the end. Any number may do so at the
+same time. A step on a partition that this broker leads runs here. A step on one that another broker
+leads is sent there as an internal call, where it runs or is refused, and calls no other broker: so
+two brokers that call each other cannot wait for each other. If the other broker does not lead the
+partition any more, this one looks up the leader once more.
 
-``step_table`` has what a step does; those who drive scripts in another way use the same table.
+:class:`StepTable` has the action of each step. Other drivers of scripts, such as the simulator's,
+use the same table. No step waits for another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from spark_stream.broker.scripting.step_table import Answer, StepTable
+from spark_stream.broker.host.host import Host
+from spark_stream.broker.partition.partition import Partition
+from spark_stream.cluster.partitions import PartitionId
+from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
+from spark_stream.cluster.transactions import NUMBERS, Numbers, TransactionIndex
+from spark_stream.cluster.view import FollowedRecords
+from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.errors import IsologError, NotLeader
+from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import (
+    FIRST_EPOCH,
     BrokerStep,
+    CatchUp,
+    DeleteMany,
+    DeleteRecord,
+    Describe,
+    DropBranch,
+    FindTopic,
+    FindTransactions,
+    Force,
+    ForceReplica,
+    Get,
+    IsReplicated,
+    ListRecords,
+    MakeFolder,
+    Marked,
+    Numbering,
     PartitionStep,
+    Pause,
+    ProbeReplica,
+    PutMany,
+    PutRecord,
+    ReadBounds,
+    ReadEpochs,
+    ReadExtents,
+    ReadLed,
+    ReadLogEnd,
     Refresh,
     RemoteStep,
+    RemoveFiles,
     Script,
+    Seal,
     Step,
+    TakeNumber,
     Together,
+    WriteMarkers,
 )
 
 T = TypeVar("T")
@@ -114,3 +152,141 @@ def elsewhere(answers: Sequence[Answer], numbers: Iterable[int]) -> dict[str, li
         if isinstance(answer, NotLeader) and answer.details.get("leader"):
             found.setdefault(str(answer.details["leader"]), []).append(number)
     return found
+
+
+logger = logger_of(__name__)
+
+Answer = Any | IsologError
+
+
+class StepTable:
+    """The steps of one broker. Whoever drives its scripts carries them out here."""
+
+    def __init__(self, store: MetadataStore, host: Host) -> None:
+        self._store = store
+        self._host = host
+        self._followed: dict[str, FollowedRecords] = {}
+        transactions = TransactionIndex(store)
+        self._numbers = {
+            Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
+            Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers", used=host.greatest_producer),
+        }
+        self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
+            Get: lambda step: store.get(step.key, fresh=step.fresh),
+            ListRecords: self._list,
+            PutRecord: lambda step: store.put(step.key, step.value, step.expected),
+            PutMany: lambda step: store.put_many(step.puts),
+            DeleteMany: lambda step: store.delete_many(step.deletes),
+            DeleteRecord: lambda step: store.delete(step.key, step.expected),
+            FindTransactions: lambda step: transactions.find(step.by, step.value, fresh=step.fresh),
+            TakeNumber: lambda step: self._numbers[step.of].take(step.above),
+            FindTopic: lambda step: host.find(step.name, step.topic_id),
+            RemoveFiles: lambda step: host.remove_files(step.topic),
+            Refresh: lambda step: (
+                host.contact.refresh_unless_all_are_cut_off() if step.optional else host.refresh()
+            ),
+            CatchUp: lambda step: host.follow_store(known=True),
+            ReadEpochs: self._epochs,
+            Pause: lambda step: time.sleep(step.seconds),
+        }
+
+    def carry_out(self, step: Step[Any]) -> Any:
+        """Carry out a step that is on no partition; raise what it raises."""
+        return self._table[type(step)](step)
+
+    def _list(self, step: ListRecords) -> Sequence[StoreRecord]:
+        if step.fresh:
+            return self._store.list(step.prefix)
+        kind = step.prefix.partition("/")[0] + "/"
+        if kind not in self._followed:
+            self._followed[kind] = FollowedRecords(self._store, kind)
+        return self._followed[kind].look(step.prefix)
+
+    def pass_over_used_numbers(self) -> None:
+        """Keep numbers in this broker's logs from being given out again.
+
+        Call before any is asked for.
+        """
+        used = self._host.greatest_numbers()
+        for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
+            if self._numbers[what].pass_over(number):
+                logger.error(
+                    "the metadata store is older than the logs: it did not know number %d of %s,"
+                    " which is in a log",
+                    number,
+                    what.value,
+                )
+
+    def run_here(self, step: RemoteStep) -> Any:
+        """Carry out a step that is this broker's to do.
+
+        Raises:
+            NotLeader: it is another broker's; ``leader`` in its details says whose.
+        """
+        if isinstance(step, BrokerStep):
+            if step.broker != self._host.broker_id:
+                raise NotLeader(
+                    f"the step is for broker {step.broker}, and this is broker"
+                    f" {self._host.broker_id}",
+                    leader=step.broker,
+                )
+            return _OF_BROKER[type(step)](self._host, step)
+        return _HERE[type(step)](self._led(step), step)
+
+    def _led(self, step: PartitionStep[Any]) -> Partition:
+        """Return the partition, which this broker leads in an epoch that the step allows."""
+        place = step.at
+        partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
+        if partition.leader_epoch >= step.least_epoch:
+            return partition
+        self._host.refresh()  # the caller has seen a later leader on record
+        partition = self._host.topic(place.topic, place.topic_id).partition(place.partition)
+        if partition.leader_epoch >= step.least_epoch:
+            return partition
+        raise NotLeader(
+            f"{partition.name}: this broker leads it in epoch {partition.leader_epoch}, and the"
+            f" epoch {step.least_epoch} is on record",
+            topic=place.topic,
+            partition=place.partition,
+            leader="",
+        )
+
+    def _epochs(self, step: ReadEpochs) -> list[LeaderEpoch]:
+        """Return the leader epochs that this broker knows."""
+        found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in step.places)
+        return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
+
+
+def _mark(partition: Partition, step: WriteMarkers) -> Marked:
+    marked = partition.transactions.end(step.transaction, frozenset(step.taken).__contains__)
+    if step.taken:
+        partition.force()
+    return marked
+
+
+def _force_replica(host: Host, step: ForceReplica) -> None:
+    host.refresh()
+    host.open_replica(step.at).force()
+
+
+_HERE: Final[Mapping[type[PartitionStep[Any]], Callable[[Partition, Any], Any]]] = {
+    Seal: lambda partition, step: partition.transactions.seal(step.transaction),
+    WriteMarkers: _mark,
+    IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
+    DropBranch: lambda at, step: at.transactions.drop_branch(step.transaction, step.producer_id),
+    Force: lambda partition, step: partition.force(),
+    ReadBounds: lambda partition, step: partition.known_bounds(),
+    ReadExtents: lambda partition, step: partition.spans(),
+    Describe: lambda partition, step: partition.described(),
+}
+
+_OF_BROKER: Final[Mapping[type[BrokerStep[Any]], Callable[[Host, Any], Any]]] = {
+    MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
+    ReadLogEnd: lambda host, step: host.log_end(step.at),
+    ForceReplica: _force_replica,
+    ProbeReplica: lambda host, step: host.open_replica(step.at).probe(),
+    ReadLed: lambda host, step: {each: sorted(found) for each, found in host.led_numbers().items()},
+}
+
+REMOTE_STEPS: Final[tuple[type[RemoteStep], ...]] = (*_HERE, *_OF_BROKER)
+"""The steps that another broker may ask for."""

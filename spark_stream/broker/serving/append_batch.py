@@ -29,7 +29,7 @@ from spark_stream.broker.partition.waiters import (
     WakeUp,
     unknown_outcome,
 )
-from spark_stream.broker.scripting.joining import StreamJoins
+from spark_stream.broker.scripting.coordinator import StreamJoins
 from spark_stream.consistency.ids import NO_TRANSACTION
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock

@@ -18,8 +18,7 @@ from msgspec import Struct
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.waiters import WakeUp
-from spark_stream.broker.scripting.coordinator import TransactionCoordinator
-from spark_stream.broker.scripting.joining import StreamJoins
+from spark_stream.broker.scripting.coordinator import StreamJoins, TransactionCoordinator
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried, joins_of
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.broker.serving.memory import memory_errors

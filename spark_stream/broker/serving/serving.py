@@ -41,8 +41,8 @@ from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import Leading
-from spark_stream.broker.scripting.step_messages import run_steps
-from spark_stream.broker.scripting.step_table import StepTable
+from spark_stream.broker.scripting.driver import StepTable
+from spark_stream.broker.scripting.peers import run_steps
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream

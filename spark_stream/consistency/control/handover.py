@@ -164,7 +164,7 @@ def can_go_on(record: PartitionRecord, me: Member, alive: Alive) -> bool:
     """Return whether the partition still has a leader once this broker has another generation.
 
     A partition in which only this broker is in sync continues with it
-    (``scripts.electing.resume``).
+    (``scripts.partition_records.resume``).
     """
     if record.member(me.broker) != me or len(record.isr) == 1:
         return True

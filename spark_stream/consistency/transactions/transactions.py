@@ -35,7 +35,7 @@ Invariants:
 * the next transaction begins after the one before is finished everywhere;
 * a commit that moves positions of named consumers announces them in the record, then checks who
   owns the names, and decides only while its announcement is on record
-  (``scripts.transactions.consumers`` explains why).
+  (``scripts.transactions.deciding`` explains why).
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
 may come later than the answer). A crash between any two leaves a decided record, which is finished
@@ -200,7 +200,7 @@ class Transaction(Struct, frozen=True):
     """The record of a transactional id: who owns it, and its present or last transaction.
 
     Times are in milliseconds since the epoch, by the clock of the broker that got the call. They
-    are for people: expiry does not use them (``scripts.transactions.sweeping``).
+    are for people: expiry does not use them (``scripts.transactions.finishing``).
     """
 
     transactional_id: str

@@ -2,8 +2,11 @@
 
 The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
 
-A sink's id expires if it is unused for long (``sweeping``). What was committed under it is kept by
-query, and the first call of the query's next run takes that over.
+A sink's id expires if it is unused for long (``finishing``). Its committed batches are kept by
+query, and the first call of the query's next run takes them over.
+
+If a driver has given a batch up, a record of the run has the time up to which its plans are given
+up. It is kept as long as a task planned before that time may still start.
 """
 
 from __future__ import annotations
@@ -26,12 +29,18 @@ from spark_stream.consistency.transactions.transactions import (
     Transaction,
 )
 from spark_stream.errors import InvalidTransaction, TransactionAborted, UnknownTransaction
-from spark_stream.scripts.steps import FindTransactions, Script
+from spark_stream.scripts.steps import (
+    DeleteRecord,
+    FindTransactions,
+    Get,
+    ListRecords,
+    PutRecord,
+    Script,
+)
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.deciding import Decisions, allot, allowed
 from spark_stream.scripts.transactions.finishing import mark_dropped
 from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
-from spark_stream.scripts.transactions.stopped import record_stop, stopped_until
 from spark_stream.wire.transaction_messages import AbortBranch, RenewBatch, SinkBatch
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
@@ -224,3 +233,32 @@ def read_sinks(*, fresh: bool = True) -> Script[list[Transaction]]:
     """Return the records of sinks; without ``fresh`` as they were a moment ago."""
     found = yield from FindTransactions(By.ANY, fresh=fresh)
     return [each for each in found if rules.is_sink(each)]
+
+
+STOPPED: Final = "stopped/"
+STOPPED_KEPT_MS: Final = 24 * 3_600_000
+
+
+def stopped_until(run: str) -> Script[int]:
+    """Return the time up to which the run's plans are given up; -1 if none are."""
+    record = yield from Get(STOPPED + run)
+    return -1 if record is None else int(record.value["planned"])
+
+
+def record_stop(asked: Stop, now_ms: int) -> Script[None]:
+    """Record that the run's plans up to that time are given up."""
+    while True:
+        record = yield from Get(STOPPED + asked.run)
+        if record is not None and int(record.value["planned"]) >= asked.planned:
+            return
+        value = {"planned": asked.planned, "at_ms": now_ms}
+        version = 0 if record is None else record.version
+        if (yield from PutRecord(STOPPED + asked.run, value, version)):
+            return
+
+
+def forget_stopped(now_ms: int) -> Script[None]:
+    """Forget runs that were stopped long ago."""
+    for old in (yield from ListRecords(STOPPED)):
+        if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
+            yield from DeleteRecord(old.key, old.version)

@@ -343,7 +343,7 @@ def test_what_was_removed_here_is_no_loss_where_its_topic_comes_back_on_record_f
         b.partition("t")
 
 
-@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/folders.py")
+@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/hosted.py")
 @pytest.mark.parametrize("alone", [0, 1])
 def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pair, alone):
     """One folder has all of a topic's replicas: if it is made for one, it is there for all."""
@@ -368,7 +368,7 @@ def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
     see(asked.around)
 
 
-@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/folders.py")
+@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/hosted.py")
 @pytest.mark.parametrize("stopped", [True, False])
 def test_adding_partitions_makes_no_folder_in_the_place_of_one_that_is_lost(pair, stopped):
     """The next start would take what was lost for an empty log."""

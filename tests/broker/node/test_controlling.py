@@ -14,7 +14,7 @@ from spark_stream.consistency.control.election import begin_move
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.scripts.electing import Changed
+from spark_stream.scripts.partition_records import Changed
 from spark_stream.scripts.steps import ReadBounds, Script
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings, replicate
@@ -94,7 +94,7 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
 @pytest.mark.rule(
     "when a dead leader is replaced, and a move ends",
     "broker/node/controlling.py",
-    "scripts/electing.py",
+    "scripts/partition_records.py",
 )
 def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(three):
     a, b, c = three
@@ -158,7 +158,7 @@ def test_what_was_lost_is_told(three, caplog):
 @pytest.mark.rule(
     "when a dead leader is replaced, and a move ends",
     "broker/node/controlling.py",
-    "scripts/electing.py",
+    "scripts/partition_records.py",
 )
 def test_a_move_is_finished_when_the_new_replica_is_in_sync(three):
     a, b, c = three

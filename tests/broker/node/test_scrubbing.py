@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isolog.errors import DamagedSegment, LeaderUnavailable
-from spark_stream.broker.node.damaged import DamagedReplicas
+from spark_stream.broker.node.registration import DamagedReplicas
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.cluster.generations import FoundLogs, GenerationRecords

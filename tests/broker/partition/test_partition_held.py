@@ -12,7 +12,7 @@ import pytest
 import isolog
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.process import Broker
-from spark_stream.broker.scripting.joining import StreamJoins
+from spark_stream.broker.scripting.coordinator import StreamJoins
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation

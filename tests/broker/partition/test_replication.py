@@ -23,7 +23,7 @@ from spark_stream.consistency.control import election
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.scripts.moving import change_records
+from spark_stream.scripts.partition_records import change_records
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers

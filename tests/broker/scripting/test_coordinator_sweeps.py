@@ -16,7 +16,7 @@ from isolog.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.broker.host.folders import TopicFolders
+from spark_stream.broker.host.hosted import TopicFolders
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode
@@ -26,7 +26,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State
 from spark_stream.scripts.steps import PartitionStep
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS, TransactionSettings
+from spark_stream.scripts.transactions.finishing import FORGET_AFTER_MS, TransactionSettings
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.logs import FileLogs

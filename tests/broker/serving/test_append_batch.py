@@ -9,7 +9,7 @@ import pytest
 from isolog.errors import InternalError, NotLeader, RequestTimeout
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.scripting.joining import StreamJoins
+from spark_stream.broker.scripting.coordinator import StreamJoins
 from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation

@@ -87,7 +87,7 @@ def test_the_client_knows_the_format_that_the_storage_writes():
     assert limits.FORMAT_VERSION == FORMAT_VERSION
 
 
-@pytest.mark.rule("one broker serves a directory", "broker/node/lock.py")
+@pytest.mark.rule("one broker serves a directory", "broker/node/identity.py")
 def test_two_brokers_never_open_one_directory(tmp_path):
     """Many start on one empty directory at once: one serves, the others say why not."""
     path = tmp_path / "data"

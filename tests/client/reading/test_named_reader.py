@@ -249,7 +249,7 @@ def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path
 
 @pytest.mark.rule(
     "where a named consumer goes on, and who owns its name",
-    "scripts/transactions/consumers.py",
+    "scripts/transactions/deciding.py",
     "scripts/transactions/positions.py",
 )
 def test_a_second_consumer_of_a_name_takes_it_over(log, topic, name):

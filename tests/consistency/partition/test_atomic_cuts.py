@@ -75,7 +75,7 @@ def bounded(draw):
 @pytest.mark.rule(
     "where a `read_atomic` reader may stop",
     "consistency/partition/atomic_cuts.py",
-    "scripts/cutting.py",
+    "scripts/readers.py",
 )
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)

@@ -392,7 +392,7 @@ def reset_position(consumers, place):
 
 
 @pytest.mark.rule(
-    "which position a reset of a consumer's name leaves", "scripts/transactions/consumers.py"
+    "which position a reset of a consumer's name leaves", "scripts/transactions/deciding.py"
 )
 @pytest.mark.parametrize("before", range(14))
 @pytest.mark.parametrize("between", range(6))

@@ -9,7 +9,7 @@ from isolog.errors import InvalidTransaction, SinkInUse, StaleBatch, UnknownTran
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES, Claim
 from spark_stream.consistency.transactions.transactions import Content, State
 from spark_stream.scripts.transactions import records
-from spark_stream.scripts.transactions.sweeping import SEEN_IDLE_S, Swept, TransactionSettings
+from spark_stream.scripts.transactions.finishing import SEEN_IDLE_S, Swept, TransactionSettings
 from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions, SinkBatch
 from tests.scripts.transactions.test_deciding_interleavings import A, B, watched
 from tests.scripts.world import World
@@ -148,7 +148,7 @@ def test_of_queries_one_of_whose_names_begins_with_the_others_each_has_its_own()
 
 @pytest.mark.rule(
     "when a sink's id expires, and what its query still knows then",
-    "scripts/transactions/sweeping.py",
+    "scripts/transactions/finishing.py",
     "consistency/transactions/sinks.py",
 )
 @pytest.mark.parametrize("batch", [7, 8])

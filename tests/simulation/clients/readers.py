@@ -10,7 +10,7 @@ from isolog.errors import DataLoss, IsologError, OffsetEvicted, OffsetOutOfRange
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import CONSUMER_LEVELS, Isolation, upper_bound
-from spark_stream.scripts.cutting import find_cut
+from spark_stream.scripts.readers import find_cut
 from spark_stream.wire.topic_messages import CutTopic
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clients.asking import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_stream.broker.scripting import step_table
+from spark_stream.broker.scripting import driver
 from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.transactions import Numbers
 from spark_stream.consistency.control import election
@@ -13,7 +13,7 @@ from spark_stream.consistency.partition.open_transactions import Joins
 from spark_stream.consistency.transactions import transactions as rules
 from spark_stream.consistency.transactions.transactions import State
 from spark_stream.scripts.steps import PutRecord, WriteMarkers, together
-from spark_stream.scripts.transactions import deciding, finishing, records, sweeping
+from spark_stream.scripts.transactions import deciding, finishing, records
 from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from tests.simulation.planted_bugs.planting import Patch, bug, no_steps
@@ -158,7 +158,7 @@ def a_commit_does_not_force(patch: Patch) -> None:
 @bug
 def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
     patch.setitem(
-        step_table._HERE,
+        driver._HERE,
         WriteMarkers,
         lambda at, step: at.transactions.end(step.transaction, frozenset(step.taken).__contains__),
     )
@@ -174,7 +174,7 @@ def the_record_does_not_name_the_partition(patch: Patch) -> None:
 
 @bug
 def a_sweep_ignores_timeouts(patch: Patch) -> None:
-    patch.setattr(sweeping.Watch, "unchanged_s", lambda self, record, now_s: 1e9)
+    patch.setattr(finishing.Watch, "unchanged_s", lambda self, record, now_s: 1e9)
 
 
 @bug
@@ -189,7 +189,7 @@ def a_start_aborts_what_is_open(patch: Patch) -> None:
             yield WriteMarkers(at, number, ())
         return []
 
-    patch.setattr(sweeping, "restore_markers", restore)
+    patch.setattr(finishing, "restore_markers", restore)
 
 
 @bug

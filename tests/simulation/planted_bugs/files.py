@@ -11,7 +11,7 @@ import pytest
 from isolog.errors import StorageFailure
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.replication import FollowerRole
-from spark_stream.scripts import electing, topics
+from spark_stream.scripts import partition_records, topics
 from spark_stream.storage.disk.forcing import Forcing
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.active import ActiveSegment
@@ -39,7 +39,7 @@ def what_moves_is_not_forced(patch: Patch) -> None:
         yield from ()
         return list(moved)
 
-    patch.setattr(electing, "_forced_where_it_stays", pass_on)
+    patch.setattr(partition_records, "_forced_where_it_stays", pass_on)
     patch.setattr(FollowerRole, "report_what_is_forced", lambda self, *, moves: None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from spark_stream.consistency import groups as rules
 from spark_stream.scripts import groups
 from spark_stream.scripts.transactions import positions
-from spark_stream.scripts.transactions.consumers import Consumers
+from spark_stream.scripts.transactions.deciding import Consumers
 from spark_stream.scripts.transactions.finishing import Finisher
 from tests.simulation.planted_bugs.planting import Patch, bug_in_groups
 

@@ -12,8 +12,8 @@ from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.producers import Accepted, Duplicate
 from spark_stream.consistency.replication import leader
 from spark_stream.consistency.transactions.transactions import State
-from spark_stream.scripts import cutting
-from spark_stream.scripts.transactions import consumers, finishing, positions
+from spark_stream.scripts import readers
+from spark_stream.scripts.transactions import deciding, finishing, positions
 from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from tests.simulation.planted_bugs.planting import Patch, bug, no_steps
@@ -91,8 +91,8 @@ def aborted_records_travel(patch: Patch) -> None:
 
 @bug
 def a_cut_is_where_each_partition_is_stable(patch: Patch) -> None:
-    patch.setattr(cutting, "greatest_cut", lambda bounds, spans: list(bounds))
-    patch.setattr(cutting, "next_cut", lambda lower, upper, bounds, spans: list(bounds))
+    patch.setattr(readers, "greatest_cut", lambda bounds, spans: list(bounds))
+    patch.setattr(readers, "next_cut", lambda lower, upper, bounds, spans: list(bounds))
 
 
 @bug
@@ -121,4 +121,4 @@ def positions_are_stored_after_the_finish(patch: Patch) -> None:
 
 @bug
 def a_new_owner_withdraws_nothing(patch: Patch) -> None:
-    patch.setattr(consumers, "withdraw_announcement", no_steps)
+    patch.setattr(deciding, "withdraw_announcement", no_steps)

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
-from spark_stream.broker.host.folders import TopicFolders
 from spark_stream.broker.host.host import Host
+from spark_stream.broker.host.hosted import TopicFolders
 from spark_stream.broker.partition import replication as following
 from spark_stream.broker.partition.appends import Appends
 from spark_stream.broker.partition.partition import Partition

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from isolog.errors import InvalidRequest, IsologError, Unauthenticated
-from spark_stream.broker.scripting.step_messages import RunSteps, pack_steps
-from spark_stream.broker.scripting.step_table import REMOTE_STEPS
+from spark_stream.broker.scripting.driver import REMOTE_STEPS
+from spark_stream.broker.scripting.peers import RunSteps, pack_steps
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.steps import RemoteStep
 from spark_stream.transport.client import ClientChannel

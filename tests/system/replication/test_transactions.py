@@ -124,7 +124,7 @@ def test_a_new_owner_fences_the_old_one_through_a_failover(cluster, topic):
         _ignoring(old.close)()
 
 
-@pytest.mark.rule("no `read_atomic` read has a part of a transaction", "scripts/cutting.py")
+@pytest.mark.rule("no `read_atomic` read has a part of a transaction", "scripts/readers.py")
 def test_an_atomic_read_over_three_leaders_is_never_fractured(cluster, topic):
     """While transactions go on over all partitions, and a leader dies and comes back."""
     with cluster.connect(timeout=60) as log, cluster.connect(timeout=60) as reader:

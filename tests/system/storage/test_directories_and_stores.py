@@ -54,7 +54,9 @@ def test_an_id_that_another_broker_has_leaves_a_new_directory_to_a_better_one(tm
             assert [each.id for each in log.cluster().brokers] == ["1", "2"]
 
 
-@pytest.mark.rule("one process is a broker of a store, whatever was copied", "broker/node/lock.py")
+@pytest.mark.rule(
+    "one process is a broker of a store, whatever was copied", "broker/node/identity.py"
+)
 def test_a_copied_directory_is_refused_while_its_broker_runs(tmp_path: Path):
     """Both would lead the same topics, and acknowledge records at the same offsets."""
     conf = on_store(tmp_path / "metadata.sqlite")
@@ -140,7 +142,7 @@ def test_topics_that_an_older_store_does_not_know_are_told_and_left_alone(tmp_pa
 
 @pytest.mark.rule(
     "which store a directory is opened with, and what is said when records have no topic",
-    "broker/node/stores.py",
+    "broker/node/identity.py",
 )
 @pytest.mark.parametrize("lost", ["removed", "another is named"])
 def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Path, lost: str):
@@ -197,7 +199,7 @@ def test_a_store_that_is_moved_out_of_the_directory_serves_it_from_there(tmp_pat
         assert read(broker) == [1]
 
 
-@pytest.mark.rule("a topic whose files are gone says so", "broker/host/folders.py")
+@pytest.mark.rule("a topic whose files are gone says so", "broker/host/hosted.py")
 @pytest.mark.parametrize("lost", ["topics", "topics/t"])
 def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
     """An empty one in its place would take records at offsets that were acknowledged before."""

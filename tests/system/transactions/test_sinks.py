@@ -280,7 +280,7 @@ def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(channel, t):
 
 @pytest.mark.rule(
     "when a sink's id expires, and what its query still knows then",
-    "scripts/transactions/sweeping.py",
+    "scripts/transactions/finishing.py",
     "consistency/transactions/sinks.py",
 )
 def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_path: Path):

@@ -233,7 +233,7 @@ def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(chann
 @pytest.mark.rule(
     "when a transaction expires",
     "consistency/transactions/events.py",
-    "scripts/transactions/sweeping.py",
+    "scripts/transactions/finishing.py",
 )
 def test_an_expired_transaction_is_aborted_and_its_owner_refused(channel, t):
     owner = Owner(channel, timeout_ms=2_000).begin()

@@ -45,7 +45,7 @@ def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
 
 @pytest.mark.rule(
     "who finishes a transaction whose broker died",
-    "scripts/transactions/sweeping.py",
+    "scripts/transactions/finishing.py",
     "broker/scripting/coordinator.py",
 )
 @pytest.mark.parametrize(

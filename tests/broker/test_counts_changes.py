@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spark_stream.broker.counts import CLEAN, EXPAND, SHRINK, UNCLEAN
-from spark_stream.broker.metrics.changes import ChangeCounter
+from spark_stream.broker.counts import CLEAN, EXPAND, SHRINK, UNCLEAN, ChangeCounter
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.support import numbers

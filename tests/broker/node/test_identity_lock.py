@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isolog.errors import DirectoryInUse
-from spark_stream.broker.node.lock import DirectoryLock
+from spark_stream.broker.node.identity import DirectoryLock
 
 
 def test_the_error_names_the_remedy_if_the_holder_is_stopped(tmp_path: Path) -> None:

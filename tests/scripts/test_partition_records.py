@@ -13,7 +13,7 @@ from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.scripts.electing import (
+from spark_stream.scripts.partition_records import (
     Changed,
     Placed,
     attend,
@@ -244,7 +244,7 @@ ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
 
 
 @pytest.mark.rule(
-    "when a leader epoch begins", "consistency/control/election.py", "scripts/electing.py"
+    "when a leader epoch begins", "consistency/control/election.py", "scripts/partition_records.py"
 )
 def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
     (change,) = resumed(cluster, LED_BY_A, VOUCHES)
@@ -272,7 +272,7 @@ def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(clu
 
 
 @pytest.mark.rule(
-    "when a leader epoch begins", "consistency/control/election.py", "scripts/electing.py"
+    "when a leader epoch begins", "consistency/control/election.py", "scripts/partition_records.py"
 )
 @pytest.mark.parametrize("record", [LED_BY_A, ALONE])
 def test_epochs_never_fall_along_a_log_whose_store_is_an_older_copy(cluster, record):

@@ -14,7 +14,8 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.broker.node.identity import BrokerIdentity
-from spark_stream.broker.scripting.step_messages import (
+from spark_stream.broker.scripting.driver import REMOTE_STEPS
+from spark_stream.broker.scripting.peers import (
     RunSteps,
     answers_of,
     asked_of,
@@ -22,7 +23,6 @@ from spark_stream.broker.scripting.step_messages import (
     run_steps,
     unpack_steps,
 )
-from spark_stream.broker.scripting.step_table import REMOTE_STEPS
 from spark_stream.cluster.brokers import ClusterSecret
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset

@@ -15,7 +15,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
-from spark_stream.scripts import trimming
+from spark_stream.scripts import partition_records
 from spark_stream.scripts.steps import Describe, Described, Step, Together
 from tests.scripts.on_store import OnStore
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -65,7 +65,7 @@ class Leaders(OnStore):
         )
 
     def trim(self, before: dict[int, int]) -> Any:
-        return self.run(trimming.trim(TOPIC, before, Partitions(self.store).get))
+        return self.run(partition_records.trim(TOPIC, before, Partitions(self.store).get))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def leaders() -> Iterator[Leaders]:
     found.store.close()
 
 
-@pytest.mark.rule("how far a log start may be moved", "scripts/trimming.py")
+@pytest.mark.rule("how far a log start may be moved", "scripts/partition_records.py")
 def test_a_trim_above_the_last_stable_offset_changes_no_partition(leaders):
     with pytest.raises(OffsetOutOfRange, match="t/1: a trim to offset 51") as caught:
         leaders.trim({0: 10, 1: 51})

@@ -15,7 +15,7 @@ from spark_stream.consistency.control.election import begin_move
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined
-from spark_stream.scripts.moving import change_records
+from spark_stream.scripts.partition_records import change_records
 from spark_stream.scripts.steps import Force, WriteMarkers
 from tests.broker.clusters import make, see
 from tests.broker.local_broker import Surroundings, replicate, to_create

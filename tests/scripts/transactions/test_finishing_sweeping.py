@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from isolog.errors import LeaderUnavailable
 from spark_stream.consistency.transactions.transactions import Cause, State
 from spark_stream.scripts.steps import Seal, Step
-from spark_stream.scripts.transactions import sweeping
+from spark_stream.scripts.transactions import finishing
+from spark_stream.scripts.transactions.finishing import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
 from spark_stream.scripts.transactions.records import read_all
-from spark_stream.scripts.transactions.sweeping import FORGET_AFTER_MS, SEEN_IDLE_S, Swept
 from tests.scripts.transactions.test_deciding_interleavings import (
     A,
     B,
@@ -57,7 +57,7 @@ def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
 @pytest.mark.rule(
     "when a transaction expires",
     "consistency/transactions/events.py",
-    "scripts/transactions/sweeping.py",
+    "scripts/transactions/finishing.py",
 )
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
 def test_a_wall_clock_that_is_set_expires_nothing(jump_ms):
@@ -174,7 +174,7 @@ def test_a_marker_that_was_lost_is_written_as_the_record_says():
     world.before_step.clear()  # the damage breaks what holds otherwise
     partition.ends.clear()
     partition.batches.append((999, 7, 5))  # of a transaction whose record has moved on
-    lost = world.run(A, sweeping.restore_markers([(world.at(0), begun[0]), (world.at(0), 999)]))
+    lost = world.run(A, finishing.restore_markers([(world.at(0), begun[0]), (world.at(0), 999)]))
     assert [(each.number, each.fate) for each in lost] == [
         (begun[0], "committed"),
         (999, "unknown: it is taken as aborted"),
@@ -187,11 +187,11 @@ def test_what_is_open_or_decided_on_record_is_left_alone_at_a_start():
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
     parts = [(world.at(0), begun[0])]
-    assert world.run(A, sweeping.restore_markers(parts)) == []
+    assert world.run(A, finishing.restore_markers(parts)) == []
     asked = commit(world, A, "x", begun)
     while world.store.transaction("x").state is State.OPEN:
         world.advance(asked)
-    assert world.run(B, sweeping.restore_markers(parts)) == []
+    assert world.run(B, finishing.restore_markers(parts)) == []
     assert world.partitions[world.at(0)].ends == {}
 
 

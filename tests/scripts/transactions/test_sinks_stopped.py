@@ -6,7 +6,7 @@ import pytest
 
 from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.scripts.steps import ListRecords
-from spark_stream.scripts.transactions.stopped import (
+from spark_stream.scripts.transactions.sinks import (
     STOPPED_KEPT_MS,
     forget_stopped,
     record_stop,

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from isolog.errors import InvalidAssignment, InvalidTopic
-from spark_stream.broker.node.placing import missing_replicas_warning
+from spark_stream.broker.scripting.topics import missing_replicas_warning
 from spark_stream.cluster.brokers import Brokers, BrokerState
 from spark_stream.cluster.partitions import PARTITIONS
 from spark_stream.cluster.topics import TOPICS
@@ -38,7 +38,7 @@ def create(
 
 
 @pytest.mark.rule(
-    "where new replicas go", "consistency/control/assignment.py", "broker/node/placing.py"
+    "where new replicas go", "consistency/control/assignment.py", "broker/scripting/topics.py"
 )
 def test_replicas_and_leaders_are_spread(a):
     create(a, 6, 2)
@@ -67,7 +67,7 @@ def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_thr
     assert found == [1, 2, 3, 3]
 
 
-@pytest.mark.rule("the replication factor of a topic that names none", "broker/node/placing.py")
+@pytest.mark.rule("the replication factor of a topic that names none", "broker/scripting/topics.py")
 def test_a_topic_that_names_no_factor_is_created_while_a_broker_is_dead(a):
     a.around.up["c"].die()
     create(a, 1, None)
@@ -129,7 +129,7 @@ def test_who_leaves_is_named_where_the_others_are_too_few(a):
 
 
 @pytest.mark.rule(
-    "where new replicas go", "consistency/control/assignment.py", "broker/node/placing.py"
+    "where new replicas go", "consistency/control/assignment.py", "broker/scripting/topics.py"
 )
 @pytest.mark.parametrize(
     ("partitions", "factor", "assignment", "message"),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 import isolog
-from spark_stream.broker.metrics.table import TABLE, SeriesKind
+from spark_stream.broker.metrics.series import TABLE, SeriesKind
 from spark_stream.broker.process import Broker
 from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.groups import GroupMember
 from spark_stream.consistency.isolation import STALLED_S, Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.scripts import groups
-from spark_stream.scripts.queries import record_progress
-from spark_stream.scripts.readers import note_heartbeat
+from spark_stream.scripts.readers import note_heartbeat, record_progress
 from tests.broker.metrics.scraping import Samples, page, scraped
 from tests.flight_calls import CALL, act_by_flight, flight_client, ticket
 from tests.support import NUMBERS, eventually, numbers

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from isolog.errors import LeaderUnavailable, MetadataUnavailable, NotLeader
-from spark_stream.broker.node.lease import LeaseKeeper
+from spark_stream.broker.node.members import LeaseKeeper
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
 from tests.simulation.leases import MemoryBoard
@@ -50,7 +50,7 @@ def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
 
 
 @pytest.mark.rule(
-    "until when a broker may lead without a look at the records", "broker/node/lease.py"
+    "until when a broker may lead without a look at the records", "broker/node/members.py"
 )
 def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair, caplog):
     """Another broker was elected meanwhile: it knows that before it leads again."""

@@ -18,7 +18,7 @@ from spark_stream.consistency.ids import BrokerId, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.transactions.transactions import Joined, State, Transaction
-from spark_stream.scripts.cutting import find_cut
+from spark_stream.scripts.readers import find_cut
 from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions
 from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers

@@ -13,7 +13,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot
-from spark_stream.scripts.cutting import find_cut
+from spark_stream.scripts.readers import find_cut
 from spark_stream.scripts.steps import (
     FindTopic,
     PartitionStep,

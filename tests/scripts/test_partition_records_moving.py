@@ -17,9 +17,14 @@ from spark_stream.consistency.control.assignment import load_of
 from spark_stream.consistency.control.election import Obstacle, Unchanged
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.scripts import moving
-from spark_stream.scripts.left_overs import announce_removal, left_overs, remove_left_over
+from spark_stream.scripts import partition_records
+from spark_stream.scripts.partition_records import (
+    change_records,
+    mark_broker,
+    remove_broker,
+)
 from spark_stream.scripts.steps import PutMany, Script
+from spark_stream.scripts.topics import announce_removal, left_overs, remove_left_over
 from tests.scripts.on_store import OnStore
 from tests.simulation.store import MemoryRecords, MemoryStore
 
@@ -81,14 +86,14 @@ def to_b_and_c(_: PartitionId, record: PartitionRecord) -> election.Outcome:
 
 def test_all_records_change_in_one_write(cluster):
     places = [place(0), place(1)]
-    outcomes = cluster.on.run(moving.change_records(places, cluster.find, to_b_and_c))
+    outcomes = cluster.on.run(change_records(places, cluster.find, to_b_and_c))
     assert outcomes == {each: cluster.record() for each in places}
     assert (cluster.record(1).replicas, cluster.record(1).adding) == ((B, C, A), (C,))
     assert sum(isinstance(each, PutMany) for each in cluster.on.steps) == 1
 
 
 def test_what_would_change_nothing_is_not_written_and_is_told(cluster):
-    same = moving.change_records(
+    same = change_records(
         [place()], cluster.find, lambda _, record: election.prefer(record, GENERATIONS)
     )
     outcomes = cluster.on.run(same)
@@ -97,13 +102,13 @@ def test_what_would_change_nothing_is_not_written_and_is_told(cluster):
 
 
 def test_a_partition_that_is_not_there_is_left_out(cluster):
-    asked = moving.change_records([place(7), place(0)], cluster.find, to_b_and_c)
+    asked = change_records([place(7), place(0)], cluster.find, to_b_and_c)
     assert list(cluster.on.run(asked)) == [place(0)]
 
 
 def test_a_change_that_loses_a_race_is_made_of_the_record_as_it_is_then(cluster):
     """And only that one is tried again."""
-    asked = cluster.on.start(moving.change_records([place(0), place(1)], cluster.find, to_b_and_c))
+    asked = cluster.on.start(change_records([place(0), place(1)], cluster.find, to_b_and_c))
     # The script stands before its write; a leader takes a replica out of sync meanwhile.
     script: Script[dict] = asked._script
     step = next(script)
@@ -129,15 +134,15 @@ def test_a_change_that_loses_a_race_is_made_of_the_record_as_it_is_then(cluster)
 
 
 def test_a_broker_is_marked_once(cluster):
-    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
+    cluster.on.run(mark_broker(B, BrokerState.LEAVING))
     assert cluster.brokers.get(B).state is BrokerState.LEAVING
     steps = len(cluster.on.steps)
-    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
+    cluster.on.run(mark_broker(B, BrokerState.LEAVING))
     assert len(cluster.on.steps) == steps + 1  # it only looked
 
 
 def test_a_broker_that_starts_while_it_is_marked_is_marked_all_the_same(cluster):
-    asked = cluster.on.start(moving.mark_broker(B, BrokerState.LEAVING))
+    asked = cluster.on.start(mark_broker(B, BrokerState.LEAVING))
     asked.advance()  # it has read
     again = RegisteredBroker(B, "b:2", "another start", "1", GENERATIONS[B])
     cluster.brokers.register(again)
@@ -147,22 +152,22 @@ def test_a_broker_that_starts_while_it_is_marked_is_marked_all_the_same(cluster)
 
 
 def test_a_broker_that_was_to_leave_may_stay(cluster):
-    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
-    cluster.on.run(moving.mark_broker(B, BrokerState.ACTIVE))
+    cluster.on.run(mark_broker(B, BrokerState.LEAVING))
+    cluster.on.run(mark_broker(B, BrokerState.ACTIVE))
     assert cluster.brokers.get(B).state is BrokerState.ACTIVE
-    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
+    assert cluster.on.run(remove_broker(B, lives=True)) is False
 
 
 def test_a_broker_that_is_not_there_cannot_leave(cluster):
     with pytest.raises(UnknownBroker, match="'x'"):
-        cluster.on.run(moving.mark_broker(BrokerId("x"), BrokerState.LEAVING))
+        cluster.on.run(mark_broker(BrokerId("x"), BrokerState.LEAVING))
 
 
 def move_away(cluster: Clustered, leaving: BrokerId, *takers: BrokerId) -> bool:
     stored = cluster.stored()
     load = load_of(each.record.replicas for each in stored.values())
     racks = dict.fromkeys(takers)
-    return bool(cluster.on.run(moving.move_away(stored, leaving, racks, load)))
+    return bool(cluster.on.run(partition_records.move_away(stored, leaving, racks, load)))
 
 
 def test_the_replicas_of_a_leaving_broker_move_to_those_that_stay(cluster):
@@ -185,25 +190,25 @@ def test_replicas_that_nobody_else_can_take_stay_and_that_is_told(cluster):
 
 
 def test_only_a_broker_that_leaves_is_removed(cluster):
-    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
-    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
-    assert cluster.on.run(moving.remove_broker(B, lives=True)) is True
+    assert cluster.on.run(remove_broker(B, lives=True)) is False
+    cluster.on.run(mark_broker(B, BrokerState.LEAVING))
+    assert cluster.on.run(remove_broker(B, lives=True)) is True
     assert cluster.brokers.get(B) is None
-    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
+    assert cluster.on.run(remove_broker(B, lives=True)) is False
 
 
 def test_a_broker_that_lives_is_removed_once_it_has_nothing_of_deleted_topics(cluster):
     """Else nobody would wait for it, and its files stayed for ever."""
     deleted = Topic("t", "id", pa.schema([]), 1, {})
     cluster.on.run(announce_removal(deleted, [A, B]))
-    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
-    assert cluster.on.run(moving.remove_broker(B, lives=True)) is False
+    cluster.on.run(mark_broker(B, BrokerState.LEAVING))
+    assert cluster.on.run(remove_broker(B, lives=True)) is False
     (left,) = cluster.on.run(left_overs())
     cluster.on.run(remove_left_over(left, B, ()))
-    assert cluster.on.run(moving.remove_broker(B, lives=True)) is True
+    assert cluster.on.run(remove_broker(B, lives=True)) is True
 
 
 def test_a_broker_that_is_dead_is_removed_whatever_it_has(cluster):
     cluster.on.run(announce_removal(Topic("t", "id", pa.schema([]), 1, {}), [B]))
-    cluster.on.run(moving.mark_broker(B, BrokerState.LEAVING))
-    assert cluster.on.run(moving.remove_broker(B, lives=False)) is True
+    cluster.on.run(mark_broker(B, BrokerState.LEAVING))
+    assert cluster.on.run(remove_broker(B, lives=False)) is True

@@ -8,7 +8,7 @@ from msgspec import structs
 from isolog.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.cluster.consumers import Query, decode_query, encode_query
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.scripts.queries import forget_name, pin_start, read_named, record_progress
+from spark_stream.scripts.readers import forget_name, pin_start, read_named, record_progress
 from spark_stream.scripts.transactions.positions import store_positions
 from tests.scripts.on_store import OnStore
 from tests.scripts.transactions.test_positions import position
@@ -48,7 +48,7 @@ def test_a_start_is_pinned_once(on):
 
 @pytest.mark.rule(
     "where a query under a consumer's name begins, and who tells of its progress",
-    "scripts/queries.py",
+    "scripts/readers.py",
     "datasource/reading/naming.py",
 )
 def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
