@@ -15,6 +15,7 @@ from msgspec import NODEFAULT, structs
 from docs_site.cells import row, table
 from spark_stream.wire.calls import CALLS
 
+_ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
 _ROLE: Final = re.compile(r":\w+:`[~.\w]*?(\w+)`")
 
 
@@ -98,5 +99,6 @@ def _values(kind: Any) -> list[str]:
 def _meaning(kind: type) -> str:
     """Return the docstring, with those of inherited fields, on one line of Markdown."""
     shared = [each for each in kind.__bases__ if getattr(each, "__struct_fields__", ())]
-    docs = [inspect.cleandoc(each.__doc__ or "") for each in (kind, *shared)]
-    return " ".join(_ROLE.sub(r"`\1`", "\n".join(docs)).replace("``", "`").split())
+    docs = "\n".join(inspect.cleandoc(each.__doc__ or "") for each in (kind, *shared))
+    docs = _ATTRIBUTE.sub(r"``\1``: ", docs.replace("\nAttributes:\n", "\n"))
+    return " ".join(_ROLE.sub(r"`\1`", docs).replace("``", "`").split())

@@ -25,6 +25,7 @@ _FOUND_LAST: Final = ("decisions/", "repository/", "format.md", "protocol.md", "
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
+_INTERNAL_TITLE: Final = re.compile(r' title="spark_stream\.[^"]*"')
 _LANGUAGES: Final = {".yml": "yaml", ".conf": "properties", ".service": "ini"}
 # A picture's colours for dark, by itself and in a page. The second is longer, and so wins.
 _COLOURS: Final = {
@@ -69,6 +70,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
     """Put the pictures into the page itself."""
     return _PICTURE.sub(lambda found: _inlined(found[2], found[1]), html)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Remove the names of internal modules, which the reference shows as titles of types."""
+    return _INTERNAL_TITLE.sub("", output)
 
 
 def _is_of_repository(source: str) -> bool:

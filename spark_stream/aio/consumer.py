@@ -49,7 +49,12 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
     async def records(
         self, until: str | None = None, timeout: float | None = None
     ) -> AsyncGenerator[Record]:
-        """Yield records as they come; arguments and errors are the client's."""
+        """Yield records as they arrive. Errors are those of ``isolog.Consumer.records``.
+
+        Args:
+            until: ``"latest"``: end at the present bound of the isolation level.
+            timeout: Seconds without a record after which the iteration ends.
+        """
         views = self.sync.record_views()
         async for key, fetched in self._fetched(views, until, timeout):
             for record in self.sync.records_of(key, fetched, waits=False):
@@ -58,7 +63,12 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
     async def batches(
         self, until: str | None = None, timeout: float | None = None
     ) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield Arrow batches of one partition each, as they come."""
+        """Yield Arrow batches as they arrive, each with records of one partition.
+
+        Args:
+            until: ``"latest"``: end at the present bound of the isolation level.
+            timeout: Seconds without a record after which the iteration ends.
+        """
         views = self.sync.batch_views()
         async for key, fetched in self._fetched(views, until, timeout):
             batch = self.sync.batch_of(key, fetched)
@@ -68,7 +78,12 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
     async def poll(
         self, timeout: float | None = 0.0, max_records: int = RECORDS_MAX
     ) -> list[Record]:
-        """Return the next records, or an empty list if none came within ``timeout`` seconds."""
+        """Return the next records of one partition, or an empty list.
+
+        Args:
+            timeout: Seconds to wait for the first record. None waits without a limit.
+            max_records: The greatest number of records.
+        """
         patience, records_max = Patience(timeout), checked_records_max(max_records)
         with self._one_waits():
             while True:
@@ -121,15 +136,19 @@ class AsyncConsumer(Asynchronous[sync.Consumer]):
             self._worker.start(fetches.close)
 
     def position(self) -> dict[Key, int]:
-        """Return ``{(topic, partition): offset}`` of the next record of each partition."""
+        """Return ``{(topic, partition): offset}`` with the offset of the next record."""
         return self.sync.position()
 
     async def commit(self) -> None:
-        """Store the position under the name, or the group's: the next consumer continues there."""
+        """Store the position under the name or the group. The next consumer continues there."""
         await self._worker.call(self.sync.commit)
 
     async def seek(self, position: Target) -> None:
-        """Go on from ``"earliest"``, ``"latest"``, ``"committed"``, a datetime, or places."""
+        """Move the position. The next record is read from there.
+
+        Args:
+            position: As in ``isolog.Consumer.seek``.
+        """
         await self._worker.call(self.sync.seek, position)
 
     async def _end(self, close: Callable[[], object]) -> None:

@@ -64,7 +64,11 @@ async def _close(call: asyncio.Task[Any]) -> None:
 
 
 class AsyncLog(Asynchronous[sync.Log]):
-    """A connection to a log, for the tasks of one event loop. Close it, or use ``async with``."""
+    """A connection to a log, for the tasks of one event loop. Close it, or use ``async with``.
+
+    :func:`connect` returns it. Its methods are those of the blocking client, as coroutines. A call
+    runs on a thread.
+    """
 
     create_topic = on_a_thread(sync.Log.create_topic)
     alter_topic = on_a_thread(sync.Log.alter_topic)
@@ -99,13 +103,22 @@ class AsyncLog(Asynchronous[sync.Log]):
         self._openings = set[asyncio.Task[Any]]()
 
     def producer(self, **settings: Any) -> Opener[AsyncProducer]:
-        """Open a producer; the settings are those of the client's ``log.producer``."""
+        """Open a producer: ``async with log.producer() as producer``.
+
+        Args:
+            settings: The settings of ``isolog.Log.producer``.
+        """
         return _opens(self.sync.producer, AsyncProducer, self._openings)(**settings)
 
     def consumer(
         self, topics: str | list[str] | re.Pattern[str], **settings: Any
     ) -> Opener[AsyncConsumer]:
-        """Open a consumer; the settings are those of the client's ``log.consumer``."""
+        """Open a consumer: ``async with log.consumer("orders") as consumer``.
+
+        Args:
+            topics: A name, a list of names, or a compiled pattern that matches whole names.
+            settings: The other options of ``isolog.Log.consumer``.
+        """
         return _opens(self.sync.consumer, AsyncConsumer, self._openings)(topics, **settings)
 
     async def _end(self, close: Callable[[], object]) -> None:

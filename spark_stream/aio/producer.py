@@ -22,9 +22,10 @@ P = ParamSpec("P")
 
 
 class SentWrite(ProcessBound, Awaitable[Written]):
-    """What a write becomes: ``await`` it, any number of times, or leave that to ``flush``.
+    """The pending acknowledgement of a write. Await it any number of times, or call ``flush``.
 
-    An error that was raised here is not raised again by ``flush``.
+    Awaiting it returns an ``isolog.Written``. An error that was raised here is not raised again by
+    ``flush``.
     """
 
     def __init__(self, promise: Future[Written]) -> None:
@@ -73,9 +74,15 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> SentWrite:
-        """Take a record, as soon as there is room for it; ``await`` the answer for its offset.
+        """Send one record when the buffer has room. Await the result for its acknowledgement.
 
-        The arguments and errors are those of the client's ``producer.send``.
+        Args:
+            topic: The name of the topic.
+            value: The value. Text is encoded as UTF-8.
+            key: The key. Records with equal keys go to one partition.
+            headers: A mapping of names to bytes, or a list of ``(name, bytes)``.
+            partition: The partition, by default that of the key.
+            timestamp: Milliseconds since 1970, or a datetime (in UTC if it has no zone).
         """
         key, value = as_bytes("key", key), as_bytes("value", value)
         size = len(key or b"") + len(value or b"")
@@ -101,7 +108,14 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         partition: int | None = None,
         key: str | Sequence[str] | None = None,
     ) -> SentWrite:
-        """Take an Arrow batch, as soon as there is room for it, as :meth:`send` does a record."""
+        """Append an Arrow batch or a data frame when the buffer has room for it.
+
+        Args:
+            topic: The name of the topic.
+            batch: Arrow data or a data frame, as in ``isolog.Producer.append``.
+            partition: The partition of all records, by default that of their key.
+            key: The key column or columns of a typed topic without the setting ``partition.by``.
+        """
         append = self._in_time(self.sync.append)
         return SentWrite(await self._worker.call(append, topic, batch, partition, key))
 
@@ -117,10 +131,13 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         return call
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything that was taken before is settled; raise the first error among it.
+        """Wait until all earlier records are acknowledged or have failed. Raise the first error.
+
+        Args:
+            timeout: Seconds to wait, by default without a limit.
 
         Raises:
-            TimeoutError: not all was settled within ``timeout`` seconds.
+            TimeoutError: Records are still pending after ``timeout``.
         """
         await self._call(self.sync.flush, timeout)
 
@@ -152,11 +169,11 @@ class AsyncProducer(Asynchronous[sync.Producer]):
             raise
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction; what is written from now on belongs to it."""
+        """Begin a transaction. Later writes belong to it."""
         await self._worker.call(self.sync.begin_transaction)
 
     async def commit_transaction(self) -> None:
-        """Commit; the errors are those of the client's ``producer.commit_transaction``."""
+        """Commit. Errors are those of ``isolog.TransactionalProducer.commit_transaction``."""
         await self._worker.call(self.sync.commit_transaction)
 
     async def abort_transaction(self) -> None:
@@ -164,5 +181,9 @@ class AsyncProducer(Asynchronous[sync.Producer]):
         await self._worker.call(self.sync.abort_transaction)
 
     async def commit_position(self, consumer: AsyncConsumer) -> None:
-        """Store the consumer's present position if, and when, the transaction commits."""
+        """Store the position of a consumer if and when the transaction commits.
+
+        Args:
+            consumer: A consumer with a name, or a member of a group without ``auto_commit``.
+        """
         await self._worker.call(self.sync.commit_position, consumer.sync)

@@ -74,32 +74,49 @@ def connect(
     rack: str | None = None,
     **unknown: Never,
 ) -> Log:
-    """Connect to a log: by any broker's ``host:port``, or by the ``path`` of a local directory.
+    """Connect to a log, by the address of any broker or by the path of a directory.
 
-    ``file:`` URIs and ``~`` are resolved in ``path``. Other schemes and variables are refused.
-    With ``path`` the directory's broker is started in the background when it is needed, and ends
-    after ``idle_seconds`` without use (default: the variable ISOLOG_IDLE_SECONDS, else 300).
-    ``timeout`` (seconds) bounds every call with its retries. A missing directory becomes a new log,
-    unless ``create`` is false.
+    With ``path`` the broker of the directory is started in the background when it is needed. It
+    stops after ``idle_seconds`` without use. Options that are omitted come from the environment
+    (ISOLOG_TLS, ISOLOG_TLS_CA, ISOLOG_USER, ISOLOG_TOKEN_FILE, ...), and then from the profile.
 
-    ``tls_ca``: the PEM file of the authority that issued the brokers' certificates; ``tls=True``
-    trusts those of the system. ``tls_cert`` and ``tls_key``: a client certificate and its key.
-    ``user`` and ``password``, a ``token``, or a ``token_file`` (read again for each connection) say
-    who calls. Options that are left out come from ISOLOG_TLS, ISOLOG_TLS_CA, ISOLOG_TOKEN_FILE and
-    so on, or else from the ``profile`` (or ISOLOG_PROFILE): a file with any of these options, and
-    with ``bootstrap``.
+    Args:
+        bootstrap: Addresses of brokers, ``"host:port"`` or ``"host:port,host:port"``.
+        path: A local directory. ``file:`` URIs and ``~`` are resolved. Other schemes and variables
+            are refused.
+        timeout: Seconds for each call, with its retries.
+        idle_seconds: Only with ``path``: seconds without use after which the broker stops, by
+            default ISOLOG_IDLE_SECONDS or 300.
+        create: Only with ``path``: create a log if the directory is missing or empty.
+        tls: Whether to use TLS. Without ``tls_ca`` the system's authorities are trusted.
+        tls_ca: The PEM file of the authority that issued the brokers' certificates.
+        tls_cert: The PEM file of a client certificate.
+        tls_key: The PEM file of its key.
+        user: The name of a user, with ``password``.
+        password: The password of the user.
+        token: A token, in place of user and password.
+        token_file: A file with a token, which is read again for each connection.
+        profile: A file with any of these options and ``bootstrap``, by default ISOLOG_PROFILE.
+        rack: The rack of this process, by default ISOLOG_RACK. Reads under ``read_replicated`` and
+            above use an in-sync replica in the same rack.
+        unknown: Any other keyword is refused, with the name of the nearest option.
 
-    ``rack``: where this process runs, by default what ISOLOG_RACK says. Reads under
-    ``read_replicated`` and above then ask an in-sync replica whose broker has the same rack.
+    Returns:
+        The connection. Close it, or use it as a context manager.
 
     Raises:
-        InvalidOption: neither or both of ``bootstrap`` and ``path`` are given, an address is not
+        InvalidOption: Neither or both of ``bootstrap`` and ``path`` are given, an address is not
             valid, or an option is unknown.
-        Unauthenticated: the broker refuses the credential, or requires one.
-        TlsFailed: the broker and the client do not agree on TLS; the message says why.
-        UnknownLog: with ``create=False`` there is no log at ``path``.
-        BrokerUnavailable: no broker answers. With ``path`` also the error that kept its broker from
-            starting.
+        Unauthenticated: The broker refuses the credential, or requires one.
+        TlsFailed: The broker and the client do not agree on TLS. The message has the reason.
+        UnknownLog: ``create`` is false, and there is no log at ``path``.
+        BrokerUnavailable: No broker answers. With ``path`` the message has the reason why its
+            broker did not start.
+
+    Examples:
+        >>> with isolog.connect(path="first-log") as log:
+        ...     log.topics()
+        []
     """
     refuse_unknown("isolog.connect", unknown, known_options(connect))
     folder = None if path is None else local_directory(path).absolute()
@@ -129,7 +146,20 @@ def connect(
 
 
 class Log(ProcessBound):
-    """A connection to a log. Use it as a context manager, or call :meth:`close`."""
+    """A connection to a log, for any thread. Use it as a context manager, or call :meth:`close`.
+
+    :func:`connect` returns it. It shares one network connection for each broker with all other
+    connections of the process.
+
+    Examples:
+        >>> topic = log.create_topic("greetings")
+        >>> with log.producer() as producer:
+        ...     written = producer.send("greetings", b"hello").result()
+        >>> written.offset
+        0
+        >>> log.read("greetings", columns=["value"]).to_pylist()
+        [{'value': b'hello'}]
+    """
 
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
@@ -149,29 +179,40 @@ class Log(ProcessBound):
         if_not_exists: bool = False,
         assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
-        """Create a topic: with one partition and Kafka's columns, unless the arguments differ.
+        """Create a topic.
 
-        Without a ``replication_factor`` the cluster decides (``default_replication_factor``): three
-        replicas if there are three brokers, or fewer while one of them is dead. A given number is
-        strict. The answer's ``warning`` is set if a topic has fewer replicas than usual because of
-        dead brokers, or one replica in a cluster of several brokers.
+        Args:
+            name: 1 to 200 letters, digits, ``.``, ``_`` and ``-``. Not with a ``.`` first.
+            partitions: The number of partitions, by default 1.
+            replication_factor: The number of replicas. It fails if fewer brokers are alive. By
+                default the cluster decides (``default_replication_factor``): three replicas if
+                there are three brokers, or fewer while one of them is dead.
+            schema: The columns: an Arrow schema, or a text as in Spark (``"id bigint, name
+                string"``). By default the columns of Spark's Kafka source.
+            config: Settings of the topic, such as ``{"retention.ms": 86_400_000}``.
+            if_not_exists: Return an existing topic with this name. Its settings do not change.
+            assignment: For each partition the ids of its brokers, the preferred leader first. It
+                replaces ``partitions`` and ``replication_factor``. By default replicas are spread
+                over brokers and racks.
 
-        Replicas are spread over the brokers and their racks. ``assignment`` places them by hand:
-        for each partition the ids of its brokers, the preferred leader first; it also sets the
-        number of partitions and of replicas.
-
-        ``schema``: Arrow's, or a text as Spark writes it: ``"id bigint, name string"``.
-
-        With ``if_not_exists`` an existing topic of this name is returned; its settings stay as they
-        are, whatever ``config`` says. Only ``partition.by``, which cannot change, must be the one
-        asked for.
+        Returns:
+            The topic. Its ``warning`` is set if it has fewer replicas than usual because of dead
+                brokers, or one replica in a cluster of several brokers.
 
         Raises:
-            TopicExists: the topic exists; with ``if_not_exists``: its schema differs, or it has
-                fewer partitions than were asked for (the message has the difference).
-            InvalidTopic, InvalidConfig, SchemaMismatch, UnsupportedType: no topic is made.
-            InvalidAssignment: there are fewer brokers than replicas, or the assignment names a
-                broker that does not exist, or names one twice.
+            TopicExists: The topic exists. With ``if_not_exists``: its schema or its
+                ``partition.by`` differs, or it has fewer partitions.
+            InvalidTopic: The name is not valid.
+            InvalidConfig: A setting is unknown, or its value is not allowed.
+            UnsupportedType: A topic cannot store a column of this type.
+            SchemaMismatch: The schema is not valid.
+            InvalidAssignment: There are fewer brokers than replicas, or the assignment names an
+                unknown broker, or a broker twice.
+
+        Examples:
+            >>> topic = log.create_topic("rides", partitions=2, schema="id bigint, city string")
+            >>> topic.schema.names, len(topic.partitions)
+            (['id', 'city'], 2)
         """
         return self._topics.create(
             name,
@@ -192,24 +233,37 @@ class Log(ProcessBound):
         assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | str | None = None,
     ) -> TopicDescription:
-        """Give a topic more partitions, other settings, another schema; return the altered topic.
+        """Add partitions, change settings, or extend the schema of a topic.
 
-        ``assignment``: the brokers of each new partition, the preferred leader first.
-        ``schema``: all columns as they are to be. New ones come last and take nulls; types may
-        become wider ones, NOT NULL may go, and nothing else changes. Earlier records are read in
-        the new schema; writers and readers of the old one continue.
+        Running queries, producers and consumers continue, and use the new partitions. Existing
+        records stay in their partitions. With more partitions, new records of a key may go to
+        another partition.
 
-        Settings that ``config`` does not name stay as they are. Existing records stay where they
-        are: with more partitions, the next records of a key may go to another partition than the
-        earlier ones. Running queries, producers and consumers continue, and begin to use the new
-        partitions.
+        Args:
+            name: The name of the topic.
+            partitions: The new number of partitions.
+            config: The settings to change. The others stay as they are.
+            assignment: For each new partition the ids of its brokers, the preferred leader first.
+            schema: All columns, as an Arrow schema or a text. New columns come last and accept
+                nulls. Types may become wider, and NOT NULL may be dropped. Existing records are
+                read in the new schema.
+
+        Returns:
+            The altered topic.
 
         Raises:
-            UnknownTopic: there is no such topic.
-            InvalidTopic, InvalidConfig, InvalidOption: fewer partitions than there are, a bad
-                setting, or nothing to change; the topic stays as it was.
-            SchemaMismatch, UnsupportedType: the topic cannot have that schema; the column and the
-                reason are named, and the topic stays as it was.
+            UnknownTopic: There is no such topic.
+            InvalidTopic: There are more partitions already.
+            InvalidConfig: A setting is unknown, or its value is not allowed.
+            InvalidOption: There is nothing to change.
+            SchemaMismatch: The topic cannot have this schema. The message has the column and the
+                reason.
+            UnsupportedType: A topic cannot store a column of this type.
+
+        Examples:
+            >>> topic = log.create_topic("trips", schema="id bigint")
+            >>> log.alter_topic("trips", schema="id bigint, city string").added
+            ('city',)
         """
         if partitions is None and not config and schema is None:
             raise InvalidOption("nothing to change: give partitions, config, schema, or several")
@@ -221,11 +275,19 @@ class Log(ProcessBound):
         return self._topics.names()
 
     def describe(self, topic: str) -> TopicDescription:
-        """Return the topic as it is now, or raise UnknownTopic."""
+        """Return a topic with its partitions, each as its leader reports it.
+
+        Raises:
+            UnknownTopic: There is no such topic, or the caller may not describe it.
+        """
         return self._topics.describe(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with all its records, or raise UnknownTopic."""
+        """Delete a topic with all its records.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+        """
         self._topics.delete(topic)
 
     def trim(
@@ -285,42 +347,63 @@ class Log(ProcessBound):
         return inspect_cluster(self._connection)[0]
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
-        """Begin to move each partition to the brokers of these ids, the preferred leader first.
+        """Start to move partitions to other brokers.
 
-        Old replicas are removed once all new ones are in sync; :meth:`describe` shows the progress.
+        Old replicas are removed when all new ones are in sync. :meth:`describe` shows the progress.
+
+        Args:
+            topic: The name of the topic.
+            partitions: For each partition to move the ids of its new brokers, the preferred leader
+                first.
 
         Raises:
-            UnknownTopic, UnknownPartition, InvalidAssignment: nothing is moved.
+            UnknownTopic: There is no such topic. Nothing is moved.
+            UnknownPartition: The topic has no such partition. Nothing is moved.
+            InvalidAssignment: A broker is unknown, or named twice. Nothing is moved.
         """
         moves = {number: [str(each) for each in brokers] for number, brokers in partitions.items()}
         self._connection.call(MoveReplicas.of(topic=checked_topic(topic), partitions=moves))
 
     def cancel_moves(self, topic: str) -> None:
-        """Cancel the moves of the topic's partitions that are under way, or raise UnknownTopic."""
+        """Cancel all moves of the topic's partitions that are in progress.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+        """
         self._connection.call(CancelMoves(topic=checked_topic(topic)))
 
     def elect_preferred_leaders(self, topic: str | None = None) -> int:
-        """Make the first replica of each partition lead, if it is in sync; return how many changed.
+        """Elect the first replica of each partition as its leader, if it is in sync.
 
-        ``topic`` None: all topics.
+        Args:
+            topic: The name of a topic, by default all topics.
+
+        Returns:
+            The number of partitions with a new leader.
         """
         asked = ElectPreferred(topic=None if topic is None else checked_topic(topic))
         return self._connection.call(asked).elected
 
     def decommission(self, broker: str | int) -> None:
-        """Take a broker out of the cluster: its replicas move away, then it is forgotten.
+        """Remove a broker from the cluster: its replicas move to others, and then it leaves.
+
+        Args:
+            broker: The id of the broker.
 
         Raises:
-            UnknownBroker: there is no broker of this id.
-            InvalidRequest: it is the only broker that can keep replicas.
+            UnknownBroker: There is no broker with this id.
+            InvalidRequest: It is the only broker that can keep replicas.
         """
         self._connection.call(Decommission(broker=checked_broker(broker)))
 
     def recommission(self, broker: str | int) -> None:
-        """Cancel a decommission. Moves that already started continue.
+        """Cancel a decommission. Moves that have started continue.
+
+        Args:
+            broker: The id of the broker.
 
         Raises:
-            UnknownBroker: there is no broker of this id, or it has left.
+            UnknownBroker: There is no broker with this id, or it has left.
         """
         self._connection.call(Recommission(broker=checked_broker(broker)))
 
@@ -331,56 +414,63 @@ class Log(ProcessBound):
     # -- transactions ---------------------------------------------------------------------------
 
     def transactions(self) -> list[TransactionDescription]:
-        """Return every transactional id with its present or last transaction, by id."""
+        """Return all transactional ids, sorted, with their present or last transaction."""
         return list_transactions(self._connection)
 
     def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """Return one transactional id with its transaction, or raise UnknownTransaction."""
+        """Return a transactional id with its present or last transaction.
+
+        Raises:
+            UnknownTransaction: There is no such id.
+        """
         return describe_transaction(self._connection, transactional_id)
 
     def abort_transaction(self, transactional_id: str) -> TransactionDescription:
-        """Abort an open transaction, whoever owns it: its owner's writes and commit then fail.
+        """Abort an open transaction of any producer. Its later writes and its commit fail.
+
+        Returns:
+            The aborted transaction.
 
         Raises:
-            UnknownTransaction: there is no such id.
-            InvalidTransaction: its transaction is not open.
+            UnknownTransaction: There is no such id.
+            InvalidTransaction: Its transaction is not open.
         """
         return kill_transaction(self._connection, transactional_id)
 
     def sinks(self) -> list[SinkDescription]:
-        """Return the sinks of queries and of batch writes with a ``sinkId``, by id."""
+        """Return the sinks of streaming queries, and of batch writes with a ``sinkId``, by id."""
         return self._connection.call(ListSinks()).sinks
 
     def delete_sink(self, transactional_id: str) -> None:
-        """Forget a sink, with the last batch that it committed. Its id is free afterwards.
+        """Delete a sink and the record of its last committed batch. Its id is then free.
 
-        If its query writes that batch again, the log has the rows twice.
+        If its query writes that batch again, the log contains the rows twice.
 
         Raises:
-            UnknownTransaction: there is no such sink.
-            InvalidTransaction: a batch is being written.
+            UnknownTransaction: There is no such sink.
+            InvalidTransaction: A batch is in progress.
         """
         self._connection.call(DeleteSink.of(transactional_id=transactional_id))
 
     # -- consumers ------------------------------------------------------------------------------
 
     def consumers(self) -> list[ConsumerDescription]:
-        """Return all consumers' names, also of queries, with where each reads and what is left."""
+        """Return all named consumers, groups and named queries, with their positions and lags."""
         return self._consumers.all()
 
     def describe_consumer(self, name: str) -> list[ConsumerDescription]:
-        """Return what is known under a name, which a query and a client may share.
+        """Return the consumer, group or query with this name. A query and a client may share it.
 
         Raises:
-            UnknownConsumer: nothing is known under it.
+            UnknownConsumer: There is none.
         """
         return self._consumers.describe(name)
 
     def delete_consumer(self, name: str) -> None:
-        """Forget a name: its query's first start and progress, and its client's positions.
+        """Delete a name with its positions, and with the first start and progress of a query.
 
         Raises:
-            UnknownConsumer: nothing is known under it.
+            UnknownConsumer: There is no consumer or query with this name.
         """
         self._consumers.delete(name)
 
@@ -394,22 +484,30 @@ class Log(ProcessBound):
         isolation: str = "read_uncommitted",
         dry_run: bool = False,
     ) -> list[MovedPosition]:
-        """Move the stored position of a named consumer or a group. Return the moved positions.
+        """Move the stored positions of a named consumer or a group.
 
-        ``to``: ``"earliest"``, ``"latest"`` (under the ``isolation``), an offset,
-        ``{partition: offset}``, or a datetime, which is in UTC if it has no zone. An offset outside
-        of a partition becomes its first offset or its end. ``topics``: by default those with a
-        stored position. ``partitions``: only these of each topic. ``dry_run``: only return the
-        positions.
+        A running consumer with this name is fenced. All members of a group must be closed before.
 
-        A running consumer of the name is fenced: it gets ConsumerFenced. All members of a group
-        have to be closed.
+        Args:
+            name: The name of the consumer or the group.
+            to: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime (in
+                UTC if it has no zone). An offset outside of a partition becomes its start or its
+                end.
+            topics: The topics, by default those with a stored position.
+            partitions: Only these partitions of each topic.
+            isolation: The isolation level of ``"latest"``.
+            dry_run: Return the positions, and store nothing.
+
+        Returns:
+            The positions before and after the reset.
 
         Raises:
-            UnknownConsumer: no position is stored under the name, and no topic is named.
-            InvalidRequest: the group has members, or the name is that of a query.
-            ConsumerFenced: a consumer took the name over, or joined the group, during the reset.
-            InvalidOption, UnknownTopic, UnknownPartition.
+            UnknownConsumer: No position is stored under the name, and ``topics`` is not given.
+            InvalidRequest: The group has members, or the name is that of a query.
+            ConsumerFenced: A consumer took the name over, or joined the group, during the reset.
+            InvalidOption: The position or the isolation level is not valid.
+            UnknownTopic: There is no such topic.
+            UnknownPartition: A topic has no such partition.
         """
         names = [topics] if isinstance(topics, str) else topics
         chosen = level(isolation)
@@ -434,13 +532,24 @@ class Log(ProcessBound):
         transactional_id: str | None = None,
         **settings: Any,
     ) -> Producer:
-        """Return a producer; ``settings`` are those of :class:`Producer`.
+        """Create a producer.
 
-        With a ``transactional_id`` it is a :class:`TransactionalProducer`, whose settings have a
-        ``transaction_timeout_ms`` (60,000) as well.
+        Args:
+            isolation: ``"read_uncommitted"`` or ``"read_committed"``, as for :class:`Producer`.
+            transactional_id: The id of the producer's transactions. With it the producer is a
+                :class:`TransactionalProducer`.
+            settings: The other settings of :class:`Producer` or :class:`TransactionalProducer`.
 
         Raises:
-            InvalidOption: a setting has a value that it does not take, or is unknown.
+            InvalidOption: A setting is unknown, or its value is not allowed.
+
+        Examples:
+            >>> topic = log.create_topic("events")
+            >>> with log.producer(isolation="read_committed", linger_ms=5) as producer:
+            ...     first = producer.send("events", "one", key="a")
+            ...     second = producer.send("events", "two", key="a")
+            >>> first.result().offset, second.result().offset
+            (0, 1)
         """
         known = known_options(Producer, TransactionalProducer)
         refuse_unknown("log.producer", settings.keys() - known, known - {"branch"})
@@ -481,34 +590,49 @@ class Log(ProcessBound):
         on_revoked: OnChange | None = None,
         **unknown: Never,
     ) -> Consumer:
-        """Return a consumer; ``columns``, ``metadata`` and ``headers`` are for its ``batches()``.
+        """Create a consumer of one or more topics.
 
-        ``topics``: a name, a list of names, or a compiled pattern (``re.compile("orders-.*")``),
-        which selects every topic whose whole name it matches. A topic that is created later is read
-        within seconds, from its first record on. A deleted topic, named or matched, ends the
-        iteration with UnknownTopic. ``partitions``: only these of each named topic.
-
-        ``start``: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime,
-        which is in UTC if it has no zone.
-
-        ``filter``: only the records for which this predicate, in Spark's SQL, is true. The leader
-        skips the others; the position moves past them.
-
-        With a ``name`` it continues at the last position stored under that name. ``on_loss``
-        (``fail`` or ``continue``): what to do when records are gone.
-
-        With a ``group`` it shares the topics with the other members of the group: each partition is
-        read by one of them, and continues where the group's last reader of it stored its position.
-        A member is removed when its process was silent for ``session_timeout`` seconds, or asked
-        for no record for ``processing_timeout``. ``auto_commit``: positions are stored every five
-        seconds and before a partition is released; without it only by ``commit()`` and by
-        transactions. ``on_assigned`` and ``on_revoked`` are called with ``[(topic, partition), …]``
-        while the consumer is asked for records. ``start`` is where the group begins in partitions
-        without a position. See ``docs/how-to/share-a-topic.md``.
+        Args:
+            topics: A name, a list of names, or a compiled pattern (``re.compile("orders-.*")``)
+                that matches whole names. Topics that match and are created later are read from
+                their first record.
+            partitions: Only these partitions of each named topic.
+            isolation: ``"read_uncommitted"``, ``"read_replicated"``, ``"read_committed"`` or
+                ``"read_atomic"``.
+            start: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime
+                (in UTC if it has no zone). A group uses it for partitions without a stored
+                position.
+            name: The name under which positions are stored. The consumer continues at the stored
+                position, and a consumer that had the name is fenced.
+            columns: Only these columns, in batches.
+            metadata: Add ``_topic``, ``_partition``, ``_offset`` and ``_timestamp`` to batches.
+            headers: Add the column ``headers`` to batches of a topic with Kafka's columns.
+            on_loss: ``"fail"``, or ``"continue"`` with a warning, if unread records were removed.
+            filter: A predicate in Spark's SQL. The leader skips other records.
+            group: The name of a consumer group. Its members share the partitions.
+            session_timeout: Seconds without a heartbeat after which a group removes a member.
+            processing_timeout: Seconds without a request for records after which a member leaves.
+            auto_commit: Store the group's positions every five seconds and before a partition moves
+                to another member. Otherwise only ``commit()`` and transactions store them.
+            on_assigned: A function that gets ``[(topic, partition), ...]`` after an assignment.
+            on_revoked: The same before partitions are revoked.
+            unknown: Any other keyword is refused, with the name of the nearest option.
 
         Raises:
-            InvalidOption: an option has a value that it does not take, or is unknown.
-            UnknownTopic, UnknownPartition, SchemaMismatch, InvalidFilter.
+            InvalidOption: An option is unknown, or its value is not allowed.
+            UnknownTopic: There is no such topic.
+            UnknownPartition: A topic has no such partition.
+            SchemaMismatch: A topic has no such column.
+            InvalidFilter: The filter does not fit the columns of the topic.
+
+        Examples:
+            >>> topic = log.create_topic("orders", schema="id bigint, price double")
+            >>> with log.producer() as producer:
+            ...     rows = pa.table({"id": [1, 2], "price": [5.0, 7.5]})
+            ...     written = producer.append("orders", rows)
+            >>> with log.consumer("orders", filter="price > 6") as consumer:
+            ...     [batch.to_pylist() for batch in consumer.batches(until="latest")]
+            [[{'id': 2, 'price': 7.5}]]
         """
         refuse_unknown("log.consumer", unknown, known_options(Log.consumer))
         group_options = None
@@ -547,15 +671,45 @@ class Log(ProcessBound):
         headers: bool = False,
         partitions: Sequence[int] | None = None,
     ) -> Any:
-        """Return the visible records of a range as one table; for a list of topics, a dict of them.
+        """Read the visible records of a range as an Arrow table.
 
-        Rows of a partition are in the order of their offsets, partitions one after another. ``end``
-        is exclusive; ``latest`` is the bound of the isolation level at the time of the call.
-        Under ``read_atomic`` all topics are read up to one cut, at or below ``end``: no transaction
-        is seen in part. ``filter``: only the records for which this predicate, in Spark's SQL, is
-        true; see ``docs/spark/read.md``. ``partitions``: only these of each topic. Records that
-        retention removes meanwhile are missing from a read that starts at ``earliest``; any other
-        read raises OffsetEvicted.
+        Rows of a partition are in the order of their offsets, one partition after the other.
+
+        Args:
+            topics: The name of a topic, or a list of names.
+            start: ``"earliest"``, ``"latest"``, an offset, ``{partition: offset}``, or a datetime
+                (in UTC if it has no zone).
+            end: The same, exclusive. ``"latest"`` is the bound of the isolation level at the time
+                of the call.
+            isolation: ``"read_uncommitted"``, ``"read_replicated"``, ``"read_committed"`` or
+                ``"read_atomic"``. Under ``"read_atomic"`` all topics are read up to one cut, at or
+                below ``end``, so that each transaction is contained as a whole or not at all.
+            columns: Only these columns.
+            filter: A predicate in Spark's SQL. Leaders return only matching records.
+            metadata: Add ``_topic``, ``_partition``, ``_offset`` and ``_timestamp``.
+            headers: Add the column ``headers`` for a topic with Kafka's columns.
+            partitions: Only these partitions of each topic.
+
+        Returns:
+            A ``pyarrow.Table`` with the columns of the topic. For a list of topics: a dict of
+                tables.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            UnknownPartition: A topic has no such partition.
+            OffsetEvicted: Records of the range were removed. A read from ``"earliest"`` starts at
+                the first remaining record instead.
+            OffsetOutOfRange: An offset is above the end of the log.
+            SchemaMismatch: The topic has no such column.
+            InvalidFilter: The filter does not fit the columns of the topic.
+
+        Examples:
+            >>> topic = log.create_topic("numbers", schema="n bigint")
+            >>> with log.producer() as producer:
+            ...     written = producer.append("numbers", pa.table({"n": [1, 2, 3]}))
+            >>> table = log.read("numbers", filter="n > 1", metadata=True)
+            >>> table.select(["n", "_offset"]).to_pylist()
+            [{'n': 2, '_offset': 1}, {'n': 3, '_offset': 2}]
         """
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)

@@ -16,11 +16,16 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Written(Struct, frozen=True):
-    """An acknowledgement: ``count`` records are in the log, the first of them at ``offset``.
+    """An acknowledgement of written records.
 
-    A batch whose keys spread it over partitions has ``parts``, one for each partition;
-    ``partition`` and ``offset`` are then those of its first record, and ``count`` is the sum. A
-    batch without records has ``count`` and ``offset`` 0.
+    A batch whose keys spread it over partitions has one part for each partition.
+
+    Attributes:
+        topic: The name of the topic.
+        partition: The partition of the first record.
+        offset: The offset of the first record. 0 for a batch without records.
+        count: The number of records.
+        parts: The acknowledgement of each partition, if there are several.
 
     Raises:
         ValueError: ``offset`` or ``count`` is negative. No broker acknowledges such a batch.
@@ -38,7 +43,17 @@ class Written(Struct, frozen=True):
 
 
 class Record(NamedTuple):
-    """A record of a default-schema topic, as :meth:`Consumer.records` gives it."""
+    """A record of a topic with Kafka's columns.
+
+    Attributes:
+        topic: The name of the topic.
+        partition: The number of the partition.
+        offset: The offset in the partition.
+        timestamp: The time of the record, in UTC.
+        key: The key, or None.
+        value: The value, or None.
+        headers: ``(name, value)`` of each header, in their order.
+    """
 
     topic: str
     partition: int

@@ -118,10 +118,11 @@ def _parsed(offset: Any) -> Any:
 
 
 class LagListener(StreamingQueryListener):
-    """Watches all queries of a session that read isolog, and ignores the others.
+    """A listener of Spark that logs and exports the lag of queries that read isolog.
 
-    For each query a line is logged at level INFO, every ``log_every_s`` seconds at most:
-    ``query flights: batch 12, 1,204 records behind (t/0: 1,000, t/1: 204)``.
+    Register it with ``spark.streams.addListener``. Other queries are ignored. For each query it
+    logs a line at level INFO, such as ``query flights: batch 12, 1,204 records behind (t/0: 1,000,
+    t/1: 204)``.
     """
 
     def __init__(
@@ -132,12 +133,17 @@ class LagListener(StreamingQueryListener):
         log_every_s: float = LOG_EVERY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``metrics_port``: answer Prometheus' scrapes there (0: on a free port, see ``port``).
+        """Create a listener, and a page of metrics if ``metrics_port`` is given.
 
-        ``registry``: put the metrics there, for whoever serves that. Without either there are none.
+        Args:
+            metrics_port: The port of a page for Prometheus, 0 for a free port. Needs
+                ``isolog[metrics]``.
+            registry: A registry of prometheus-client that gets the metrics, in place of a page.
+            log_every_s: The least number of seconds between two lines of a query.
+            monotonic: The clock, for tests.
 
         Raises:
-            InvalidOption: metrics are asked for, and prometheus-client is not installed.
+            InvalidOption: Metrics are requested, and prometheus-client is not installed.
         """
         wanted = metrics_port is not None or registry is not None
         self._metrics = QueryMetrics(registry) if wanted else None
@@ -283,9 +289,11 @@ class QueryMetrics:
 
 @contextmanager
 def progress_bar(spark: SparkSession, console: Console | None = None) -> Iterator[None]:
-    """Show bars for what runs within the block, and remove them at its end.
+    """Show progress bars for the queries and batch jobs of a ``with`` block.
 
-    ``console``: where they are drawn, by default on standard error if it is a terminal.
+    Args:
+        spark: The session.
+        console: A console of rich, by default standard error if it is a terminal or a notebook.
     """
     screen = console or Console(stderr=True)
     if not (screen.is_terminal or screen.is_jupyter):

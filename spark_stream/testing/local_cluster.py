@@ -61,9 +61,12 @@ BrokerRef = int | str
 
 
 class LocalBroker:
-    """A broker: its process, while it has one, and its directory, with other files beside it.
+    """A broker of a :class:`LocalCluster`: its process and its directory.
 
-    ``conf``: its settings, as in a configuration file.
+    Attributes:
+        number: The number of the broker.
+        directory: The directory of its logs.
+        address: Its address for clients, ``host:port``.
     """
 
     module: Sequence[str] = ("spark_stream.broker",)
@@ -195,15 +198,25 @@ class LocalBroker:
 
 
 class LocalCluster:
-    """Brokers ``1`` to ``brokers``, from construction (or ``with``) to :meth:`close`.
+    """A cluster of real brokers on this machine, ``1`` to ``brokers``, until :meth:`close`.
 
-    A broker is named by its number or by its id, as in the client's descriptions, which is the
-    number as text: ``cluster.kill(log.describe(topic).partitions[0].leader)``.
+    A broker is named by its number, or by its id, which is the number as text:
+    ``cluster.kill(log.describe(topic).partitions[0].leader)``.
 
-    ``conf``: settings of all brokers, as in a configuration file. ``racks``: the rack of each
-    broker. ``cuttable``: connections between brokers go through relays that can be cut; without
-    them replication is faster. ``folder``: for all files; by default a temporary folder, which is
-    removed at the end. ``places``: where each broker runs; by default on this machine.
+    Args:
+        brokers: The number of brokers.
+        conf: Settings of all brokers, as in a configuration file.
+        racks: The rack of each broker.
+        cuttable: Connect brokers through relays that :meth:`cut` can interrupt. Without relays
+            replication is faster.
+        folder: The folder of all files, by default a temporary one that :meth:`close` removes.
+        places: The place where each broker runs, by default this machine.
+
+    Examples:
+        >>> with isolog.testing.LocalCluster(brokers=1) as cluster:
+        ...     with cluster.connect() as log:
+        ...         len(log.cluster().brokers)
+        1
     """
 
     def __init__(

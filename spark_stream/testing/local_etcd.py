@@ -51,7 +51,11 @@ def etcd_binary() -> str | None:
 
 
 class EtcdMember:
-    """One member. ``endpoint`` is where it serves clients, as ``host:port``."""
+    """A member of a :class:`LocalEtcd`.
+
+    Attributes:
+        endpoint: Its address for clients, ``host:port``.
+    """
 
     def __init__(
         self, name: str, folder: Path, tls: TlsFiles | None = None, place: ProcessPlace = HERE
@@ -131,7 +135,11 @@ class EtcdMember:
 
 
 class LocalEtcd:
-    """A cluster of members, from construction to :meth:`close`. ``members``: in their order."""
+    """A cluster of etcd members on this machine. It needs the program ``etcd``.
+
+    Attributes:
+        members: The members, in their order.
+    """
 
     def __init__(
         self,
@@ -141,14 +149,19 @@ class LocalEtcd:
         places: Sequence[ProcessPlace] = (),
         quota_bytes: int | None = None,
     ) -> None:
-        """``folder``: for their files; by default a temporary one. ``places``: where they run.
+        """Start the members.
 
-        ``quota_bytes``: the size of the database at which etcd takes no changes any more.
-        ``certificates`` returns the files for the member of this name, and for ``client``: then
-        members take only clients with a certificate.
+        Args:
+            members: The number of members.
+            folder: The folder of their files, by default a temporary one that :meth:`close`
+                removes.
+            certificates: A function from the name of a member, or ``client``, to its TLS files.
+                Members then accept only clients with a certificate.
+            places: The place where each member runs, by default this machine.
+            quota_bytes: The size of the database at which etcd accepts no more changes.
 
         Raises:
-            InvalidOption: there is no etcd on this machine, or it does not start.
+            InvalidOption: There is no etcd on this machine, or it does not start.
         """
         binary = etcd_binary()
         if binary is None:

@@ -16,8 +16,16 @@ ADMIN = Operation.ADMIN
 class BrokerDescription(Description, kw_only=False):
     """A broker of a cluster.
 
-    ``state`` is "active", or "leaving" for one that was decommissioned and still has replicas.
-    ``leaders``, ``replicas`` and ``in_sync`` count its partitions: led, kept, and in sync.
+    Attributes:
+        id: The id of the broker.
+        address: Its address for clients, ``host:port``.
+        release: Its release of isolog.
+        rack: Its rack, or None.
+        state: ``"active"``, or ``"leaving"`` for a decommissioned broker that still has replicas.
+        alive: Whether its lease is valid.
+        leaders: The number of partitions that it leads.
+        replicas: The number of its replicas.
+        in_sync: The number of its replicas that are in sync.
     """
 
     id: str
@@ -61,12 +69,18 @@ class Problem(Struct, frozen=True):
 
 
 class ClusterDescription(Description, kw_only=False):
-    """A cluster.
+    """A cluster with its brokers and its problems.
 
-    ``controller`` is the id of the broker that elects leaders. ``without_leader`` counts partitions
-    that nobody can use at the moment, ``under_replicated`` those with replicas that are not in
-    sync, ``moving`` those whose replicas are on their way to other brokers. ``problems``: what is
-    amiss, the worst first; where there is any, `isolog cluster status` ends with exit code 1.
+    Attributes:
+        cluster_id: The id of the cluster.
+        controller: The id of the broker that elects leaders, or None.
+        brokers: The brokers.
+        topics: The number of topics.
+        partitions: The number of partitions.
+        without_leader: The number of partitions without a leader.
+        under_replicated: The number of partitions with replicas that are not in sync.
+        moving: The number of partitions with a move in progress.
+        problems: The problems, the worst first. With any, ``isolog cluster status`` exits with 1.
     """
 
     cluster_id: str
@@ -186,17 +200,33 @@ class RolledBack(Description, kw_only=False):
 
 
 class BrokerStatus(Description, kw_only=False):
-    """The status that a broker reports. ``memory`` is in bytes, without mapped files.
+    """The status that a broker reports.
 
-    ``flight``: the address of its Flight facade, empty without one.
+    Fields that the caller may not see are empty.
 
-    ``checked_ms``: the end of the last check of all segments, in ms since the epoch. Of its
-    replicas, by ``"topic/partition"``: ``damaged``, the first damaged offset, and ``refused``, the
-    code of the last error of those whose logs refuse writes, such as DISK_FULL. ``principal``: that
-    of the caller. Fields that the caller may not see are empty. ``principals``: those that are
-    connected, or that a quota has delayed since the broker started. ``log_bytes``: the stored bytes
-    of its replicas. ``disk_free`` and ``disk_total``: bytes of the disk with its directory.
-    ``rolled_back``: what its replicas removed after failovers since it started, the latest of each.
+    Attributes:
+        version: Its release of isolog.
+        pid: The id of its process.
+        address: Its address for clients, ``host:port``.
+        directory: The directory of its logs.
+        cluster_id: The id of the cluster.
+        topics: The number of topics.
+        partitions: The number of partitions.
+        uptime_s: Seconds since its start.
+        memory: Bytes of memory, without mapped files.
+        broker_id: The id of the broker.
+        flight: The address of its Arrow Flight facade, empty without one.
+        checked_ms: The end of the last scrubbing of all segments, in ms since 1970.
+        damaged: The first damaged offset of its replicas, by ``"topic/partition"``.
+        refused: The code of the last error (such as ``DISK_FULL``) of replicas that refuse writes,
+            by ``"topic/partition"``.
+        principal: The principal of the caller.
+        principals: The connected principals, and those that a quota has delayed since the start.
+        log_bytes: The stored bytes of its replicas.
+        disk_free: The free bytes of the disk with its directory.
+        disk_total: The bytes of that disk.
+        rolled_back: The records that its replicas removed after failovers since the start, the
+            latest of each replica.
     """
 
     version: str

@@ -26,14 +26,28 @@ OPEN_MAX: Final = 100
 
 
 class PartitionDescription(Description, kw_only=False):
-    """A partition as its leader sees it. ``error`` is None unless the partition cannot be used.
+    """A partition as its leader reports it.
 
-    ``leader``, ``replicas`` and ``isr`` are broker ids. A partition that no replica can lead has no
-    leader. ``lag``: how many entries each follower lacks. A move brings ``adding`` and takes
-    ``removing`` away: both are among the ``replicas`` until it ends. A replica is in both if an
-    earlier move was adding it and this move removes it. ``high_watermark`` and
-    ``last_stable_offset`` are None until a new leader has computed them. They, the other offsets,
-    ``size`` and ``open_transactions`` are None where there is an error.
+    Offsets, ``size`` and ``open_transactions`` are None if there is an ``error``.
+
+    Attributes:
+        partition: The number of the partition.
+        leader: The id of the leader, or None if no replica can lead.
+        leader_epoch: The epoch of the leader. Each election increments it.
+        replicas: The ids of the brokers with a replica, the preferred leader first.
+        isr: The ids of the in-sync replicas.
+        log_start_offset: The first offset that can be read.
+        log_end_offset: The offset of the next record.
+        high_watermark: Records below are on all in-sync replicas. None until a new leader has
+            computed it.
+        last_stable_offset: Records below belong to no open transaction.
+        size: The stored bytes.
+        open_transactions: The number of open transactions.
+        lag: The missing entries of each follower.
+        adding: The replicas that a move adds. They are among ``replicas``.
+        removing: The replicas that a move removes. A replica is in both if an earlier move was
+            adding it.
+        error: The reason why the partition cannot be used, or None.
     """
 
     partition: int
@@ -54,10 +68,18 @@ class PartitionDescription(Description, kw_only=False):
 
 
 class TopicDescription(Description, kw_only=False):
-    """A topic with its partitions. ``config`` has every setting, defaults included.
+    """A topic with its partitions.
 
-    ``schema_version``: how often its schema was altered. ``added``: the columns that this added.
-    ``warning``: a risk, such as a single replica on a cluster of several brokers.
+    Attributes:
+        name: The name.
+        id: The id. A topic that is created again under the name has another one.
+        schema: The columns, as an Arrow schema.
+        config: All settings, with defaults.
+        partitions: The partitions, by number.
+        replication_factor: The number of replicas of each partition.
+        schema_version: The number of alterations of the schema.
+        added: The columns that alterations added.
+        warning: A risk, such as a single replica on a cluster of several brokers, or None.
     """
 
     name: str

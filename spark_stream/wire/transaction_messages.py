@@ -40,11 +40,26 @@ class NewProducer(Call[ProducerFacts], name="new-producer", needs=anybody):
 
 
 class TransactionDescription(Description, kw_only=False):
-    """A transactional id with its present or last transaction. Times in ms since the epoch.
+    """A transactional id with its present or last transaction.
 
-    ``state``: empty, open, committing, aborting, committed or aborted. ``number`` is -1 before the
-    first transaction, ``committed_batch`` -1 where no sink's batch was committed. ``principal``:
-    the owner of the id, empty without authentication. ``query_name``: the name of the sink's query.
+    Times are in ms since 1970.
+
+    Attributes:
+        transactional_id: The id.
+        state: ``"empty"``, ``"open"``, ``"committing"``, ``"aborting"``, ``"committed"`` or
+            ``"aborted"``.
+        number: The number of the transaction, -1 before the first one.
+        producer_id: The id of the producer.
+        epoch: The epoch of the producer.
+        query: The id of the sink's query, empty for other producers.
+        branches: The producer ids of its branches: one for a producer, one for each task of a sink.
+        partitions: The partitions that the transaction wrote to.
+        timeout_ms: Milliseconds after which an open transaction is aborted.
+        began_ms: The time at which it started.
+        deadline_ms: The time at which it is aborted.
+        committed_batch: The last committed batch of a sink, else -1.
+        principal: The owner of the id, empty without authentication.
+        query_name: The name of the sink's query.
     """
 
     transactional_id: str

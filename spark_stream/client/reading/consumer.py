@@ -66,30 +66,23 @@ _CUT_PAUSE_MAX_S: Final = 0.5
 
 
 class Consumer(ProcessBound):
-    """A consumer of one or more topics. Use it as a context manager, or call :meth:`close`.
+    """A consumer of one or more topics, for one thread.
 
-    ``batches()`` gives Arrow batches of any topic, ``records()`` the records of default-schema
-    topics. Both wait for more unless ``until="latest"``. ``poll()`` returns the records that are
-    available. Not for use from two threads at once.
+    :meth:`Log.consumer` returns it. Use it as a context manager, or call :meth:`close`.
+    :meth:`batches` yields Arrow batches of any topic, and :meth:`records` the records of topics
+    with Kafka's columns. Both wait for more records unless ``until="latest"``. :meth:`poll` returns
+    the available records. New partitions, and new topics that match a pattern, are read from their
+    first record.
 
-    Topics that match a pattern and are created later are read too, from their first record on.
+    With a ``name`` it continues at the position that was last stored under this name, by
+    :meth:`commit` or by ``commit_position`` of a transactional producer. A new consumer with the
+    name fences the earlier one. With a ``group`` it reads the partitions that the group assigns to
+    it. A record counts as processed when the next one is requested, when :meth:`commit` is called,
+    or when the ``with`` block ends without an exception.
 
-    With a ``name`` it continues at the position that was last stored under that name
-    (:meth:`commit`, or ``commit_position`` of a transactional producer); topics without one, and
-    those that were created again since, begin at ``start``. A new consumer takes the name over: the
-    one that had it can no longer store a position, and gets ConsumerFenced when it tries to, or
-    within a few seconds of iterating.
-
-    With ``group`` it is a member of a group, and reads the partitions that are assigned to it
-    (:mod:`spark_stream.client.reading.group_reader`). A record counts as processed once the next
-    one is asked for, :meth:`commit` is called, or the ``with`` block ends without an exception.
-
-    Partitions that a topic gets later are read from their first record on, wherever the consumer
-    started; so is a partition without a stored position, if its topic has one in another.
-
-    ``on_loss``: records that retention removed before they were read, or that a failover removed
-    after, are an error (``fail``: OffsetEvicted, DataLoss), or the consumer logs a warning and
-    continues with what is left (``continue``).
+    With ``on_loss="fail"`` records that retention removed before they were read raise
+    OffsetEvicted, and records that a failover removed afterwards raise DataLoss. With
+    ``"continue"`` the consumer logs a warning and continues with the next remaining record.
     """
 
     def __init__(
@@ -191,15 +184,30 @@ class Consumer(ProcessBound):
         return self._closed.is_set()
 
     def records(self, until: str | None = None, timeout: float | None = None) -> Iterator[Record]:
-        """Yield records as they come; with ``until="latest"`` up to the isolation's present bound.
+        """Yield records as they arrive. The position moves past a record when it is yielded.
 
-        With a ``timeout`` it ends once no record came for that many seconds; with 0, at once. The
-        position moves past a record once it is yielded.
+        Args:
+            until: ``"latest"``: end at the present bound of the isolation level.
+            timeout: Seconds without a record after which the iteration ends.
+
+        Yields:
+            The records of each partition, in the order of their offsets.
 
         Raises:
-            InvalidOption: ``until`` or ``timeout`` has a value that it does not take.
-            InvalidRequest: the consumer is closed.
-            SchemaMismatch: a topic is typed (use :meth:`batches`).
+            InvalidOption: The value of ``until`` or ``timeout`` is not allowed.
+            InvalidRequest: The consumer is closed.
+            SchemaMismatch: A topic is typed. Use :meth:`batches`.
+            OffsetEvicted: Unread records were removed by retention or a trim.
+            DataLoss: Records that were read were removed by a failover.
+            ConsumerFenced: Another consumer has taken the name over.
+
+        Examples:
+            >>> topic = log.create_topic("letters")
+            >>> with log.producer() as producer:
+            ...     futures = [producer.send("letters", value) for value in "abc"]
+            >>> with log.consumer("letters") as consumer:
+            ...     [record.value for record in consumer.records(until="latest")]
+            [b'a', b'b', b'c']
         """
         for key, fetched in self._fetched(self.record_views(), until, timeout):
             yield from self.records_of(key, fetched)
@@ -207,23 +215,44 @@ class Consumer(ProcessBound):
     def batches(
         self, until: str | None = None, timeout: float | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of one partition each, as they come; otherwise as :meth:`records`."""
+        """Yield Arrow batches as they arrive, each with records of one partition.
+
+        Args:
+            until: ``"latest"``: end at the present bound of the isolation level.
+            timeout: Seconds without a record after which the iteration ends.
+
+        Yields:
+            Batches of at least one row, with the columns of their topic.
+
+        Raises:
+            InvalidOption: The value of ``until`` or ``timeout`` is not allowed.
+            InvalidRequest: The consumer is closed.
+            OffsetEvicted: Unread records were removed by retention or a trim.
+            DataLoss: Records that were read were removed by a failover.
+            ConsumerFenced: Another consumer has taken the name over.
+        """
         for key, fetched in self._fetched(self.batch_views(), until, timeout):
             batch = self.batch_of(key, fetched)
             if batch.num_rows:
                 yield batch
 
     def poll(self, timeout: float | None = 0.0, max_records: int = RECORDS_MAX) -> list[Record]:
-        """Return the next records, or an empty list if none came within ``timeout`` seconds.
+        """Return the next records of one partition, or an empty list.
 
-        They are of one partition, and ``max_records`` at most: a poll waits for the first of them,
-        not for more. The position moves past them. Between polls the consumer keeps fetching ahead.
-        With ``timeout=None`` it waits without end.
+        Between polls the consumer continues to fetch. The first records of a new consumer take a
+        moment, so give a ``timeout``.
+
+        Args:
+            timeout: Seconds to wait for the first record. None waits without a limit.
+            max_records: The greatest number of records.
+
+        Returns:
+            At most ``max_records`` records. The position moves past them.
 
         Raises:
-            InvalidOption: ``timeout`` or ``max_records`` has a value that it does not take.
-            InvalidRequest: the consumer is closed.
-            SchemaMismatch: a topic is typed (use :meth:`batches`).
+            InvalidOption: The value of ``timeout`` or ``max_records`` is not allowed.
+            InvalidRequest: The consumer is closed.
+            SchemaMismatch: A topic is typed. Use :meth:`batches`.
         """
         patience, records_max = Patience(timeout), checked_records_max(max_records)
         found: list[Record] = []
@@ -305,17 +334,28 @@ class Consumer(ProcessBound):
     # -- where it is ------------------------------------------------------------------------------
 
     def position(self) -> dict[Key, int]:
-        """Return ``{(topic, partition): offset}`` of the next record of each partition."""
+        """Return ``{(topic, partition): offset}`` with the offset of the next record."""
         return dict(self._position)
 
     def commit(self) -> None:
-        """Store the position under the name, or the group's: the next consumer continues there.
+        """Store the position under the name or the group. The next consumer continues there.
 
         Raises:
-            InvalidOption: the consumer has no name, and is in no group.
-            ConsumerFenced: another consumer has taken over the name, or a partition.
-            UnknownTopic: a topic was deleted. The positions in the other topics are stored.
-            InvalidRequest: the consumer is closed.
+            InvalidOption: The consumer has no name and no group.
+            ConsumerFenced: Another consumer has taken the name or a partition over.
+            UnknownTopic: A topic was deleted. The positions in the other topics are stored.
+            InvalidRequest: The consumer is closed.
+
+        Examples:
+            >>> topic = log.create_topic("tasks")
+            >>> with log.producer() as producer:
+            ...     futures = [producer.send("tasks", value) for value in ("one", "two")]
+            >>> with log.consumer("tasks", name="worker") as consumer:
+            ...     first = next(consumer.records())
+            ...     consumer.commit()
+            >>> with log.consumer("tasks", name="worker") as consumer:
+            ...     [record.value for record in consumer.records(until="latest")]
+            [b'two']
         """
         self._check_open()
         keeper = self._keeper or self._refuse_storing()
@@ -367,17 +407,17 @@ class Consumer(ProcessBound):
         )
 
     def seek(self, position: Target) -> None:
-        """Go on from ``"earliest"``, ``"latest"``, a datetime, or the place of each partition.
+        """Move the position. The next record is read from there.
 
-        A place is an offset or a datetime, which means the first record at or after it, or the end
-        if the partition has no later record. ``"committed"``: from the stored position, as after a
-        transaction that was aborted. Without a stored position this is the consumer's first one.
-        Partitions that are not named stay where they are. A member of a group receives its
-        partitions first.
+        Args:
+            position: ``"earliest"``, ``"latest"``, a datetime, ``"committed"`` (the stored
+                position, or the first one without a stored position), or ``{(topic, partition):
+                offset or datetime}``. A datetime means the first record at or after it. Partitions
+                that are not named keep their position.
 
         Raises:
-            InvalidOption: the position has a form, a partition or an offset that is not taken.
-            InvalidRequest: the consumer is closed, or the group has assigned no partition to it.
+            InvalidOption: The form, a partition or an offset of the position is not valid.
+            InvalidRequest: The consumer is closed, or the group has assigned no partition to it.
         """
         self._check_open()
         if self._member is not None and not self._position and position != "committed":
@@ -422,10 +462,10 @@ class Consumer(ProcessBound):
         self._stop_feed()
 
     def close(self) -> None:
-        """Stop the fetches; running iterators end. A member of a group leaves it.
+        """Stop fetching and end running iterators. A member of a group leaves it.
 
-        It stores its positions before, up to the last record after which another was asked for.
-        In a forked child, and after the end of the program, this does nothing.
+        A member with ``auto_commit`` stores its positions first, up to the last processed record.
+        In a forked child, and after the end of the program, this has no effect.
         """
         if self._connection.lifetime.is_over:
             return

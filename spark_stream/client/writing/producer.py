@@ -83,21 +83,25 @@ class Positioned(Protocol):
 
 
 class Producer(ProcessBound):
-    """A producer, for any thread. Use it as a context manager, or call :meth:`close`.
+    """An idempotent producer, for any thread. Use it as a context manager, or call :meth:`close`.
 
-    A producer that is dropped without either still sends what it has taken, and logs a failure as a
-    warning. So does a program that ends, for up to ten seconds. It aborts open transactions.
+    :meth:`Log.producer` returns it. Each batch has the id of the producer and a sequence number, so
+    a retry never writes a duplicate. A producer that is dropped without :meth:`close` sends its
+    pending records and logs a failure as a warning. A program that ends does the same, for up to
+    ten seconds.
 
-    ``isolation``: with ``read_uncommitted`` records are acknowledged when the leader has appended
-    them, with ``read_committed`` when they are below the high watermark. ``linger_ms``: how long a
-    record waits for others (with 0, records that come while the sender is busy are still batched).
-    ``batch_bytes``: a batch of this size is sent at once. ``buffer_bytes``: how much may be
-    unacknowledged before a caller has to wait. ``timeout_ms``: how long an acknowledgement may
-    take, retries included, before the outcome counts as unknown, and how long a caller waits for
-    room. ``branch``: write under this identity, in its transaction.
+    Args:
+        isolation: ``"read_uncommitted"``: records are acknowledged when the leader has appended
+            them. ``"read_committed"``: when they are below the high watermark.
+        linger_ms: Milliseconds that a record waits for others. With 0, records that arrive while an
+            earlier batch is in progress are still sent together.
+        batch_bytes: The size at which a batch is sent immediately.
+        buffer_bytes: Unacknowledged bytes at which a caller waits.
+        timeout_ms: Milliseconds until the outcome of an unacknowledged record is unknown, retries
+            included, and the longest wait of a caller for room in the buffer.
 
     Raises:
-        InvalidOption: one of these has an invalid value.
+        InvalidOption: The value of a setting is not allowed.
     """
 
     def __init__(
@@ -144,18 +148,34 @@ class Producer(ProcessBound):
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[Written]:
-        """Send one record to a default-schema topic.
+        """Send one record to a topic with Kafka's columns.
 
-        ``timestamp``: an int, in milliseconds since 1970, or a datetime, which is in UTC if it has
-        no zone (for now, ``datetime.now(UTC)``); now if it is left out. A key decides the partition
-        unless ``partition`` does. ``headers``: a mapping of names to bytes, or a list of
-        ``(name, bytes)``. Text is sent as UTF-8.
+        The future has the error if the record is refused.
 
-        An error in the record is reported by the future.
+        Args:
+            topic: The name of the topic.
+            value: The value. Text is encoded as UTF-8.
+            key: The key. Records with equal keys go to one partition.
+            headers: A mapping of names to bytes, or a list of ``(name, bytes)``.
+            partition: The partition, by default that of the key. Records without a key go to the
+                partitions in turn.
+            timestamp: Milliseconds since 1970, or a datetime (in UTC if it has no zone), by default
+                the present time.
+
+        Returns:
+            A future of the acknowledgement.
 
         Raises:
-            TypeError: value or key is neither bytes, str nor None.
-            BufferFull: no room in the buffer within the timeout.
+            TypeError: The value or the key is neither bytes, str nor None.
+            BufferFull: The buffer had no room for ``timeout_ms``.
+
+        Examples:
+            >>> topic = log.create_topic("clicks", partitions=3)
+            >>> with log.producer() as producer:
+            ...     future = producer.send("clicks", b"home", key=b"user-1", headers={"v": b"1"})
+            >>> written = future.result()
+            >>> written.topic, written.count
+            ('clicks', 1)
         """
         # Most records are simple, and there are many: this path is short.
         if not isinstance(value, bytes):
@@ -200,24 +220,35 @@ class Producer(ProcessBound):
         partition: int | None = None,
         key: str | Sequence[str] | None = None,
     ) -> Future[Written]:
-        """Append an Arrow batch, or a table as one batch, with the topic's columns.
+        """Append an Arrow batch or table, or a data frame, without a loop over its rows.
 
-        A data frame of pandas, polars or any library with Arrow's C interface is accepted as well;
-        its columns are cast to the topic's types if that changes no value. Categories become their
-        values, and sparse columns of pandas become dense.
+        Columns are cast to the types of the topic if no value changes. Categories become their
+        values, and sparse columns of pandas become dense. Records with equal keys go to one
+        partition, in their order. The future has the error if the batch is refused.
 
-        ``partition`` places all records of the batch. Without it their key decides: in a
-        default-schema topic the column ``key``, in a typed one the columns of the topic's setting
-        ``partition.by``, or else the column or columns ``key``. Records with equal keys go to one
-        partition, in their order. Records without a key go to the partitions in turn, those of a
-        batch together. In a default-schema topic the columns ``key``, ``headers`` and ``timestamp``
-        may be left out.
+        Args:
+            topic: The name of the topic.
+            batch: A ``pyarrow.RecordBatch`` or ``pyarrow.Table``, or a data frame of pandas, polars
+                or another library with Arrow's C interface. In a topic with Kafka's columns
+                ``key``, ``headers`` and ``timestamp`` may be missing.
+            partition: The partition of all records. By default the key decides. Batches without a
+                key go to the partitions in turn.
+            key: The key column or columns of a typed topic without the setting ``partition.by``.
 
-        An error in the batch, or in ``key``, is reported by the future.
+        Returns:
+            A future of the acknowledgement.
 
         Raises:
-            TypeError: ``batch`` is neither Arrow data nor a data frame; ``key`` is no text.
-            BufferFull: no room in the buffer within the timeout.
+            TypeError: ``batch`` is neither Arrow data nor a data frame, or ``key`` is not text.
+            BufferFull: The buffer had no room for ``timeout_ms``.
+
+        Examples:
+            >>> topic = log.create_topic("sales", schema="shop string, total double", partitions=4)
+            >>> rows = pa.table({"shop": ["a", "b", "a"], "total": [1.0, 2.0, 3.0]})
+            >>> with log.producer() as producer:
+            ...     written = producer.append("sales", rows, key="shop").result()
+            >>> written.count
+            3
         """
         asked = as_columns(key)
         try:
@@ -314,13 +345,16 @@ class Producer(ProcessBound):
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent before is settled; raise the first error among it.
+        """Wait until all earlier records are acknowledged or have failed. Raise the first error.
 
-        An error that was taken from its future (``result()``, ``exception()``) is not raised again:
-        not here, and not at the end of the ``with`` block.
+        An error that was read from its future is not raised again.
+
+        Args:
+            timeout: Seconds to wait, by default without a limit.
 
         Raises:
-            TimeoutError: not all was settled within ``timeout`` seconds.
+            TimeoutError: Records are still pending after ``timeout``.
+            IsologError: The first failure of a record.
         """
         self._sender.flush(timeout)
 

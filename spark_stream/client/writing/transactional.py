@@ -62,15 +62,27 @@ _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
 
 class TransactionalProducer(Producer):
-    """A producer of transactions, under an id that one producer at a time may have.
+    """A producer whose records become visible together, or not at all.
 
-    A new one takes the id over: a producer that had it is fenced, and its open transaction aborted.
-    ``transaction_timeout_ms``: a transaction that is open for longer is aborted by the broker. The
-    other settings are those of :class:`Producer`. Writes may come from any thread, but none may be
-    under way when a transaction is ended: it may land in the next one.
+    :meth:`Log.producer` with a ``transactional_id`` returns it. A new producer with the same id
+    fences the earlier one and aborts its open transaction. Any thread may write, but no write may
+    be in progress when the transaction ends.
+
+    Args:
+        transactional_id: The id, 1 to 255 characters.
+        transaction_timeout_ms: Milliseconds after which the broker aborts an open transaction.
+        settings: The settings of :class:`Producer`.
 
     Raises:
-        InvalidOption: a setting, or the id, is invalid.
+        InvalidOption: A setting or the id is not valid.
+
+    Examples:
+        >>> topic = log.create_topic("payments")
+        >>> with log.producer(transactional_id="loader") as producer:
+        ...     with producer.transaction():  # commits; an exception aborts
+        ...         written = producer.send("payments", b"10 EUR")
+        >>> log.read("payments", isolation="read_committed").num_rows
+        1
     """
 
     def __init__(
@@ -125,11 +137,11 @@ class TransactionalProducer(Producer):
         partition: int | None = None,
         timestamp: int | datetime | None = None,
     ) -> Future[Written]:
-        """Send a record as :meth:`Producer.send` does, in the open transaction.
+        """Send a record in the open transaction. The arguments are those of :meth:`Producer.send`.
 
         Raises:
-            InvalidTransaction: no transaction is open.
-            ProducerFenced: another producer has taken the id over.
+            InvalidTransaction: No transaction is open.
+            ProducerFenced: Another producer has taken the id over.
         """
         self._writable("a write")
         return super().send(
@@ -143,11 +155,11 @@ class TransactionalProducer(Producer):
         partition: int | None = None,
         key: str | Sequence[str] | None = None,
     ) -> Future[Written]:
-        """Append as :meth:`Producer.append` does, in the open transaction: all rows or none.
+        """Append a batch in the open transaction. Arguments are those of :meth:`Producer.append`.
 
         Raises:
-            InvalidTransaction: no transaction is open.
-            ProducerFenced: another producer has taken the id over.
+            InvalidTransaction: No transaction is open.
+            ProducerFenced: Another producer has taken the id over.
         """
         self._writable("a write")
         return super().append(topic, batch, partition, key)
@@ -155,15 +167,15 @@ class TransactionalProducer(Producer):
     # -- transactions ---------------------------------------------------------------------------
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Return a ``with`` block in a transaction: commit at its end, abort on an exception."""
+        """Return a context manager for a transaction: it commits, or aborts after an exception."""
         return _TransactionBlock(self)
 
     def begin_transaction(self) -> None:
-        """Begin a transaction; what is written from now on belongs to it.
+        """Begin a transaction. Later writes belong to it.
 
         Raises:
-            InvalidTransaction: one is open already.
-            ProducerFenced: another producer has taken the id over.
+            InvalidTransaction: A transaction is open already.
+            ProducerFenced: Another producer has taken the id over.
         """
         with self._deciding:
             self._check_usable()
@@ -182,19 +194,21 @@ class TransactionalProducer(Producer):
             self._sender.write_as(*author_of(self._branch))
 
     def commit_transaction(self) -> None:
-        """Commit; when it returns, the next read_committed read sees everything of it.
+        """Commit the transaction. Later ``read_committed`` reads see all of it.
 
         Raises:
-            TransactionAborted: a write failed (it is the error's cause), it timed out, or an
-                operator aborted it. Nothing of it is visible; another transaction can begin.
-            ProducerFenced: another producer has taken the id over. Nothing of it is visible, unless
-                an earlier call of this commit got no answer: then look for its records.
-            ConsumerFenced: a consumer whose position was to be stored has lost its name to another.
+            TransactionAborted: A write failed (the cause of the error), the transaction timed out,
+                or an operator aborted it. Nothing of it is visible, and another transaction can
+                begin.
+            ProducerFenced: Another producer has taken the id over. Nothing of the transaction is
+                visible, unless an earlier call of this commit got no answer. Then look for its
+                records.
+            ConsumerFenced: A consumer whose position belongs to the transaction has lost its name.
                 The transaction is aborted.
-            UnknownTopic: a topic that the transaction wrote to was deleted since. The transaction
-                is aborted.
-            InvalidTransaction: none is open.
-            BrokerUnavailable, RequestTimeout: the outcome is unknown: commit again.
+            UnknownTopic: A topic of the transaction was deleted. The transaction is aborted.
+            InvalidTransaction: No transaction is open.
+            BrokerUnavailable: The outcome is unknown. Commit again.
+            RequestTimeout: The outcome is unknown. Commit again.
         """
         with self._deciding:
             branch = self._opened("a commit")
@@ -217,26 +231,46 @@ class TransactionalProducer(Producer):
             self._over(branch)
 
     def abort_transaction(self) -> None:
-        """Abort the transaction. Unacknowledged writes fail with TransactionAborted.
+        """Abort the transaction. Its unacknowledged writes fail with TransactionAborted.
 
         Raises:
-            InvalidTransaction: none is open, or it is committed (the answer was lost).
-            ProducerFenced: another producer has taken the id over; the transaction is aborted.
-            BrokerUnavailable, RequestTimeout: no broker answers: abort again.
+            InvalidTransaction: No transaction is open, or it was committed and the answer was lost.
+            ProducerFenced: Another producer has taken the id over. The transaction is aborted.
+            BrokerUnavailable: No broker answers. Abort again.
+            RequestTimeout: No broker answers in time. Abort again.
         """
         with self._deciding:
             self._abort(self._opened("an abort"))
 
     def commit_position(self, consumer: Positioned) -> None:
-        """Store the consumer's present position if, and when, the transaction commits.
+        """Store the position of a consumer if and when the transaction commits.
 
-        After a transaction that was aborted, ``consumer.seek("committed")`` goes back to it.
+        After an aborted transaction ``consumer.seek("committed")`` returns to the stored position.
+
+        Args:
+            consumer: A consumer with a name, or a member of a group without ``auto_commit``.
 
         Raises:
-            InvalidOption: the consumer has no name and no group, or is of another log, or stores
-                its positions by itself.
-            InvalidTransaction: none is open.
-            ProducerFenced, ConsumerFenced: the id, or the consumer's name, was taken over.
+            InvalidOption: The consumer has no name and no group, reads another log, or stores its
+                positions automatically.
+            InvalidTransaction: No transaction is open.
+            ProducerFenced: Another producer has taken the id over.
+            ConsumerFenced: Another consumer has taken the name or a partition over.
+
+        Examples:
+            >>> source, target = log.create_topic("raw"), log.create_topic("copies")
+            >>> with log.producer() as producer:
+            ...     written = producer.send("raw", b"one")
+            >>> with (
+            ...     log.producer(transactional_id="copier") as producer,
+            ...     log.consumer("raw", isolation="read_committed", name="copier") as consumer,
+            ... ):
+            ...     for record in consumer.records(until="latest"):
+            ...         with producer.transaction():
+            ...             copied = producer.send("copies", record.value)
+            ...             producer.commit_position(consumer)
+            >>> log.read("copies", isolation="read_committed").num_rows
+            1
         """
         with self._deciding:
             self._writable("a position")
