@@ -165,7 +165,7 @@ class SimulatedAppends:
             if not (yield from self._is_through(place)):
                 wait = self._core.hold(place)
                 self._set_timer()
-                place.work.held.appends.call_when_free(self._resume, partition, wait)
+                place.work.held.appends.notify_when_free(self._resume, partition, wait)
                 return
             place = self._core.through(place)
             self._go_on()

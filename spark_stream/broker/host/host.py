@@ -461,7 +461,9 @@ class Host:
             record = found.record
             me = Member(self.broker_id, generation)
             partition.role.trim(record.trimmed)
-            partition.following.report_what_is_forced(moves=bool(record.adding or record.removing))
+            partition.following.force_before_reports(
+                is_moving=bool(record.adding or record.removing)
+            )
             if election.leads(record, me):
                 self._links.unfollow(partition.id)
                 if self._links.may_lead_at(partition.id) > self._clock.monotonic():

@@ -175,7 +175,7 @@ class Withdrawals:
             for partition in led:
                 partition.role.end_hand_over()
             for partition in left:
-                partition.fitness.put_off()
+                partition.fitness.postpone()
         return {each for each in led if id_of(each) in resigned}
 
     def _takes_writes(self, partition: Partition) -> bool:

@@ -1,14 +1,14 @@
 """Appends to one partition: inspect and encode without the lock, judge and append under it.
 
-Order of steps: the core judges the batch, the log takes it, the core applies its entry and
-publishes the new bounds, the append is acknowledged, and then the reads that it satisfies are
-woken.
+Order of steps: the core judges the batch (a duplicate is not appended again), the log appends it,
+the core applies its entry and publishes the new bounds, the append is acknowledged, and then the
+reads that it satisfies are woken.
 
-Inspection finds the bad records of whole batches at once, never row by row. A batch comes from the
-wire, so nothing in its buffers is believed before Arrow has validated it.
+Inspection finds the bad records of a whole batch with vectorised checks, never row by row. A batch
+comes from the wire, so its buffers are not trusted before Arrow has validated them.
 
-Time: what ages (entries, producers) goes by the steady clock; only the timestamps of records are
-the wall clock's.
+Time: the age of entries and producers is measured by the steady clock. Only the timestamps of
+records come from the wall clock.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class Appends:
         self._state = state
 
     def prepare(self, batch: pa.RecordBatch, stamp: Stamp | None) -> Candidate:
-        """Inspect and encode a message: all of it, or the records before its first bad one.
+        """Inspect and encode a message, or the records before its first bad one.
 
-        In a transaction it is all or nothing.
+        In a transaction, a message with a bad record is dropped as a whole.
 
         Raises:
-            BatchTooLarge, InvalidRecord: nothing of the message can be taken.
+            BatchTooLarge, InvalidRecord: the message is bad as a whole.
         """
         log_format = self._state.log.format
         verdict = inspected(batch, log_format.required, log_format.settings.max_record_bytes)
@@ -107,16 +107,16 @@ class Appends:
         isolation: Isolation,
         patience_s: float = -1,
     ) -> Taken | None:
-        """Judge and append a message. A batch that is in the log already is not appended again.
+        """Check and append a message. A duplicate is acknowledged but not appended again.
 
-        Return None, with nothing done, if the lock was not free within ``patience_s`` (negative: no
+        Return None, without any effect, if the lock is not free within ``patience_s`` (negative: no
         limit).
 
         Raises:
-            DiskFull, StorageFailure: nothing was kept. The detail ``others_in_sync`` is true if the
-                partition has other in-sync replicas, so that one of them may lead soon.
+            DiskFull, StorageFailure: no record was stored. The detail ``others_in_sync`` is true if
+                the partition has other in-sync replicas, so that one of them may lead soon.
             ProducerFenced, OutOfOrderSequence, InvalidTransaction: the stamp does not fit.
-            NotLeader, NotEnoughReplicas: it cannot be appended here, or not now.
+            NotLeader, NotEnoughReplicas: this replica cannot append, or cannot append now.
             BrokerStopping, UnknownTopic: the partition is closed.
         """
         state = self._state
@@ -142,34 +142,32 @@ class Appends:
         return Taken(done, pending, woken)
 
     def await_acknowledgement(self, taken: Taken, timeout_s: float | None) -> None:
-        """Wait until the append is as safe as it asked to be.
+        """Wait for the append's acknowledgement.
 
         Raises:
-            UnknownOutcome: it is not so in time; the records stay, and may still become so.
-            BrokerStopping, UnknownTopic, NotLeader: the partition was closed meanwhile.
+            UnknownOutcome: the timeout passed. The records stay in the log and may still be
+                replicated.
+            BrokerStopping, UnknownTopic, NotLeader: the partition was closed during the wait.
         """
         state, pending, done = self._state, taken.pending, taken.appended
         if pending is None or pending.wait(timeout_s):
             return
-        state.lock.do_soon(self._give_up, pending.ticket)  # others may hold it for long
+        state.lock.run_soon(self._give_up, pending.ticket)  # the lock may be held for long
         raise unknown_outcome(done, state.topic, state.number, "were not replicated in time")
 
     def _give_up(self, ticket: int) -> tuple[WakeUp, ...]:
         self._state.core.give_up(ticket)
-        self._state.callers.remove(ticket)
+        self._state.waiters.remove(ticket)
         return ()
 
-    def call_when_free(self, wake: Callable[[*Ts], None], *args: *Ts) -> None:
-        """Call ``wake(*args)`` once no other thread holds the partition. Never wait."""
-        self._state.lock.do_soon(_woken, partial(wake, *args))
+    def notify_when_free(self, wake: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call ``wake(*args)`` once no other thread holds the partition's lock. Never block."""
+        self._state.lock.run_soon(_woken, partial(wake, *args))
 
     def _judge_and_append(
         self, prepared: Prepared | None, stamp: Stamp | None
     ) -> tuple[Appended, Effects]:
-        """Judge and append a batch, or None for a message with no good record.
-
-        The caller holds the lock.
-        """
+        """Judge and append a batch (None: the message has no good record), under the lock."""
         state, core, now = self._state, self._state.core, self._state.clock.steady_us()
         end = core.bounds_state.log_end
         records = 0 if prepared is None else prepared.records
@@ -183,7 +181,7 @@ class Appends:
                     raise _of_stamp(state.name, stamp, RefusedBatch(Wrong.OTHER_BATCH, expected))
                 return Appended(verdict.offset, verdict.count, duplicate=True), []
             if isinstance(verdict, RefusedBatch):
-                if prepared is None:  # its own error says more
+                if prepared is None:  # the error of its bad record is more useful
                     return Appended(end.offset, 0), []
                 raise _of_stamp(state.name, stamp, verdict)
         if prepared is None:
@@ -200,14 +198,14 @@ class Appends:
             raise
         entry = prepared.entry_at(end, core.leader_epoch, now, writer)
         effects = core.apply(entry)
-        state.sessions.give_batch(entry, prepared.message)
+        state.sessions.add_batch(entry, prepared.message)
         state.traffic.appended.add(1, records, prepared.message.size)
         return Appended(end.offset, records), effects
 
     def _is_stored(self, stored: Duplicate, prepared: Prepared | None) -> bool:
         """Return whether the log has the records of a batch, perhaps in another encoding.
 
-        The topic's schema or compression may have changed since the first time.
+        The topic's schema or compression may have changed since the first append.
         """
         if prepared is None:
             return False
@@ -225,10 +223,10 @@ class Appends:
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int
     ) -> Acknowledgement | None:
-        ticket = self._state.callers.new_number()
+        ticket = self._state.waiters.new_number()
         if self._state.core.acknowledge(ticket, stamp, isolation, last_offset):
             return None
-        return self._state.callers.add_append(ticket)
+        return self._state.waiters.add_append(ticket)
 
     def _too_many_producers(self) -> BrokerBusy:
         return BrokerBusy(
@@ -244,8 +242,9 @@ class Appends:
         members = () if progress is None else progress.record.isr
         needed = state.log.format.settings.min_insync_replicas
         return NotEnoughReplicas(
-            f"{state.name}: the ISR is only {', '.join(each.broker for each in members)}, and"
-            f" min.insync.replicas is {needed}; nothing was appended",
+            f"{state.name}: the ISR has {len(members)} of the {needed} members that"
+            f" min.insync.replicas requires ({', '.join(each.broker for each in members)});"
+            " no record was appended",
             topic=state.topic,
             partition=state.number,
         )
@@ -260,20 +259,20 @@ def _in_transaction(stamp: Stamp | None) -> bool:
 
 
 def _of_stamp(partition: str, stamp: Stamp, refused: RefusedBatch) -> IsologError:
-    """Return the error for a batch that is refused because of its producer, epoch or sequence."""
+    """Return the error for a batch with a wrong producer, epoch or sequence."""
     where = f"{partition}: producer {stamp.producer_id}"
     if refused.wrong is Wrong.FENCED:
-        return ProducerFenced(f"{where}: epoch {stamp.epoch} is over, a higher one was seen")
+        return ProducerFenced(f"{where}: epoch {stamp.epoch} is fenced by a higher epoch")
     if refused.wrong is Wrong.ENDED:
         return InvalidTransaction(f"{where}: its transaction of epoch {stamp.epoch} has ended")
     if refused.wrong is Wrong.OUTSIDE:
-        return InvalidTransaction(f"{where} has a transaction open and writes outside of it")
+        return InvalidTransaction(f"{where} has an open transaction and writes outside of it")
     if refused.wrong is Wrong.ANOTHER:
-        return InvalidTransaction(f"{where} has another transaction open, or wrote outside of any")
+        return InvalidTransaction(f"{where} has another open transaction, or wrote outside of any")
     reasons = {
-        Wrong.GAP: "a batch before it is missing",
-        Wrong.TOO_OLD: "it is too old to tell whether it was appended",
-        Wrong.OTHER_BATCH: "that sequence was another batch's",
+        Wrong.GAP: "an earlier batch is missing",
+        Wrong.TOO_OLD: "the batch is too old to be recognised as a duplicate",
+        Wrong.OTHER_BATCH: "the sequence belongs to another batch",
     }
     return OutOfOrderSequence(
         f"{where}: sequence {stamp.sequence} instead of {refused.expected}:"
@@ -286,14 +285,13 @@ def _of_stamp(partition: str, stamp: Stamp, refused: RefusedBatch) -> IsologErro
 def inspected(
     batch: pa.RecordBatch, required: tuple[pa.Field, ...], record_bytes_max: int
 ) -> Admission:
-    """Return the verdict on a batch that has the topic's columns.
+    """Inspect a batch that has the topic's columns. Return the admitted rows and the first flaw.
 
-    ``required``: the columns that take no nulls, or may have a field within that takes none.
+    ``required`` are the columns that are not nullable or have a nested field that is not.
 
     Raises:
         InvalidRecord: the buffers do not hold such a batch.
-        BatchTooLarge: the batch has more bytes or rows than a message may have; it is not
-            inspected.
+        BatchTooLarge: the batch has more bytes or rows than a message may have.
     """
     try:
         batch.validate()
@@ -316,7 +314,7 @@ def inspected(
     for field in required:
         null = first_null(batch.column(field.name), field, field.name)
         flaws += [Flaw(null[0], Reason.NULL_VALUE, column=null[1])] if null else []
-    # Most batches need no look at each record: none can be too large.
+    # Most batches are so small that none of their records can be too large.
     if size * _COUNTED_PER_STORED_MAX > record_bytes_max < bytes_at_most(batch):
         found = first_too_large(record_sizes(batch), record_bytes_max)
         flaws += [found] if found else []
@@ -331,7 +329,7 @@ def refusal(
     *,
     in_transaction: bool = False,
 ) -> IsologError:
-    """Return the error that reports a flaw: how many records before it stay, and where."""
+    """Return the error for a flaw, with the number and the offsets of the records before it."""
     where = f"record {flaw.row} of the message"
     tail, hint = _remains(kept, offset, in_transaction)
     details: dict[str, Any] = {"kept": kept, "offset": offset if kept else None, "record": flaw.row}
@@ -357,18 +355,18 @@ def refusal(
 
 
 def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, str | None]:
-    """Return what stays of a refused message, and a hint (None: the error has its own)."""
+    """Describe the stored part of a refused message. Return it with a hint (None: the default)."""
     if in_transaction:
         return (
-            "; nothing of the message is kept, for it is part of a transaction",
-            "Abort the transaction; mend or drop the record, and write all of it again.",
+            "; no record of the message is kept, because it is part of a transaction",
+            "Abort the transaction, correct or drop the record, and write everything again.",
         )
     if not kept:
         return "; no record of the message is kept", None
     stays = "record before it is" if kept == 1 else "records before it are"
     at = f", at offset{'s' if kept > 1 else ''} {offset}"
     at += f" to {offset + kept - 1}" if offset is not None and kept > 1 else ""
-    hint = "Mend or drop the record; those before it in its message are kept."
+    hint = "Correct or drop the record. The records before it in its message are kept."
     return f"; the {kept} {stays} kept{at if offset is not None else ''}", hint
 
 
@@ -385,10 +383,10 @@ def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:
 
 
 def _first_invalid_row(array: pa.Array) -> int | None:
-    """Find the first invalid row of an array. Values that no row refers to are not looked at.
+    """Find the first invalid row of an array, ignoring values that no row refers to.
 
-    Arrow validates the children of a list as a whole, also for a slice of it: so the search goes
-    down to the arrays that have no children.
+    Arrow validates the children of a list as a whole, even for a slice of the list. So the search
+    descends to the arrays without children.
     """
     if _valid(array):
         return None

@@ -1,21 +1,21 @@
 """One replica of a partition in this broker, for any thread.
 
-**Invariant.** The core (``consistency.partition.replica``) knows exactly the entries of the log
-that were written whole, whenever the lock is free. What it publishes (``bounds_state``) is one
-value that never changes: readers take it without the lock.
+**Invariant.** Whenever the lock is free, the core (``consistency.partition.replica``) has exactly
+the completely written entries of the log. It publishes its bounds as one immutable value
+(``bounds_state``), which readers use without the lock.
 
 **Lock.** Each replica has one lock. It guards core, log, role, waiters and sessions together. A
-batch is inspected, encoded and checksummed before the lock is taken; nobody waits, and no reader is
-woken, while it is held. Work that must not wait for it is left to its holder
-(``waiters``). What is called back under the lock (``moved``, ``proposed``, ``news``) only
-notes something.
+batch is inspected, encoded and checksummed before the lock is taken. No thread waits for an
+acknowledgement, and no reader is woken, while it holds the lock. Threads that must not wait for the
+lock queue their work at it (``waiters``). The callbacks under the lock (``moved``, ``proposed``,
+``news``) only record facts.
 
 **Order of effects.** The core judges, the log is written, the core applies the entries and
-publishes the new bounds, its effects are carried out (proposals noted, followers notified), the
+publishes the new bounds, its effects are carried out (proposals recorded, followers notified), the
 lock is released, and then appends are acknowledged and reads woken.
 
-Its parts work over one :class:`~spark_stream.broker.partition.state.PartitionState`; the package
-lists them.
+The package lists its parts, which share one
+:class:`~spark_stream.broker.partition.state.PartitionState`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spark_stream.broker.partition.replication import Followed, FollowerRole, Fo
 from spark_stream.broker.partition.sessions import MemoryRoom, Recent, Sessions
 from spark_stream.broker.partition.state import Fitness, PartitionState, ReplicaRole, Role
 from spark_stream.broker.partition.transactions import PartitionTransactions
-from spark_stream.broker.partition.waiters import Appended, Callers, WakeUp, wake_all
+from spark_stream.broker.partition.waiters import Appended, PartitionWaiters, WakeUp, wake_all
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import RecordRun, appended_at, record_states
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, LeaderEpoch, Offset
@@ -68,16 +68,16 @@ _EPOCHS_MAX: Final = 16
 
 
 class CloseReason(Enum):
-    """Why a partition is closed. The errors of later callers say so."""
+    """The reason for closing a partition, which selects the error for its later callers."""
 
     BROKER_STOPS = auto()
-    TOPIC_MISSING = auto()  # its record is gone; its files stay
+    TOPIC_MISSING = auto()  # its record is missing, and its files stay
     TOPIC_DELETED = auto()
-    MOVED = auto()  # to other brokers: callers should go there
+    MOVED = auto()  # to other brokers
 
     @property
     def removes_files(self) -> bool:
-        """Whether the files are removed next, so that they need not be forced."""
+        """Whether the files are removed next and so need no fsync."""
         return self in (CloseReason.TOPIC_DELETED, CloseReason.MOVED)
 
 
@@ -108,15 +108,16 @@ class Partition:
             topic_id: The topic's id.
             number: The partition's number.
             log: The open log.
-            producer_expiry_us: After how many microseconds idle producers are forgotten.
-            clock: For the times of entries and of waits.
-            alone: It leads from the start and has no followers; else it has no role yet.
-            moved: Is called whenever housekeeping or a force may have become due.
-            proposed: Is called with changes of the partition's record that are to be made.
-            generation_of: As ``consistency.partition.progress`` says.
-            recent_room: What may be kept in memory for followers (``sessions``); None for nothing.
-            on_trouble: Is called when the log refuses a write.
-            traffic: Counts what goes through it.
+            producer_expiry_us: The idle time, in microseconds, after which a producer expires.
+            clock: The source of the times of entries and waits.
+            alone: Whether the replica leads from the start, without followers. Otherwise it has no
+                role yet.
+            moved: Called whenever housekeeping or an fsync may have become due.
+            proposed: Called with changes of the partition's record to propose.
+            generation_of: See ``consistency.partition.progress``.
+            recent_room: The memory for recent batches (``sessions``). None: no memory.
+            on_trouble: Called when the log refuses a write.
+            traffic: The counts of appended, fetched and replicated records.
         """
         self.topic = topic
         self.topic_id = topic_id
@@ -146,7 +147,7 @@ class Partition:
             clock,
             self.fitness,
             Sessions(Recent(recent_room or MemoryRoom(0))),
-            Callers(self.name),
+            PartitionWaiters(self.name),
             moved=self._note_moved,
             proposed=self._propose,
             role=Role.LEADER if alone else Role.NONE,
@@ -159,16 +160,16 @@ class Partition:
         self.followers = Followers(state)
         self.following = FollowerRole(state)
 
-    # -- what it is --------------------------------------------------------------------------------
+    # -- facts -------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The partition's name in messages."""
+        """The partition's name in errors and logs."""
         return f"{self.topic}/{self.number}"
 
     @property
     def leads(self) -> bool:
-        """Whether it leads, and may do so at this moment."""
+        """Whether it leads, with a valid lease or its followers' promises."""
         return self._state.leads
 
     @property
@@ -184,43 +185,43 @@ class Partition:
     def followed(
         self, generation: Generation, refresh: Callable[[], None] | None = None
     ) -> Followed:
-        """Return the replica in its present turn as a follower. The result never changes."""
+        """Return the replica as a follower in its present turn."""
         turn = self._state.turn
         return Followed(self.id, self.leader_epoch, generation, turn, self.following, refresh)
 
     @property
     def has_followers(self) -> bool:
-        """Whether it leads a partition of which others have replicas too."""
+        """Whether it leads a partition that has replicas on other brokers."""
         progress = self.core.progress
         return progress is not None and len(progress.record.replicas) > 1
 
     @property
     def is_empty(self) -> bool:
-        """Whether its log has never had an entry, and so has no files yet."""
+        """Whether its log has never had an entry, so that it has no files yet."""
         return self.core.bounds_state.log_end.entry == 0
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
-        """The epoch of the leader that it knows of."""
+        """The latest leader epoch that the replica has received."""
         return self.core.leader_epoch
 
     @property
     def last_epoch(self) -> LeaderEpoch | None:
-        """The epoch of the log's last entry; None if it has none."""
+        """The epoch of the log's last entry. None: the log is empty."""
         return self.core.epochs.last
 
     def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
-        """Return the high watermark as an entry, and the epoch of the last entry below it.
+        """Return the high watermark as an entry index, and the epoch of the last entry below it.
 
-        None if there is nothing to remember: no entry is known to be committed, the replica is
-        closed, or it leads without followers, so that its whole log is committed.
+        Return None if no entry is known to be committed, if the replica is closed, or if it leads
+        without followers, because then its whole log is committed.
         """
         alone = self.core.progress is not None and not self.has_followers
         with self._state.lock:
             return None if alone or self._state.closed is not None else self.core.committed()
 
     def described(self) -> Described:
-        """Return how the partition is, as its leader sees it."""
+        """Describe the partition at its leader: bounds, size, followers, open transactions."""
         with self._state.lock:
             self._state.check_leads()
             bounds, progress = self.core.bounds_state, self.core.progress
@@ -238,7 +239,11 @@ class Partition:
         )
 
     def facts(self) -> PartitionFacts:
-        """Return what its leader knows of it beside its offsets; raise NotLeader at a follower."""
+        """Return the leader's detailed facts: watermarks, followers, epochs, open transactions.
+
+        Raises:
+            NotLeader: this replica does not lead.
+        """
         with self._state.lock:
             self._state.check_leads()
             seen, progress = self.core.bounds_state, self.core.progress
@@ -267,11 +272,15 @@ class Partition:
     def _offset_of(self, entry: EntryIndex) -> int:
         try:
             return int(self.log.boundary_of(entry).offset)
-        except EntriesGone:  # retention has removed it, or the log was cut meanwhile
+        except EntriesGone:  # retention has removed it, or the log was truncated
             return int(self.log.start.offset)
 
     def record_states(self, start: int, end: int) -> list[RecordRun]:
-        """Return what became of the records ``[start, end)``; raise as :meth:`check_hw_known`."""
+        """Return the states of the records ``[start, end)``.
+
+        Raises:
+            LeaderUnavailable: as :meth:`check_hw_known`.
+        """
         self.check_hw_known()
         with self._state.lock:
             open_parts = {key for key, _ in self.core.undecided.open()}
@@ -280,21 +289,21 @@ class Partition:
         return record_states(tables, start, end, high, open_parts)
 
     def check_alone(self, damage: DamagedSegment) -> None:
-        """Check that no other replica can replace what is damaged in this leader's log.
+        """Check that no other in-sync replica has the damaged records of this leader.
 
         Raises:
-            LeaderUnavailable: another replica is in sync, and is about to lead.
+            LeaderUnavailable: another replica is in sync and will lead soon.
         """
         progress = self.core.progress
         if progress is not None and len(progress.record.isr) > 1:
             raise LeaderUnavailable(
-                f"{self.name}: {damage.message}; another in-sync replica is to lead",
+                f"{self.name}: {damage.message}; another in-sync replica will lead soon",
                 topic=self.topic,
                 partition=self.number,
             ) from damage
 
     def check_leads(self) -> None:
-        """Raise NotLeader unless it leads; raise why it is closed if it is."""
+        """Check as :meth:`PartitionState.check_leads`."""
         self._state.check_leads()
 
     def check_answers(self, *, near: bool) -> None:
@@ -302,27 +311,27 @@ class Partition:
         self._state.check_answers(near=near)
 
     def check_leader_epoch(self, known: int | None) -> None:
-        """Refuse a client that knows the leader in another epoch; None means that it knows none.
+        """Compare a client's leader epoch (None: it has none) with the present one.
 
         Raises:
-            LeaderEpochFenced: the client's epoch is over.
-            UnknownLeaderEpoch: the client's epoch is newer: this leader may have been replaced.
+            LeaderEpochFenced: the client's epoch is older.
+            UnknownLeaderEpoch: the client's epoch is newer, so this leader may have been replaced.
         """
         present = int(self.leader_epoch)
         if known is None or known == present:
             return
         kind = LeaderEpochFenced if known < present else UnknownLeaderEpoch
         raise kind(
-            f"{self.name}: the leader epoch is {present} here, not {known}",
+            f"{self.name}: the leader epoch at this broker is {present}, not {known}",
             topic=self.topic,
             partition=self.number,
             leader_epoch=present,
         )
 
     def lags(self) -> dict[BrokerId, tuple[int, float]]:
-        """Return, of each follower, how many entries it lacks, and how old the first of them is.
+        """Return each follower's lag: its missing entries, and the age of the first in seconds.
 
-        In seconds, by this leader's clock. Takes no lock.
+        The age is measured by this leader's clock. The method takes no lock.
         """
         progress = self.core.progress
         if progress is None:
@@ -334,7 +343,7 @@ class Partition:
         }
 
     def _age_of(self, entry: EntryIndex) -> float:
-        """Return how many seconds ago an entry was appended; 0 if it is gone."""
+        """Return the age of an entry in seconds, or 0 if the entry was removed."""
         for table in reversed(self.log.tables()):
             if len(table) and (row := entry - int(table["entry_index"][0])) >= 0:
                 if row >= len(table):
@@ -344,17 +353,18 @@ class Partition:
         return 0.0
 
     def is_all_replicated(self) -> bool:
-        """Return whether all in-sync replicas have all entries, or it leads no more."""
+        """Return whether all in-sync replicas have all entries, or this replica does not lead."""
         bounds = self.core.bounds_state
         return not self.leads or bounds.high_watermark.entry >= bounds.log_end.entry
 
     def is_replicated(self, entry: EntryIndex, epoch: int) -> bool:
         """Return whether the entries below ``entry`` of the leader of this epoch are replicated.
 
-        Also False while an in-sync replica may have other entries, which would stay if it led next.
+        Return False, too, while an in-sync replica may have other entries, which would survive if
+        it became the next leader.
 
         Raises:
-            NotLeader: another leader's epoch has begun: the entries may be cut off.
+            NotLeader: another leader's epoch has begun, so the entries may be truncated.
         """
         with self._state.lock:
             self._state.check_leads()
@@ -370,12 +380,13 @@ class Partition:
         stamp: Stamp | None = None,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Appended:
-        """Append a message, wait for its acknowledgement, and wake the reads that wait for it.
+        """Append a message, wake the reads that it satisfies, and wait for its acknowledgement.
 
-        Raises: as ``Appends.prepare`` and ``Appends.take``.
+        Raises:
+            IsologError: as ``Appends.prepare``, ``take`` and ``await_acknowledgement``.
         """
         taken = self.appends.take(self.appends.prepare(batch, stamp), stamp, isolation)
-        assert taken is not None  # without patience_s it waits for the lock
+        assert taken is not None  # the wait for the lock has no limit
         wake_all(taken.take_woken())
         if taken.pending is not None:
             self.appends.await_acknowledgement(taken, None)
@@ -384,7 +395,7 @@ class Partition:
     # -- reading -----------------------------------------------------------------------------------
 
     def bounds(self, isolation: Isolation | None = None) -> Bounds:
-        """Return LEO, HW, LSO and the log's start, as one observation; the cut for READ_ATOMIC."""
+        """Return LEO, HW, LSO and the log start, consistently. READ_ATOMIC adds the atomic cut."""
         derived = self.core.derived  # read before the bounds
         bounds = self.core.bounds_state.bounds()
         if isolation is Isolation.READ_ATOMIC:
@@ -393,7 +404,7 @@ class Partition:
         return bounds
 
     def _own_cut(self, stable: Offset, derived: int) -> Offset:
-        # What lies below the LSO is decided, and changes only if the log is cut below it.
+        # Transactions below the LSO are decided. They change only if the log is truncated below it.
         known, cut = self._cut
         if known != (stable, derived):
             cut = Offset(int(greatest_cut([stable], [self.spans()])[0]))
@@ -401,48 +412,52 @@ class Partition:
         return cut
 
     def spans(self) -> SpansSnapshot:
-        """Return the extents of this partition's transactions, as they are now."""
+        """Return a snapshot of the extents of this partition's transactions."""
         with self._state.lock:
             return self.core.spans.snapshot()
 
     def shows_uncommitted(self, start: Offset, end: Offset) -> bool:
-        """Return whether ``[start, end)`` has aborted records, or reaches into an open part."""
+        """Return whether ``[start, end)`` has aborted records, or records from an open part on."""
         first = self.core.bounds_state.first_undecided
         if first is not None and first < end:
             return True
         return self.log.has_aborted(start, end)
 
     def lineage(self, offset: Offset) -> Lineage:
-        """Return what a reader at the offset is to remember of this log."""
+        """Return the lineage of a reader at the offset, which identifies this log's past."""
         return lineage_of(self.core.epochs, offset, self.core.bounds_state.high_watermark.offset)
 
     def surviving(self, lineage: Lineage) -> Offset:
-        """Return the offset up to which this log has the records that the lineage describes."""
+        """Return the offset below which this log has the records of the lineage."""
         state = self.core.bounds_state
         start = state.bounds().log_start_offset
         return surviving(lineage, self.core.epochs, start, state.log_end)
 
     def check_hw_known(self) -> None:
-        """Check that the high watermark is known, and so the last stable offset.
+        """Check that the high watermark, and so the last stable offset, is known.
 
         Raises:
-            LeaderUnavailable: a new leader waits until all that it has is replicated: readers of an
-                earlier leader may have seen that.
+            LeaderUnavailable: a new leader first replicates all its entries, because readers of an
+                earlier leader may have seen them.
         """
         if not self.core.hw_known:
             raise self.hw_not_known()
 
     def hw_not_known(self) -> LeaderUnavailable:
-        """Return the error for a request that comes before the high watermark is known."""
+        """Return the error for a request before the high watermark is known."""
         return LeaderUnavailable(
-            f"{self.name}: the leader of epoch {self.leader_epoch} does not know yet up to"
-            f" where all in-sync replicas have its records",
+            f"{self.name}: the leader of epoch {self.leader_epoch} has not yet replicated all its"
+            " records, so its high watermark is unknown",
             topic=self.topic,
             partition=self.number,
         )
 
     def known_bounds(self) -> Bounds:
-        """Return LEO, HW, LSO and the log's start; raise as :meth:`check_hw_known`."""
+        """Return LEO, HW, LSO and the log start.
+
+        Raises:
+            LeaderUnavailable: as :meth:`check_hw_known`.
+        """
         self.check_hw_known()
         return self.core.bounds_state.bounds()
 
@@ -451,12 +466,12 @@ class Partition:
     ) -> int | None:
         """Call ``wake``, once, when the isolation's bound may have passed ``offset``.
 
-        ``near``: also at a follower. Return a number for :meth:`stop_waiting`, or None if it has
-        passed already.
+        With ``near``, a follower answers too. Return a number for :meth:`stop_waiting`, or None if
+        the bound has already passed the offset.
 
         Raises:
-            NotLeader, BrokerStopping, UnknownTopic: it cannot be read here. If that happens later,
-                ``wake`` is called.
+            NotLeader, BrokerStopping, UnknownTopic: this replica cannot be read. If that happens
+                later, ``wake`` is called.
         """
         beyond = offset
         if isolation is Isolation.READ_ATOMIC:
@@ -464,20 +479,20 @@ class Partition:
             if seen.atomic_cut is not None and seen.atomic_cut > offset:
                 return None
             beyond = max(offset, seen.last_stable_offset)  # the cut moves only with the LSO
-        callers = self._state.callers
+        waiters = self._state.waiters
         with self._state.lock:
             self._state.check_answers(near=near)
-            number = callers.new_number()
+            number = waiters.new_number()
             if not self.core.wait(number, BOUND_OF[isolation], beyond):
                 return None
-            callers.add_read(number, wake)
+            waiters.add_read(number, wake)
         return number
 
     def stop_waiting(self, number: int) -> None:
-        """Forget a read that waits under this number."""
+        """Remove the pending read of this number."""
         with self._state.lock:
             self.core.stop_waiting(number)
-            self._state.callers.remove(number)
+            self._state.waiters.remove(number)
 
     # -- its log -----------------------------------------------------------------------------------
 
@@ -490,41 +505,41 @@ class Partition:
             self._proposed(self, change)
 
     def _note_failure(self) -> None:
-        """Note that the log has failed, so it takes no more until it is opened again."""
+        """Record the failure of the log, which refuses writes until it is opened again."""
         if self.log.failed is not None:
-            self.fitness.note(self.log.failed)
+            self.fitness.record_refusal(self.log.failed)
 
     def probe(self) -> None:
-        """Check that the log takes entries, by a write that is taken back.
+        """Check that the log accepts entries, by a write that is undone.
 
         Raises:
-            DiskFull, StorageFailure: The log does not.
-            BrokerStopping, UnknownTopic, NotLeader: The partition is closed.
+            DiskFull, StorageFailure: the log refuses the write.
+            BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
         with self._state.lock:
             self._state.check_open()
             with self.fitness:
                 self.log.probe()
-            self.fitness.end()
+            self.fitness.clear()
 
     def force(self) -> None:
-        """Put what was appended on the disk, as ``PartitionState.force`` does."""
+        """Fsync the appended records, as :meth:`PartitionState.force`."""
         self._state.force()
 
     def confirm(self, suspect: Suspect) -> bool:
-        """Call :meth:`PartitionLog.confirm` while nothing is written."""
+        """Call :meth:`PartitionLog.confirm` under the lock, without concurrent writes."""
         with self._state.lock:
             return self._state.closed is None and self.log.confirm(suspect)
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
-        """Call :meth:`PartitionLog.locate`, whatever its role is; return None if it is closed."""
+        """Call :meth:`PartitionLog.locate` in any role. Return None if the partition is closed."""
         with self._state.lock:
             if self._state.closed is not None:
                 return None
             return self.log.locate(indexes, epoch, doubted=doubted)
 
     def configure(self, log_format: LogFormat) -> None:
-        """Append, roll, flush and remove by this format from now on."""
+        """Replace the format and the settings of the log."""
         if log_format == self.log.format:
             return
         with self._state.lock:
@@ -539,9 +554,9 @@ class Partition:
         return self.core.configure(known, self._clock.steady_us())
 
     def flush_if_due(self, moment: float) -> float | None:
-        """Force what was appended if ``flush.ms`` says so, else return when it will (None: never).
+        """Fsync the appended records if ``flush.ms`` has passed.
 
-        Both moments are on the monotonic clock.
+        Otherwise return the due time (None: never). Both times are on the monotonic clock.
         """
         with self._state.lock:
             due = None if self._state.closed is not None else self.log.next_flush_due(moment)
@@ -551,9 +566,10 @@ class Partition:
             return due
 
     def housekeep(self) -> int | None:
-        """Roll and remove what is due; return when more is due by time alone, or None for never.
+        """Roll and remove due segments, and remove expired producers.
 
-        By the steady clock, in microseconds.
+        Return the next due time by the steady clock, in microseconds. None: nothing will become due
+        by time alone.
         """
         put_shorter = self.log.drop_tail() if self._state.closed is None else None
         with self._state.lock:
@@ -565,7 +581,7 @@ class Partition:
             try:
                 state = self.core.bounds_state
                 self.log.housekeep(now, state.removable, state.trimmed)
-            finally:  # segments may have gone before an error
+            finally:  # segments may have been removed before an error
                 self.core.evict(self.log.start)
             dues = (self.core.forget_producers(now), self.log.housekeeping_due())
             return min((due for due in dues if due is not None), default=None)
@@ -573,7 +589,7 @@ class Partition:
     def close(self, closing: CloseReason = CloseReason.BROKER_STOPS) -> None:
         """End appends and waits, then close the files.
 
-        Everything acknowledged is in them, and on the disk unless they are removed next.
+        All acknowledged records are in the files, and fsynced unless the files are removed next.
         """
         state = self._state
         woken: tuple[WakeUp, ...] = ()
@@ -582,7 +598,7 @@ class Partition:
                 if state.closed is not None:
                     return
                 state.closed = self._refusal_after(closing)
-                woken = state.callers.end_all(state.closed)
+                woken = state.waiters.end_all(state.closed)
                 state.sessions.end_all()
                 state.moved()
                 self.log.close(forced=not closing.removes_files)
@@ -590,7 +606,7 @@ class Partition:
             wake_all(woken)
 
     def _refusal_after(self, closing: CloseReason) -> IsologError:
-        """Return what callers get once the replica has been closed for this reason."""
+        """Return the error for calls to a replica that was closed for this reason."""
         if closing in (CloseReason.TOPIC_DELETED, CloseReason.TOPIC_MISSING):
             return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
         if closing is CloseReason.MOVED:
@@ -599,4 +615,4 @@ class Partition:
 
 
 def _no_generation(broker: BrokerId) -> None:
-    """Report no generation: a broker that is alone has no followers."""
+    """Return None, because a replica without followers compares no generations."""

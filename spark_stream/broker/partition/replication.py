@@ -1,13 +1,12 @@
 """Replication of one partition, at both ends.
 
-At the leader: :class:`Followers`, with a :class:`FollowerSession` for each one: sessions, entries,
-reports. A thread that serves a follower's stream serves all partitions of that stream. So it waits
-for nothing when it reports something to a partition (``waiters``).
+At the leader, :class:`Followers` opens a :class:`FollowerSession` for each follower, which reads
+entries and records the follower's reports. A thread that serves a follower's stream serves all
+partitions of that stream, so it never waits for a partition's lock (``waiters``).
 
-At a follower: :class:`FollowerRole`, with a :class:`Followed` for each turn: where the two logs
-part, then entries, then news. The rules are in ``consistency.replication.follower``. Before a
-follower takes anything it tells the leader the epochs of its log, as far as that is sound, and cuts
-off what the leader does not have.
+At a follower, :class:`FollowerRole` has a :class:`Followed` for each turn. The rules are in
+``consistency.replication.follower``. Before it accepts entries, a follower sends the leader the
+epochs of the sound part of its log, and truncates the log where it diverges from the leader's.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ class Followers:
     def start_session(
         self, member: Member, epoch: int, history: EpochHistory, news: News
     ) -> FollowerSession:
-        """Begin a follower's session; ``news`` is called, under the lock, whenever there is any.
+        """Begin a follower's session. ``news`` is called under the lock for each notification.
 
-        The follower's earlier session ends, if there is one. If two requests are handled in the
-        wrong order, the session that the follower holds ends too, and the follower asks once more.
+        An earlier session of the follower ends. If two requests are handled in the wrong order, the
+        follower's present session ends too, and the follower sends another request.
 
         Raises:
-            NotLeader, LeaderEpochFenced, UnknownLeaderEpoch: the follower asks the wrong broker, or
-                too early or too late.
+            NotLeader, LeaderEpochFenced, UnknownLeaderEpoch: this replica does not lead, or not in
+                that epoch.
         """
         state = self._state
         with state.lock:
@@ -84,7 +83,7 @@ class Followers:
 class FollowerSession:
     """A leader's session with one follower, from any thread.
 
-    Only :meth:`read_entries` waits: for the disk. Calls to a session that has ended have no effect.
+    Only :meth:`read_entries` blocks, on the disk. Calls to an ended session have no effect.
     """
 
     def __init__(self, state: PartitionState, answer: LeaderAnswer) -> None:
@@ -94,22 +93,22 @@ class FollowerSession:
 
     @property
     def end(self) -> EntryIndex:
-        """The end of the leader's log."""
+        """The log end of the leader, as an entry index."""
         return self._state.core.bounds_state.log_end.entry
 
     @property
     def high_watermark(self) -> EntryIndex:
-        """The leader's high watermark."""
+        """The high watermark of the leader, as an entry index."""
         return self._state.core.bounds_state.high_watermark.entry
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """Return entries for the follower, from ``first`` on, or None if there are none yet.
+        """Return the entries from ``first`` on, or None if there are none yet.
 
         Raises:
             NotLeader: the session has ended.
             EntriesGone, DamagedSegment: as ``PartitionLog.read_entries``.
         """
-        state, end = self._state, self.end  # unpublished entries of the log wait
+        state, end = self._state, self.end  # without the entries that are not published yet
         if self._number not in state.sessions:
             raise state.not_leader()
         if first >= end:
@@ -119,7 +118,7 @@ class FollowerSession:
 
     def on_acked(self, entry: EntryIndex) -> None:
         """Record that the follower has the entries below ``entry``."""
-        self._state.lock.do_soon(self._take_report, entry)
+        self._state.lock.run_soon(self._take_report, entry)
 
     def _take_report(self, entry: EntryIndex) -> tuple[WakeUp, ...]:
         if not self._counts:
@@ -128,18 +127,18 @@ class FollowerSession:
         now = state.clock.steady_us()
         return state.carry_out(state.core.follower_acked(self._number, entry, now))
 
-    def came_damaged(self, entry: EntryIndex) -> None:
-        """Remove the entries in memory: this entry arrived damaged at the follower.
+    def on_damaged(self, entry: EntryIndex) -> None:
+        """Drop the entries in memory after a follower has received this one damaged.
 
-        For the follower's next request the entry is read from the file, and checked. That shows
-        whether the file is damaged, or the damage happened on the way.
+        For the follower's next request the entry is read from the file and checked. So damage in
+        the file is distinguished from damage in memory or in transit.
         """
         logger.warning(
-            "%s: entry %d arrived damaged at a follower: it is read from the file again",
+            "%s: a follower received entry %d damaged; it will be read from the file again",
             self._state.name,
             entry,
         )
-        self._state.lock.do_soon(self._clear_recent)
+        self._state.lock.run_soon(self._clear_recent)
 
     def _clear_recent(self) -> tuple[WakeUp, ...]:
         if self._number in self._state.sessions:
@@ -148,7 +147,7 @@ class FollowerSession:
 
     def refuses_writes(self) -> None:
         """Record that the follower's log refuses writes."""
-        self._state.lock.do_soon(self._take_refusal)
+        self._state.lock.run_soon(self._take_refusal)
 
     def _take_refusal(self) -> tuple[WakeUp, ...]:
         if not self._counts:
@@ -159,7 +158,7 @@ class FollowerSession:
 
     def on_promised(self, until: float) -> None:
         """Record that the follower will not lead before ``until``."""
-        self._state.lock.do_soon(self._take_promise, until)
+        self._state.lock.run_soon(self._take_promise, until)
 
     def _take_promise(self, until: float) -> tuple[WakeUp, ...]:
         progress = self._state.core.progress
@@ -168,8 +167,8 @@ class FollowerSession:
         return ()
 
     def close(self) -> None:
-        """End the session, if it has not ended yet: the connection to the follower was lost."""
-        self._state.lock.do_soon(self._end)
+        """End the session, unless it has ended."""
+        self._state.lock.run_soon(self._end)
 
     def _end(self) -> tuple[WakeUp, ...]:
         state = self._state
@@ -184,39 +183,39 @@ class FollowerSession:
 
 
 class FollowerRole:
-    """A replica as a follower, for any thread."""
+    """The state of a replica as a follower, for any thread."""
 
     def __init__(self, state: PartitionState) -> None:
         self.state = state
         self.reports_forced = False
-        """Whether appended entries are forced before they are reported to the leader."""
+        """Whether entries are fsynced before they are acknowledged to the leader."""
         self.rolled_back: deque[RolledBack] = deque(maxlen=_ROLLED_BACK_MAX)
-        """What was cut off because a leader did not have it, the latest last."""
+        """The latest truncated ranges that a leader did not have, in the order of truncation."""
 
     def history(self) -> EpochHistory:
-        """Return the epochs of the log as far as it is sound, to be compared with a leader's."""
+        """Return the epochs of the log's sound part, for the comparison with a leader's."""
         with self.state.lock:
             history, hole = self.state.core.history(), self.state.log.hole
         return history if hole is None else history.below(hole)
 
     def sound_end(self) -> tuple[int, EntryIndex]:
-        """Return the last epoch of the log's sound part (-1: no entry), and where that ends."""
+        """Return the last epoch of the log's sound part (-1: no entry) and the end of that part."""
         history = self.history()
         return (history.epochs[-1][0] if history.epochs else -1), EntryIndex(history.end)
 
-    def report_what_is_forced(self, *, moves: bool) -> None:
-        """Force what is appended before the leader hears of it, as long as a move goes on.
+    def force_before_reports(self, *, is_moving: bool) -> None:
+        """Fsync entries before they are acknowledged to the leader, for the time of a move.
 
-        The replicas that go may have forced what was committed, so it has to be on the disks of
-        those that stay.
+        The replicas that are being removed may have fsynced the committed entries, so the remaining
+        replicas must do so too.
         """
-        self.reports_forced = moves
+        self.reports_forced = is_moving
 
 
 class Followed(Struct, frozen=True):
-    """A replica that follows a leader in one epoch, until it changes its role or begins again.
+    """A replica that follows a leader in one epoch, until its next change of role.
 
-    ``turn``: the state's turn. ``refresh`` reads the records of the store again.
+    ``turn`` is the turn of its state. ``refresh`` reads the records of the metadata store again.
     """
 
     key: PartitionId
@@ -231,12 +230,12 @@ class Followed(Struct, frozen=True):
         return self.role.history()
 
     def cut_back(self, agreed: Agreement) -> EntryIndex:
-        """Cut the log back to the part that it shares with its leader's. Return its end.
+        """Truncate the log to the part that it shares with the leader's log. Return its end.
 
         Raises:
-            NotLeader: that turn is over.
-            DiskFull, StorageFailure: the log is as it was; it has refused writes, and no probe has
-                succeeded since.
+            NotLeader: the turn has ended.
+            DiskFull, StorageFailure: the log is unchanged, because it has refused writes and no
+                probe has succeeded since.
         """
         state = self.role.state
         core, log = state.core, state.log
@@ -253,8 +252,8 @@ class Followed(Struct, frozen=True):
             effects: Effects = []
             if isinstance(prepared, CutBack | BeginAnew) and prepared.lost_from is not None:
                 logger.error(
-                    "%s: the leader of epoch %d has no entry from %d on, which were committed:"
-                    " they are lost",
+                    "%s: committed entries are lost: the leader of epoch %d has no entries from %d"
+                    " on",
                     state.name,
                     epoch,
                     prepared.lost_from,
@@ -263,18 +262,19 @@ class Followed(Struct, frozen=True):
                 end = log.truncate(prepared.entry)
                 below = end.entry < core.bounds_state.high_watermark.entry
                 effects = core.truncate(log.tables(), end, now, lost=below)
-                logger.info("%s: cut entries %d to %d", state.name, end.entry, before - 1)
+                logger.info("%s: truncated entries %d to %d", state.name, end.entry, before - 1)
                 if hole is not None:
                     logger.warning(
-                        "%s: their sound part is kept in %s until it has been fetched again",
+                        "%s: the sound truncated entries are kept in %s until they are replicated"
+                        " again",
                         state.name,
                         log.directory / CUT_FOLDER,
                     )
             elif isinstance(prepared, BeginAnew):
                 log.reset(prepared.at)
                 core.reset(prepared.at, now)
-                logger.info("%s: begins anew at entry %d", state.name, prepared.at.entry)
-            if log.end.offset < before_offset and hole is None:  # else it is fetched again
+                logger.info("%s: reset the log to begin at entry %d", state.name, prepared.at.entry)
+            if log.end.offset < before_offset and hole is None:  # else: replicated again
                 self.role.rolled_back.append(
                     RolledBack(
                         topic=state.topic,
@@ -295,19 +295,19 @@ class Followed(Struct, frozen=True):
         return end_entry
 
     def on_refused(self, error: IsologError) -> None:
-        """Take back the entry that the leader cannot send because its copy is damaged."""
+        """Restore the entry that the leader cannot send because its copy is damaged."""
         if isinstance(error, DamagedSegment):
             self._take_back()
 
     def _take_back(self) -> None:
-        """Append what this log cut off at its damage, if the leader's next entry is damaged.
+        """Append the entries that this log kept when it was truncated at its damage.
 
-        The next session begins after that: the leader learns of these entries, and those that it
-        does not have are cut off again.
+        The next session compares the logs again, and truncates the entries that the leader does not
+        have.
 
         Raises:
-            NotLeader: that turn is over.
-            DiskFull, StorageFailure: nothing is taken back.
+            NotLeader: the turn has ended.
+            DiskFull, StorageFailure: no entry was restored.
         """
         state = self.role.state
         with state.lock:
@@ -320,8 +320,8 @@ class Followed(Struct, frozen=True):
             woken = state.carry_out(state.core.append_replicated(entries, high))
         wake_all(woken)
         logger.warning(
-            "%s: the leader's entry %d is damaged: entries %d to %d are taken from what was kept"
-            " here when this log was cut",
+            "%s: entry %d of the leader is damaged; restored entries %d to %d, which were kept when"
+            " this log was truncated",
             state.name,
             entries[0].entry_index,
             entries[0].entry_index,
@@ -336,14 +336,15 @@ class Followed(Struct, frozen=True):
         """Append entries from the leader. Return the log's end.
 
         Raises:
-            NotLeader: that turn is over.
-            EntriesGone, DamagedEntries: the entries do not follow the log's end; a checksum fails.
-            DiskFull, StorageFailure: none of the entries are kept, or not all.
+            NotLeader: the turn has ended.
+            EntriesGone: the entries do not follow the log's end.
+            DamagedEntries: a checksum does not match.
+            DiskFull, StorageFailure: not all of the entries are stored.
         """
         frame = StoredEntries(rows, data)
         try:
             return self._append(first, frame, leader_hw)
-        except UnknownSchema:  # the leader has read an alteration of the topic before this broker
+        except UnknownSchema:  # the leader has read a newer schema from the store than this broker
             if self.refresh is not None:
                 self.refresh()
         return self._append(first, frame, leader_hw)
@@ -376,11 +377,10 @@ class Followed(Struct, frozen=True):
         return end_entry
 
     def _check_not_estranged(self, base_offset: int) -> None:
-        """Compare the log with the offset of the leader's next entry; the caller holds the lock.
+        """Reset the log if its offsets diverge from the leader's next entry, under the lock.
 
         Raises:
-            EntriesGone: the log has another past than the leader's: it begins anew, and the leader
-                is asked again.
+            EntriesGone: the log was reset, so replication begins again with a new session.
         """
         state = self.role.state
         log_end = state.core.bounds_state.log_end
@@ -388,18 +388,20 @@ class Followed(Struct, frozen=True):
         if estrangement is None:
             return
         logger.error(
-            "%s: the log has another past than its leader's (offset %d instead of %d): it begins"
-            " anew, and the records that it had are lost",
+            "%s: the log diverges from its leader's (offset %d instead of %d); it is reset and its"
+            " records are lost",
             state.name,
             log_end.offset,
             base_offset,
         )
         state.log.reset(estrangement.at)
         state.core.reset(estrangement.at, state.clock.steady_us())
-        raise EntriesGone(f"{state.name}: begins anew", topic=state.topic, partition=state.number)
+        raise EntriesGone(
+            f"{state.name}: the log was reset", topic=state.topic, partition=state.number
+        )
 
     def take_high_watermark(self, leader_hw: EntryIndex) -> None:
-        """Take over the leader's high watermark."""
+        """Apply the leader's high watermark."""
         state = self.role.state
         woken: tuple[WakeUp, ...] = ()
         with state.lock:

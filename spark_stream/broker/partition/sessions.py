@@ -1,10 +1,9 @@
-"""The sessions of a leader's followers, as the replica's shell keeps them.
+"""The sessions of a leader's followers, and the recent batches in memory for them.
 
-They hold the followers that get news, and the last batches, which stay in memory while there is
-a follower to give them to (:class:`Recent`). A follower that keeps up asks for a batch a moment
-after it was appended: it gets the bytes that the leader still has, instead of a copy from the file
-for each follower. A batch is dropped once the high watermark has passed it; so a partition at rest
-keeps nothing. What does not fit, and what a follower far behind asks for, comes from the file.
+A follower that keeps up fetches a batch a moment after its append. It then receives the bytes that
+are still in memory (:class:`Recent`), and the leader need not read the file for each follower. A
+batch is dropped once the high watermark has passed it, so an idle partition holds no memory.
+Batches that do not fit, and those for followers that are far behind, are read from the file.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from spark_stream.storage.format.codec import EncodedBatch, sealed
 from spark_stream.storage.format.stored import StoredEntries
 
 PARTITION_BYTES: Final = 8 << 20
-"""The limit of one partition: twice what may be on its way to a follower."""
+"""The limit of one partition: twice the bytes that may be in flight to a follower."""
 
 BROKER_BYTES: Final = 64 << 20
 
 
 class MemoryRoom:
-    """How much all partitions of a broker may keep, together; for any thread."""
+    """The memory for recent batches that all partitions of a broker share, for any thread."""
 
     def __init__(self, most_bytes: int) -> None:
         self._lock = threading.Lock()
@@ -34,16 +33,16 @@ class MemoryRoom:
 
     @property
     def bytes_kept(self) -> int:
-        """How many bytes are taken."""
+        """The bytes in use."""
         return self._most - self._left
 
     @property
     def bytes_left(self) -> int:
-        """How many bytes are left."""
+        """The free bytes."""
         return self._left
 
     def take(self, size: int) -> bool:
-        """Take this many bytes; return False if there are fewer."""
+        """Reserve bytes. Return False if too few are free."""
         with self._lock:
             if size > self._left:
                 return False
@@ -51,45 +50,45 @@ class MemoryRoom:
             return True
 
     def give_back(self, size: int) -> None:
-        """Give back bytes that were taken."""
+        """Release reserved bytes."""
         with self._lock:
             self._left += size
 
 
 class Recent:
-    """The last batches of one partition. :meth:`get` is for any thread, the rest for its writer."""
+    """The recent batches of one partition. Any thread may call :meth:`get`, the writer the rest."""
 
     def __init__(self, room: MemoryRoom) -> None:
         self._room = room
-        self._kept: dict[int, StoredEntries] = {}  # by entry index, which rises
+        self._kept: dict[int, StoredEntries] = {}  # by entry index, in ascending order
         self._bytes = 0
 
     def keep(self, entry: Entry, message: EncodedBatch) -> None:
-        """Keep the batch of an entry that was appended."""
+        """Keep the batch of an appended entry."""
         size = message.size
         while self._kept and self._bytes + size > PARTITION_BYTES:
             self._drop_first()
         if size > PARTITION_BYTES or not self._room.take(size):
-            return  # followers get it from the file
+            return  # followers receive it from the file
         self._bytes += size
         rows = np.frombuffer(sealed(entry.packed(0, size)), ENTRY)
         self._kept[entry.entry_index] = StoredEntries(rows, message.joined())
 
     def drop_below(self, entry: int) -> None:
-        """Drop the entries before this one: they are replicated."""
+        """Drop the entries below this one, which are replicated."""
         while self._kept and next(iter(self._kept)) < entry:
             self._drop_first()
 
     def clear(self) -> None:
-        """Drop all batches: no follower needs them any more."""
+        """Drop all batches."""
         while self._kept:
             self._drop_first()
 
     def get(self, entry: int, end: int, max_bytes: int) -> StoredEntries | None:
-        """Return the entry alone, if it is the last before ``end`` or no second one fits.
+        """Return the entry alone, if it is the last one below ``end`` or a second one does not fit.
 
-        None if it is not kept, or if the file gives several entries within ``max_bytes`` (of rows
-        and data).
+        Return None if the entry is not in memory, or if a read of the file would return several
+        entries within ``max_bytes`` (of rows and data).
         """
         found = self._kept.get(entry)
         if found is None or entry + 1 == end:
@@ -110,11 +109,11 @@ def _size(entries: StoredEntries) -> int:
 
 
 News = Callable[[bool], None]
-"""Tells a follower's stream that there are entries, or (False) only a new high watermark."""
+"""Notifies a follower's stream of new entries (True) or of a new high watermark only (False)."""
 
 
 class Sessions:
-    """A replica's sessions, by number. The caller holds the replica's lock."""
+    """The sessions of a leader's followers, by number. The caller holds the replica's lock."""
 
     def __init__(self, recent: Recent) -> None:
         self.recent = recent
@@ -128,34 +127,34 @@ class Sessions:
         self._news[session] = news
 
     def keep(self, sessions: Collection[int]) -> None:
-        """End all other sessions: their followers ask for new ones."""
+        """End all other sessions. Their followers request new ones."""
         if not self._news:
             return  # every append comes here, and most partitions have no followers
         for session in [each for each in self._news if each not in sessions]:
-            self._news.pop(session)(True)  # the stream looks, and finds its session over
-        self._let_go()
+            self._news.pop(session)(True)  # the stream reads next, and that fails
+        self._drop_if_unused()
 
     def end(self, session: int) -> bool:
-        """End a follower's session; return False if it had ended before."""
+        """End a follower's session. Return False if it has already ended."""
         known = self._news.pop(session, None) is not None
-        self._let_go()
+        self._drop_if_unused()
         return known
 
     def end_all(self) -> None:
-        """End all sessions: the followers look for another leader."""
+        """End all sessions. The followers look up the leader again."""
         self.keep(())
 
-    def _let_go(self) -> None:
+    def _drop_if_unused(self) -> None:
         if not self._news:
             self.recent.clear()
 
-    def give_batch(self, entry: Entry, message: EncodedBatch) -> None:
-        """Keep the batch of an entry that was appended."""
+    def add_batch(self, entry: Entry, message: EncodedBatch) -> None:
+        """Keep the batch of an appended entry in memory, and notify all followers."""
         if self._news:
             self.recent.keep(entry, message)
-            self.give_news()
+            self.notify()
 
-    def give_news(self, *, entries: bool = True) -> None:
-        """Tell all that there are entries, or (False) only that the high watermark has moved."""
+    def notify(self, *, entries: bool = True) -> None:
+        """Notify all followers of new entries, or (False) of a new high watermark only."""
         for news in self._news.values():
             news(entries)

@@ -1,16 +1,17 @@
-"""What the parts of a partition share: its log, its core, its lock, its role and who waits.
+"""The shared state of a partition's parts: log, core, lock, role and waiters.
 
 ``partition`` states the invariant, the lock rule and the order of effects. :class:`ReplicaRole`
-takes the role from the partition's record, and proposes changes of that record
+applies the partition's record to the role and proposes changes of that record
 (``consistency.partition.progress``, ``consistency.control.election``).
 
 **Fitness.** Every write to the log is made ``with`` the replica's :class:`Fitness`, under the
-partition's lock. The rules are in ``consistency.control.handover``; ``handover`` acts on them.
+partition's lock. The rules are in ``consistency.control.handover``.
+``broker.node.handover`` replaces a leader in trouble.
 
-**Roles.** A replica that leads does so in the epoch of the partition's record, and only while the
-broker's lease lasts, or its followers have promised not to lead (``replication.promises``); one
-that follows takes entries of its leader's epoch. A role begins under the lock, so nothing that was
-asked under the role before goes on after it.
+**Roles.** A replica leads in the epoch of the partition's record, and only while the broker's lease
+is valid or its followers have promised not to lead (``consistency.replication.promises``). A
+follower accepts entries of its leader's epoch only. A role begins under the lock, so requests under
+the previous role have ended, or fail their next check.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from spark_stream.broker.partition.sessions import Sessions
-from spark_stream.broker.partition.waiters import Callers, PartitionLock, WakeUp, wake_all
+from spark_stream.broker.partition.waiters import PartitionLock, PartitionWaiters, WakeUp, wake_all
 from spark_stream.consistency.control.election import Unchanged, lift_epoch
 from spark_stream.consistency.control.handover import (
     Trouble,
@@ -63,7 +64,7 @@ _REFUSALS: Final = (DiskFull, StorageFailure)
 
 
 class Fitness:
-    """Whether the log of a replica takes writes. Any thread may look at ``trouble``."""
+    """The results of a log's latest writes. Any thread may read ``trouble``."""
 
     __slots__ = ("_clock", "_on_trouble", "error", "trouble")
 
@@ -88,10 +89,10 @@ class Fitness:
             if self.trouble is not None:
                 self.trouble = after_write(self.trouble)
         elif isinstance(error, _REFUSALS):
-            self.note(error)
+            self.record_refusal(error)
 
-    def note(self, error: IsologError) -> None:
-        """Note that the log has refused a write."""
+    def record_refusal(self, error: IsologError) -> None:
+        """Record the error of a refused write."""
         full, now = isinstance(error, DiskFull), self._clock.steady_us()
         self.error = error
         self.trouble = after_refusal(self.trouble, now, full=full)
@@ -99,22 +100,22 @@ class Fitness:
             self._on_trouble()
 
     def check(self) -> None:
-        """Raise the last write's error if the log is in trouble."""
+        """Raise the error of the last refused write, unless the log accepts writes again."""
         if self.trouble is not None and self.error is not None:
             raise self.error.again()
 
-    def put_off(self) -> None:
-        """Look at the trouble again later, if there still is one."""
+    def postpone(self) -> None:
+        """Postpone the next action on the trouble."""
         if self.trouble is not None:
             self.trouble = after_attempt(self.trouble, self._clock.steady_us())
 
-    def end(self) -> None:
-        """Forget the trouble: the log has taken a probe."""
+    def clear(self) -> None:
+        """Clear the trouble after a successful probe."""
         self.trouble = self.error = None
 
 
 class Role(Enum):
-    """What a replica is at the moment."""
+    """The role of a replica."""
 
     NONE = "none"
     LEADER = "leader"
@@ -122,7 +123,7 @@ class Role(Enum):
 
 
 class PartitionState(Struct, eq=False):
-    """One replica's state: names, log and core stay, the rest changes under the lock."""
+    """The state of one replica. All but names, log and core changes only under the lock."""
 
     topic: str
     number: int
@@ -131,25 +132,25 @@ class PartitionState(Struct, eq=False):
     clock: Clock
     fitness: Fitness
     sessions: Sessions
-    callers: Callers
+    waiters: PartitionWaiters
     moved: Callable[[], None]
-    """Is called whenever housekeeping or a force may have become due; under the lock."""
+    """Called under the lock whenever housekeeping or an fsync may have become due."""
     proposed: Callable[[ProposeIsr | ProposeRecord], None]
-    """Is called with changes of the record that are to be made; under the lock."""
+    """Called under the lock with changes of the record to propose."""
     role: Role
     traffic: Traffic = field(default_factory=Traffic.new)
     turn: int = 0
-    """How often the role or its epoch has changed: what was begun in an earlier turn is over."""
+    """The number of changes of the role or its epoch. Work of an earlier turn is ignored."""
     hand_overs: int = 0
     closed: IsologError | None = None
-    """Why the partition is closed."""
+    """The error for callers once the partition is closed."""
     serves: Callable[[], bool] | None = None
-    """Whether the broker's lease lasts; None: it needs none."""
+    """Returns whether the broker's lease is valid. None: the broker needs no lease."""
     lock: PartitionLock = field(default_factory=PartitionLock)
 
     @property
     def name(self) -> str:
-        """The partition's name in messages."""
+        """The partition's name in errors and logs."""
         return f"{self.topic}/{self.number}"
 
     # -- its role ----------------------------------------------------------------------------------
@@ -162,35 +163,35 @@ class PartitionState(Struct, eq=False):
         return self.serves is None or self.serves() or self._is_promised()
 
     def _is_promised(self) -> bool:
-        """Return whether no other in-sync replica will lead for now, whatever is on record."""
+        """Return whether promises currently stop every other in-sync replica from leading."""
         progress = self.core.progress
         until = None if progress is None else progress.leads_until()
         return until is not None and self.clock.monotonic() < until
 
     def begin_role(self, role: Role) -> None:
-        """Begin a role: the sessions of followers end that belong to the role before."""
+        """Begin a role. End the followers' sessions of the previous role."""
         self.role, self.turn = role, self.turn + 1
         self.sessions.end_all()
 
     def check_open(self) -> None:
-        """Raise the error that says why the partition is closed, if it is."""
+        """Raise the partition's closing error if it is closed."""
         if self.closed is not None:
             raise self.closed.again()
 
     def check_leads(self) -> None:
-        """Raise NotLeader unless the replica leads; raise why it is closed if it is."""
+        """Raise NotLeader unless the replica leads, or the closing error if it is closed."""
         self.check_open()
         if not self.leads:
             raise self.not_leader()
 
     def check_answers(self, *, near: bool) -> None:
-        """Check as :meth:`check_leads`; with ``near``, accept a follower too."""
+        """Check as :meth:`check_leads`, but with ``near`` accept a follower too."""
         self.check_open()
         if not (self.leads or (near and self.role is Role.FOLLOWER)):
             raise self.not_leader()
 
     def check_takes(self) -> None:
-        """Check as :meth:`check_leads`; raise LeaderUnavailable while it is handed over."""
+        """Check as :meth:`check_leads`, and raise LeaderUnavailable during a hand-over."""
         self.check_leads()
         if self.hand_overs:
             raise LeaderUnavailable(
@@ -200,11 +201,11 @@ class PartitionState(Struct, eq=False):
             )
 
     def check_follows(self, turn: int) -> None:
-        """Raise NotLeader unless the replica follows, in this turn; raise why it is closed."""
+        """Raise NotLeader unless the replica follows in this turn, or the closing error."""
         self.check_open()
         if self.role is not Role.FOLLOWER or turn != self.turn:
             raise NotLeader(
-                f"{self.name}: it follows another leader by now, or none, or has begun again",
+                f"{self.name}: this replica has changed its leader or its role",
                 topic=self.topic,
                 partition=self.number,
             )
@@ -212,14 +213,14 @@ class PartitionState(Struct, eq=False):
     def not_leader(self) -> NotLeader:
         """Return the error for a request that only the leader answers."""
         return NotLeader(
-            f"{self.name}: this broker does not lead the partition any more",
+            f"{self.name}: this broker no longer leads the partition",
             topic=self.topic,
             partition=self.number,
             leader="",
         )
 
     def refused(self, refusal: Refusal, epoch: int) -> IsologError:
-        """Return the error for the refusal of a leader or a follower of this epoch."""
+        """Return the error for a refusal between a leader and a follower of this epoch."""
         kinds: dict[Refusal, type[IsologError]] = {
             Refusal.FENCED: LeaderEpochFenced,
             Refusal.UNKNOWN_EPOCH: UnknownLeaderEpoch,
@@ -233,12 +234,12 @@ class PartitionState(Struct, eq=False):
     # -- its log -----------------------------------------------------------------------------------
 
     def force(self) -> None:
-        """Force what was appended to the disk, unless the topic says ``flush=none``.
+        """Fsync the appended records, unless the topic has ``flush=none``.
 
         The caller does not hold the lock.
 
         Raises:
-            StorageFailure: that failed.
+            StorageFailure: the fsync failed.
             BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
         with self.lock:
@@ -249,7 +250,7 @@ class PartitionState(Struct, eq=False):
     # -- effects -----------------------------------------------------------------------------------
 
     def carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
-        """Carry out what the core decided; return the reads to wake once the lock is free."""
+        """Carry out the core's effects. Return the callbacks to run after the lock's release."""
         self.moved()
         self.sessions.keep(self.core.sessions())
         for effect in effects:
@@ -257,18 +258,18 @@ class PartitionState(Struct, eq=False):
                 self.proposed(effect)
             elif isinstance(effect, HighWatermarkMoved):
                 self.sessions.recent.drop_below(effect.entry)
-                self.sessions.give_news(entries=False)
-        return self.callers.carry_out(effects)
+                self.sessions.notify(entries=False)
+        return self.waiters.carry_out(effects)
 
 
 class ReplicaRole:
-    """The role of one replica, from any thread."""
+    """The changes of a replica's role, from any thread."""
 
     def __init__(self, state: PartitionState) -> None:
         self._state = state
 
     def trim(self, before: Offset) -> None:
-        """Move the log start that readers see up to ``before``. Housekeeping removes files."""
+        """Move the log start for readers up to ``before``. Housekeeping removes the files."""
         state = self._state
         if before <= state.core.bounds_state.trimmed:
             return
@@ -285,12 +286,12 @@ class ReplicaRole:
         version: int,
         serves: Callable[[], bool] | None = None,
     ) -> None:
-        """Lead as the record says; a leader of this epoch takes over the record's changes.
+        """Lead as the record requires. A leader of this epoch applies the record's changes.
 
-        ``serves``: whether the broker's lease lasts; None: it needs none.
+        ``serves`` returns whether the broker's lease is valid. None: the broker needs no lease.
 
         Raises:
-            DiskFull, StorageFailure: The log ends below the partition's log start, and could not be
+            DiskFull, StorageFailure: the log ends below the partition's log start, and could not be
                 emptied.
         """
         state, core = self._state, self._state.core
@@ -302,10 +303,10 @@ class ReplicaRole:
             if state.role is Role.LEADER and epoch == core.leader_epoch and core.progress:
                 effects = core.isr_changed(record, version, now)
             elif epoch < core.leader_epoch:
-                return  # an old view
+                return  # the view is outdated
             elif not isinstance(lifted := lift_epoch(record, me, core.epochs.last or 0), Unchanged):
                 state.proposed(ProposeRecord(me, record, lifted, version))
-                return  # it leads once that is on record
+                return  # the replica leads once the record has the lifted epoch
             else:
                 self._skip_trimmed(now)
                 state.begin_role(Role.LEADER)
@@ -314,9 +315,10 @@ class ReplicaRole:
         wake_all(woken)
 
     def _skip_trimmed(self, now: int) -> None:
-        """Begin the log at the trim, if the log ends below it: an unclean election can do that.
+        """Reset the log to the trimmed start if it ends below that.
 
-        Else readers would not see the next records.
+        An unclean election can elect such a replica. Without the reset, readers would not see its
+        next records.
         """
         log, core = self._state.log, self._state.core
         trimmed = core.bounds_state.trimmed
@@ -324,14 +326,18 @@ class ReplicaRole:
             at = Boundary(log.end.entry, trimmed)
             log.reset(at)
             core.reset(at, now)
-            logger.warning("%s: begins at offset %d, its log start", self._state.name, trimmed)
+            logger.warning(
+                "%s: the log ended below the log start and now begins there, at offset %d",
+                self._state.name,
+                trimmed,
+            )
 
     def follow(self, epoch: LeaderEpoch) -> bool:
-        """Follow another broker, which leads in this epoch. Return False if that is not new."""
+        """Follow the leader of this epoch. Return False if nothing has changed."""
         return self._end_leading(Role.FOLLOWER, epoch)
 
     def rest(self, epoch: LeaderEpoch) -> None:
-        """Have no role: no broker leads, or this one does not yet."""
+        """Give up the role: no broker leads, or this one does not lead yet."""
         self._end_leading(Role.NONE, epoch)
 
     def _end_leading(self, role: Role, epoch: LeaderEpoch) -> bool:
@@ -347,17 +353,17 @@ class ReplicaRole:
         return True
 
     def begin_hand_over(self) -> None:
-        """Refuse appends: another broker is to lead as soon as it has all entries."""
+        """Refuse appends until the next leader has all entries."""
         with self._state.lock:
             self._state.hand_overs += 1
 
     def end_hand_over(self) -> None:
-        """Take appends again if it still leads, and each hand-over that has begun has ended."""
+        """Accept appends again, after the end of the last hand-over, if the replica still leads."""
         with self._state.lock:
             self._state.hand_overs -= 1
 
     def take_isr(self, record: PartitionRecord, version: int) -> None:
-        """Take over the in-sync replicas that were proposed and are on record now."""
+        """Apply the proposed ISR, which the record now has."""
         state = self._state
         with state.lock:
             if state.closed is not None or state.role is not Role.LEADER:
@@ -367,7 +373,7 @@ class ReplicaRole:
         wake_all(woken)
 
     def refuse_isr(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
-        """Take over the record that is there instead of what was proposed for that version."""
+        """Apply the stored record, which has replaced the proposal for that version."""
         state = self._state
         with state.lock:
             if state.closed is not None:
@@ -377,7 +383,7 @@ class ReplicaRole:
         wake_all(woken)
 
     def tick(self) -> None:
-        """Let the core see the time, and which brokers live: who is in sync may change."""
+        """Update the ISR by the time and the live brokers."""
         state = self._state
         with state.lock:
             if state.closed is not None:
@@ -386,6 +392,6 @@ class ReplicaRole:
         wake_all(woken)
 
     def tick_due(self) -> int | None:
-        """Return when :meth:`tick` may change something, by the steady clock, or None for never."""
+        """Return the time of the next useful :meth:`tick`, by the steady clock. None: never."""
         with self._state.lock:
             return None if self._state.closed is not None else self._state.core.tick_due()

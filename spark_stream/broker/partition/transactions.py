@@ -1,7 +1,8 @@
-"""The transactions of one partition, as its leader keeps them: joins, seals, markers.
+"""The transactions of one partition at its leader: joins, seals and markers.
 
-Order of steps (``consistency.partition.open_transactions``): a join is opened, put on record, and
-confirmed; a decided transaction is sealed, and then its producers' parts get their markers.
+Order of steps (``consistency.partition.open_transactions``): a join is opened, then stored in the
+transaction's record, then confirmed. A decided transaction is sealed, and then its producers' parts
+get their markers.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ class OpenTransaction(Struct, frozen=True):
 
 
 class PartitionTransactions:
-    """Transactions in one partition, from any thread."""
+    """The transactions of one partition, from any thread."""
 
     def __init__(self, state: PartitionState) -> None:
         self._state = state
 
     def has_joined(self, transaction: int, producer_id: int) -> bool:
-        """Return whether batches of the transaction are taken; each is judged again on arrival."""
+        """Return whether the producer has joined. Each batch is judged again on arrival."""
         return (transaction, producer_id) in self._state.core.joins
 
     def open_join(
         self, transaction: int, producer_id: int, patience_s: float = -1
     ) -> PendingJoin | None:
-        """Open a join before the transaction's record names this partition, for its first batch.
+        """Open a join for the first batch, before the transaction's record names this partition.
 
-        Return None if others held the partition for ``patience_s``: nothing was done.
+        Return None, without any effect, if the lock is not free within ``patience_s``.
         """
         state = self._state
         if not state.lock.acquire(timeout=patience_s):
@@ -54,17 +55,17 @@ class PartitionTransactions:
             state.lock.release()
 
     def close_join(self, pending: PendingJoin, *, on_record: bool, waits: bool = True) -> None:
-        """Confirm a join if the record names this partition; give it up if the record refused.
+        """Confirm a join if the transaction's record names this partition, else give it up.
 
-        A transaction that was sealed meanwhile has not joined: its batches are refused
-        (``consistency.partition.open_transactions``). ``waits=False``: if others hold the
-        partition, return at once; the holder does this when it releases the lock.
+        A transaction that was sealed since :meth:`open_join` has not joined, and its batches are
+        refused (``consistency.partition.open_transactions``). With ``waits=False`` the method never
+        blocks: if the lock is held, its holder closes the join after the release.
         """
         if waits:
             with self._state.lock:
                 self._close_join(pending, on_record)
         else:
-            self._state.lock.do_soon(self._close_join, pending, on_record)
+            self._state.lock.run_soon(self._close_join, pending, on_record)
 
     def _close_join(self, pending: PendingJoin, on_record: bool) -> tuple[WakeUp, ...]:
         joins = self._state.core.joins
@@ -75,7 +76,7 @@ class PartitionTransactions:
         return ()
 
     def open(self) -> list[OpenTransaction]:
-        """Return the open parts of transactions and where each begins, earliest first."""
+        """Return the open parts of transactions with their first offsets, earliest first."""
         with self._state.lock:
             return [
                 OpenTransaction(transaction, producer_id, part.first_offset)
@@ -83,7 +84,11 @@ class PartitionTransactions:
             ]
 
     def seal(self, transaction: int) -> None:
-        """Take nothing more of a decided transaction; raise NotLeader if another broker leads."""
+        """Refuse further batches of a decided transaction.
+
+        Raises:
+            NotLeader: another broker leads the partition.
+        """
         with self._state.lock:
             self._state.check_leads()
             self._state.core.joins.seal(transaction)
@@ -91,10 +96,10 @@ class PartitionTransactions:
     def end(self, transaction: int, takes: Callable[[int], bool]) -> Marked:
         """Write the markers of a decided transaction: commits for the producer ids it takes.
 
-        Parts that have ended stay as they are. The answer says up to where the markers are.
+        Parts that have ended do not change. Return the entry index after the markers.
 
         Raises:
-            DiskFull, StorageFailure: some markers may be missing; the call can be repeated.
+            DiskFull, StorageFailure: some markers may be missing. The call can be repeated.
             NotLeader: another broker leads the partition.
             BrokerStopping, UnknownTopic, NotLeader: the partition is closed.
         """
@@ -102,19 +107,20 @@ class PartitionTransactions:
         return self._end_parts(transaction, takes)
 
     def drop_branch(self, transaction: int, producer_id: int) -> None:
-        """Abort what one producer id wrote in a transaction that goes on; take no more of it.
+        """Abort the part of one producer id in an open transaction, and refuse its next batches.
 
-        Raises: as :meth:`end`.
+        Raises:
+            DiskFull, StorageFailure, NotLeader, BrokerStopping, UnknownTopic: as :meth:`end`.
         """
         with self._state.lock:
-            self._state.check_takes()  # else a replica that does not lead would forget the join
+            self._state.check_takes()  # a replica that does not lead must keep the join
             self._state.core.joins.drop(transaction, producer_id)
         self._end_parts(transaction, None, producer_id)
 
     def _end_parts(
         self, transaction: int, takes: Callable[[int], bool] | None, only: int | None = None
     ) -> Marked:
-        """Write the markers of all producer ids, or of ``only`` one; None takes nothing."""
+        """Write the markers of all producer ids, or of ``only`` one. ``takes`` None aborts all."""
         state, core = self._state, self._state.core
         written: list[Entry] = []
         woken: tuple[WakeUp, ...] = ()
@@ -127,20 +133,20 @@ class PartitionTransactions:
                             taken = takes is not None and takes(producer_id)
                             kind = Kind.COMMIT if taken else Kind.ABORT
                             written.append(self._mark(kind, producer_id, part.epoch, transaction))
-                finally:  # all markers at once: a transaction may have many branches
+                finally:  # a transaction may have many branches, so their markers go together
                     effects = core.apply(*written)
                     if written:
-                        state.sessions.give_news()
+                        state.sessions.notify()
                     woken = state.carry_out(effects)
                 bounds = core.bounds_state
                 settled = core.is_settled(bounds.log_end.entry)
-        finally:  # even if the transaction's next marker found no room
+        finally:  # even if a marker did not fit on the disk
             wake_all(woken)
         end = bounds.log_end.entry
         return Marked(end, bounds.leader_epoch, settled)
 
     def _mark(self, kind: Kind, producer_id: int, epoch: int, transaction: int) -> Entry:
-        """Write one marker and return its entry; the caller holds the lock."""
+        """Write one marker under the lock. Return its entry."""
         state = self._state
         at, now, leader_epoch = state.log.end, state.clock.steady_us(), state.core.leader_epoch
         with state.fitness:

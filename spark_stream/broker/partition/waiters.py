@@ -1,16 +1,15 @@
-"""Who waits for a partition: appends and reads, and threads that want its lock.
+"""Pending appends and reads of a partition, and the work that is queued at its lock.
 
-Appends wait for their acknowledgements, reads for something to see. The partition's core
-(``consistency.partition.replica``) gives each waiter a number; its effects list the waiters to
-release. :class:`Callers` has the caller of each number. All of it runs under the partition's lock.
+Appends wait for their acknowledgements, and reads for new records. In the partition's core
+(``consistency.partition.replica``) each waiter is a number, and the core's effects list the numbers
+to release. :class:`PartitionWaiters` maps the numbers to callbacks, under the partition's lock.
 
-Whoever appends holds the lock while the disk takes the bytes. A thread that serves a follower, for
-all partitions of its stream, must not wait for that. So it queues its work at the lock: the thread
-does it itself if the lock is free; otherwise the holder does it right after releasing the lock.
+An appending thread holds the lock during its write to the disk. A thread that serves a follower
+serves all partitions of its stream, so it must not wait for that write. It queues its work at the
+lock. If the lock is free, it does the work itself. Otherwise the holder does it after the release.
 
-Why no work is forgotten: work is queued before its owner tries the lock, and a holder looks for
-work after it has released the lock. So if a release and a new piece of work cross, one of the two
-threads sees the work.
+No work is lost: a thread queues its work before it tries the lock, and a holder checks the queue
+after the release. So if a release and new work cross, one of the two threads finds the work.
 """
 
 from __future__ import annotations
@@ -35,34 +34,34 @@ logger = logger_of(__name__)
 Ts = TypeVarTuple("Ts")
 WakeUp = Callable[[], None]
 Work = Callable[..., tuple[WakeUp, ...]]
-"""Runs under a partition's lock; returns what to call after its release."""
+"""Runs under a partition's lock and returns the callbacks to run after its release."""
 
 
 def wake_all(woken: Iterable[WakeUp]) -> None:
-    """Wake those who wait, without the partition's lock; one that fails keeps no other waiting."""
+    """Call these callbacks, without the partition's lock. If one fails, the rest still run."""
     for wake in woken:
         try:
             wake()
         except Exception:
-            logger.exception("what waits for a partition could not be woken")
+            logger.exception("the callback of a pending append or read failed")
 
 
 class PartitionLock:
-    """A lock that one thread must not take twice."""
+    """The lock of a partition, with a queue of work for its holder. It is not reentrant."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left: deque[tuple[Work, tuple[object, ...]]] = deque()
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Wait ``timeout`` seconds at most, without limit if negative.
+        """Acquire the lock within ``timeout`` seconds (negative: no limit).
 
-        Return whether the lock was taken.
+        Return False after the timeout.
         """
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Release it, then do the work that was left meanwhile."""
+        """Release the lock, then do the work that was queued while it was held."""
         self._lock.release()
         if self._left:
             self._work_off()
@@ -73,10 +72,10 @@ class PartitionLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def do_soon(self, work: Callable[[*Ts], tuple[WakeUp, ...]], *args: *Ts) -> None:
-        """Call ``work(*args)`` under the lock, now or when its holder releases it. Never wait.
+    def run_soon(self, work: Callable[[*Ts], tuple[WakeUp, ...]], *args: *Ts) -> None:
+        """Call ``work(*args)`` under the lock, now or when its holder releases it. Never block.
 
-        The calls are made in their order. Their errors are logged: their owner may be gone.
+        The calls are made in the order of this method's calls. Their errors are logged.
         """
         self._left.append((work, args))
         self._work_off()
@@ -96,15 +95,15 @@ def _do(work: Work, args: tuple[object, ...]) -> tuple[WakeUp, ...]:
     try:
         return work(*args)
     except Exception:
-        logger.exception("work left to the holder of a partition's lock failed")
+        logger.exception("queued work on a partition failed")
         return ()
 
 
 class Appended(Struct, frozen=True):
-    """What became of a message: ``count`` records from ``offset`` on are in the log.
+    """The result of an append: ``count`` records from ``offset`` on are in the log.
 
-    ``refused`` is the error for the first bad record, if there was one; ``count`` is the number of
-    records before it. ``duplicate``: they were in the log already.
+    ``refused`` is the error of the first bad record, if there is one. Then ``count`` is the number
+    of records before it. ``duplicate``: an earlier append has stored the records.
     """
 
     offset: Offset
@@ -114,9 +113,9 @@ class Appended(Struct, frozen=True):
 
 
 def unknown_outcome(done: Appended, topic: str, partition: int, why: str) -> UnknownOutcome:
-    """Return the error for records that are in this leader's log and may be in no other.
+    """Return the error for records that are in this leader's log and perhaps in no other.
 
-    It has no ``kept``: none of them is acknowledged.
+    The error has no ``kept``, because none of the records is acknowledged.
     """
     return UnknownOutcome(
         f"{topic}/{partition}: offsets {done.offset} to {done.offset + done.count - 1} are in the"
@@ -129,9 +128,9 @@ def unknown_outcome(done: Appended, topic: str, partition: int, why: str) -> Unk
 
 
 class Candidate(Struct):
-    """A message that is inspected and encoded, so all that is left needs the partition's lock.
+    """An inspected and encoded message. The rest of its append needs the partition's lock.
 
-    ``prepared`` is None where none of its records is kept.
+    ``prepared`` is None if every record of the message is dropped.
     """
 
     prepared: Prepared | None
@@ -139,10 +138,10 @@ class Candidate(Struct):
 
 
 class Taken(Struct):
-    """A message that the partition has judged and appended.
+    """A message that the partition has checked and appended.
 
-    It is acknowledged at once if there is no ``pending`` acknowledgement to wait for. ``woken`` are
-    the reads that it satisfies, to be woken after it has been acknowledged.
+    Without a ``pending`` acknowledgement it can be acknowledged now. ``woken`` has the callbacks of
+    the reads that it satisfies. Call them after the acknowledgement.
     """
 
     appended: Appended
@@ -150,41 +149,42 @@ class Taken(Struct):
     woken: tuple[WakeUp, ...] = ()
 
     def take_woken(self) -> tuple[WakeUp, ...]:
-        """Return the reads to wake; a second call returns none."""
+        """Remove and return the callbacks of the reads to wake."""
         woken, self.woken = self.woken, ()
         return woken
 
 
 class Acknowledgement:
-    """A handle on an append that is not yet replicated as far as its isolation requires."""
+    """The pending acknowledgement of an append that its isolation level makes wait."""
 
     def __init__(self, ticket: int) -> None:
         self.ticket = ticket
         self._settled = threading.Event()
         self._failure: IsologError | None = None
-        self._heard: tuple[Callable[..., None], tuple[object, ...]] | None = None
+        self._callback: tuple[Callable[..., None], tuple[object, ...]] | None = None
 
     def settle(self, failure: IsologError | None = None) -> WakeUp:
-        """Note that the append is safe, or never will be; return what to call without any lock."""
+        """Record success, or the failure. Return the callback, to be run without any lock."""
         self._failure = failure
         self._settled.set()
         return self._call
 
-    def when_settled(self, heard: Callable[[*Ts], None], *args: *Ts) -> None:
-        """Call ``heard(*args)`` when the append is settled (now if it is), perhaps twice."""
-        self._heard = heard, args
+    def when_settled(self, callback: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call ``callback(*args)`` when the append is settled, or now. It may be called twice."""
+        self._callback = callback, args
         if self._settled.is_set():
-            heard(*args)
+            callback(*args)
 
     def _call(self) -> None:
-        if self._heard is not None:
-            heard, args = self._heard
-            heard(*args)
+        if self._callback is not None:
+            callback, args = self._callback
+            callback(*args)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the append is safe.
+        """Wait for the acknowledgement. Return False after the timeout.
 
-        Return False after the timeout; raise if it will never be safe.
+        Raises:
+            IsologError: the append has failed.
         """
         settled = self._settled.wait(timeout_s)
         if self._failure is not None:
@@ -192,8 +192,8 @@ class Acknowledgement:
         return settled
 
 
-class Callers:
-    """Those who wait for one partition; ``partition`` is its name in errors."""
+class PartitionWaiters:
+    """The pending appends and reads of one partition. ``partition`` is its name in errors."""
 
     def __init__(self, partition: str) -> None:
         self._partition = partition
@@ -201,33 +201,28 @@ class Callers:
         self._appends: dict[int, Acknowledgement] = {}
         self._reads: dict[int, WakeUp] = {}
 
-    @property
-    def reads(self) -> int:
-        """How many reads wait."""
-        return len(self._reads)
-
     def new_number(self) -> int:
-        """Return a number that no other caller has."""
+        """Return an unused number."""
         return next(self._numbers)
 
     def add_append(self, number: int) -> Acknowledgement:
-        """Let an append wait under this number. Return what it waits for."""
+        """Register a pending append under this number. Return its acknowledgement."""
         acknowledgement = self._appends[number] = Acknowledgement(number)
         return acknowledgement
 
     def add_read(self, number: int, wake: WakeUp) -> None:
-        """Let a read wait under this number until it is woken."""
+        """Register a pending read under this number."""
         self._reads[number] = wake
 
     def remove(self, number: int) -> None:
-        """Remove the caller of this number: it does not wait any more."""
+        """Remove the waiter of this number, if there is one."""
         self._appends.pop(number, None)
         self._reads.pop(number, None)
 
     def carry_out(self, effects: Effects) -> tuple[WakeUp, ...]:
-        """Settle appends as the effects say.
+        """Settle appends by the effects.
 
-        Return what to call when the lock is free: appends are acknowledged, then reads woken.
+        Return the callbacks to run after the lock's release: those of appends, then of reads.
         """
         settled: list[WakeUp] = []
         woken: list[WakeUp] = []
@@ -238,7 +233,7 @@ class Callers:
                 settled += [self._appends.pop(number).settle() for number in effect.tickets]
             elif isinstance(effect, Disown):
                 for number in effect.tickets:
-                    cut = UnknownOutcome(f"{self._partition}: a new leader cut the records off")
+                    cut = UnknownOutcome(f"{self._partition}: a new leader truncated the records")
                     settled.append(self._appends.pop(number).settle(cut))
             elif isinstance(effect, Abandon):
                 for number in effect.tickets:
@@ -246,7 +241,7 @@ class Callers:
         return (*settled, *woken)
 
     def end_all(self, failure: IsologError) -> tuple[WakeUp, ...]:
-        """Let all appends fail and all reads end; return what to call when the lock is free."""
+        """End all waits, appends with this failure. Return the callbacks to run unlocked."""
         others_lead = isinstance(failure, NotLeader)
         settled = [
             each.settle(self._abandoned() if others_lead else failure.again())
@@ -258,5 +253,5 @@ class Callers:
         return woken
 
     def _abandoned(self) -> NotLeader:
-        """Return the error of an append that is in the log; another leader will acknowledge it."""
+        """Return the error of an append in the log that only the next leader can acknowledge."""
         return NotLeader(f"{self._partition}: another broker leads now", leader="", appended=True)

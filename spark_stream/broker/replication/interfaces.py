@@ -59,7 +59,7 @@ class LeaderSession(Protocol):
     def on_acked(self, entry: EntryIndex) -> None:
         """Take a follower's report: it has all entries before this one."""
 
-    def came_damaged(self, entry: EntryIndex) -> None:
+    def on_damaged(self, entry: EntryIndex) -> None:
         """Note that an entry arrived damaged: it is to be sent again from what is stored."""
 
     def refuses_writes(self) -> None:

@@ -449,7 +449,7 @@ class LeaderStreamCore:
         slot = self._queue.get(message.slot)
         calls: list[Call] = []
         if slot is not None and message.damaged is not None:
-            calls.append((slot.session.came_damaged, (EntryIndex(message.damaged),)))
+            calls.append((slot.session.on_damaged, (EntryIndex(message.damaged),)))
         if slot is not None and message.refuses_writes:
             calls.append((slot.session.refuses_writes, ()))
         return calls + self._end_slot(message.slot)

@@ -336,7 +336,7 @@ class ServedAppends:
                 with self._lock:
                     wait = self._core.hold(place)
                     self._set_timer()
-                place.work.held.appends.call_when_free(self._resume, partition, wait)
+                place.work.held.appends.notify_when_free(self._resume, partition, wait)
                 return
             with self._lock:
                 place = self._core.through(place)

@@ -1,4 +1,4 @@
-"""Which records of a batch are bad, and how large each is: against loops over Python values."""
+"""The inspection of batches, compared with loops over Python values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.examples import examples
 LIMIT = 1 << 20
 
 
-def test_more_rows_than_a_message_can_have_are_refused() -> None:
+def test_batch_with_too_many_rows_is_refused() -> None:
     """Values of the type null have no bytes, so a short message may claim any number of rows."""
     batch = pa.RecordBatch.from_arrays([pa.nulls(2**31)], names=["void"])
     with pytest.raises(BatchTooLarge, match="2\\^31"):
         inspected(batch, (), LIMIT)
 
 
-def test_a_batch_without_rows_and_with_invalid_values_is_refused() -> None:
+def test_empty_batch_with_invalid_values_is_refused() -> None:
     offsets = pa.py_buffer(np.array([-1], np.int32))
     child = pa.Array.from_buffers(pa.string(), 0, [None, offsets, pa.py_buffer(b"")])
     inner = pa.Array.from_buffers(pa.struct([("a", pa.string())]), 0, [None], children=[child])
@@ -38,11 +38,11 @@ def test_a_batch_without_rows_and_with_invalid_values_is_refused() -> None:
         inspected(batch, (), LIMIT)
 
 
-# -- how large a record is -------------------------------------------------------------------------
+# -- sizes of records ------------------------------------------------------------------------------
 
 
 def size_of(value: Any, kind: pa.DataType) -> int:
-    """The bytes of one value: fixed widths count although it is null, the rest as it is."""
+    """Return the bytes of one value. A null has the bytes of its type's fixed width."""
     if pt.is_null(kind):
         return 0
     if pt.is_struct(kind):
@@ -85,7 +85,7 @@ typed = st.sampled_from(list(LEAVES.items()))
 
 
 def nested(inner):
-    """(type, values of it), from the same of what is within."""
+    """Return pairs of a type and its values, nested around such pairs."""
     return st.one_of(
         inner.map(lambda each: (pa.list_(each[0]), st.none() | lists(each[1]))),
         inner.map(lambda each: (pa.large_list(each[0]), st.none() | lists(each[1]))),
@@ -116,8 +116,8 @@ columns = st.recursive(typed, nested, max_leaves=4)
 
 @settings(max_examples=examples(150))
 @given(columns, st.integers(0, 3), st.integers(0, 3), st.data())
-def test_the_sizes_of_records_are_those_of_their_values(column, before, after, data):
-    """Also in slices: rows before and after them are not theirs."""
+def test_record_sizes_are_the_sums_of_value_sizes(column, before, after, data):
+    """The same is true of slices of a column."""
     kind, values = column
     rows = data.draw(st.lists(values, max_size=6))
     around = data.draw(st.lists(values, min_size=before + after, max_size=before + after))
@@ -128,19 +128,19 @@ def test_the_sizes_of_records_are_those_of_their_values(column, before, after, d
     assert bytes_at_most(batch) >= max(sizes, default=0)
 
 
-def test_what_no_record_has_more_than_is_what_the_largest_values_have_together():
+def test_upper_bound_of_record_sizes_is_sum_of_largest_values():
     batch = pa.record_batch({"a": pa.array([1, 2], pa.int32()), "b": ["x", "yyy"], "c": [[], [5]]})
     assert bytes_at_most(batch) == 4 + 3 + 8
     assert bytes_at_most(batch.slice(0, 1)) == 4 + 1
     assert bytes_at_most(batch.slice(0, 0)) == 0
 
 
-def test_the_sizes_of_columns_add_up():
+def test_record_size_is_the_sum_over_columns():
     batch = pa.record_batch({"a": pa.array([1, 2], pa.int32()), "b": ["x", "yyy"]})
     assert record_sizes(batch).tolist() == [5, 7]
 
 
-def test_children_that_are_slices_themselves_are_counted_from_their_own_start():
+def test_sizes_of_sliced_children_start_at_the_slice():
     strings = pa.array(["long enough", "a", "bb", "ccc"]).slice(1)
     struct = pa.StructArray.from_arrays([strings], names=["s"]).slice(1)
     listed = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), strings)
@@ -148,7 +148,7 @@ def test_children_that_are_slices_themselves_are_counted_from_their_own_start():
     assert record_sizes(batch).tolist() == [2 + 1, 3 + 5]
 
 
-def test_a_batch_without_rows_has_no_sizes():
+def test_empty_batch_has_no_record_sizes():
     kinds = [pa.list_(pa.string()), pa.map_(pa.string(), pa.int8()), pa.list_(pa.int8(), 2)]
     arrays = [pa.array([], kind) for kind in kinds]
     assert record_sizes(pa.RecordBatch.from_arrays(arrays, names=["a", "b", "c"])).tolist() == []
@@ -163,14 +163,14 @@ def verdict(batch: pa.RecordBatch, required: tuple[str, ...] = (), limit: int = 
     return found.kept, found.flaw
 
 
-def test_a_record_above_the_limit_ends_the_message_and_one_at_it_does_not():
+def test_record_above_size_limit_truncates_message_and_one_at_limit_does_not():
     batch = pa.record_batch({"v": [b"x" * 100, b"x" * 101, b"x"]})
     assert verdict(batch, limit=100) == (1, Flaw(1, Reason.TOO_LARGE, size=101))
     assert verdict(batch, limit=101) == (3, None)
 
 
-def test_what_no_record_refers_to_does_not_count_and_does_no_harm():
-    """A list array may bring values along that none of its lists has: here unsound ones."""
+def test_unreferenced_child_values_are_ignored():
+    """A list array may have child values, here invalid ones, that belong to none of its lists."""
     inner = [None, pa.py_buffer(np.array([0, 1, 2, 1 << 30, 2], np.int32))]
     strings = pa.ListArray.from_buffers(
         pa.list_(pa.int8()), 4, inner, children=[pa.array([1, 2], pa.int8())]
@@ -182,16 +182,16 @@ def test_what_no_record_refers_to_does_not_count_and_does_no_harm():
 
 
 @pytest.mark.parametrize("neighbours", [0, 1, 100])
-def test_whether_a_record_is_too_large_does_not_depend_on_its_neighbours(neighbours):
-    """A thousand flags take 125 bytes in a file, and count as a thousand."""
+def test_size_check_of_a_record_ignores_its_neighbours(neighbours):
+    """A thousand flags take 125 bytes in a file and are counted as a thousand bytes."""
     flags = [[True] * 1000] + [[]] * neighbours
     batch = pa.record_batch({"flags": pa.array(flags, pa.list_(pa.bool_()))})
     assert verdict(batch, limit=999)[0] == 0
     assert verdict(batch, limit=1000)[0] == len(flags)
 
 
-def test_a_batch_above_what_a_message_may_be_is_refused_as_a_whole():
-    nothing = np.zeros(BATCH_BYTES_MAX // 8 + 1)  # pages that nobody touches take no memory
+def test_batch_above_message_size_is_refused_as_a_whole():
+    nothing = np.zeros(BATCH_BYTES_MAX // 8 + 1)  # untouched pages take no memory
     with pytest.raises(BatchTooLarge, match=f"at most {BATCH_BYTES_MAX} bytes"):
         verdict(pa.record_batch({"v": nothing}))
 
@@ -200,7 +200,7 @@ def test_a_batch_above_what_a_message_may_be_is_refused_as_a_whole():
 
 
 @given(st.lists(st.booleans(), min_size=1), st.lists(st.booleans(), min_size=1))
-def test_a_null_where_none_is_taken_ends_the_message_before_it(one, two):
+def test_null_in_required_column_truncates_message_before_it(one, two):
     rows = min(len(one), len(two))
     one, two = one[:rows], two[:rows]
     batch = pa.record_batch(
@@ -217,7 +217,7 @@ def test_a_null_where_none_is_taken_ends_the_message_before_it(one, two):
         assert flaw == Flaw(bad[0], Reason.NULL_VALUE, column="one" if one[bad[0]] else "two")
 
 
-def test_a_null_in_a_field_that_takes_none_ends_the_message_before_it_and_its_path_is_named():
+def test_null_in_required_nested_field_truncates_message_and_names_its_path():
     strict = pa.struct([pa.field("b", pa.int8(), nullable=False)])
     loose = pa.struct([("b", pa.int8())])
     column = pa.array(
@@ -228,13 +228,13 @@ def test_a_null_in_a_field_that_takes_none_ends_the_message_before_it_and_its_pa
     assert (found.kept, found.flaw) == (3, Flaw(3, Reason.NULL_VALUE, column="c.element.b"))
 
 
-# -- values that their type does not allow ---------------------------------------------------------
+# -- values that are invalid for their type --------------------------------------------------------
 
 GOOD, BAD = "ü".encode(), b"\xff\xfe"
 
 
 def text(values: list[bytes | None]) -> pa.Array:
-    """An array of texts that Arrow did not look at."""
+    """Return an array of texts that Arrow has not validated."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 
@@ -278,7 +278,7 @@ def in_a_list_of_fixed_length(rows):
 
 
 def in_a_list_of_structs_of_lists(rows):
-    """Each record has its texts twice, one level further down."""
+    """Each record has its texts twice, one level deeper."""
     inner = [row for row in rows for _ in range(2)]
     outer = pa.array(np.arange(len(rows) + 1) * 2, pa.int32())
     struct = pa.StructArray.from_arrays([in_a_list(inner)], names=["l"])
@@ -303,10 +303,10 @@ texts = st.lists(
 @pytest.mark.parametrize("place", PLACES)
 @settings(max_examples=examples(40))
 @given(texts, st.integers(0, 3))
-def test_a_text_that_is_not_utf8_ends_the_message_before_it_wherever_it_is(place, rows, before):
+def test_text_that_is_not_utf8_truncates_message_before_it(place, rows, before):
     one_each = place in (in_a_column, in_a_large_column, in_a_struct)
     bad = [number for number, row in enumerate(rows) if BAD in (row[:1] if one_each else row)]
-    whole = place([[BAD]] * before + rows)  # what lies before a slice is not its own
+    whole = place([[BAD]] * before + rows)  # bad rows before the slice
     batch = pa.RecordBatch.from_arrays([pa.nulls(len(whole)), whole], names=["n", "t"])
     kept, flaw = verdict(batch.slice(before))
     assert kept == (bad[0] if bad else len(rows))
@@ -314,8 +314,8 @@ def test_a_text_that_is_not_utf8_ends_the_message_before_it_wherever_it_is(place
         assert flaw == Flaw(bad[0], Reason.INVALID_TEXT, column="t")
 
 
-def test_a_bad_header_keeps_the_records_before_it():
-    """The one place of a default topic with text in it."""
+def test_records_before_a_bad_header_are_kept():
+    """Headers are the only column of a default topic with text."""
     headers = pa.ListArray.from_arrays(
         pa.array([0, 1, 1, 2], pa.int32()),
         pa.StructArray.from_arrays(
@@ -338,7 +338,7 @@ def with_offsets(offsets: list[int], data: bytes, kind: pa.DataType) -> pa.Array
     ("offsets", "kept"),
     [([0, 1, 0, 2], 1), ([0, 1, 1 << 30, 2], 1), ([0, -5, 1, 2], 0), ([0, 1, -1, 2], 1)],
 )
-def test_offsets_that_jump_end_the_message_and_read_nobody_elses_memory(kind, offsets, kept):
+def test_text_offsets_out_of_range_truncate_message_and_read_no_other_memory(kind, offsets, kept):
     batch = pa.RecordBatch.from_arrays([with_offsets(offsets, b"ab", kind)], names=["c"])
     assert verdict(batch)[0] == kept
 
@@ -346,7 +346,7 @@ def test_offsets_that_jump_end_the_message_and_read_nobody_elses_memory(kind, of
 @pytest.mark.parametrize(
     ("offsets", "kept"), [([0, 1, 0, 2], 1), ([0, 1, 1 << 30, 2], 1), ([0, 1, -1, 2], 1)]
 )
-def test_offsets_of_lists_that_jump_end_the_message(offsets, kept):
+def test_list_offsets_out_of_range_truncate_message(offsets, kept):
     buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
     kind = pa.list_(pa.string())
     array = pa.Array.from_buffers(kind, 3, buffers, children=[pa.array(["a", "b"])])
@@ -354,18 +354,18 @@ def test_offsets_of_lists_that_jump_end_the_message(offsets, kept):
     assert verdict(batch)[0] == kept
 
 
-def test_buffers_that_are_too_short_are_no_batch_at_all():
+def test_batch_with_short_buffers_is_refused():
     offsets = np.array([0, 1, 2, 2], np.int32)
     array = pa.Array.from_buffers(
         pa.string(), 3, [None, pa.py_buffer(offsets), pa.py_buffer(b"ab")]
     )
     batch = pa.RecordBatch.from_arrays([array], names=["c"])
-    offsets[3] = 3  # only now, for Arrow refuses to make it
+    offsets[3] = 3  # afterwards, because Arrow refuses to build it
     with pytest.raises(InvalidRecord, match="not valid Arrow"):
         verdict(batch)
 
 
-def test_a_number_with_more_digits_than_its_type_has_ends_the_message():
+def test_decimal_with_too_many_digits_truncates_message():
     wide = pa.array([1, 10**9, 2], pa.decimal128(12, 0))
     narrow = pa.Array.from_buffers(pa.decimal128(5, 0), 3, wide.buffers())
     batch = pa.RecordBatch.from_arrays([narrow], names=["price"])
@@ -375,7 +375,7 @@ def test_a_number_with_more_digits_than_its_type_has_ends_the_message():
 @pytest.mark.rule(
     "which records are bad: size, nulls, text that is not UTF-8", "broker/partition/appends.py"
 )
-def test_of_several_flaws_the_earliest_decides():
+def test_earliest_of_several_flaws_truncates_message():
     batch = pa.RecordBatch.from_arrays(
         [
             text([GOOD, GOOD, GOOD, BAD]),
@@ -389,10 +389,10 @@ def test_of_several_flaws_the_earliest_decides():
     assert verdict(batch, (), 500) == (3, Flaw(3, Reason.INVALID_TEXT, column="text"))
 
 
-# -- what the producer is told ---------------------------------------------------------------------
+# -- errors for the producer -----------------------------------------------------------------------
 
 
-def test_a_refusal_says_what_stays_where_and_why_the_next_was_refused():
+def test_refusal_reports_kept_records_their_offsets_and_the_flaw():
     error = refusal(Flaw(2, Reason.TOO_LARGE, size=101), kept=2, offset=40, record_bytes_max=100)
     assert isinstance(error, RecordTooLarge)
     assert error.message == (
@@ -402,7 +402,7 @@ def test_a_refusal_says_what_stays_where_and_why_the_next_was_refused():
     assert (error.kept, error.offset, error.details["record"]) == (2, 40, 2)
 
 
-def test_a_refusal_of_the_first_record_names_no_offset():
+def test_refusal_of_first_record_has_no_offset():
     error = refusal(Flaw(0, Reason.NULL_VALUE, column="id"), 0, 40, 100)
     assert isinstance(error, InvalidRecord)
     assert "record 0 of the message has no value in column 'id', which takes no nulls" in str(error)
@@ -410,7 +410,7 @@ def test_a_refusal_of_the_first_record_names_no_offset():
     assert error.details["column"] == "id"
 
 
-def test_a_refusal_says_that_nothing_is_kept_where_nothing_is():
+def test_refusal_reports_that_no_record_is_kept():
     first = refusal(Flaw(0, Reason.NULL_VALUE, column="id"), 0, 40, 100)
     assert first.message.endswith("; no record of the message is kept")
     one = refusal(Flaw(1, Reason.NULL_VALUE, column="id"), 1, 40, 100)
@@ -419,12 +419,12 @@ def test_a_refusal_says_that_nothing_is_kept_where_nothing_is():
     inside = refusal(flaw, 0, None, 100, in_transaction=True)
     assert "before it" not in str(inside)
     assert inside.message.endswith(
-        "; nothing of the message is kept, for it is part of a transaction"
+        "; no record of the message is kept, because it is part of a transaction"
     )
     assert "Abort the transaction" in inside.hint
 
 
-def test_a_refusal_names_the_column_whose_value_is_not_valid():
+def test_refusal_names_the_column_of_an_invalid_value():
     error = refusal(Flaw(1, Reason.INVALID_TEXT, column="name"), 1, 7, 100)
     assert isinstance(error, InvalidRecord)
     assert "column 'name'" in str(error)

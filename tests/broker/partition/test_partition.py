@@ -1,4 +1,4 @@
-"""One partition in this process: what readers see of its bounds while others write."""
+"""One partition in this process: bounds for readers, transactions, trims and producers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(folder: Path, clock: Clock | None = None, **settings: int) -> Partiti
 
 
 def joined(partition: Partition, transaction: int, *producer_ids: int) -> None:
-    """As after the transaction's record has named the partition."""
+    """Join the partition to a transaction whose record names it."""
     for producer_id in producer_ids:
         partition.transactions.close_join(
             partition.transactions.open_join(transaction, producer_id), on_record=True
@@ -48,10 +48,10 @@ def stable(partition: Partition) -> int:
     return int(partition.bounds().last_stable_offset)
 
 
-def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tmp_path: Path):
-    """Every record of an odd transaction is aborted, of an even one committed, one batch each.
+def test_readers_see_no_undecided_record_below_last_stable_offset(tmp_path: Path):
+    """Odd transactions are aborted and even ones committed. Each has one batch.
 
-    Whoever reads committed in between, at any moment, sees even numbers only, all of them.
+    A concurrent READ_COMMITTED reader sees exactly the even numbers at any moment.
     """
     partition, rounds = opened(tmp_path), 600
     done = threading.Event()
@@ -84,7 +84,7 @@ def test_no_reader_ever_sees_an_undecided_record_below_the_last_stable_offset(tm
     assert stable(partition) == rounds
 
 
-def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
+def test_opening_restores_producers_transactions_and_bounds(tmp_path: Path):
     before = opened(tmp_path)
     joined(before, 10, 1)
     joined(before, 11, 3, 4)
@@ -103,8 +103,8 @@ def test_what_is_derived_when_it_opens_is_what_it_knew(tmp_path: Path):
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 3]
 
 
-def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
-    """Even where it had written nothing yet: the batch passed the check before the decision."""
+def test_batches_of_an_ended_transaction_are_refused(tmp_path: Path):
+    """The first batch of the transaction passed its check before the decision."""
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     partition.transactions.end(10, lambda _: True)
@@ -113,7 +113,7 @@ def test_nothing_is_taken_of_a_transaction_that_has_ended_here(tmp_path: Path):
     assert partition.bounds().log_end_offset == 0
 
 
-def test_a_transaction_ends_once(tmp_path: Path):
+def test_second_end_of_a_transaction_writes_no_markers(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     joined(partition, 11, 2)
@@ -125,7 +125,7 @@ def test_a_transaction_ends_once(tmp_path: Path):
     assert stable(partition) == 1
 
 
-def test_readers_hear_of_the_markers_that_were_written_before_one_failed(
+def test_readers_are_woken_by_markers_written_before_a_failed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     partition = opened(tmp_path)
@@ -149,7 +149,7 @@ def test_readers_hear_of_the_markers_that_were_written_before_one_failed(
     assert woken.is_set()
 
 
-def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
+def test_atomic_cut_ends_before_overlapping_transactions(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     joined(partition, 11, 2)
@@ -163,7 +163,7 @@ def test_the_own_cut_stands_before_what_overlaps(tmp_path: Path):
     assert partition.bounds(Isolation.READ_ATOMIC).atomic_cut == 3
 
 
-def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
+def test_calls_after_topic_deletion_raise_unknown_topic(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     joined(partition, 11, 2)
@@ -173,8 +173,8 @@ def test_a_partition_whose_topic_is_deleted_says_so(tmp_path: Path):
         partition.transactions.end(10, lambda _: True)
 
 
-def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
-    """As a deleted topic it would be skipped when a transaction's markers are written."""
+def test_calls_after_a_move_raise_not_leader(tmp_path: Path):
+    """A transaction skips deleted topics when it writes its markers, and must not skip this."""
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
@@ -185,7 +185,7 @@ def test_a_partition_that_moved_away_sends_callers_on(tmp_path: Path):
         partition.append(numbers(1, 1), Stamp(1, 0, 1, 10))
 
 
-def test_a_partition_that_does_not_lead_drops_no_branch(tmp_path: Path):
+def test_dropping_a_branch_requires_leadership(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 5, 1)
     partition.close(CloseReason.MOVED)
@@ -195,17 +195,15 @@ def test_a_partition_that_does_not_lead_drops_no_branch(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wrote", [True, False], ids=["wrote", "joined only"])
-def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhere(
-    tmp_path: Path, wrote: bool
-):
-    """The check is made outside the lock: in between the branch may be dropped, and marked."""
+def test_batch_checked_before_its_branch_was_dropped_is_refused(tmp_path: Path, wrote: bool):
+    """The check runs outside the lock, so the branch may be dropped before the append."""
     partition = opened(tmp_path)
     joined(partition, 5, 1, 2)
     if wrote:
         partition.append(numbers(1, 1), Stamp(1, 0, 0, 5))
     partition.append(numbers(2, 1), Stamp(2, 0, 0, 5))
     partition.transactions.drop_branch(5, 1)
-    partition.transactions.drop_branch(5, 1)  # asked again
+    partition.transactions.drop_branch(5, 1)  # a retry
     assert stable(partition) == (1 if wrote else 0)
     with pytest.raises(InvalidTransaction, match="has ended"):
         partition.append(numbers(3, 1), Stamp(1, 0, 1 if wrote else 0, 5))
@@ -216,10 +214,11 @@ def test_a_batch_that_passed_its_check_before_its_branch_was_dropped_lands_nowhe
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["held for long", "over a restart"])
-def test_a_batch_that_waited_while_very_many_transactions_ended_lands_nowhere(
-    tmp_path: Path, restarted: bool
-):
-    """It had joined. A list of the last 4,096 that ended took it, and its LSO hung for good."""
+def test_late_batch_of_a_long_ended_transaction_is_refused(tmp_path: Path, restarted: bool):
+    """Its transaction had joined and was sealed 4,096 transactions ago.
+
+    A bounded list of ended transactions accepted such a batch, and the LSO never moved again.
+    """
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     partition.transactions.end(10, lambda _: True)
@@ -234,7 +233,7 @@ def test_a_batch_that_waited_while_very_many_transactions_ended_lands_nowhere(
     assert stable(partition) == 1
 
 
-def test_a_seal_between_the_record_and_its_answer_cancels_the_join(tmp_path: Path):
+def test_seal_before_confirmation_cancels_the_join(tmp_path: Path):
     partition = opened(tmp_path)
     pending = partition.transactions.open_join(10, 1)
     partition.transactions.end(10, lambda _: True)
@@ -244,7 +243,7 @@ def test_a_seal_between_the_record_and_its_answer_cancels_the_join(tmp_path: Pat
         partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
 
 
-def test_a_join_that_the_record_refused_is_forgotten(tmp_path: Path):
+def test_refused_join_is_removed(tmp_path: Path):
     partition = opened(tmp_path)
     partition.transactions.close_join(partition.transactions.open_join(10, 1), on_record=False)
     assert not partition.transactions.has_joined(10, 1)
@@ -252,7 +251,7 @@ def test_a_join_that_the_record_refused_is_forgotten(tmp_path: Path):
     assert partition.transactions.has_joined(10, 1)
 
 
-def test_a_new_epoch_makes_its_joins_again(tmp_path: Path):
+def test_new_leader_epoch_has_no_joins(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
     partition.append(numbers(0, 1), Stamp(1, 0, 0, 10))
@@ -270,7 +269,7 @@ def led(partition: Partition, epoch: int) -> None:
     partition.role.lead(me, record, epoch)
 
 
-def test_a_trim_hides_part_of_a_segment_until_all_of_it_is_trimmed(tmp_path: Path):
+def test_trim_hides_records_before_their_segment_is_removed(tmp_path: Path):
     partition = opened(tmp_path)
     partition.append(numbers(0, 10))
     partition.append(numbers(10, 10))
@@ -279,17 +278,17 @@ def test_a_trim_hides_part_of_a_segment_until_all_of_it_is_trimmed(tmp_path: Pat
     assert partition.bounds().log_start_offset == 15
     assert partition.log.start.offset == 0
     partition.role.trim(Offset(20))
-    partition.role.trim(Offset(12))  # an older view
+    partition.role.trim(Offset(12))  # by an outdated view
     partition.housekeep()
     assert partition.bounds().log_start_offset == partition.log.start.offset == 20
     assert partition.append(numbers(20, 1)).offset == 20
 
 
 @pytest.mark.rule(
-    "where a leader begins whose log ends below its log start", "broker/partition/state.py"
+    "the first offset of a leader whose log ends below its log start", "broker/partition/state.py"
 )
-def test_a_leader_whose_log_ends_below_the_trim_begins_there(tmp_path: Path):
-    """After an unclean election. Records that it gave lower offsets would be hidden."""
+def test_leader_whose_log_ends_below_the_trim_resets_it_to_the_trim(tmp_path: Path):
+    """An unclean election can cause this. Records with lower offsets would be hidden."""
     partition = opened(tmp_path)
     partition.append(numbers(0, 10))
     partition.role.rest(LeaderEpoch(1))
@@ -302,9 +301,7 @@ def test_a_leader_whose_log_ends_below_the_trim_begins_there(tmp_path: Path):
 
 
 @pytest.mark.parametrize("years", [10, -10])
-def test_a_wall_clock_that_jumps_by_years_evicts_nothing_and_forgets_nobody(
-    tmp_path: Path, years: int
-):
+def test_jump_of_the_wall_clock_removes_no_segment_and_no_producer(tmp_path: Path, years: int):
     clock = FakeClock()
     partition = opened(tmp_path, clock, retention_ms=DAY_US // 1000, segment_ms=DAY_US // 2000)
     partition.append(numbers(0, 2), Stamp(1, 0, 0))
@@ -315,7 +312,8 @@ def test_a_wall_clock_that_jumps_by_years_evicts_nothing_and_forgets_nobody(
     assert len(partition.log.segments) == 1
     assert partition.append(numbers(0, 2), Stamp(1, 0, 0)).duplicate
     timestamps = [int(each) for table in partition.log.tables() for each in table["timestamp"]]
-    assert timestamps == [clock.steady_us(), clock.wall_us()]  # those are the wall clock's
+    # timestamps are the wall clock's, before and after its jump
+    assert timestamps == [clock.steady_us(), clock.wall_us()]
     clock.pass_us(2 * DAY_US)
     partition.housekeep()
     assert partition.bounds().log_start_offset == 3
@@ -323,9 +321,7 @@ def test_a_wall_clock_that_jumps_by_years_evicts_nothing_and_forgets_nobody(
         partition.append(numbers(3, 1), Stamp(2, 0, 1))
 
 
-def test_partition_remembers_a_bounded_number_of_producers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_number_of_producers_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(producers, "PRODUCERS_MAX", 10)
     clock = FakeClock()
     partition = opened(tmp_path, clock)

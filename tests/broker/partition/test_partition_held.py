@@ -1,4 +1,4 @@
-"""A partition that is held holds up no other of the stream, and no batch beyond its time."""
+"""A partition whose lock is held delays only its own batches, and none beyond its timeout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support import NUMBERS, Channel, eventually, numbers
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    """In this process, so that a test can hold one of its partitions."""
+    """A broker in this process, so that a test can hold the lock of a partition."""
     with broker_here(tmp_path) as found:
         with isolog.connect(found.address) as log:
             log.create_topic("t", partitions=3, schema=NUMBERS)
@@ -53,8 +53,8 @@ def partition_of(broker: Broker, number: int) -> Partition:
     return broker.core.host.topic("t").partition(number)
 
 
-def test_a_held_partition_holds_up_no_other_of_its_stream(broker, channel):
-    """All through one stream: the others are acknowledged meanwhile, and its own in their order."""
+def test_held_partition_delays_no_other_partition_of_its_stream(broker, channel):
+    """The batches of the other partitions are acknowledged, and the delayed ones stay in order."""
     stream = Appender(channel)
     with partition_of(broker, 0)._state.lock:
         for partition in (0, 0, 1, 0, 2, 1):
@@ -65,8 +65,8 @@ def test_a_held_partition_holds_up_no_other_of_its_stream(broker, channel):
     stream.close()
 
 
-def test_a_held_partition_holds_up_no_other_of_a_transaction(broker, channel):
-    """Neither before its first batch there, when it has to join, nor later."""
+def test_held_partition_delays_no_other_partition_of_its_transaction(broker, channel):
+    """This holds for the first batch, before which the partition joins, and for later batches."""
     owner = Owner(channel).begin()
     stream = Appender(channel, transactional_id=owner.name)
     sequences = dict.fromkeys(range(3), 0)
@@ -76,8 +76,8 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker, channel):
         stream.send(partition, stamp={**stamp, "sequence": sequences[partition]})
         sequences[partition] += 1
 
-    for late, other in ((0, 1), (1, 2)):  # partition 1 has joined by then
-        send(other)  # and joins: that takes its lock
+    for late, other in ((0, 1), (1, 2)):  # in the second round partition 1 has joined
+        send(other)  # the join takes the lock of the partition
         assert stream.ack()["partition"] == other
         with partition_of(broker, late)._state.lock:
             send(late)
@@ -91,7 +91,7 @@ def test_a_held_partition_holds_up_no_other_of_a_transaction(broker, channel):
     assert partition_of(broker, 0).bounds().last_stable_offset == 2
 
 
-def test_partitions_that_join_together_leave_out_one_that_is_held(broker, channel):
+def test_group_join_skips_a_held_partition(broker, channel):
     owner, partitions, script = joining_together(broker, channel)
     with partitions[1]._state.lock:
         broker.core.driver.run(script)
@@ -99,13 +99,11 @@ def test_partitions_that_join_together_leave_out_one_that_is_held(broker, channe
     assert joined == [True, False, True]
 
 
-def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it_is_free(
-    broker, channel
-):
+def test_held_partition_confirms_its_recorded_join_after_the_release(broker, channel):
     owner, partitions, script = joining_together(broker, channel)
 
     def held(script: Script[None]) -> Script[None]:
-        step = next(script)  # the joins are open
+        step = next(script)  # now the joins are open
         partitions[1]._state.lock.acquire()
         while True:
             answer = yield step
@@ -121,7 +119,7 @@ def test_a_partition_that_is_held_when_its_join_is_on_record_confirms_it_once_it
     assert partitions[1].transactions.has_joined(owner.number, owner.producer)
 
 
-def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker, channel):
+def test_refused_group_join_leaves_no_joins(broker, channel):
     owner, partitions, script = joining_together(broker, channel)
     owner.abort()
     with pytest.raises(IsologError):
@@ -132,7 +130,7 @@ def test_partitions_that_may_not_join_together_remember_nothing_of_it(broker, ch
 def joining_together(
     broker: Broker, channel: Channel
 ) -> tuple[Owner, list[Partition], Script[None]]:
-    """The owner of an open transaction, and a script by which all partitions join it."""
+    """Return the owner of an open transaction, and a script that joins all partitions to it."""
     owner = Owner(channel).begin()
     stamp = Stamp(owner.producer, owner.epoch, 0, owner.number)
     partitions = [partition_of(broker, number) for number in range(3)]
@@ -140,7 +138,7 @@ def joining_together(
     return owner, partitions, joins.join_together(partitions, stamp)
 
 
-def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker, channel):
+def test_stream_ends_after_the_last_acknowledgement(broker, channel):
     stream = Appender(channel)
     with partition_of(broker, 0)._state.lock:
         stream.send(0)
@@ -150,7 +148,7 @@ def test_a_stream_ends_after_its_last_batch_was_acknowledged(broker, channel):
     assert stream.ack()["number"] == 0
 
 
-def test_a_client_that_goes_away_leaves_what_it_had_sent(broker, channel):
+def test_batches_of_a_disconnected_client_are_appended(broker, channel):
     stream = Appender(channel)
     with partition_of(broker, 0)._state.lock:
         stream.send(0)
@@ -161,9 +159,7 @@ def test_a_client_that_goes_away_leaves_what_it_had_sent(broker, channel):
     eventually(lambda: broker.activity.idle_seconds() > 0)
 
 
-def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent_again(
-    broker, channel
-):
+def test_batch_that_times_out_before_its_append_is_refused_and_retriable(broker, channel):
     stream = Appender(channel, timeout_ms=200)
     with partition_of(broker, 0)._state.lock:
         stream.send(0)
@@ -178,7 +174,7 @@ def test_a_batch_whose_time_is_over_before_its_append_is_refused_and_may_be_sent
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_those_behind_it(
+def test_batch_with_unexpected_error_and_its_successors_are_answered(
     broker, channel, monkeypatch, held
 ):
     stream, partition = Appender(channel), partition_of(broker, 0)
@@ -208,7 +204,7 @@ def test_a_batch_that_fails_for_no_reason_that_is_known_is_answered_and_so_are_t
 
 @pytest.fixture
 def followed(tmp_path: Path) -> Partition:
-    """A partition that has a follower in sync, which has nothing yet."""
+    """A partition with one in-sync follower, which has no entries yet."""
     log = PartitionLog.open(tmp_path, LogFormat(NUMBERS))
     partition = Partition("t", "id", 0, log, 10**15, SystemClock(), alone=False)
     record = PartitionRecord((LEADER.broker, FOLLOWER.broker), LEADER.broker, EPOCH, MEMBERS)
@@ -217,7 +213,7 @@ def followed(tmp_path: Path) -> Partition:
 
 
 def replicate(partition: Partition) -> None:
-    """The follower has all that there is."""
+    """Report that the follower has all entries."""
     session = partition.followers.start_session(
         FOLLOWER, EPOCH, EpochHistory(0, 0, ()), lambda _: None
     )
@@ -236,9 +232,7 @@ IN_TRANSACTION = Stamp(1, 0, 0, 10)
     ("stamp", "isolation"),
     [(None, Isolation.READ_COMMITTED), (IN_TRANSACTION, Isolation.READ_UNCOMMITTED)],
 )
-def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
-    followed, stamp, isolation
-):
+def test_append_not_replicated_in_time_has_unknown_outcome(followed, stamp, isolation):
     followed.transactions.close_join(followed.transactions.open_join(10, 1), on_record=True)
     taken = followed.appends.take(followed.appends.prepare(numbers(0, 3), stamp), stamp, isolation)
     assert taken.pending is not None
@@ -250,7 +244,7 @@ def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
     again = stamp and followed.appends.take(
         followed.appends.prepare(numbers(0, 3), stamp), stamp, isolation
     )
-    if again is not None:  # a duplicate is acknowledged under the same rule
+    if again is not None:  # a duplicate needs the same acknowledgement
         assert again.appended.duplicate
         assert again.pending is not None
     replicate(followed)
@@ -259,6 +253,6 @@ def test_an_append_that_is_not_replicated_in_time_has_an_unknown_outcome(
     assert followed.bounds().high_watermark == 3
 
 
-def test_an_append_outside_a_transaction_that_asks_for_no_more_is_acknowledged_at_once(followed):
+def test_read_uncommitted_append_is_acknowledged_without_replication(followed):
     assert followed.append(numbers(0, 3)).count == 3
     assert followed.bounds().high_watermark == 0

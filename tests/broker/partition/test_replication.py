@@ -1,4 +1,4 @@
-"""What a follower and its leader say to each other reaches the partitions on both sides."""
+"""Replication of one partition, at the leader and at the follower."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def key(broker: LocalBroker, number: int = 0) -> PartitionId:
 
 
 def begin(leader: LocalBroker, epoch: int, at: PartitionId | None = None):
-    """A session of ``b`` with the leader, which knows of no entry."""
+    """Begin a session of ``b``, whose log is empty, with the leader."""
     return leader.host.start_session(
         BrokerId("b"),
         Generation("b-logs"),
@@ -58,7 +58,7 @@ def begin(leader: LocalBroker, epoch: int, at: PartitionId | None = None):
 
 
 def let_lead(asked: LocalBroker, broker: str) -> None:
-    """Another in-sync replica leads, in the next epoch."""
+    """Elect another in-sync replica, in the next epoch."""
 
     def change(_: PartitionId, record: PartitionRecord) -> election.Outcome:
         order = (BrokerId(broker), *(each for each in record.replicas if each != broker))
@@ -70,27 +70,27 @@ def let_lead(asked: LocalBroker, broker: str) -> None:
     see(asked.around)
 
 
-# -- who may follow -------------------------------------------------------------------------------
+# -- sessions of followers -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("epoch", "error"), [(-1, LeaderEpochFenced), (1, UnknownLeaderEpoch)])
-def test_a_session_in_another_epoch_is_refused(pair, epoch, error):
+def test_session_in_another_epoch_is_refused(pair, epoch, error):
     with pytest.raises(error):
         begin(pair[0], epoch)
 
 
-def test_a_session_with_a_broker_that_does_not_lead_is_refused(pair):
+def test_session_with_a_broker_that_does_not_lead_is_refused(pair):
     a, b = pair
     with pytest.raises(NotLeader):
         begin(b, 0)
     with pytest.raises(UnknownTopic):
         begin(a, 0, PartitionId("another topic", 0))
-    a.around.clock.pass_us(10_000_000)  # its lease is over
+    a.around.clock.pass_us(10_000_000)  # the lease expires
     with pytest.raises(LeaderUnavailable):
         begin(a, 0)
 
 
-def test_a_session_ends_with_the_leadership(pair):
+def test_session_ends_with_the_leadership(pair):
     a, b = pair
     session = begin(a, 0)
     a.partition("t").append(numbers(0, 1))
@@ -101,7 +101,7 @@ def test_a_session_ends_with_the_leadership(pair):
         session.read_entries(EntryIndex(0), 1 << 20)
 
 
-def test_a_session_that_is_closed_counts_no_more(pair):
+def test_reports_of_a_closed_session_are_ignored(pair):
     a, _ = pair
     session = begin(a, 0)
     a.partition("t").append(numbers(0, 1))
@@ -111,15 +111,15 @@ def test_a_session_that_is_closed_counts_no_more(pair):
     assert a.partition("t").bounds().high_watermark == 0
 
 
-def test_a_session_that_another_one_has_replaced_is_refused_and_not_just_uncounted(pair):
-    """What a follower asked before it asked again may be handled last: it then asks once more."""
+def test_replaced_session_cannot_read_entries(pair):
+    """Requests may be handled in the wrong order. Then the follower sends another one."""
     a, _ = pair
     news: list[bool] = []
     present = a.host.start_session(
         BrokerId("b"), Generation("b-logs"), key(a), LeaderEpoch(0), EMPTY, news.append
     )
     late = begin(a, 0)
-    assert news == [True]  # so that its stream looks
+    assert news == [True]  # so that its stream reads
     with pytest.raises(NotLeader):
         present.read_entries(EntryIndex(0), 1 << 20)
     present.close()
@@ -128,20 +128,20 @@ def test_a_session_that_another_one_has_replaced_is_refused_and_not_just_uncount
     assert a.partition("t").bounds().high_watermark == 1
 
 
-def test_a_leader_has_news_of_appends_for_its_followers(pair):
+def test_followers_are_notified_of_appends(pair):
     a, _ = pair
     news: list[bool] = []
     a.host.start_session(
         BrokerId("b"), Generation("b-logs"), key(a), LeaderEpoch(0), EMPTY, news.append
     )
     a.partition("t").append(numbers(0, 1))
-    assert True in news  # there are entries
+    assert True in news  # new entries
 
 
-# -- what a follower gets -------------------------------------------------------------------------
+# -- entries for a follower -----------------------------------------------------------------------
 
 
-def test_a_follower_has_the_same_entries_and_bounds(pair):
+def test_follower_has_the_entries_and_bounds_of_its_leader(pair):
     a, b = pair
     for first in range(0, 30, 10):
         a.partition("t").append(numbers(first, 10))
@@ -156,7 +156,7 @@ def test_a_follower_has_the_same_entries_and_bounds(pair):
         assert (one[kept] == other[kept]).all()
 
 
-def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
+def test_follower_refuses_entries_of_an_earlier_epoch(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))
     replica = b.replica("t")
@@ -176,10 +176,10 @@ def test_a_follower_takes_nothing_of_an_epoch_that_is_over(pair):
 
 
 @pytest.mark.rule(
-    "what a follower still takes of what it had received", "broker/partition/replication.py"
+    "which received entries a follower still appends", "broker/partition/replication.py"
 )
-def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch_too(pair):
-    """The broker goes on in a new generation, and a thread is late with what it had received."""
+def test_entries_for_an_earlier_turn_are_refused_in_the_same_epoch(pair):
+    """The broker continues in a new generation. A late thread appends entries of the old one."""
     a, b = pair
     replica = b.replica("t")
     followed = replica.followed(b.generation)
@@ -199,7 +199,7 @@ def test_what_came_for_an_earlier_turn_of_following_is_refused_in_the_same_epoch
     assert replica.log.end.entry == 1
 
 
-def test_entries_that_are_there_already_are_passed_over(pair):
+def test_follower_skips_entries_that_it_has(pair):
     a, b = pair
     for first in range(3):
         a.partition("t").append(numbers(first, 1))
@@ -211,8 +211,10 @@ def test_entries_that_are_there_already_are_passed_over(pair):
     assert replica.bounds().log_end_offset == 3
 
 
-@pytest.mark.rule("what a failover rolled back is remembered", "broker/partition/replication.py")
-def test_what_a_failover_rolls_back_is_told_by_the_broker_that_had_it(pair):
+@pytest.mark.rule(
+    "records that a failover has rolled back are reported", "broker/partition/replication.py"
+)
+def test_broker_reports_records_rolled_back_by_a_failover(pair):
     a, b = pair
     for first in range(3):
         a.partition("t").append(numbers(first, 1))
@@ -231,7 +233,7 @@ def test_what_a_failover_rolls_back_is_told_by_the_broker_that_had_it(pair):
     assert facts.followers == {"a": 5}
 
 
-def test_bytes_that_were_changed_on_their_way_are_refused(pair):
+def test_entries_damaged_in_transit_are_refused(pair):
     a, b = pair
     a.partition("t").append(numbers(0, 1))
     replica = b.replica("t")
@@ -247,14 +249,14 @@ def test_bytes_that_were_changed_on_their_way_are_refused(pair):
 
 
 @pytest.mark.rule(
-    "what a leader does whose entries arrive damaged",
+    "what a leader does after entries have arrived damaged",
     "broker/partition/replication.py",
     "broker/replication/leader_core.py",
 )
-def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplog):
-    """The follower says that it came damaged; else the same bytes would be sent for ever."""
+def test_entry_damaged_in_memory_is_resent_from_the_file(pair, caplog):
+    """The follower reports the damage. Otherwise the same bytes would be sent in every retry."""
     a, b = pair
-    begin(a, 0)  # from now on batches are kept for the follower
+    begin(a, 0)  # now the leader keeps batches in memory
     a.partition("t").append(numbers(0, 3))
     kept = a.partition("t")._state.sessions.recent._kept
     changed = bytearray(kept[0].data.to_pybytes())
@@ -265,16 +267,16 @@ def test_an_entry_that_changed_in_memory_is_sent_again_from_the_file(pair, caplo
     found = session.read_entries(end, 1 << 20)
     with pytest.raises(DamagedEntries) as caught:
         followed.append_frame(end, found.rows, found.data, end)
-    session.came_damaged(EntryIndex(caught.value.details["entry"]))
+    session.on_damaged(EntryIndex(caught.value.details["entry"]))
     session.close()
     replicate(a, b, "t")
     assert b.replica("t").log.end == a.partition("t").log.end
     assert a.partition("t").log.hole is None
-    assert "t/0: entry 0 arrived damaged" in caplog.text
+    assert "t/0: a follower received entry 0 damaged" in caplog.text
 
 
 def flip_last_byte(broker: LocalBroker, row: int) -> None:
-    """Changes a byte of a batch in the segment that grows, on the disk."""
+    """Change a byte of a batch in the active segment's file."""
     segment = broker.replica("t").log.segments[-1]
     place = int(segment.table[row]["position"] + segment.table[row]["length"]) - 1
     with segment.name.arrow.open("r+b") as file:
@@ -284,21 +286,21 @@ def flip_last_byte(broker: LocalBroker, row: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def test_a_leader_whose_active_segment_changed_finds_out_when_a_follower_is_refilled(pair):
+def test_leader_detects_damage_in_its_active_segment_when_a_follower_catches_up(pair):
     a, b = pair
     for first in range(0, 30, 10):
         a.partition("t").append(numbers(first, 10))
     flip_last_byte(a, 1)
     with pytest.raises(DamagedSegment):
         replicate(a, b, "t")
-    assert b.replica("t").log.end.entry == 1  # what is sound before it
+    assert b.replica("t").log.end.entry == 1  # the sound entries before it
     assert a.partition("t").log.hole == 1
 
 
 @pytest.mark.rule(
-    "what a damaged follower tells its leader to have", "broker/partition/replication.py"
+    "which entries a damaged follower reports to its leader", "broker/partition/replication.py"
 )
-def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damage(pair):
+def test_damaged_follower_reports_only_its_sound_epochs(pair):
     a, b = pair
     for first in range(0, 40, 10):
         a.partition("t").append(numbers(first, 10))
@@ -316,8 +318,8 @@ def test_a_damaged_follower_tells_its_leader_only_what_is_sound_before_the_damag
     assert [n for each in chunks for n in each.batch.column("n").to_pylist()] == list(range(40))
 
 
-def test_a_follower_takes_back_what_it_cut_where_its_leader_is_damaged_too(pair, caplog):
-    """Entry 1 is damaged at the follower, entry 3 at the leader: each has a sound copy."""
+def test_follower_restores_truncated_entries_that_are_damaged_at_the_leader(pair, caplog):
+    """Entry 1 is damaged at the follower and entry 3 at the leader. Each has a sound copy."""
     a, b = pair
     for first in range(0, 60, 10):
         a.partition("t").append(numbers(first, 10))
@@ -331,7 +333,7 @@ def test_a_follower_takes_back_what_it_cut_where_its_leader_is_damaged_too(pair,
         replicate(a, b, "t")
     assert replica.log.end.entry == 3
     replica.followed(b.generation).on_refused(caught.value)
-    assert "the leader's entry 3 is damaged: entries 3 to 5 are taken" in caplog.text
+    assert "entry 3 of the leader is damaged; restored entries 3 to 5" in caplog.text
     assert replica.followed(b.generation).history().end == 6
     let_lead(a, "b")
     with pytest.raises(DamagedSegment):
@@ -343,8 +345,8 @@ def test_a_follower_takes_back_what_it_cut_where_its_leader_is_damaged_too(pair,
         assert found == list(range(60))
 
 
-def test_a_leader_that_is_back_gives_up_what_nobody_else_had(pair, caplog):
-    """It was never replicated: the new leader's records are in its place."""
+def test_returning_leader_truncates_unreplicated_entries(pair, caplog):
+    """The entry was never replicated, and the new leader's records replace it."""
     a, b = pair
     a.partition("t").append(numbers(0, 2))
     replicate(a, b, "t")
@@ -353,7 +355,7 @@ def test_a_leader_that_is_back_gives_up_what_nobody_else_had(pair, caplog):
     b.partition("t").append(numbers(2, 1))
     with caplog.at_level(logging.INFO):
         replicate(b, a, "t")
-    assert "t/0: cut entries 1 to 1" in caplog.text
+    assert "t/0: truncated entries 1 to 1" in caplog.text
     assert a.replica("t").bounds().log_end_offset == 3
     table = np.concatenate(a.replica("t").log.tables())
     assert table["leader_epoch"].tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""How followers hear of the high watermark: by frames where there are any, else in a moment."""
+"""The high watermark for followers, in frames of entries or in a message after a short delay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def told(follower: Follower) -> list[int]:
     return [entry for each in found for _, entry in each.entries]
 
 
-def test_while_there_are_frames_nothing_else_tells_the_high_watermark(around: Surroundings):
+def test_frames_carry_the_high_watermark_without_extra_messages(around: Surroundings):
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab")
     clock = FakeClock()

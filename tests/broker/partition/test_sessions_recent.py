@@ -1,4 +1,4 @@
-"""What a leader keeps for its followers: the bytes of the file, within bounds, for a moment."""
+"""The recent batches of a leader in memory: the bytes of the file, within limits."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def keep(recent: Recent, number: int, size: int) -> pa.Buffer:
     return message
 
 
-def test_one_entry_is_given_where_the_file_would_give_no_more():
+def test_entry_is_returned_from_memory_if_the_file_would_return_no_more():
     recent = Recent(MemoryRoom(BROKER_BYTES))
     messages = [keep(recent, number, 400) for number in range(3)]
     last = recent.get(2, 3, MANY)
     assert last is not None
     assert last.data.equals(messages[2])
-    assert recent.get(0, 3, MANY) is None  # the file gives all three at once
+    assert recent.get(0, 3, MANY) is None  # one read of the file returns all three
     alone = recent.get(0, 3, 900)
     assert alone is not None
     assert alone.data.equals(messages[0])
     assert recent.get(3, 4, MANY) is None
 
 
-def test_what_the_high_watermark_has_passed_is_let_go():
+def test_batches_below_the_high_watermark_are_dropped():
     room = MemoryRoom(BROKER_BYTES)
     recent, before = Recent(room), room.bytes_left
     for number in range(5):
@@ -60,7 +60,7 @@ def test_what_the_high_watermark_has_passed_is_let_go():
     assert room.bytes_left == before
 
 
-def test_neither_a_partition_nor_all_of_them_keep_more_than_they_may():
+def test_memory_limits_of_a_partition_and_of_the_broker_hold():
     room = MemoryRoom(3 * MANY)
     one, other = Recent(room), Recent(room)
     keep(one, 0, 2 * MANY)
@@ -100,7 +100,7 @@ def same(one: StoredEntries, other: StoredEntries) -> bool:
     return one.data.equals(other.data) and bool(np.all(one.rows[names] == other.rows[names]))
 
 
-def test_a_follower_gets_from_memory_what_the_file_has(led):
+def test_memory_and_file_return_the_same_entries(led):
     a, session = led
     partition = a.partition("t")
     for number in range(4):
@@ -116,9 +116,9 @@ def test_a_follower_gets_from_memory_what_the_file_has(led):
 
 
 @pytest.mark.rule(
-    "which batches a leader has in memory for its followers", "broker/partition/sessions.py"
+    "which batches a leader keeps in memory for its followers", "broker/partition/sessions.py"
 )
-def test_a_partition_at_rest_and_one_without_a_follower_keep_nothing(led):
+def test_idle_partition_and_one_without_followers_keep_no_batches(led):
     a, session = led
     partition, room = a.partition("t"), a.host._recent_room
     before = room.bytes_left

@@ -1,4 +1,4 @@
-"""Who serves followers waits for no partition: what is to be done under its lock is left there."""
+"""The lock of a partition, and the work that threads queue for its holder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support import eventually, numbers
 __all__ = ["around"]
 
 
-def test_work_is_done_at_once_where_nobody_holds_the_lock():
+def test_work_runs_immediately_if_the_lock_is_free():
     lock, done = PartitionLock(), []
-    lock.do_soon(lambda: done.append("work") or (lambda: done.append("woken"),))
+    lock.run_soon(lambda: done.append("work") or (lambda: done.append("woken"),))
     assert done == ["work", "woken"]
     assert lock.acquire(0)
 
 
-def test_work_is_done_by_the_holder_when_it_lets_go_in_order_and_wakes_without_the_lock():
+def test_holder_runs_queued_work_in_order_and_wakes_without_the_lock():
     lock, done = PartitionLock(), []
 
     def leave(name: str) -> None:
@@ -35,7 +35,7 @@ def test_work_is_done_by_the_holder_when_it_lets_go_in_order_and_wakes_without_t
             done.append((name, threading.get_ident()))
             return (lambda: done.append(("free", lock.acquire(0) and (lock.release() or True))),)
 
-        lock.do_soon(work)
+        lock.run_soon(work)
 
     with lock:
         others = [threading.Thread(target=leave, args=(name,)) for name in ("one", "two")]
@@ -47,17 +47,17 @@ def test_work_is_done_by_the_holder_when_it_lets_go_in_order_and_wakes_without_t
     assert done == [("one", me), ("two", me), ("free", True), ("free", True)]
 
 
-def test_work_that_fails_keeps_no_other_from_being_done(caplog):
+def test_failing_work_does_not_stop_other_work(caplog):
     lock, done = PartitionLock(), []
     with lock:
-        lock.do_soon(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
-        lock.do_soon(lambda: done.append(1) or ())
+        lock.run_soon(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+        lock.run_soon(lambda: done.append(1) or ())
     assert done == [1]
     assert "ZeroDivisionError" in caplog.text
     assert lock.acquire(0)
 
 
-def test_no_work_is_left_lying_whoever_takes_the_lock_meanwhile():
+def test_no_queued_work_is_lost_under_contention():
     lock, rounds = PartitionLock(), 3_000
     done: list[int] = []
 
@@ -68,7 +68,7 @@ def test_no_work_is_left_lying_whoever_takes_the_lock_meanwhile():
 
     def leave() -> None:
         for number in range(rounds):
-            lock.do_soon(lambda number=number: done.append(number) or ())  # type: ignore[misc]
+            lock.run_soon(lambda number=number: done.append(number) or ())  # type: ignore[misc]
 
     threads = [threading.Thread(target=each) for each in (hold, leave, hold)]
     for each in threads:
@@ -79,7 +79,7 @@ def test_no_work_is_left_lying_whoever_takes_the_lock_meanwhile():
 
 
 class HangingDisk(FaultyDisk):
-    """A disk that writes nothing of one partition while ``hangs_in`` names its folder."""
+    """A disk whose writes block in the partition folder that ``hangs_in`` names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,10 +93,8 @@ class HangingDisk(FaultyDisk):
             assert self.goes_on.wait(60)
 
 
-@pytest.mark.rule(
-    "who does what must not wait for a partition's lock", "broker/partition/waiters.py"
-)
-def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(
+@pytest.mark.rule("which threads never wait for a partition's lock", "broker/partition/waiters.py")
+def test_hanging_append_delays_high_watermark_of_no_other_partition(
     around: Surroundings,
 ):
     disk = HangingDisk()
@@ -122,7 +120,7 @@ def test_an_append_that_hangs_holds_up_the_high_watermark_of_no_other_partition(
         eventually(lambda: one.bounds().high_watermark == 1)
 
 
-def test_those_behind_one_that_fails_are_woken() -> None:
+def test_callbacks_after_a_failing_one_are_called() -> None:
     def fail() -> None:
         raise RuntimeError("can't start new thread")
 

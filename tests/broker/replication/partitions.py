@@ -177,7 +177,7 @@ class MemorySession:
                 self.acked_entry = entry
                 self.partition.take_progress()
 
-    def came_damaged(self, entry):
+    def on_damaged(self, entry):
         with self.partition.lock:
             self.partition.complaints.append(entry)
 

@@ -220,7 +220,7 @@ class Pair:
 
 
 @pytest.mark.rule(
-    "when a follower's entries count, and what is left of an earlier stream",
+    "when a follower's acknowledgements count, and how an earlier stream ends",
     "broker/replication/follower_core.py",
     "broker/replication/leader_core.py",
 )

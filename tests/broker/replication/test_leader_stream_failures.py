@@ -72,7 +72,7 @@ def test_a_full_disk_stops_its_partition_and_no_other_and_the_leader_hears_of_it
         assert len(good.agreements) == 1
 
 
-@pytest.mark.rule("what a slow or failed replica holds up", "broker/replication/follower_core.py")
+@pytest.mark.rule("what a slow or failed replica delays", "broker/replication/follower_core.py")
 def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bounded_memory():
     partitions, bad, good = pair()
     settings = ReplicationSettings(beat_s=0.1, death_s=1.0, stream_bytes=4 << 20)
@@ -248,7 +248,7 @@ def test_who_has_nothing_to_follow_any_more_says_nothing_of_its_leader(caplog):
 
 
 @pytest.mark.rule(
-    "when a silent broker counts as dead on a stream",
+    "when a silent broker is considered dead on a stream",
     "protocol/connection.py",
     "broker/replication/leader_core.py",
 )
@@ -295,7 +295,7 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
 
 
 @pytest.mark.rule(
-    "which streams of replication a leader takes", "broker/replication/leader_stream.py"
+    "which streams of replication a leader accepts", "broker/replication/leader_stream.py"
 )
 @pytest.mark.parametrize(
     ("asked", "error"),

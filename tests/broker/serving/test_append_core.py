@@ -293,7 +293,7 @@ EVENTS = st.one_of(
 
 
 @pytest.mark.rule(
-    "in which order a stream's batches are appended and answered, and what bounds it",
+    "the order and the limits of a stream's appends and acknowledgements",
     "broker/serving/append_core.py",
 )
 @settings(max_examples=examples(1_000))

@@ -131,7 +131,7 @@ def test_reader_and_follower_know_the_same_epoch(broker, epoch, error):
         broker.near(leader_epoch=epoch)
 
 
-@pytest.mark.rule("what a follower may give to readers", "broker/serving/fetching.py")
+@pytest.mark.rule("which records a follower may return to readers", "broker/serving/fetching.py")
 def test_nothing_is_given_of_a_log_that_was_cut_back_meanwhile(broker):
     answers = broker.near().answers()
     agreed = Agreement(LeaderEpoch(2), EntryIndex(1), EntryIndex(1))

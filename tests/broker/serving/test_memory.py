@@ -87,7 +87,9 @@ def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory
         assert log.read("t").num_rows == MIB // 8
 
 
-@pytest.mark.rule("when free memory goes back", "broker/serving/memory.py", "wire/allocator.py")
+@pytest.mark.rule(
+    "when free memory is returned to the system", "broker/serving/memory.py", "wire/allocator.py"
+)
 def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "log") as process:
         with process.connect() as log:

@@ -40,7 +40,7 @@ def what_moves_is_not_forced(patch: Patch) -> None:
         return list(moved)
 
     patch.setattr(partition_records, "_forced_where_it_stays", pass_on)
-    patch.setattr(FollowerRole, "report_what_is_forced", lambda self, *, moves: None)
+    patch.setattr(FollowerRole, "force_before_reports", lambda self, *, is_moving: None)
 
 
 # -- files -----------------------------------------------------------------------------------------

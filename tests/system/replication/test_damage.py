@@ -63,7 +63,7 @@ def damaged_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
 def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
     """Waits until the broker has cut its log at what it found, and all copies are whole again."""
     said = cluster.broker(number).log_text
-    eventually(lambda: f"{topic}/0: cut entries" in said(), WAIT_S)
+    eventually(lambda: f"{topic}/0: truncated entries" in said(), WAIT_S)
     assert f"{topic}/0: entries from" in said()
     assert "they are lost" not in said()
     in_sync(log, topic)
@@ -125,7 +125,7 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
 
 
 @pytest.mark.rule(
-    "what a leader does whose entries arrive damaged",
+    "what a leader does after entries have arrived damaged",
     "broker/partition/replication.py",
     "broker/replication/leader_core.py",
 )
@@ -182,7 +182,7 @@ def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
         kept = [folder / "cut" for folder in found.values()]
         eventually(lambda: not any(each.exists() for each in kept), WAIT_S)
         said = [broker.log_text() for broker in cluster.brokers.values()]
-        assert any("are taken from what was kept here" in text for text in said)
+        assert any("which were kept when this log was truncated" in text for text in said)
         assert not any("they are lost" in text for text in said)
 
 

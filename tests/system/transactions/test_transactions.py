@@ -355,7 +355,7 @@ def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(channel, log
     owner = Owner(channel).begin()
     ack = owner.put(topic, 1, 2)
     assert (ack["count"], ack["error"]["code"]) == (0, "RECORD_TOO_LARGE")
-    assert "nothing of the message is kept" in ack["error"]["message"]
+    assert "no record of the message is kept" in ack["error"]["message"]
     assert bounds(channel, topic) == (0, 0, 0)
     owner.abort()
 
