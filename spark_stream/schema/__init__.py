@@ -1,7 +1,7 @@
-"""Schemas of topics and types of columns: what client, broker and storage agree on.
+"""Schemas of topics and types of columns, shared by client, broker and storage.
 
-``schemas``    the default schema, which types a topic may have, how a batch is made to fit
-``evolution``  how a topic's schema may change
+``schemas``    the default schema, the check of a new schema, the fit of a batch
+``evolution``  the allowed changes of a topic's schema
 ``types``      the names of types, and the types that a topic stores
 ``values``     casts, forbidden nulls and sizes of columns of values
 ``keys``       the key columns of a topic

@@ -1,9 +1,9 @@
-"""What a topic's schema may become, so that every record stays readable by old and new readers.
+"""Schema evolution: changes after which old and new readers can read every record.
 
-Columns keep their names and their order, and so do the fields of structs; new ones come last and
+Columns keep their names and their order, and so do the fields of structs. New ones come last and
 take nulls. A type may become a wider one, which has all of its values, or the one that a topic
-stores in its place, and NOT NULL may be dropped. So an older batch is read in the newer schema
-without a look at its values, and those who write in the older one can continue.
+stores in its place. NOT NULL may be dropped. So an older batch is read in the newer schema without
+a look at its values, and writers with the older schema can continue.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pyarrow.types as pt
 
 from spark_stream.errors import SchemaMismatch
 from spark_stream.schema.schemas import is_default, stored_schema
-from spark_stream.schema.types import converts, inner_fields, told_apart, type_name, with_inner
+from spark_stream.schema.types import converts, distinct_names, inner_fields, type_name, with_inner
 
 VERSIONS_MAX: Final = 256
-"""An entry names its schema in one byte."""
+"""The version of its schema takes one byte in an entry."""
 
 _HINT: Final = (
-    "Columns, and fields of structs, can be added at the end, numbers widened, and NOT NULL"
-    " dropped; for another change, make another topic."
+    "You can add columns and fields of structs at the end, widen numbers, and drop NOT NULL."
+    " For another change, make another topic."
 )
-_IN_DOUBLE: Final = 32  # bits of the widest integers that are all among the doubles
+_IN_DOUBLE: Final = 32  # bits of the widest integer type that a double has exactly
 
 
 def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Schema:
@@ -34,14 +34,14 @@ def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Sche
     value removes an entry.
 
     Raises:
-        SchemaMismatch: names the column, its types, and why not.
-        UnsupportedType: a new column has a type that the log does not carry.
+        SchemaMismatch: the change is not allowed. The error has the column and its types.
+        UnsupportedType: a topic cannot store the type of a new column.
     """
     if is_default(present):
         raise SchemaMismatch(
             f"topic {topic!r} has Kafka's columns (key, value, headers, timestamp), which cannot"
             " change",
-            hint="Make a typed topic: one with a schema of its own.",
+            hint="Make a typed topic: give it a schema.",
             topic=topic,
         )
     asked = stored_schema(asked)
@@ -64,7 +64,7 @@ def check_evolution(topic: str, present: pa.Schema, asked: pa.Schema) -> pa.Sche
 
 
 def _with_metadata(field: pa.Field, present: pa.Field) -> pa.Field:
-    """Return the field with the metadata, at any depth, that it lacks and the present one has."""
+    """Add the metadata of the present field that the new one lacks, at any depth."""
     there = iter(inner_fields(present.type))  # new fields come last
     kind = with_inner(field.type, lambda inner: _with_metadata(inner, next(there, inner)))
     given = {**(present.metadata or {}), **(field.metadata or {})}
@@ -78,7 +78,7 @@ def evolves(older: pa.Schema, newer: pa.Schema) -> bool:
 
 
 def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
-    """Return why the present schema may not become the other, or None if it may or is the same."""
+    """Return the reason why ``present`` may not become ``asked``, or None if it may."""
     added = [name for name in asked.names if name not in present.names]
     for field in present:
         if field.name not in asked.names:
@@ -89,14 +89,14 @@ def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
             orders = f"from {', '.join(present.names)} to {', '.join(kept)}"
             return _refused(name, f": the columns would change their order, {orders}")
     if asked.names[: len(kept)] != kept:
-        return _refused(added[0], ": a new column comes behind those that are there")
+        return _refused(added[0], ": a new column must come after the existing ones")
     for have in present:
         want = asked.field(have.name)
         reason = _change(have, want)
         if reason is not None:
             change = f" ({type_name(have.type)})"
             if have.type != want.type:
-                change = " from {} to {}".format(*told_apart(have.type, want.type))
+                change = " from {} to {}".format(*distinct_names(have.type, want.type))
             details = {"have": str(have.type), "want": str(want.type)}
             return _refused(have.name, f"{change}: {reason}", **details)
     for name in added:
@@ -108,7 +108,7 @@ def misfit(present: pa.Schema, asked: pa.Schema) -> SchemaMismatch | None:
 
 
 def widens(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether a column of the one type may become one of the other."""
+    """Return whether a column of type ``have`` may become one of type ``want``."""
     return _widening(have, want) is None
 
 
@@ -124,7 +124,7 @@ def _dropped(field: pa.Field, added: list[pa.Field]) -> SchemaMismatch:
 
 
 def _change(have: pa.Field, want: pa.Field) -> str | None:
-    """Return why a field may not become the other, or None if it may."""
+    """Return the reason why a field may not become the other, or None if it may."""
     reason = _widening(have.type, want.type)
     if reason is None and have.nullable and not want.nullable:
         return "a column that may have nulls cannot become NOT NULL"
@@ -132,7 +132,7 @@ def _change(have: pa.Field, want: pa.Field) -> str | None:
 
 
 def _widening(have: pa.DataType, want: pa.DataType) -> str | None:
-    """Return why ``have`` cannot become ``want``, which must be wider, or None if it can."""
+    """Return the reason why ``have`` cannot widen to ``want``, or None if it can."""
     if have.equals(want) or converts(have, want):
         return None
     if pt.is_nested(have) or pt.is_nested(want):
@@ -157,10 +157,10 @@ _OTHER: Final = "a type can become a wider one of its family, and no other"
 
 def _decimals(have: pa.DataType, want: pa.DataType) -> str | None:
     if want.scale < have.scale:
-        return f"that would lose {have.scale - want.scale} of its places"
+        return f"that would lose {have.scale - want.scale} decimal places"
     lost = (have.precision - have.scale) - (want.precision - want.scale)
     if lost > 0:
-        return f"that would lose {lost} of its whole digits"
+        return f"that would lose {lost} digits before the point"
     return None if want.bit_width >= have.bit_width else _NARROWER
 
 
@@ -173,7 +173,7 @@ def _nested(have: pa.DataType, want: pa.DataType) -> str | None:
             return "the fields of a struct cannot be dropped, renamed or moved; new ones come last"
         for added in list(want)[len(names) :]:
             if not added.nullable:
-                return f"its new field {added.name!r} has to take nulls"
+                return f"its new field {added.name!r} must take nulls"
     elif pt.is_fixed_size_list(have) and have.list_size != want.list_size:
         return "the size of its lists cannot change"
     elif pt.is_map(have) and have.keys_sorted != want.keys_sorted:
@@ -193,5 +193,5 @@ def _nested(have: pa.DataType, want: pa.DataType) -> str | None:
 
 
 def _leaves(kind: pa.DataType) -> int:
-    """Return how many fields of a nested type have nothing within them."""
+    """Count the fields of a nested type that are not nested themselves."""
     return sum(_leaves(kind.field(i).type) for i in range(kind.num_fields)) or 1

@@ -1,10 +1,10 @@
-"""Which columns of a typed topic may be a record's key, and which types hash alike.
+"""Key columns of typed topics: valid columns and types, and types that hash alike.
 
 A topic's setting ``partition.by`` names its key columns. A topic with Kafka's columns has one, its
 column ``key``. :mod:`spark_stream.client.writing.partitioner` makes bytes of the values.
 
 A key column may be a field of a struct: ``user.id``. As in Spark, backquotes enclose a name with a
-dot or a comma: ```first.name```. A whole name that is a column is that column.
+dot or a comma: ```first.name```. A name that equals a column's name means that column.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def path_of(schema: pa.Schema, name: str, *, folded: bool = False) -> tuple[str, ...] | None:
-    """Return the column, and the fields within it, to which a name refers. None if there is none.
+    """Return the path to which a name refers: a column, then fields within it. None without one.
 
-    ``folded``: in any case, if only one column or field fits.
+    ``folded``: ignore case, if only one column or field fits.
     """
     if name in schema.names:
         return (name,)
@@ -76,7 +76,7 @@ def path_of(schema: pa.Schema, name: str, *, folded: bool = False) -> tuple[str,
 def _found(
     fields: Sequence[pa.Field], parts: Sequence[str], *, folded: bool
 ) -> tuple[str, ...] | None:
-    """Return the names of the fields that the parts name, from the outermost on."""
+    """Return the names of the fields on the path, from the outermost on."""
     path: list[str] = []
     for part in parts:
         same = [each for each in fields if each.name == part]
@@ -113,9 +113,9 @@ def same_columns(schema: pa.Schema, one: Sequence[str], other: Sequence[str]) ->
 
 
 def form_of(kind: pa.DataType) -> str | None:
-    """Return a name for how values of a type become bytes, or None if they cannot be keys.
+    """Return the name of the type's byte form, or None if its values cannot be keys.
 
-    Equal values of two types with one form have equal bytes.
+    Equal values of two types with the same form have equal bytes.
     """
     if pt.is_decimal128(kind):
         return f"decimal of scale {kind.scale}"
@@ -123,7 +123,7 @@ def form_of(kind: pa.DataType) -> str | None:
 
 
 def check_key(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Check that records of this schema can be placed by these columns.
+    """Check that these columns can choose the partition of a record of this schema.
 
     Raises:
         SchemaMismatch: a column is missing, or named twice.
@@ -149,8 +149,8 @@ def check_key(schema: pa.Schema, columns: Sequence[str]) -> None:
                 f"column {name!r} ({type_name(kind)}) cannot be a key",
                 column=name,
                 got=str(kind),
-                hint="Choose columns, or fields of structs (user.id), of plain types: a nested"
-                " value has no bytes of its own.",
+                hint="Choose columns, or fields of structs (user.id), of plain types. A nested"
+                " value has no byte form.",
             )
 
 
@@ -187,16 +187,16 @@ def check_evolved_key(present: pa.Schema, asked: pa.Schema, columns: Sequence[st
                 column=name,
                 have=str(have),
                 want=str(want),
-                hint="Widen integers to integers and float to double; for another change, make"
+                hint="Widen integers to integers and float to double. For another change, make"
                 " another topic.",
             )
 
 
 def key_columns(schema: pa.Schema, own: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that place a writer's records: the topic's ``own``, or those ``asked``.
+    """Return a writer's key columns: ``own``, those of the topic, or else ``asked``, the writer's.
 
     Raises:
-        SchemaMismatch: the topic is partitioned by other columns than those asked for, or as
+        SchemaMismatch: the topic is partitioned by other columns than ``asked``, or as
             :func:`check_key`.
         UnsupportedType: as :func:`check_key`.
     """

@@ -1,4 +1,4 @@
-"""Schemas on the wire: the default one, which types a topic may have, how a batch is made to fit.
+"""Schemas of topics: the default schema, the check of a new schema, and the fit of a batch.
 
 A *default-schema topic* has Kafka's record: key, value, headers, timestamp. Any other schema is a
 *typed topic*: its columns are the user's.
@@ -21,9 +21,9 @@ from spark_stream.schema.types import (
     check_levels,
     converted,
     converts,
+    distinct_names,
     inner_fields,
     stored_type,
-    told_apart,
     type_name,
 )
 from spark_stream.schema.values import cast
@@ -47,10 +47,10 @@ TIMESTAMP: Final = pa.field("_timestamp", TIMESTAMP_TYPE, nullable=False)
 TOPIC: Final = pa.field("_topic", pa.string(), nullable=False)
 PARTITION: Final = pa.field("_partition", pa.int32(), nullable=False)
 LEADER_COLUMNS: Final = {field.name: field for field in (OFFSET, TIMESTAMP)}
-"""Metadata columns that a fetch may ask the leader for, beside the topic's own."""
+"""Metadata columns that the leader adds to a fetch on request."""
 
 METADATA: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP)
-"""What ``includeMetadata`` (Spark) and ``metadata=True`` (Python) add to a typed topic."""
+"""The columns that ``includeMetadata`` (Spark) and ``metadata=True`` (Python) add."""
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
@@ -68,9 +68,8 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema in which a topic stores these columns: types that Spark reads.
 
     Raises:
-        SchemaMismatch: no columns, or two names that differ in case at most: Spark does not tell
-            them apart.
-        UnsupportedType: naming a column whose type a topic cannot store, or is nested too deep.
+        SchemaMismatch: no columns, or two names that are equal for Spark, which ignores case.
+        UnsupportedType: a topic cannot store the type of a column, or it is nested too deep.
     """
     if len(schema) == 0:
         raise SchemaMismatch("a topic needs at least one column", hint="Give it one.")
@@ -78,16 +77,16 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     for field in schema:
         folded = field.name.lower()
         if not field.name or folded in seen:
-            clash = f"columns {seen.get(folded)!r} and {field.name!r} cannot be told apart"
+            clash = f"columns {seen.get(folded)!r} and {field.name!r} are equal, ignoring case"
             raise SchemaMismatch(
                 clash if field.name else "a column has no name",
                 column=field.name,
-                hint="Give each column a name of its own; capitals make no difference.",
+                hint="Give each column a unique name. Spark ignores case.",
             )
         seen[folded] = field.name
         if folded in {each.name for each in METADATA} and not is_default(schema):
             raise SchemaMismatch(
-                f"column {field.name!r}: the name is isolog's own, for a record's metadata",
+                f"column {field.name!r}: the name is reserved for a record's metadata",
                 column=field.name,
                 hint="Rename the column.",
             )
@@ -110,15 +109,15 @@ def of_topic(topic: str) -> Iterator[None]:
 
 
 def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
-    """Return how ``got`` differs from ``expected`` in names, order or types, or None."""
+    """Return the first difference of ``got`` from ``expected`` in names, order or types."""
     if got.equals(expected):
         return None
     wanted, there = Counter(expected.names), Counter(got.names)
     for name, times in there.items():
         if times > 1:
-            return SchemaMismatch(f"column {name!r} is there more than once", column=name)
+            return SchemaMismatch(f"column {name!r} occurs more than once", column=name)
     foreign = [name for name in there if name not in wanted]
-    may_lack = is_default(expected)  # Kafka's columns, which are filled in
+    may_lack = is_default(expected)  # missing columns of Kafka's record are filled in
     for name in wanted:
         near = meant(name, foreign)
         if name not in there and (near or not foreign or not may_lack):
@@ -141,7 +140,7 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
     for name in wanted:
         want, have = expected.field(name).type, got.field(name).type
         if not have.equals(want):
-            expected_name, got_name = told_apart(want, have)
+            expected_name, got_name = distinct_names(want, have)
             return SchemaMismatch(
                 f"column {name!r}: expected {expected_name}, got {got_name}",
                 column=name,
@@ -156,12 +155,12 @@ def mismatch(expected: pa.Schema, got: pa.Schema) -> SchemaMismatch | None:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema, *, altered: bool = False) -> pa.RecordBatch:
-    """Return the batch with its columns in the topic's order and types, if no value changes by it.
+    """Convert the batch to the topic's order of columns and types, if no value changes.
 
     Numbers widen where that is exact, a date becomes a timestamp without a zone, time zones of
-    timestamps are renamed, all-null columns take any type, and types that no topic stores become
-    those that it stores: dictionaries are decoded, and moments in nanoseconds become microseconds
-    unless that would change one. ``altered``: structs may lack fields at their end.
+    timestamps are renamed, and all-null columns take any type. Types that no topic stores become
+    stored ones: dictionaries are decoded, and nanoseconds become microseconds unless a value would
+    change. ``altered``: structs may lack fields at their end.
 
     Raises:
         SchemaMismatch: names the column, the type expected and the type got.
@@ -181,7 +180,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, *, altered: bool = False) -
         raise wrong
     try:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    except pa.ArrowInvalid as error:  # Arrow's cast made an array that Arrow itself calls wrong
+    except pa.ArrowInvalid as error:  # Arrow's cast made an array that Arrow's validation rejects
         raise SchemaMismatch(f"the batch cannot be cast to the topic's types: {error}") from None
 
 
@@ -194,15 +193,15 @@ def _fitted(array: pa.Array, field: pa.Field, altered: bool) -> pa.Array:
     try:
         return cast(array, want)
     except pa.ArrowInvalid as error:  # a moment that is too fine or too far away, a null
-        expected, got = told_apart(want, array.type)
+        expected, got = distinct_names(want, array.type)
         raise SchemaMismatch(
             f"column {field.name!r}: expected {expected}, got {got}, and not every value fits"
             f" ({error})",
             column=field.name,
             expected=str(want),
             got=str(array.type),
-            hint="Change the values first: moments have microseconds, as in Spark, so round those"
-            " that are finer (in pandas .dt.floor('us')).",
+            hint="Change the values first. Timestamps have microseconds, as in Spark: round finer"
+            " ones (in pandas .dt.floor('us')).",
         ) from None
     except (pa.ArrowTypeError, pa.ArrowNotImplementedError):
         return array
@@ -217,7 +216,7 @@ def _widens(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
     if pt.is_timestamp(have) and pt.is_timestamp(want):
         return (have.tz is None) == (want.tz is None)
     if pt.is_date(have) and pt.is_timestamp(want):
-        return want.tz is None  # a date says nothing about the zone in which its day begins
+        return want.tz is None  # a date has no zone in which its day begins
     if pt.is_fixed_size_binary(have):
         return bool(pt.is_binary(want))
     found = converted(have)
@@ -235,11 +234,11 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 _EXACT_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""The width of a float, and up to how many bits it has every integer exactly."""
+"""The width of a float → the bits of the widest integers that it has exactly."""
 
 
 def _number_widens(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether every number of the one type is exactly one of the other."""
+    """Return whether ``want`` has every number of ``have`` exactly."""
     if pt.is_integer(have):
         signed = pt.is_signed_integer(have)
         bits = have.bit_width - signed
@@ -261,8 +260,8 @@ def _shaped_alike(have: pa.DataType, want: pa.DataType, altered: bool) -> bool:
 
     ``altered``: also in fields that were added to a struct.
 
-    The names of struct fields must not differ: Arrow's cast drops the values of a field whose name
-    it does not find.
+    Names of struct fields must be equal: Arrow's cast drops the values of a field that the wanted
+    type does not name.
     """
     if pt.is_struct(have) and pt.is_struct(want):
         names, added = [each.name for each in have], list(want)[have.num_fields :]
@@ -295,7 +294,7 @@ def received_schema(data: bytes | bytearray | memoryview, name: str) -> pa.Schem
     """Return the schema in an Arrow IPC message from a caller. ``name`` is for the error.
 
     Raises:
-        InvalidRequest: the bytes are no schema, or one of its texts is not UTF-8.
+        InvalidRequest: the bytes are not a schema, or a text in it is not UTF-8.
     """
     try:
         found = pa.ipc.read_schema(pa.py_buffer(data))
@@ -306,10 +305,10 @@ def received_schema(data: bytes | bytearray | memoryview, name: str) -> pa.Schem
 
 
 def check_texts(schema: pa.Schema) -> None:
-    """Check that all texts of a schema from a caller are UTF-8: Arrow does not.
+    """Check that all texts of a caller's schema are UTF-8, which Arrow does not check.
 
     Raises:
-        InvalidRequest: one is not.
+        InvalidRequest: a text is not UTF-8.
     """
     try:
         list(_texts(schema))
@@ -318,7 +317,7 @@ def check_texts(schema: pa.Schema) -> None:
 
 
 def _texts(fields: Iterable[pa.Field]) -> Iterator[str | None]:
-    """Yield the names and time zones. Reading one decodes it."""
+    """Yield the names and time zones. Access to one decodes it."""
     for field in fields:
         yield field.name
         kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
@@ -329,7 +328,7 @@ def _texts(fields: Iterable[pa.Field]) -> Iterator[str | None]:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Return text to follow the name in a message: the nearest name, ignoring case, or nothing."""
+    """Return a suggestion to append to a wrong name: the nearest right one, or an empty text."""
     by_lower = {each.lower(): each for each in names}
     near = get_close_matches(name.lower(), by_lower, 1)
     return f" (is {by_lower[near[0]]!r} meant?)" if near else ""

@@ -1,8 +1,8 @@
 """Columns as text and as JSON, and dates and times back from text: whole columns, in Arrow's code.
 
 ``shown`` is for people and CSV, ``json_texts`` for JSON. Nested values are JSON in both. Binary is
-base64, as in Spark; in default-schema topics (``utf8``) it is text. There, bytes that are not UTF-8
-are an object in JSON, ``{"base64": "…"}``; for people such a byte is shown as ``\\xff``.
+base64, as in Spark, but in default-schema topics (``utf8``) it is text. There, JSON has bytes that
+are not UTF-8 as an object, ``{"base64": "…"}``, and ``shown`` has such a byte as ``\\xff``.
 
 The command line's ``json_lines.JsonBlocks`` reads all JSON of this module back to the same values.
 
@@ -26,10 +26,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 BASE64: Final = "base64"
-"""The only name in the object that stands for bytes which are not text."""
+"""The only name in a JSON object that encodes bytes which are not UTF-8."""
 
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
-"""Numbers that JSON does not have: written as strings, as Spark does."""
+"""Numbers that JSON does not have. They are written as strings, as Spark does."""
 
 _JSON_SHORT: Final = {"\n": "n", "\r": "r", "\t": "t"}
 _CONTROL: Final = r"[\x00-\x1f]"
@@ -37,8 +37,8 @@ _CONTROL: Final = r"[\x00-\x1f]"
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _DAY_S: Final = 86_400
-# Arrow writes and reads years of four digits. Others are shifted by whole cycles of the calendar,
-# 400 years or 146,097 days each, into the cycle that begins in 1970.
+# Arrow writes and reads only years of four digits. Others are shifted by whole cycles of the
+# calendar, 400 years or 146,097 days each, into the cycle that begins in 1970.
 _CYCLE_DAYS: Final = 146_097
 _CYCLE_YEARS: Final = 400
 _FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # 0000-01-01 and 9999-12-31
@@ -133,7 +133,7 @@ def moments_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
 
 
 def times_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
-    """Read times of day: Arrow can read them only as part of a moment."""
+    """Read times of day, as parts of timestamps: Arrow cannot read them alone."""
     return _joined("1970-01-01 ", texts).cast(pa.timestamp(want.unit)).cast(want)
 
 
@@ -150,7 +150,7 @@ def durations_of(texts: pa.StringArray, want: pa.DataType) -> pa.Array:
     sign, whole = pc.struct_field(found, "sign"), pc.struct_field(found, "whole")
     if digits:
         whole = _joined(whole, pc.utf8_rpad(part, digits, "0"))
-    # Arrow reads no more digits than the greatest number has, leading zeros included.
+    # Arrow reads at most as many digits as the greatest number has, leading zeros included.
     whole = pc.replace_substring_regex(whole, r"^0+([0-9])", r"\1")
     return _joined(sign, whole).cast(pa.int64()).cast(want)
 
@@ -213,7 +213,7 @@ def _undated(
     near = pa.array(years - cycles * _CYCLE_YEARS).cast(pa.string())
     plain = pc.if_else(signed, _joined(near, pc.struct_field(parts, "rest")), texts)
     found = read(plain)
-    # As Python's integers, which do not overflow; such years are rare.
+    # As Python's integers, which do not overflow. Such years are rare.
     moved = _numbers(found).astype(object) + cycles.astype(object) * (_CYCLE_DAYS * per_day)
     try:
         return _with_nulls(moved.astype(np.int64), found)
@@ -231,7 +231,7 @@ def _with_nulls(numbers: Integers, like: pa.Array) -> pa.Array:
 
 
 def shown(array: pa.Array, *, utf8: bool) -> pa.StringArray:
-    """Return the text of each value; null stays null."""
+    """Return the text of each value. A null stays null."""
     kind = array.type
     if pt.is_dictionary(kind):
         return shown(array.dictionary_decode(), utf8=utf8)
@@ -253,7 +253,7 @@ def _bytes_shown(array: pa.Array, utf8: bool) -> pa.StringArray:
         try:
             return array.cast(pa.string())
         except pa.ArrowInvalid:
-            pass  # some value is no text: look at each
+            pass  # a value is not UTF-8: convert each one
     return pa.array([_text_of(each, utf8) for each in array.to_pylist()], pa.string())
 
 
@@ -331,7 +331,7 @@ def _json_bytes(array: pa.Array) -> pa.StringArray:
     try:
         return _quoted(array.cast(pa.string()))
     except pa.ArrowInvalid:
-        pass  # some value is no text: look at each
+        pass  # a value is not UTF-8: convert each one
     values = array.to_pylist()
     texts = [_as_text(each) for each in values]
     raw = [

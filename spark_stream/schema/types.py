@@ -2,10 +2,10 @@
 
 Users see Spark's names of types everywhere: ``bigint``, ``array<…>``.
 
-A topic stores the types that Spark reads. Libraries make schemas with types of their own: pandas
-counts nanoseconds, polars has large strings. The broker applies one rule to every new schema: each
-type becomes one that every reader has, or is refused. A batch whose columns have the original types
-is taken too, as long as no value changes.
+A topic stores the types that Spark reads. Libraries make schemas with other types: pandas counts
+nanoseconds, polars has large strings. The broker applies one rule to every new schema: each type
+becomes one that every reader has, or is refused. A batch whose columns have the original types is
+accepted too, as long as no value changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIMPLE_TYPES: Final[Mapping[str, pa.DataType]] = {
     "interval day to second": pa.duration("us"),
     "void": pa.null(),
 }
-"""If a type has several names, the first one is shown."""
+"""Names of types. If a type has several names, isolog writes the first one."""
 
 SPARK_TYPE: Final = b"isolog.type"
 """The key of a field's metadata with Spark's declared type, if Arrow has no such type."""
@@ -65,7 +65,7 @@ _NAMES: Final = {kind: name for name, kind in reversed(list(SIMPLE_TYPES.items()
 
 
 def declared_type(field: pa.Field) -> str | None:
-    """Return the type that Spark declared for a field, or None if its Arrow type has all of it.
+    """Return the type that Spark declared for a field, or None if the Arrow type is equivalent.
 
     Metadata that does not fit the field is ignored: any client can write it.
     """
@@ -98,8 +98,8 @@ def type_name(kind: pa.DataType) -> str:
     return _NAMES.get(kind) or str(kind)
 
 
-def told_apart(want: pa.DataType, have: pa.DataType) -> tuple[str, str]:
-    """Name two types that differ; by Arrow's names too if Spark has one name for both."""
+def distinct_names(want: pa.DataType, have: pa.DataType) -> tuple[str, str]:
+    """Return names for two different types. Add Arrow's names if Spark has one name for both."""
     names = type_name(want), type_name(have)
     if names[0] != names[1]:
         return names
@@ -118,10 +118,10 @@ DIGITS_MAX: Final = 38
 """The digits of the widest decimal that Spark has."""
 
 FIXED_BYTES_MAX: Final = 1 << 16
-"""The size of a value of a type with a fixed size."""
+"""The greatest size of a value of a type with a fixed size."""
 
 LEVELS_MAX: Final = 63
-"""How deep types are nested at most: Arrow writes no deeper batch. A map has two levels."""
+"""The greatest depth of a nested type: Arrow writes no deeper batch. A map has two levels."""
 
 _Is = Callable[[pa.DataType], bool]
 
@@ -136,7 +136,7 @@ _STORED: Final[tuple[_Is, ...]] = (
     pt.is_date32,
 )
 _CONVERTED: Final[tuple[tuple[_Is, pa.DataType], ...]] = (
-    (pt.is_uint64, pa.decimal128(20, 0)),  # has all of its values; Spark's bigint does not
+    (pt.is_uint64, pa.decimal128(20, 0)),  # has all of its values, unlike Spark's bigint
     (pt.is_large_string, pa.string()),
     (pt.is_string_view, pa.string()),
     (pt.is_large_binary, pa.binary()),
@@ -160,7 +160,8 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
     """Return the type that a topic stores for a column of this type.
 
     Raises:
-        UnsupportedType: there is none; ``path`` names the column, or the field inside it.
+        UnsupportedType: there is none. ``path`` is the column, or the field inside it, for the
+            message.
     """
     if isinstance(kind, pa.BaseExtensionType):
         raise _unsupported(kind, path)
@@ -201,7 +202,7 @@ def check_levels(field: pa.Field, most: int = LEVELS_MAX) -> None:
 
 
 def _levels(kind: pa.DataType) -> int:
-    """Return the number of nested types within each other, without recursion."""
+    """Return the depth of a type, without recursion. A plain type has depth 0."""
     found = -1
     level = [kind]
     while level:
@@ -217,7 +218,7 @@ def _levels(kind: pa.DataType) -> int:
 
 
 def converted(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a topic stores for this one, or this one if a topic refuses it."""
+    """Return the type that a topic stores for this one, or the type itself if there is none."""
     try:
         return stored_type(kind, "")
     except UnsupportedType:
@@ -262,7 +263,7 @@ def without_metadata(field: pa.Field) -> pa.Field:
 def _check_size(kind: pa.DataType, path: str) -> None:
     """Refuse a type whose values have no size, or a fixed size above the limit.
 
-    A null takes this size too: in the old records of a topic that gets such a column.
+    Nulls take this size too, for example in the old records of a topic that gets such a column.
     """
     is_fixed = pt.is_fixed_size_list(kind) or pt.is_fixed_size_binary(kind)
     size = _fixed_bytes(kind)
@@ -272,7 +273,7 @@ def _check_size(kind: pa.DataType, path: str) -> None:
         reason, hint = "its values are empty", "Use a larger size, or leave the column out."
     elif is_fixed and size > FIXED_BYTES_MAX:
         reason = f"each value takes {size} bytes, and {FIXED_BYTES_MAX} are the limit"
-        hint = "Use list_ or binary without a size: a null takes no room there."
+        hint = "Use list_ or binary without a size: a null takes no space there."
     else:
         return
     raise UnsupportedType(
@@ -284,7 +285,7 @@ def _check_size(kind: pa.DataType, path: str) -> None:
 
 
 def _fixed_bytes(kind: pa.DataType) -> int:
-    """Return the bytes that each value of the type takes at least, also a null."""
+    """Return the least size of any value of the type in bytes, nulls included."""
     if pt.is_fixed_size_list(kind):
         return int(kind.list_size) * max(1, _fixed_bytes(kind.value_type))
     if pt.is_fixed_size_binary(kind):
@@ -299,7 +300,7 @@ def _fixed_bytes(kind: pa.DataType) -> int:
 def _decimal(kind: pa.DataType, path: str) -> pa.DataType:
     """Return the decimal type of Spark that has all values of this one.
 
-    Spark's decimals have at most 38 digits, and between 0 and all of them behind the point.
+    Spark's decimals have at most 38 digits. Any number of them may be after the decimal point.
     """
     scale = max(kind.scale, 0)
     digits = max(kind.precision - min(kind.scale, 0), scale)
@@ -311,7 +312,7 @@ def _decimal(kind: pa.DataType, path: str) -> pa.DataType:
 def _unsupported(kind: pa.DataType, path: str) -> UnsupportedType:
     hint = next((hint for holds, hint in _HINTS if holds(kind)), None)
     return UnsupportedType(
-        f"column {path!r}: a topic cannot store Arrow's {kind}, for Spark has no such type",
+        f"column {path!r}: a topic cannot store Arrow's {kind}: Spark has no such type",
         column=path,
         got=str(kind),
         hint=hint,

@@ -1,9 +1,9 @@
 """Values of whole columns, nested ones included: casts, forbidden nulls, and sizes of records.
 
 :func:`cast` is Arrow's cast, for nested values that Arrow refuses or should have refused.
-Even a struct that is null has values in its fields, as a rule nulls. If a field is declared NOT
-NULL, Arrow's cast of the whole calls these nulls invalid, though nobody can see them. So what Arrow
-refuses is cast part by part. In lists and maps Arrow accepts nulls where none are allowed.
+Even a struct that is null has values in its fields, usually nulls. If a field is declared NOT NULL,
+Arrow's cast of the whole rejects these nulls, although they are invisible. So a refused array is
+cast part by part. In lists and maps, Arrow accepts nulls that the type does not allow.
 
 The setting ``max.record.bytes`` limits the sizes of :func:`record_sizes`.
 """
@@ -21,11 +21,11 @@ import pyarrow.types as pt
 
 
 def cast(array: pa.Array, kind: pa.DataType, *, cut: bool = False) -> pa.Array:
-    """Return the array in another type. The fields of structs are found by their names.
+    """Cast the array to another type. Fields of structs are matched by name.
 
     A field that the array lacks is null, and one that the type lacks is left out.
 
-    ``cut``: nanoseconds that have no place in microseconds are cut off rather than refused.
+    ``cut``: truncate nanoseconds to microseconds rather than refuse them.
 
     Raises:
         pa.ArrowInvalid: a value, or a null, does not fit the type.
@@ -65,7 +65,7 @@ def _cast_parts(array: pa.Array, kind: pa.DataType, cut: bool) -> pa.Array:
 
 
 def _field(array: pa.Array, place: int, field: pa.Field, cut: bool) -> pa.Array:
-    """Return a field of the structs, found by its name; nulls where they lack it."""
+    """Cast a field of the structs, matched by its name. Without such a field, return nulls."""
     have = array.type
     if place >= have.num_fields or have.field(place).name != field.name:
         place = have.get_field_index(field.name)
@@ -98,15 +98,15 @@ def _check_nulls(array: pa.Array) -> None:
 
 
 def takes_all_nulls(field: pa.Field) -> bool:
-    """Return whether neither the field nor one within it is declared NOT NULL."""
+    """Return whether neither the field nor a field within it is declared NOT NULL."""
     return bool(field.nullable) and all(takes_all_nulls(each) for _, each in _within(field.type))
 
 
 def first_null(array: pa.Array, field: pa.Field, path: str) -> tuple[int, str] | None:
     """Return the first row with a null that ``field`` does not allow, and the path to it, or None.
 
-    ``path`` names the column. The array may lack fields at the end of structs. Values in the
-    fields of a struct that is null itself do not count.
+    ``path`` is the column's name. The array may lack fields at the end of structs. Values in the
+    fields of a null struct do not count.
     """
     return min(
         ((int(rows[0]), where) for rows, where in null_rows(array, field, path)), default=None
@@ -116,16 +116,16 @@ def first_null(array: pa.Array, field: pa.Field, path: str) -> tuple[int, str] |
 def null_rows(
     array: pa.Array, field: pa.Field, path: str
 ) -> Iterator[tuple[npt.NDArray[np.integer], str]]:
-    """Yield all rows with nulls that ``field`` does not allow, by the path to them.
+    """Yield each path to nulls that ``field`` does not allow, with the rows that have them.
 
-    Arguments are as for :func:`first_null`. Rows rise; one with several such nulls may come twice.
+    Arguments are as for :func:`first_null`. Rows are in ascending order. One row may occur twice.
     """
     if array.null_count and not field.nullable:
         yield np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)), path
     if not pt.is_nested(array.type) or takes_all_nulls(field.with_nullable(True)):
         return
     rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-    # A copy: the lists of a slice would still have the values before and behind it.
+    # A copy: the values of a slice's lists include those before and after the slice.
     there = array.take(pa.array(rows))
     if not pt.is_struct(array.type):
         rows = np.repeat(rows, _lengths(there))
@@ -135,17 +135,17 @@ def null_rows(
 
 
 def _within(kind: pa.DataType) -> list[tuple[str, Any]]:
-    """Return the fields of a nested type with Spark's names for them; none of another type."""
+    """Return the fields of a nested type with Spark's names for them, or an empty list."""
     if pt.is_struct(kind):
         return [(each.name, each) for each in kind]
     if pt.is_map(kind):
-        # Arrow's own validation refuses a key that is null.
+        # Arrow's validation refuses null keys.
         return [("key", kind.key_field.with_nullable(True)), ("value", kind.item_field)]
     return [("element", kind.value_field)] if pt.is_nested(kind) else []
 
 
 def _values(array: pa.Array) -> list[pa.Array]:
-    """Return the values in the fields of :func:`_within`, for an array without nulls."""
+    """Return the values of each field of :func:`_within`, for an array without nulls."""
     if pt.is_map(array.type):
         return [array.keys, array.items]
     found = array.flatten()
@@ -153,7 +153,7 @@ def _values(array: pa.Array) -> list[pa.Array]:
 
 
 def _lengths(array: pa.Array) -> npt.NDArray[np.integer]:
-    """Return how many values each list or map has, for an array without nulls."""
+    """Return the number of values in each list or map, for an array without nulls."""
     lengths: npt.NDArray[np.integer]
     if pt.is_map(array.type):
         lengths = np.diff(array.offsets.to_numpy())
@@ -166,7 +166,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 def bytes_at_most(batch: pa.RecordBatch) -> int:
-    """Return an upper bound of any record's bytes: the sum of each column's largest value."""
+    """Return an upper bound of any record's size: the sum of each column's largest value."""
     return sum(map(_at_most, batch.columns))
 
 
@@ -190,7 +190,7 @@ def _at_most(array: pa.Array) -> int:
 
 
 def record_sizes(batch: pa.RecordBatch) -> Sizes:
-    """Return the bytes of each record's values, shape (rows,): what ``max.record.bytes`` limits."""
+    """Return the size of each record's values in bytes, shape (rows,)."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         total += _sizes(column)
@@ -228,7 +228,7 @@ def _bytes_of(kind: pa.DataType) -> int:
 
 
 def _list_sizes(array: pa.Array) -> Sizes:
-    """Return for each list the sum of its values' sizes, without values that no list has."""
+    """Return the sum of the values' sizes for each list. Values outside all lists do not count."""
     offsets = array.offsets.to_numpy(zero_copy_only=False)
     first, last = int(offsets[0]), int(offsets[-1])
     values = _sizes(array.values.slice(first, last - first))

@@ -135,7 +135,7 @@ def _bad(problem: str, path: str) -> InvalidOption:
 
 def _repeated(first: str, second: str, path: str) -> InvalidOption:
     twice = "it is there twice"
-    problem = twice if first == second else f"{first!r} and {second!r} cannot be told apart"
+    problem = twice if first == second else f"{first!r} and {second!r} are equal, ignoring case"
     return _bad(problem, f"{path}.{second}" if path else second)
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.schema.schemas import mismatch
-from spark_stream.schema.types import told_apart, type_name
+from spark_stream.schema.types import distinct_names, type_name
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_errors_about_columns_spell_types_as_spark_does():
 
 
 def test_types_of_one_name_are_told_apart_by_arrows():
-    small, large = told_apart(pa.list_(pa.int64()), pa.large_list(pa.int64()))
+    small, large = distinct_names(pa.list_(pa.int64()), pa.large_list(pa.int64()))
     assert small.startswith("array<bigint> (list<")
     assert large.startswith("array<bigint> (large_list<")

@@ -29,7 +29,7 @@ from spark_stream.client.writing.partitioner import split
 from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch, UnknownPartition
 from spark_stream.schema.schemas import METADATA, PARTITION, is_default
 from spark_stream.schema.texts import dates_of, durations_of, list_ends, moments_of, shown, times_of
-from spark_stream.schema.types import told_apart, type_name
+from spark_stream.schema.types import distinct_names, type_name
 from spark_stream.schema.values import first_null
 from spark_stream.wire.topic_messages import TopicDescription
 
@@ -102,7 +102,7 @@ class Fitting(Struct, frozen=True):
         try:
             return converted(array)
         except (_WrongTypeError, pa.ArrowNotImplementedError):
-            expected, got = told_apart(field.type, array.type)
+            expected, got = distinct_names(field.type, array.type)
             raise SchemaMismatch(
                 f"column {field.name!r}: expected {expected}, got {got}",
                 column=field.name,

@@ -37,7 +37,7 @@ from spark_stream.schema.schemas import (
     fitted,
     of_topic,
 )
-from spark_stream.schema.types import told_apart
+from spark_stream.schema.types import distinct_names
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.topic_messages import TopicDescription
 
@@ -456,7 +456,7 @@ def _cast(name: str, column: pa.ChunkedArray, want: pa.DataType) -> pa.ChunkedAr
         if not (pt.is_integer(want) or pt.is_floating(want)):
             return column
         row = _first_row(column, lambda rows: not _casts(rows, want))
-        expected, got = told_apart(want, column.type)
+        expected, got = distinct_names(want, column.type)
         raise SchemaMismatch(
             f"column {name!r}: expected {expected}, got {got}, and row {row} (counted from 0) has"
             f" {column[row].as_py()}",

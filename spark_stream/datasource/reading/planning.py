@@ -46,7 +46,7 @@ from spark_stream.errors import (
 from spark_stream.loggers import logger_of
 from spark_stream.schema.evolution import widens
 from spark_stream.schema.schemas import empty_batch, fitted, is_default, of_topic
-from spark_stream.schema.types import told_apart, without_metadata
+from spark_stream.schema.types import distinct_names, without_metadata
 from spark_stream.sql.filters import parsed, row_filter
 from spark_stream.sql.tree import compared_columns
 from spark_stream.structs import INT64_MAX
@@ -534,7 +534,7 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
             return f"only one of them has column {name!r}"
         kinds = one.field(name).type, other.field(name).type
         if kinds[0] != kinds[1]:
-            return f"column {name!r} is {' and '.join(told_apart(*kinds))}"
+            return f"column {name!r} is {' and '.join(distinct_names(*kinds))}"
     return "the order of their columns"
 
 
