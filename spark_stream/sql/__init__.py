@@ -1,4 +1,4 @@
-"""Texts in Spark's SQL: what a filter says, and which columns a schema has.
+"""Texts in Spark's SQL: filters, and schemas as DDL.
 
 ==============  ==================================================================
 ``tree``        a predicate as written: plain values, and its text

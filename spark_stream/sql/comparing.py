@@ -1,8 +1,8 @@
 """Bring the two sides of a comparison to one type, as Spark does (by default, in ANSI mode).
 
-Whole numbers and decimals are compared exactly, but as doubles with a float or double; dates and
-timestamps as moments (in UTC); a string is cast to the type of the other side. A constant is
-converted to its column's unit, so that no column is cast where that can be avoided.
+Whole numbers and decimals are compared exactly, but as doubles with a float or double. Dates and
+timestamps are compared as moments (in UTC). A string is cast to the type of the other side. A
+constant is converted to its column's unit, so that a column is cast only if necessary.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def refused(problem: str, node: Operand | None) -> InvalidFilter:
 
 
 class TextField(Field, frozen=True):
-    """Bytes that are compared as a text."""
+    """A binary field that is compared as text."""
 
 
 def compared(
     order: pruning.Order, left: Field | Literal, right: Field | Literal, node: Any
 ) -> BoundPart:
-    """Compare ``left`` and ``right``; ``node`` is the comparison, for messages."""
+    """Bind a comparison of ``left`` with ``right``. ``node`` is the comparison, for messages."""
     if isinstance(left, Literal):
         if isinstance(right, Literal):
             return _of_constants(order, left, right)
@@ -150,7 +150,7 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 
 def _against(order: pruning.Order, field: Field, literal: Literal, node: Any) -> BoundPart:
-    """Compare a field with a constant."""
+    """Bind a comparison of a field with a constant."""
     if literal.value is None:
         return Constant(None)
     kind = field.type
@@ -202,7 +202,7 @@ def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
 
 
 def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
-    """Compare a column with a double: floats as they are, other numbers as doubles."""
+    """Bind a comparison with a double: floats as they are, other numbers as doubles."""
     scalar = pa.scalar(value, pa.float64())
     if pt.is_floating(field.type):
         key = float_key(value)
@@ -221,7 +221,7 @@ def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
 
 
 def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
-    """Compare whole numbers and decimals."""
+    """Bind a comparison of whole numbers and decimals."""
     kind = field.type
     if literal.kind is LiteralKind.STRING:
         whole = pt.is_integer(kind)
@@ -243,7 +243,7 @@ def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> BoundPa
 
 
 def _as_whole(literal: Literal) -> Literal:
-    """Return a text as a whole number, for comparison with integer columns of any width."""
+    """Cast a string to a whole number, for comparison with integer columns of any width."""
     try:
         return literals.cast(literal, "bigint")
     except NotAValue:
@@ -251,14 +251,14 @@ def _as_whole(literal: Literal) -> Literal:
 
 
 def _per_second(kind: pa.DataType) -> Fraction:
-    """Return how many of a type's units are in a second."""
+    """Return the number of a type's units in a second."""
     if pt.is_date32(kind):
         return Fraction(1, 86_400)
     return Fraction(_UNITS["ms" if pt.is_date64(kind) else kind.unit])
 
 
 def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> BoundPart:
-    """Compare types whose values are whole numbers in some unit; ``value`` is in that unit.
+    """Bind a comparison for a type of whole numbers in some unit. ``value`` is in that unit.
 
     A constant between two of them, or out of range, is replaced by an equivalent comparison.
     """
@@ -306,7 +306,7 @@ def of_one_kind(sides: Sequence[Field | Literal]) -> list[Field | Literal]:
     As in Spark, go from left to right: a string's type depends on the items before it.
 
     Raises:
-        NotAValue: a string is no value of that type, or columns would have to be cast to double.
+        NotAValue: a string is not a value of that type, or columns would be cast to double.
     """
     kind = reduce(_wider, map(_kind_of, sides))
     if kind is LiteralKind.DOUBLE:
@@ -336,7 +336,7 @@ _WIDER: Final = ((LiteralKind.WHOLE, LiteralKind.DECIMAL, LiteralKind.DOUBLE), l
 
 
 def _wider(left: LiteralKind, right: LiteralKind) -> LiteralKind:
-    """Return the kind in which Spark compares two kinds; ``left`` if it does not compare them."""
+    """Return the kind in which Spark compares two kinds, or ``left`` if they are incomparable."""
     kinds = {left, right}
     if kinds == {LiteralKind.DECIMAL, LiteralKind.STRING}:
         return LiteralKind.DOUBLE
@@ -351,7 +351,7 @@ def _wider(left: LiteralKind, right: LiteralKind) -> LiteralKind:
 
 
 def _kind_of(side: Field | Literal) -> LiteralKind:
-    """Return the kind in which a column or constant is compared; ``NULL`` if its type never is."""
+    """Return the kind in which a side is compared, or ``NULL`` if its type is never compared."""
     if isinstance(side, Literal):
         return side.kind
     if isinstance(side, TextField):

@@ -7,8 +7,8 @@
     type    := simple | decimal[(p[,s])] | varchar(n) | char(n) | time(p)
              | interval unit ["to" unit] | array<type> | map<type,type> | struct<[columns]>
 
-sqlglot's lexer finds the words; the grammar is our own: sqlglot's has no ``void`` and no empty
-struct, reads a colon after a name as something else, and its errors name no column.
+sqlglot's lexer finds the words. The grammar is our own. sqlglot's grammar has no ``void`` and no
+empty struct, misreads a colon after a name, and its errors do not name the column.
 
 The Arrow types are those in which Spark itself exports such columns: items of lists are named
 ``element``, timestamps are microseconds with the zone UTC or with none. A type that Arrow lacks
@@ -37,11 +37,11 @@ from spark_stream.schema.types import (
 
 _DECIMALS: Final = ("decimal", "dec", "numeric")
 _TEXTS: Final = {"varchar": "varchar", "char": "char", "character": "char"}
-_TIME_PRECISION: Final = 6  # of TIME without a precision
+_TIME_PRECISION: Final = 6  # the precision of TIME by default
 _TIME_PRECISION_MAX: Final = 9
 _INTERVALS_ADVICE: Final = (
     "an interval has one or two of the units day, hour, minute and second, such as"
-    " 'interval day to second'; store an interval of years and months as a number of months"
+    " 'interval day to second'. Store an interval of years and months as a number of months"
 )
 _KNOWN: Final = (
     *SIMPLE_TYPES,
@@ -61,12 +61,12 @@ def parse_schema(text: str) -> pa.Schema:
     """Parse DDL into a schema.
 
     Raises:
-        InvalidOption: names the column and what is wrong with it.
+        InvalidOption: the text is not valid. The error names the column and its fault.
     """
     parser = _Parser(_tokens(text))
     fields = parser.columns(end="")
     if not fields:
-        raise _bad("it names no column", "")
+        raise _bad("it has no columns", "")
     return pa.schema(fields)
 
 
@@ -95,7 +95,7 @@ class _Token(Struct, frozen=True):
         return repr(self.text) if self.kind != "end" else "the end"
 
     def is_mark(self, mark: str) -> bool:
-        """Return whether it is this mark; "" is the end of the text."""
+        """Return whether the token is this mark. The end of the text is ""."""
         return self.text == mark and self.kind in ("mark", "end")
 
 
@@ -134,13 +134,13 @@ def _bad(problem: str, path: str) -> InvalidOption:
 
 
 def _repeated(first: str, second: str, path: str) -> InvalidOption:
-    twice = "it is there twice"
+    twice = "it is defined twice"
     problem = twice if first == second else f"{first!r} and {second!r} are equal, ignoring case"
     return _bad(problem, f"{path}.{second}" if path else second)
 
 
 class _Parser:
-    """Reads tokens from left to right; ``path`` is the column (``a.b``) that errors name."""
+    """A parser of tokens from left to right. ``path`` is the column (``a.b``) for errors."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
@@ -156,7 +156,7 @@ class _Parser:
         return token
 
     def _accept(self, *words: str) -> bool:
-        """Take the next tokens if they are these (in any case); return whether they were."""
+        """Consume the next tokens if they are these, ignoring case. Return whether they were."""
         ahead = self._tokens[self._at : self._at + len(words)]
         plain = [token.text.lower() for token in ahead if token.kind in ("word", "mark")]
         if plain != list(words):
@@ -204,7 +204,7 @@ class _Parser:
         return field.with_nullable(nullable)
 
     def _field(self, called: str, path: str, depth: int) -> pa.Field:
-        """Parse a type, and return a field of it, with the type's declaration if Arrow lacks it."""
+        """Parse a type into a field. Declare a type that Arrow lacks in the field's metadata."""
         if depth > LEVELS_MAX:
             raise _bad(f"types are nested more than {LEVELS_MAX} levels deep", path)
         token = self._take()
@@ -225,7 +225,7 @@ class _Parser:
         if name in ("array", "map", "struct"):
             self._expect("<", path, name)
             return pa.field(called, self._nested(name, path, depth + 1))
-        raise _bad(f"there is no type {token.text!r}; known are {', '.join(_KNOWN)}", path)
+        raise _bad(f"unknown type {token.text!r}; the types are {', '.join(_KNOWN)}", path)
 
     def _simple(self, called: str, name: str, path: str) -> pa.Field:
         metadata = None

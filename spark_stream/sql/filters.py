@@ -58,21 +58,21 @@ _KAFKAS_NAMES: Final = {OFFSET: "offset", TOPIC: "topic", PARTITION: "partition"
 
 @lru_cache(_REMEMBERED)
 def parsed(text: str) -> Predicate:
-    """Parse a filter's text; results are cached.
+    """Parse a filter's text. Results are cached.
 
     Raises:
         InvalidFilter: the text is not SQL, or SQL that a filter does not support.
     """
     if len(text) > FILTER_CHARACTERS_MAX:
         raise InvalidFilter(
-            f"filter: it has {len(text)} characters; {FILTER_CHARACTERS_MAX} are the most",
+            f"filter: it has {len(text)} characters; the limit is {FILTER_CHARACTERS_MAX}",
             option="filter",
         )
     if not text.strip():
         raise InvalidFilter(
             "filter: it is empty",
             option="filter",
-            hint='Give a condition, as "delay > 60", or leave the option out.',
+            hint='Give a condition, such as "delay > 60", or leave the option out.',
         )
     from spark_stream.sql.grammar import predicate  # slow: only once there is a text to read
 
@@ -80,7 +80,7 @@ def parsed(text: str) -> Predicate:
 
 
 def columns_of(topic: str, schema: pa.Schema, partition: int) -> Columns:
-    """Return what a filter may name: all columns that a reader sees, stored or not."""
+    """Return the columns of a filter: all columns of a reader, stored or derived."""
     columns: dict[str, Field | Literal] = {
         field.name: Field(field.name, field.type) for field in schema
     }
@@ -103,14 +103,14 @@ def row_filter(text: str, topic: str, schema: pa.Schema, partition: int = 0) -> 
     """Return the filter for one partition of a topic of this schema.
 
     Raises:
-        InvalidFilter: as :func:`parsed`; or it names a column that the topic lacks, or compares
-            one with a value of another type.
+        InvalidFilter: as :func:`parsed`, or the topic lacks a column of the filter, or a column
+            is compared with a value of another type.
     """
     return bind(parsed(text), columns_of(topic, schema, partition), topic)
 
 
 Columns = Mapping[str, Field | Literal]
-"""What a filter may name: the topic's columns, and values that a whole partition shares."""
+"""The columns of a filter: a topic's columns, and the constants of a partition."""
 
 _ORDERS: Final = {
     tree.Comparison.EQUAL: pruning.Order.EQUAL,
@@ -119,14 +119,14 @@ _ORDERS: Final = {
     tree.Comparison.LESS_OR_EQUAL: pruning.Order.LESS_OR_EQUAL,
 }
 _MANY: Final = 3
-_KINDS: Final = {LiteralKind.WHOLE: "int"}  # the type that Spark shows for such a column
+_KINDS: Final = {LiteralKind.WHOLE: "int"}  # as Spark names the type of such a column
 
 
 def bind(predicate: Predicate, columns: Columns, topic: str) -> RowFilter:
     """Bind the predicate to these columns of the topic.
 
     Raises:
-        InvalidFilter: there is no such column, or it cannot be compared with such a value.
+        InvalidFilter: the topic lacks a column, or it cannot be compared with its value.
     """
     binder = _Binder(columns, topic)
     bound = binder.bound(predicate)
@@ -157,7 +157,7 @@ class _Binder:
         found = self.columns[name]
         if isinstance(found, Literal):
             if len(node.path) > 1:
-                raise refused(f"column {name!r} is a {found.kind}, it has no fields", node)
+                raise refused(f"column {name!r} is a {found.kind} and has no fields", node)
             return found
         self.used[found.name] = None
         for step in node.path[1:]:
@@ -228,26 +228,28 @@ class _Binder:
     def like(self, node: tree.Like) -> BoundPart:
         field = self._operand(node.operand)
         if isinstance(field, Literal):
-            raise refused("LIKE takes a column to its left", None)
+            raise refused("the left side of LIKE must be a column", None)
         if not (is_text(field.type) or isinstance(field, TextField)):
             raise _no_text(field, node.operand, "LIKE")
         pieces = pieces_of(node.pattern, node.escape)
         raw = is_raw(field.type)
         if raw and "_" in pieces:
-            raise refused(f"_ in LIKE {node.pattern!r} takes a string column, not bytes", None)
+            raise refused(f"_ in LIKE {node.pattern!r} takes a string column, not binary", None)
         return matching(field, pieces, raw)
 
     def holds(self, node: tree.Holds) -> BoundPart:
         field = self._operand(node.operand)
         if isinstance(field, Literal):
-            raise refused(f"{node.part} takes a column first", None)
+            raise refused(f"the first argument of {node.part} must be a column", None)
         if not (is_text(field.type) or is_raw(field.type)) or pt.is_fixed_size_binary(field.type):
             raise _no_text(field, node.operand, node.part)
         value = node.text.value
         if value is None:
             return Constant(None)
         if not isinstance(value, str | bytes):
-            raise refused(f"{node.part} looks for a string, not for {node.text.shown}", None)
+            raise refused(
+                f"the second argument of {node.part} must be a string, not {node.text.shown}", None
+            )
         raw = value.encode() if isinstance(value, str) else value
         text: str | bytes = raw if is_raw(field.type) else decoded(raw)
         prefix = raw if node.part is tree.TextPart.START else b""
@@ -375,7 +377,7 @@ def pieces_of(pattern: str, escape: str) -> list[str]:
 
 
 def matching(field: Field, pieces: Sequence[str], raw: bool) -> BoundPart:
-    """Match a field against a pattern with the fastest function that can."""
+    """Bind a match of a field against a pattern, with the fastest function for it."""
     texts = [isinstance(each, _Literal) for each in pieces]
     prefix = pieces[0].encode() if texts[:1] == [True] else b""
 
@@ -409,4 +411,4 @@ def decoded(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise refused(f"X'{value.hex()}' is not text", None) from None
+        raise refused(f"X'{value.hex()}' is not UTF-8", None) from None

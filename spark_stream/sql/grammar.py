@@ -1,6 +1,6 @@
 """Parse a predicate's text into its tree: sqlglot reads SQL, and a subset of it is accepted.
 
-SQL outside that subset is refused; the error quotes it and lists what is supported.
+SQL outside that subset is refused. The error quotes it and lists the supported syntax.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def predicate(text: str) -> Predicate:
     """Parse a predicate into its tree.
 
     Raises:
-        InvalidFilter: the text is not SQL, or SQL that a filter does not support; names the place.
+        InvalidFilter: the text is not SQL, or a filter does not support it. The error names the
+            place.
     """
     try:
         found = sqlglot.parse_one(text, dialect="spark", into=exp.Condition)
@@ -85,15 +86,15 @@ def predicate(text: str) -> Predicate:
 def _problem(error: Exception) -> str:
     told = getattr(error, "errors", None)
     if not told:
-        return f"it is no SQL: {error}"
+        return f"it is not valid SQL: {error}"
     first = told[0]
     seen = str(first.get("highlight") or "").strip()
     where = f"line {first['line']}, column {first['col']}" if first.get("line") else "the end"
     words = str(first["description"]).rstrip(".").partition(" for <class")[0]
     shown = f" ({seen!r})" if seen else ""
     return (
-        f"it is no SQL at {where}{shown}: {words}. A column with the name of a keyword is written"
-        " in backquotes"
+        f"it is not valid SQL at {where}{shown}: {words}. Write a column with the name of a"
+        " keyword in backquotes"
     )
 
 
@@ -107,11 +108,11 @@ def _unknown(node: exp.Expr) -> InvalidFilter:
         text = text[:_SHOWN_CHARACTERS_MAX] + "…"
     starts = [each.meta["start"] for each in node.walk() if "start" in each.meta]
     where = f" (at character {min(starts) + 1})" if starts else ""
-    return _refused(f"{text}{where} is not for a filter: {KNOWN}")
+    return _refused(f"{text}{where} is not supported in a filter: {KNOWN}")
 
 
 def _has_only(node: exp.Expr, *names: str) -> None:
-    """Refuse a node that has more than these parts."""
+    """Raise InvalidFilter if the node has more than these parts."""
     for name, value in node.args.items():
         if name not in names and value not in (None, False, []):
             raise _unknown(node)
@@ -317,7 +318,7 @@ def _text(node: exp.Expr) -> str:
 
 
 def _type_of(node: exp.Expr) -> str | None:
-    """Return the name of a cast's type; None if a filter does not support it."""
+    """Return the name of a cast's type, or None if a filter does not support it."""
     kind = node.args["to"].this
     return _TYPES.get(str(getattr(kind, "value", kind)))
 

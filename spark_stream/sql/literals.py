@@ -1,7 +1,7 @@
-"""Read the values of a text as Spark does: numbers, moments, casts of them.
+"""Literals of a filter, read as Spark does: numbers, moments, casts of them.
 
-Moments without a zone are in UTC, whatever time zone a Spark session has: the leader that compares
-them does not know the session.
+Moments without a zone are in UTC, even if a Spark session has another time zone: the leader that
+compares them has no session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spark_stream.sql.tree import Literal, LiteralKind, Value
 _DAY_S: Final = 86_400
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 MOMENTS: Final = (LiteralKind.DATE, LiteralKind.TIMESTAMP_NTZ, LiteralKind.TIMESTAMP)
-"""From the narrowest to the widest: two kinds are compared in the wider one."""
+"""From the narrowest to the widest. Two kinds are compared in the wider one."""
 _WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _TRUE: Final = ("t", "true", "y", "yes", "1")
 _FALSE: Final = ("f", "false", "n", "no", "0")
@@ -40,7 +40,7 @@ _NOT_FINITE: Final = re.compile(r"([+-]?)(inf|infinity|nan)", re.IGNORECASE)
 
 
 class NotAValue(ValueError):
-    """A literal is not a value of a type; the message says why."""
+    """A literal is not a value of a type. The message has the reason."""
 
 
 def number(text: str) -> Literal:
@@ -59,10 +59,12 @@ def negated(literal: Literal) -> Literal:
 
 
 def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> Literal:
-    """Cast the literal to a type, by Spark's name; ``precision`` (and scale) are a decimal's.
+    """Cast the literal to the type with this name in Spark.
+
+    ``precision``: the precision and the scale of a decimal.
 
     Raises:
-        NotAValue: it has no such value, or there is no such cast.
+        NotAValue: the type does not have the value, or the cast is not supported.
     """
     value = literal.value
     text = f"CAST({literal.shown} AS {kind.upper()})"
@@ -100,7 +102,7 @@ def cast(literal: Literal, kind: str, precision: tuple[int, int] = (10, 0)) -> L
         )
     if kind == "time":
         return Literal(LiteralKind.TIME, as_time(literal), text)
-    raise NotAValue(f"a filter casts no {literal.kind} to {kind}")
+    raise NotAValue(f"a filter cannot cast a {literal.kind} to {kind}")
 
 
 def _exact(literal: Literal, kind: str) -> Fraction:
@@ -120,7 +122,7 @@ def as_whole(literal: Literal) -> Fraction:
 
 
 def as_double(literal: Literal) -> float:
-    """Return a number, or a string that is one, as a double."""
+    """Convert a number, or a string that is one, to a double."""
     value = literal.value
     if isinstance(value, float):
         return value
@@ -137,7 +139,7 @@ def as_double(literal: Literal) -> float:
 
 
 def as_boolean(literal: Literal) -> bool:
-    """Return a boolean, or a string that is one, as a boolean."""
+    """Convert a boolean, or a string that is one, to a boolean."""
     value = literal.value
     if isinstance(value, bool):
         return value
@@ -154,13 +156,13 @@ def as_day(literal: Literal) -> Fraction:
     if isinstance(value, str):
         found = _DAY.fullmatch(value.strip())
         if found is None:
-            raise NotAValue(f"{value!r} is not a date; one is '2024-01-31'")
+            raise NotAValue(f"{value!r} is not a date; an example is '2024-01-31'")
         return Fraction((_day_of(found, value).toordinal() - _EPOCH) * _DAY_S)
     raise NotAValue(f"{literal.shown} is not a date")
 
 
 def as_moment(literal: Literal, kind: LiteralKind = LiteralKind.TIMESTAMP) -> Fraction:
-    """Return a date or timestamp in seconds; a string is cast to ``kind``, one of ``MOMENTS``."""
+    """Return a date or timestamp in seconds. A string is cast to ``kind``, one of ``MOMENTS``."""
     value = literal.value
     if literal.kind in MOMENTS and isinstance(value, Fraction):
         return value
@@ -182,10 +184,10 @@ def as_time(literal: Literal) -> Fraction:
 
 
 def _moment(text: str, *, zoned: bool) -> Fraction:
-    """Return a text's moment, in seconds. Without ``zoned`` its zone must exist but is ignored."""
+    """Read a moment, in seconds. Without ``zoned``, its zone must exist but is ignored."""
     found = _MOMENT.fullmatch(text.strip())
     if found is None:
-        raise NotAValue(f"{text!r} is not a date or timestamp; one is '2024-01-31 12:00:00'")
+        raise NotAValue(f"{text!r} is not a date or timestamp; an example is '2024-01-31 12:00:00'")
     try:
         day = _day_of(found, text)
         seconds = _clock(found["clock"]) if found["clock"] else Fraction(0)
@@ -208,7 +210,7 @@ def _day_of(found: re.Match[str], text: str) -> date:
 def _clock(text: str) -> Fraction:
     found = _CLOCK.fullmatch(text)
     if found is None:
-        raise NotAValue(f"{text!r} is not a time of day; one is '12:00:00'")
+        raise NotAValue(f"{text!r} is not a time of day; an example is '12:00:00'")
     hour, minute, second = (int(part or 0) for part in found.groups()[:3])
     if hour > 23 or minute > 59 or second > 59:
         raise NotAValue(f"{text!r} is not a time of day")
@@ -217,7 +219,7 @@ def _clock(text: str) -> Fraction:
 
 
 def _shift(zone: str, day: date, seconds: Fraction) -> Fraction:
-    """Return by how much local time is ahead of UTC, in seconds."""
+    """Return the offset of local time from UTC, in seconds. East of UTC it is positive."""
     if zone in ("Z", "UTC", "GMT"):
         return Fraction(0)
     found = _SHIFT.fullmatch(zone)
@@ -243,5 +245,5 @@ def _single(value: float) -> float:
 
 
 def shown(value: Value) -> str:
-    """Return a Python value as SQL writes it, for messages."""
+    """Write a Python value in SQL, for messages."""
     return repr(value) if isinstance(value, str) else str(value)

@@ -1,7 +1,7 @@
-"""Filters that are bound to a topic's columns: a batch's mask, and which batches to skip.
+"""Filters bound to a topic's columns: the mask of a batch, and the choice of batches to skip.
 
-A mask is true, false or null for each row; only true keeps a row. Logic is SQL's, three-valued.
-NaN is equal to itself and greater than all other numbers.
+A mask is true, false or null for each row. Only true keeps a row. Logic is SQL's, three-valued. NaN
+is equal to itself and greater than all other numbers.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from spark_stream.consistency.pruning import (
 )
 
 Lookup = Callable[[str], pa.Array]
-"""Returns a column of the rows at hand, by its name."""
+"""A function that returns a column of a batch by its name."""
 
 _NULL: Final = pa.nulls(1, pa.bool_())[0]  # not pa.scalar, which imports pandas
-_PARTS_MAX: Final = 32  # items of a list: batches are compared only with the ends of a longer one
+# Batches are compared with each item of a list up to this length, else with its bounds.
+_PARTS_MAX: Final = 32
 
 
 class BoundPart(Struct, frozen=True):
     """A part of a bound filter. A mask may be one value for all rows.
 
-    By default every batch may have records that match.
+    By default, no batch is skipped.
     """
 
     def mask(self, column: Lookup) -> Any:
@@ -62,17 +63,17 @@ class Field(Struct, frozen=True):
     steps: tuple[int, ...] = ()
 
     def array(self, column: Lookup) -> pa.Array:
-        """Return its values; null where an enclosing struct is null."""
+        """Return the field's values. They are null where an enclosing struct is null."""
         values = column(self.name)
         return pc.struct_field(values, self.steps) if self.steps else values
 
     def extremes(self, batches: Batches) -> Extremes:
-        """Return its extremes in each batch: unknown for fields within structs."""
+        """Return the field's min/max statistics in each batch. Within structs, they are unknown."""
         return Extremes.unknown(batches.count) if self.steps else batches.known(self.name)
 
 
 class Constant(BoundPart, frozen=True):
-    """The same for every row; None is null."""
+    """The same truth value for every row. None stands for null."""
 
     value: bool | None
 
@@ -84,7 +85,7 @@ class Constant(BoundPart, frozen=True):
 
 
 class Everywhere(BoundPart, frozen=True):
-    """The same for every row that has a value, and null for the others."""
+    """One truth value for all rows in which the field has a value, and null for the others."""
 
     field: Field
     value: bool
@@ -99,7 +100,7 @@ class Everywhere(BoundPart, frozen=True):
 
 
 class Versus(BoundPart, frozen=True):
-    """Compare a field with a constant; ``value`` has the type of the comparison.
+    """A comparison of a field with a constant. ``value`` has the type of the comparison.
 
     ``low``, ``high``, ``exact``: :func:`~spark_stream.consistency.pruning.against`.
     """
@@ -142,7 +143,7 @@ _COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
 
 
 class OneOf(BoundPart, frozen=True):
-    """A field is one of many constants of one type, none of them NaN or null."""
+    """A test whether a field is one of many constants of one type, without NaN and null."""
 
     parts: tuple[Versus, ...]
 
@@ -161,7 +162,7 @@ class OneOf(BoundPart, frozen=True):
 
 
 class Pair(BoundPart, frozen=True):
-    """Two fields, compared as ``type``."""
+    """A comparison of two fields as ``type``."""
 
     order: Order
     left: Field
@@ -187,7 +188,7 @@ class Pair(BoundPart, frozen=True):
 
 
 class Matching(BoundPart, frozen=True):
-    """Match a text (or bytes) against a pattern. All matches begin with ``prefix``."""
+    """A match of a text (or bytes) against a pattern. All matches begin with ``prefix``."""
 
     field: Field
     function: Callable[..., Any]
@@ -205,7 +206,7 @@ class Matching(BoundPart, frozen=True):
 
 
 class Absent(BoundPart, frozen=True):
-    """A field is null."""
+    """A test whether a field is null."""
 
     field: Field
 
@@ -218,7 +219,7 @@ class Absent(BoundPart, frozen=True):
 
 
 class NotANumber(BoundPart, frozen=True):
-    """A float is NaN; not null."""
+    """A test whether a float is NaN. It is false for null."""
 
     field: Field
 
@@ -227,7 +228,7 @@ class NotANumber(BoundPart, frozen=True):
 
 
 class Flag(BoundPart, frozen=True):
-    """A boolean field by itself."""
+    """A boolean field as a condition."""
 
     field: Field
 
@@ -251,7 +252,7 @@ class Negation(BoundPart, frozen=True):
 
 
 class Certain(BoundPart, frozen=True):
-    """The part is this truth value; false where the part is null."""
+    """A test whether the part has this truth value. It is false where the part is null."""
 
     part: BoundPart
     value: bool
@@ -290,7 +291,7 @@ class Either(BoundPart, frozen=True):
 
 
 def as_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast the values to the type of a comparison; as doubles they may be rounded."""
+    """Cast the values to the type of a comparison. As doubles they may be rounded."""
     if values.type.equals(kind):
         return values
     if pt.is_decimal(kind) and pt.is_temporal(values.type):
@@ -302,7 +303,7 @@ _NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def _in_nanoseconds(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return moments as decimals, in nanoseconds since the epoch: no moment is out of range."""
+    """Convert moments to decimals, in nanoseconds since the epoch, which have all moments."""
     if pt.is_date32(values.type):
         counts, factor = values.cast(pa.int32()).cast(pa.int64()), 86_400 * 10**9
     elif pt.is_date64(values.type):
@@ -320,17 +321,17 @@ def _counts(values: pa.Array) -> pa.Array:
 
 
 class RowFilter(Struct, frozen=True):
-    """A filter as the log uses it: the stored columns it needs, and the rows it keeps."""
+    """A filter as the log uses it. ``names``: the stored columns that it reads."""
 
     bound: BoundPart
     names: tuple[str, ...]
 
     def can_match(self, batches: Batches) -> Flags:
-        """Return which batches may have a row that it keeps, shape (batches,)."""
+        """Return a mask of the batches that may have a matching row, shape (batches,)."""
         return self.bound.possible(batches)[0]
 
     def keeps(self, column: Lookup, rows: int) -> pa.Array:
-        """Return true for each row to keep, else false; no nulls."""
+        """Return a mask of the matching rows, without nulls."""
         mask = self.bound.mask(column)
         if isinstance(mask, pa.Scalar):
             return pa.repeat(pa.scalar(bool(mask.as_py())), rows)

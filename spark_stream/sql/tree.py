@@ -1,6 +1,6 @@
-"""A predicate as it was written: a tree of plain values, independent of any schema; and its text.
+"""A predicate as it was written, independent of any schema: a tree of plain values, and its text.
 
-What SQL can write in two ways has one form: ``a != b`` is ``Not(Compare(EQUAL, a, b))``,
+If SQL has two notations, the tree has one: ``a != b`` is ``Not(Compare(EQUAL, a, b))``,
 ``a > b`` is ``Compare(LESS, b, a)``, ``a BETWEEN b AND c`` is two comparisons.
 
 A filter is sent as text. :func:`sql_of` writes the text of a filter that was not given as text.
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 
 class Comparison(StrEnum):
-    """How two values are compared."""
+    """An operator of comparison."""
 
     EQUAL = "="
     LESS = "<"
@@ -47,7 +47,7 @@ Value = bool | Fraction | float | str | bytes | None
 
 
 class Literal(Struct, frozen=True):
-    """A value. WHOLE and DECIMAL are fractions; so are moments, in seconds (UTC) or of a day."""
+    """A value. WHOLE and DECIMAL are fractions. So are moments: seconds since 1970 or of a day."""
 
     kind: LiteralKind
     value: Value
@@ -55,12 +55,12 @@ class Literal(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """As a message names it."""
+        """The text for messages."""
         return self.text or str(self.value)
 
 
 class Column(Struct, frozen=True):
-    """A column by its path: ``a.b`` is ("a", "b"). ``at``: where the text names it, from 1."""
+    """A column by its path: ``a.b`` is ("a", "b"). ``at``: its place in the text, from 1."""
 
     path: tuple[str, ...]
     at: int | None = None
@@ -68,7 +68,7 @@ class Column(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """As a message names it."""
+        """The text for messages."""
         return ".".join(self.path)
 
 
@@ -76,7 +76,7 @@ Operand = Column | Literal
 
 
 class Compare(Struct, frozen=True):
-    """``left`` and ``right`` in this order."""
+    """A comparison of ``left`` with ``right``."""
 
     order: Comparison
     left: Operand
@@ -84,14 +84,14 @@ class Compare(Struct, frozen=True):
 
 
 class In(Struct, frozen=True):
-    """``operand`` is one of these."""
+    """A test whether ``operand`` is one of the items."""
 
     operand: Operand
     items: tuple[Operand, ...]
 
 
 class Like(Struct, frozen=True):
-    """A LIKE: ``%`` is any text, ``_`` a character; after ``escape`` both stand for themselves."""
+    """A LIKE: ``%`` is any text, ``_`` any character. After ``escape`` both are literal."""
 
     operand: Operand
     pattern: str
@@ -99,7 +99,7 @@ class Like(Struct, frozen=True):
 
 
 class TextPart(StrEnum):
-    """Where in a text another is searched."""
+    """The part of a text in which another is searched."""
 
     START = "startswith"
     END = "endswith"
@@ -107,7 +107,7 @@ class TextPart(StrEnum):
 
 
 class Holds(Struct, frozen=True):
-    """``operand`` has this text (or these bytes) at its start, at its end, or anywhere."""
+    """A test whether ``operand`` has this text (or these bytes) at its start, end, or anywhere."""
 
     operand: Operand
     part: TextPart
@@ -115,44 +115,44 @@ class Holds(Struct, frozen=True):
 
 
 class IsNull(Struct, frozen=True):
-    """``operand`` is null."""
+    """A test whether ``operand`` is null."""
 
     operand: Operand
 
 
 class IsNan(Struct, frozen=True):
-    """``operand`` is not a number; false where it is null."""
+    """A test whether ``operand`` is NaN. It is false for null."""
 
     operand: Operand
 
 
 class Truth(Struct, frozen=True):
-    """A boolean by itself: a column, or TRUE, FALSE, NULL."""
+    """A boolean as a condition: a column, or TRUE, FALSE, NULL."""
 
     operand: Operand
 
 
 class Is(Struct, frozen=True):
-    """``part`` is true (or false): never null."""
+    """A test whether ``part`` is true (or false). It is never null."""
 
     part: Predicate
     value: bool
 
 
 class Not(Struct, frozen=True):
-    """Null where the part is null."""
+    """A negation. It is null where the part is null."""
 
     part: Predicate
 
 
 class And(Struct, frozen=True):
-    """False if one part is, else null if one is, else true."""
+    """A conjunction: false if a part is false, else null if a part is null, else true."""
 
     parts: tuple[Predicate, ...]
 
 
 class Or(Struct, frozen=True):
-    """True if one part is, else null if one is, else false."""
+    """A disjunction: true if a part is true, else null if a part is null, else false."""
 
     parts: tuple[Predicate, ...]
 
@@ -161,7 +161,7 @@ Predicate = Compare | In | Like | Holds | IsNull | IsNan | Truth | Is | Not | An
 
 
 def compared_columns(node: object) -> Iterator[Column]:
-    """Yield each column whose values a predicate compares, rather than checks for null."""
+    """Yield each column of a predicate, except those that are only checked for null."""
     if isinstance(node, Column):
         yield node
     elif isinstance(node, tuple):
@@ -173,7 +173,7 @@ def compared_columns(node: object) -> Iterator[Column]:
 
 
 def literal_of(value: Any) -> Literal | None:
-    """Return a Python value as a literal to be written; None if a filter has no such values."""
+    """Convert a Python value to a literal. Return None if a filter cannot have such a value."""
     text = _text_of(value)
     return None if text is None else Literal(LiteralKind.NULL, None, text)
 
@@ -210,7 +210,7 @@ def quoted(text: str) -> str:
 
 
 def sql_of(node: Predicate) -> str:
-    """Return the predicate's text. It supports only what :func:`literal_of` and Spark make."""
+    """Write the predicate as text. Only nodes of :func:`literal_of` and of Spark are supported."""
     match node:
         case Compare():
             return f"{_operand(node.left)} {node.order} {_operand(node.right)}"
@@ -224,7 +224,7 @@ def sql_of(node: Predicate) -> str:
             return f"NOT ({sql_of(node.part)})"
         case And():
             return " AND ".join(f"({sql_of(part)})" for part in node.parts)
-    raise TypeError(f"no text is made of a {type(node).__name__}")
+    raise TypeError(f"a {type(node).__name__} cannot be written as text")
 
 
 def _operand(node: Operand) -> str:
@@ -234,7 +234,7 @@ def _operand(node: Operand) -> str:
 
 
 def both(*texts: str | None) -> str | None:
-    """Return a filter that requires all of these; None if there is none."""
+    """Join filters with AND. Return None if there is no filter."""
     there = [text for text in texts if text is not None]
     if len(there) < 2:
         return there[0] if there else None

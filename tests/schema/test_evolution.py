@@ -1,4 +1,4 @@
-"""What a topic's schema may become, and that what it may become takes and gives every value."""
+"""Allowed changes of a topic's schema. An evolved schema accepts and returns every value."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def altered(*changes: tuple[str, pa.DataType | None], more: tuple[pa.Field, ...]
         (altered(more=(pa.field("_offset", pa.int64()),)), "the name is reserved"),
     ],
 )
-def test_what_is_incompatible_is_refused_by_column_and_reason(asked: pa.Schema, said: str) -> None:
+def test_incompatible_change_is_refused_with_column_and_reason(asked: pa.Schema, said: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         check_evolution("t", PRESENT, asked)
     assert said in caught.value.message
     assert "'t'" in caught.value.message or "column" in caught.value.details
 
 
-def test_a_topic_with_kafkas_columns_keeps_them() -> None:
+def test_default_schema_cannot_change() -> None:
     with pytest.raises(SchemaMismatch, match="has Kafka's columns") as caught:
         check_evolution("t", DEFAULT_SCHEMA, pa.schema([*DEFAULT_SCHEMA, ("more", pa.int8())]))
     assert "typed topic" in (caught.value.hint or "")
@@ -103,10 +103,10 @@ def test_a_new_column_gets_a_type_that_a_topic_stores() -> None:
         (pa.large_string(), pa.string()),
     ],
 )
-def test_a_column_becomes_what_a_topic_stores(have: pa.DataType, want: pa.DataType) -> None:
+def test_column_may_become_its_stored_type(have: pa.DataType, want: pa.DataType) -> None:
     present = pa.schema([("c", have)])
     assert check_evolution("t", present, pa.schema([("c", want)])).types == [want]
-    if have != pa.uint64():  # a description of the topic, handed back, does the same
+    if have != pa.uint64():  # the topic's described schema, given back, does the same
         assert check_evolution("t", present, present).types == [want]
 
 
@@ -154,7 +154,7 @@ def test_types_that_do_not_widen(have: pa.DataType, want: pa.DataType, reason: s
     assert (wrong.details["have"], wrong.details["want"]) == (str(have), str(want))
 
 
-def test_comments_stay_unless_others_are_given() -> None:
+def test_comments_stay_unless_replaced() -> None:
     present = pa.schema(
         [pa.field("a", pa.int8(), metadata={"comment": "first"})], {"made": "by me"}
     )
@@ -169,7 +169,7 @@ def declared(text: str) -> pa.Field:
     return pa.field("c", pa.string(), metadata={SPARK_TYPE: text})
 
 
-def test_declared_types_stay_unless_others_are_given() -> None:
+def test_declared_types_stay_unless_replaced() -> None:
     nested = pa.list_(pa.struct([declared("char(5)")]))
     present = pa.schema([declared("varchar(5)"), pa.field("nested", nested)])
     wider = pa.list_(pa.struct([("c", pa.string()), ("new", pa.int8())]))
@@ -200,7 +200,7 @@ def test_an_empty_declaration_removes_a_declared_type() -> None:
 
 
 def wider(draw: st.DrawFn, kind: pa.DataType) -> pa.DataType:
-    """A type that this one may become; maybe the same."""
+    """A type that this one may become, perhaps the same."""
     if kind in LADDER:
         targets = [each for each in LADDER if each.bit_width >= kind.bit_width]
         return draw(st.sampled_from([*targets, *([pa.float64()] if kind != pa.int64() else [])]))
@@ -275,7 +275,7 @@ def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[
 
 @st.composite
 def evolved(draw: st.DrawFn) -> tuple[pa.RecordBatch, pa.Schema]:
-    """A batch, and a schema that its own may become."""
+    """A batch, and a schema that its schema may become."""
     fields = [
         pa.field(f"c{n}", kind, nullable=draw(st.booleans()))
         for n, kind in enumerate(draw(st.lists(KINDS, min_size=1, max_size=4)))
@@ -299,7 +299,7 @@ def evolved(draw: st.DrawFn) -> tuple[pa.RecordBatch, pa.Schema]:
 
 
 def shown(batch: pa.RecordBatch) -> str:
-    """Its values as text: NaN is like NaN, 1 like 1.0 and 1.50 like 1.5."""
+    """The values as text: NaN equals NaN, 1 equals 1.0 and 1.50 equals 1.5."""
     return _plain(batch.to_pylist())
 
 
@@ -313,9 +313,9 @@ def _plain(value: object) -> str:
     return str(hash(value)) if value == value else "NaN"  # equal numbers have equal hashes
 
 
-@pytest.mark.rule("what a topic's schema may become", "schema/evolution.py")
+@pytest.mark.rule("the allowed changes of a topic's schema", "schema/evolution.py")
 @given(evolved())
-def test_what_may_become_another_schema_is_read_in_it_and_back_without_a_loss(
+def test_batch_survives_a_round_trip_through_an_evolved_schema(
     case: tuple[pa.RecordBatch, pa.Schema],
 ) -> None:
     batch, newer = case
@@ -337,7 +337,7 @@ def test_what_may_become_another_schema_is_read_in_it_and_back_without_a_loss(
 
 @pytest.mark.slow
 @given(evolved(), st.data())
-def test_evolving_twice_is_evolving_once(
+def test_two_evolutions_equal_one(
     case: tuple[pa.RecordBatch, pa.Schema], data: st.DataObject
 ) -> None:
     batch, newer = case
@@ -377,7 +377,7 @@ def test_evolving_twice_is_evolving_once(
         ),
     ],
 )
-def test_a_value_that_only_the_newer_type_has_is_refused(
+def test_value_beyond_the_older_type_is_refused(
     values: list[object], have: pa.DataType, want: pa.DataType, said: str
 ) -> None:
     batch = pa.record_batch({"c": pa.array(values, have)})
@@ -388,7 +388,7 @@ def test_a_value_that_only_the_newer_type_has_is_refused(
     assert "Restart the query" in (caught.value.hint or "")
 
 
-def test_a_null_that_an_older_schema_does_not_take_is_refused() -> None:
+def test_null_beyond_the_older_schema_is_refused() -> None:
     batch = pa.record_batch({"c": pa.array([1, None])})
     with pytest.raises(SchemaMismatch, match="'c': it has nulls by now"):
         conformed(batch, pa.schema([pa.field("c", pa.int64(), nullable=False)]))

@@ -1,4 +1,4 @@
-"""Which schemas a topic may have, and how a batch is made to fit one: never with a loss."""
+"""The valid schemas of topics, and the lossless fit of a batch to one."""
 
 from __future__ import annotations
 
@@ -93,20 +93,20 @@ def schema_of(*names: str) -> pa.Schema:
     return pa.schema([pa.field(name, pa.int32()) for name in names])
 
 
-# -- which schemas a topic may have ----------------------------------------------------------------
+# -- valid schemas ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 @pytest.mark.parametrize("kind", SIMPLE, ids=str)
-def test_every_type_that_a_topic_stores_is_taken_in_any_nest(kind, nest):
+def test_stored_type_is_accepted_at_any_depth(kind, nest):
     schema = pa.schema([("c", nest(kind))])
     assert stored_schema(schema) is schema
 
 
-@pytest.mark.rule("which types a topic stores, and what others become", "schema/types.py")
+@pytest.mark.rule("the types that a topic stores, and the conversion of others", "schema/types.py")
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 @pytest.mark.parametrize(("kind", "stored"), CONVERTED, ids=str)
-def test_a_type_that_spark_lacks_becomes_one_that_it_has_in_any_nest(kind, stored, nest):
+def test_type_that_spark_lacks_is_converted_at_any_depth(kind, stored, nest):
     fields = [pa.field("c", nest(kind), nullable=False, metadata={"comment": "c"})]
     found = stored_schema(pa.schema(fields, {"by": "me"}))
     expected = pa.schema([fields[0].with_type(nest(stored))], {"by": "me"})
@@ -120,7 +120,7 @@ def test_spark_has_every_type_that_a_topic_stores(kind):
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
-def test_every_other_type_is_refused_by_its_columns_name_in_any_nest(kind, nest):
+def test_other_type_is_refused_with_its_column_at_any_depth(kind, nest):
     with pytest.raises(UnsupportedType, match="column 'price") as caught:
         stored_schema(pa.schema([("good", pa.int8()), ("price", nest(kind))]))
     assert caught.value.details["got"] == str(kind)
@@ -143,7 +143,7 @@ def test_every_other_type_is_refused_by_its_columns_name_in_any_nest(kind, nest)
     ],
     ids=str,
 )
-def test_a_type_of_no_size_or_of_a_large_fixed_size_is_refused_in_any_nest(kind, said, nest):
+def test_type_without_size_or_with_a_large_fixed_size_is_refused(kind, said, nest):
     with pytest.raises(UnsupportedType, match=said) as caught:
         stored_schema(pa.schema([("good", pa.int8()), ("price", nest(kind))]))
     assert caught.value.details["got"] == str(kind)
@@ -165,9 +165,9 @@ DEEP_NESTS = {
 }
 
 
-@pytest.mark.rule("how deep a topic's types are nested", "schema/types.py")
+@pytest.mark.rule("the greatest depth of a topic's types", "schema/types.py")
 @pytest.mark.parametrize(("most", "nest"), DEEP_NESTS.values(), ids=DEEP_NESTS)
-def test_deepest_type_is_that_which_arrow_can_write(most, nest):
+def test_deepest_type_is_the_deepest_that_arrow_writes(most, nest):
     kind = stored_schema(pa.schema([("c", nested(nest, most))])).field("c").type
     array = pa.nulls(1, kind)
     pa.record_batch([array], ["c"]).serialize()
@@ -178,7 +178,7 @@ def test_deepest_type_is_that_which_arrow_can_write(most, nest):
 
 @pytest.mark.parametrize(("most", "nest"), DEEP_NESTS.values(), ids=DEEP_NESTS)
 @pytest.mark.parametrize("more", [1, 2000])
-def test_type_nested_too_deep_is_refused_by_its_column(most, nest, more):
+def test_type_nested_too_deep_is_refused_with_its_column(most, nest, more):
     kind = nested(nest, most + more)
     with pytest.raises(
         UnsupportedType, match=r"'c': .* levels deep, and 63 are the limit"
@@ -224,13 +224,13 @@ REFUSED_SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "error", "said", "column"), REFUSED_SCHEMAS)
-def test_schema_of_no_topic_is_refused_by_its_column(schema, error, said, column):
+def test_invalid_schema_is_refused_with_its_column(schema, error, said, column):
     with pytest.raises(error, match=said) as caught:
         stored_schema(schema)
     assert caught.value.details.get("column") == column
 
 
-def test_a_field_of_a_struct_may_have_such_a_name():
+def test_struct_field_may_have_a_reserved_name():
     stored_schema(pa.schema([("a", pa.struct([("_offset", pa.int64())]))]))
 
 
@@ -243,7 +243,7 @@ def test_the_default_schema_is_kafkas_record():
     )
 
 
-# -- how a batch is made to fit --------------------------------------------------------------------
+# -- the fit of a batch ----------------------------------------------------------------------------
 
 WIDENED = [
     (pa.int8(), pa.int16(), [1, None, -128]),
@@ -275,7 +275,7 @@ WIDENED = [
 
 
 @pytest.mark.parametrize(("have", "want", "values"), WIDENED, ids=str)
-def test_what_loses_nothing_is_done(have, want, values):
+def test_lossless_conversion_is_applied(have, want, values):
     array = pa.array(values, have)
     schema = pa.schema([("c", want)])
     found = fitted(pa.RecordBatch.from_arrays([array], names=["c"]), schema)
@@ -287,7 +287,7 @@ def test_what_loses_nothing_is_done(have, want, values):
 
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *(nest(pa.int8()) for nest in NESTS.values())], ids=str)
-def test_a_column_without_any_value_takes_every_type(kind):
+def test_column_of_nulls_fits_every_type(kind):
     found = fitted(pa.RecordBatch.from_arrays([pa.nulls(3)], names=["c"]), pa.schema([("c", kind)]))
     found.validate(full=True)
     assert found.schema.types == [kind]
@@ -334,7 +334,7 @@ LOSING = [
 
 
 @pytest.mark.parametrize(("have", "want"), LOSING, ids=str)
-def test_what_could_lose_something_is_refused_naming_column_expected_and_got(have, want):
+def test_lossy_conversion_is_refused_with_column_and_both_types(have, want):
     batch = pa.RecordBatch.from_arrays([pa.nulls(0, have)], names=["price"])
     with pytest.raises(SchemaMismatch) as caught:
         fitted(batch, pa.schema([("price", want)]))
@@ -366,7 +366,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("values", "want", "said"), UNFIT.values(), ids=UNFIT)
-def test_value_that_does_not_fit_is_refused_by_its_column(values, want, said):
+def test_value_that_does_not_fit_is_refused_with_its_column(values, want, said):
     with pytest.raises(SchemaMismatch, match=said):
         fitted(pa.record_batch({"c": values}), pa.schema([("c", want)]))
 
@@ -392,7 +392,7 @@ FITTING = {
 
 
 @pytest.mark.parametrize("kind", FITTING, ids=str)
-def test_values_of_a_type_that_a_topic_does_not_store_go_into_the_topic_made_of_it(kind):
+def test_values_of_a_converted_type_fit_the_topic(kind):
     values = FITTING[kind]
     batch = pa.RecordBatch.from_arrays([pa.array(values, kind)], names=["c"])
     schema = stored_schema(batch.schema)
@@ -403,7 +403,7 @@ def test_values_of_a_type_that_a_topic_does_not_store_go_into_the_topic_made_of_
 
 
 @pytest.mark.parametrize("nest", [NESTS["column {}"], pa.list_], ids=["plain", "in a list"])
-def test_a_moment_that_is_finer_than_a_microsecond_is_refused_with_what_to_do(nest):
+def test_nanoseconds_are_refused_with_a_remedy(nest):
     at = pa.array([1_000, 1_001], pa.int64()).cast(pa.timestamp("ns"))
     if nest is pa.list_:
         at = pa.ListArray.from_arrays([0, 1, 2], at)
@@ -415,26 +415,26 @@ def test_a_moment_that_is_finer_than_a_microsecond_is_refused_with_what_to_do(ne
     assert "round" in str(caught.value.hint)
 
 
-def test_a_map_whose_parts_are_named_otherwise_is_the_same_map():
+def test_names_of_a_maps_parts_do_not_matter():
     have = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int8()))
     batch = pa.record_batch({"m": pa.array([[("a", 1)]], have)})
     want = pa.map_(pa.string(), pa.int16())
     assert fitted(batch, pa.schema([("m", want)])).to_pydict() == {"m": [[("a", 1)]]}
 
 
-def test_columns_come_in_any_order():
+def test_columns_may_have_any_order():
     batch = pa.record_batch({"b": pa.array([1], pa.int32()), "a": pa.array(["x"])})
     schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
     assert fitted(batch, schema).to_pydict() == {"a": ["x"], "b": [1]}
 
 
-def test_nullability_and_metadata_are_the_topics():
+def test_nullability_and_metadata_come_from_the_topic():
     schema = pa.schema([pa.field("a", pa.int32(), nullable=False)], metadata={"by": "me"})
     found = fitted(pa.record_batch({"a": pa.array([1], pa.int32())}), schema)
     assert found.schema.equals(schema, check_metadata=True)
 
 
-def test_a_batch_that_fits_is_not_touched():
+def test_batch_that_fits_is_not_copied():
     batch = pa.record_batch({"a": [1]})
     assert fitted(batch, batch.schema) is batch
 
@@ -455,12 +455,12 @@ def batch_of(*names: str) -> pa.RecordBatch:
     ],
     ids=str,
 )
-def test_a_missing_a_strange_and_a_doubled_column_are_refused_by_name(names, told):
+def test_missing_unknown_or_duplicate_column_is_refused_by_name(names, told):
     with pytest.raises(SchemaMismatch, match=told):
         fitted(batch_of(*names), schema_of("a", "b"))
 
 
-def test_mismatch_tells_the_order():
+def test_mismatch_has_the_order_of_columns():
     found = mismatch(schema_of("a", "b"), schema_of("b", "a"))
     assert "in the order b, a; expected a, b" in str(found)
     assert mismatch(schema_of("a"), schema_of("a")) is None
@@ -479,17 +479,17 @@ kinds = st.recursive(
 )
 
 
-@pytest.mark.rule("which Arrow types a topic may have, and which batch fits", "schema/schemas.py")
+@pytest.mark.rule("the Arrow types of a topic, and the batches that fit", "schema/schemas.py")
 @settings(max_examples=examples(150))
 @given(kinds, kinds, st.sampled_from([0, 1, 3]))
 @example(pa.list_(pa.list_(pa.null(), 2), 2), pa.list_(pa.list_(pa.null(), 2)), 1)
-def test_any_two_types_fit_or_are_refused_with_a_typed_error(have, want, rows):
-    """A cast that Arrow cannot do, too, must not leave as Arrow's error."""
+def test_any_two_types_fit_or_raise_a_typed_error(have, want, rows):
+    """A cast that Arrow does not support must not raise Arrow's error either."""
     try:
         batch = pa.RecordBatch.from_arrays([pa.nulls(rows, have)], names=["c"])
         stored_schema(pa.schema([("c", want)]))
     except (pa.ArrowException, IsologError):
-        reject()  # Arrow cannot make such an array, or a topic cannot be like that
+        reject()  # Arrow has no such array, or a topic no such type
     try:
         found = fitted(batch, pa.schema([("c", want)]))
     except SchemaMismatch as error:
@@ -499,8 +499,8 @@ def test_any_two_types_fit_or_are_refused_with_a_typed_error(have, want, rows):
         assert found.num_rows == rows
 
 
-def test_schemas_of_many_columns_are_compared_in_no_time():
-    """One schema of a client must not hold a broker up: it costs what reading it costs."""
+def test_comparison_of_wide_schemas_is_fast():
+    """A client's schema must not block a broker: the comparison takes no longer than its read."""
     wide = pa.schema([(f"c{number}", pa.int8()) for number in range(50_000)])
     other = pa.schema([*wide, ("more", pa.int8())])
     turned = pa.schema([wide.field(1), wide.field(0), *list(wide)[2:]])
@@ -522,7 +522,7 @@ def test_schemas_of_many_columns_are_compared_in_no_time():
     ],
     ids=str,
 )
-def test_a_schema_from_a_caller_whose_texts_are_not_utf8_is_refused(kind):
+def test_schema_with_texts_that_are_not_utf8_is_refused(kind):
     data = kind.serialize().to_pybytes()
     assert received_schema(data, "it") == kind
     with pytest.raises(InvalidRequest, match="not UTF-8"):
@@ -530,7 +530,7 @@ def test_a_schema_from_a_caller_whose_texts_are_not_utf8_is_refused(kind):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 8, b"\x10\0\0\0\0\0\0\0"])
-def test_bytes_that_are_no_schema_are_refused(data):
+def test_bytes_that_are_not_a_schema_are_refused(data):
     with pytest.raises(InvalidRequest, match="it is not an Arrow IPC schema"):
         received_schema(data, "it")
 
@@ -545,5 +545,5 @@ def test_bytes_that_are_no_schema_are_refused(data):
         ("x", ""),
     ],
 )
-def test_the_nearest_name_is_told_in_any_case(name, told):
+def test_nearest_name_is_suggested_in_any_case(name, told):
     assert meant(name, ["carrier", "_offset", "Delay"]) == told

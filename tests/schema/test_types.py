@@ -1,4 +1,4 @@
-"""One spelling of types wherever a user looks: Spark's."""
+"""Users see Spark's names of types everywhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_types_have_sparks_names_and_arrows_where_spark_has_none(kind, name):
     assert type_name(kind) == name
 
 
-def test_errors_about_columns_spell_types_as_spark_does():
+def test_errors_name_types_as_spark_does():
     topic = pa.schema([("n", pa.int64()), ("tags", pa.list_(pa.string()))])
     wrong = mismatch(topic, pa.schema([("n", pa.int32()), ("tags", pa.list_(pa.string()))]))
     assert wrong is not None
@@ -40,7 +40,7 @@ def test_errors_about_columns_spell_types_as_spark_does():
     assert extra.message.startswith("column 'x' (double) is not one of")
 
 
-def test_types_of_one_name_are_told_apart_by_arrows():
+def test_types_of_one_name_get_arrows_names():
     small, large = distinct_names(pa.list_(pa.int64()), pa.large_list(pa.int64()))
     assert small.startswith("array<bigint> (list<")
     assert large.startswith("array<bigint> (large_list<")

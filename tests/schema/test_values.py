@@ -1,4 +1,4 @@
-"""Casts of nested values with nulls that nobody can see."""
+"""Casts of nested values with invisible nulls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_stream.schema.values import cast
 
 
 def inner(number: pa.DataType) -> pa.DataType:
-    """A struct whose first field takes no nulls; Arrow fills it with nulls where it is null."""
+    """A struct whose first field takes no nulls. Where it is null, Arrow fills it with nulls."""
     return pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("n", number)])
 
 
@@ -27,7 +27,7 @@ SHAPES: dict[str, tuple[Callable[[pa.DataType], pa.DataType], list[object]]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sliced", [False, True])
-def test_a_null_struct_stays_one_whatever_its_fields_declare(shape, sliced):
+def test_null_struct_stays_null_even_with_required_fields(shape, sliced):
     of, rows = SHAPES[shape]
     array = pa.array(rows, of(inner(pa.int8())))
     wanted = of(inner(pa.int32()))
@@ -39,7 +39,7 @@ def test_a_null_struct_stays_one_whatever_its_fields_declare(shape, sliced):
     found.validate(full=True)
 
 
-def test_nulls_that_nobody_sees_are_no_reason_to_refuse():
+def test_invisible_nulls_are_accepted():
     kind, wanted = inner(pa.int8()), inner(pa.int32())
     nulls = pa.nulls(3, pa.struct([("s", kind), ("m", pa.int8())]))
     with pytest.raises(pa.ArrowInvalid):
@@ -59,14 +59,14 @@ def test_nulls_that_nobody_sees_are_no_reason_to_refuse():
         assert cast(listed[1:], to).to_pylist() == [[None]] * 2
 
 
-def test_a_value_that_has_no_place_is_refused_wherever_it_is():
+def test_value_that_does_not_fit_is_refused_at_any_depth():
     array = pa.array([[{"a": 1, "n": 300}, None]], pa.list_(inner(pa.int32())))
     with pytest.raises(pa.ArrowInvalid):
         cast(array, pa.list_(inner(pa.int8())))
 
 
 @pytest.mark.parametrize("null", [True, False])
-def test_a_field_of_a_struct_is_found_by_name_and_null_where_there_is_none(null):
+def test_struct_fields_are_matched_by_name_and_missing_ones_are_null(null):
     have = pa.struct([("s", inner(pa.int8())), ("a", pa.int8())])
     want = pa.struct([("s", inner(pa.int16())), ("b", pa.int8())])
     value = None if null else {"s": {"a": 1, "n": 2}, "a": 3}
@@ -85,7 +85,7 @@ def test_a_field_of_a_struct_is_found_by_name_and_null_where_there_is_none(null)
         (lambda field: pa.map_(pa.field("k", pa.string(), nullable=False), field), [("k", None)]),
     ],
 )
-def test_a_null_that_is_seen_needs_a_field_that_takes_it(of, value):
+def test_visible_null_in_a_required_field_is_refused(of, value):
     strict = of(pa.field("f", pa.int32(), nullable=False))
     array = pa.array([None, value], of(pa.field("f", pa.int8())))
     with pytest.raises(pa.ArrowInvalid):

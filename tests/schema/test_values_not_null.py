@@ -1,4 +1,4 @@
-"""Nulls where a type takes none: they are found where a walk over the values finds them."""
+"""The search for forbidden nulls finds the same ones as a walk over the values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 def loose(kind: pa.DataType) -> pa.DataType:
-    """The type with every field nullable, as that of a writer that promises nothing."""
+    """The type with every field nullable, as a careless writer has it."""
     if pt.is_struct(kind):
         return pa.struct([(each.name, loose(each.type)) for each in kind])
     if pt.is_map(kind):
@@ -72,10 +72,10 @@ def bad_paths(value: Any, field: pa.Field, path: str) -> set[str]:
     return set().union(*(bad_paths(*each) for each in inner))
 
 
-@pytest.mark.rule("which nulls within a value are refused", "schema/values.py")
+@pytest.mark.rule("nulls within a value that are refused", "schema/values.py")
 @settings(max_examples=examples(300), deadline=None)
 @given(TYPES, st.booleans(), st.data())
-def test_the_first_null_is_found_as_a_walk_over_the_values_finds_it(kind, nullable, data):
+def test_first_null_equals_that_of_a_walk_over_the_values(kind, nullable, data):
     rows = data.draw(st.lists(values(kind), min_size=2, max_size=6))
     array = pa.array(rows, loose(kind)).slice(1)  # with an offset into its buffers
     field = pa.field("c", kind, nullable)

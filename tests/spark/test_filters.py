@@ -204,7 +204,7 @@ def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
         [
             ("nme = 'a'", "no column 'nme' (is 'name' meant?)"),
             ("n = 'one'", "'one' is not a whole number"),
-            ("n = ", "no SQL"),
+            ("n = ", "not valid SQL"),
             ("upper(name) = 'A'", "UPPER(name)"),
             ("", "it is empty"),
         ]

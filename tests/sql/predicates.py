@@ -1,7 +1,7 @@
-"""Predicates at random: their SQL, and what they say of a row in plain Python.
+"""Random predicates: their SQL, and their verdict on a row in plain Python.
 
-The Python side knows nothing of Arrow, least and greatest values, or sqlglot. A row is a dict; a
-verdict is True, False or None.
+The Python side does not use Arrow, min/max statistics or sqlglot. A row is a dict. A verdict is
+True, False or None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Verdict = bool | None
 
 
 @dataclass(frozen=True)
-class Said:
+class RandomPredicate:
     """A predicate's text, and its verdict on a row."""
 
     sql: str
@@ -33,7 +33,7 @@ class Said:
 
 
 def place(value: Any) -> Any:
-    """What the values of a column are ordered by: NaN is above all, texts go by their bytes."""
+    """The sort key of a column's values: NaN is above all, texts are ordered by their bytes."""
     if isinstance(value, float):
         if math.isnan(value):
             return (1, 0)
@@ -76,14 +76,14 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "money": (pa.decimal128(6, 2), DECIMALS.filter(lambda value: abs(value) < 10000)),
     "flag": (pa.bool_(), st.booleans()),
 }
-"""Columns by their names: their types, and values of them."""
+"""Column name → its type, and a strategy of values."""
 
 
-def compared(name: str) -> st.SearchStrategy[Said]:
-    """A column against a constant of its own kind."""
+def compared(name: str) -> st.SearchStrategy[RandomPredicate]:
+    """A column compared with a constant of the same kind."""
     values = VALUES[name][1]
 
-    def made(order: str, value: Any, turned: bool) -> Said:
+    def made(order: str, value: Any, turned: bool) -> RandomPredicate:
         def of(row: dict[str, Any]) -> Verdict:
             mine = row[name]
             if order == "<=>":
@@ -102,16 +102,16 @@ def compared(name: str) -> st.SearchStrategy[Said]:
             }[order]
 
         sides = [name, text_of(value)]
-        return Said(f" {order} ".join(sides[::-1] if turned else sides), of)
+        return RandomPredicate(f" {order} ".join(sides[::-1] if turned else sides), of)
 
     orders = st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "<=>"])
     return st.builds(made, orders, values, st.booleans())
 
 
-def listed(name: str) -> st.SearchStrategy[Said]:
-    """A column in a list, which may hold a null."""
+def listed(name: str) -> st.SearchStrategy[RandomPredicate]:
+    """A column in a list, which may have a null."""
 
-    def made(values: list[Any], with_null: bool) -> Said:
+    def made(values: list[Any], with_null: bool) -> RandomPredicate:
         def of(row: dict[str, Any]) -> Verdict:
             if row[name] is None:
                 return None
@@ -120,13 +120,13 @@ def listed(name: str) -> st.SearchStrategy[Said]:
             return None if with_null else False
 
         items = [*map(text_of, values), *["null"] * with_null]
-        return Said(f"{name} in ({', '.join(items)})", of)
+        return RandomPredicate(f"{name} in ({', '.join(items)})", of)
 
     return st.builds(made, st.lists(VALUES[name][1], min_size=1, max_size=6), st.booleans())
 
 
-def like(pattern: str) -> Said:
-    """The text column against a pattern without an escape."""
+def like(pattern: str) -> RandomPredicate:
+    """The text column matched against a pattern without an escape."""
     regex = "".join({"%": ".*", "_": "."}.get(sign, re.escape(sign)) for sign in pattern)
 
     def of(row: dict[str, Any]) -> Verdict:
@@ -134,22 +134,22 @@ def like(pattern: str) -> Said:
             return None
         return re.fullmatch(regex, row["text"], re.DOTALL) is not None
 
-    return Said(f"text like {text_of(pattern)}", of)
+    return RandomPredicate(f"text like {text_of(pattern)}", of)
 
 
-def null(name: str) -> Said:
-    return Said(f"{name} is null", lambda row: row[name] is None)
+def null(name: str) -> RandomPredicate:
+    return RandomPredicate(f"{name} is null", lambda row: row[name] is None)
 
 
-def negation(part: Said) -> Said:
+def negation(part: RandomPredicate) -> RandomPredicate:
     def of(row: dict[str, Any]) -> Verdict:
         found = part.of(row)
         return None if found is None else not found
 
-    return Said(f"not ({part.sql})", of)
+    return RandomPredicate(f"not ({part.sql})", of)
 
 
-def joined(word: str, parts: list[Said]) -> Said:
+def joined(word: str, parts: list[RandomPredicate]) -> RandomPredicate:
     decides = word == "or"
 
     def of(row: dict[str, Any]) -> Verdict:
@@ -158,14 +158,14 @@ def joined(word: str, parts: list[Said]) -> Said:
             return decides
         return None if None in found else not decides
 
-    return Said(f" {word} ".join(f"({part.sql})" for part in parts), of)
+    return RandomPredicate(f" {word} ".join(f"({part.sql})" for part in parts), of)
 
 
-def surely(part: Said, value: bool) -> Said:
-    return Said(f"({part.sql}) is {value}", lambda row: part.of(row) is value)
+def surely(part: RandomPredicate, value: bool) -> RandomPredicate:
+    return RandomPredicate(f"({part.sql}) is {value}", lambda row: part.of(row) is value)
 
 
-def predicates(names: list[str]) -> st.SearchStrategy[Said]:
+def predicates(names: list[str]) -> st.SearchStrategy[RandomPredicate]:
     """Predicates over these columns."""
     leaves = [compared(name) for name in names] + [listed(name) for name in names]
     leaves += [st.sampled_from([null(name) for name in names])]

@@ -1,4 +1,4 @@
-"""Rows with a column of every type that filters compare, nulls, and the values at the edges."""
+"""Rows with a column of every type that filters compare, nulls, and edge values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's DDL as Arrow schemas: the types Spark itself uses, and errors that name the column."""
+"""Spark's DDL as Arrow schemas: the same types as in Spark, and errors that name the column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_TYPE = """
 """
 
 
-def test_the_types_are_those_in_which_spark_hands_columns_over():
+def test_types_equal_those_of_sparks_arrow_columns():
     spark = st.StructType(
         [
             st.StructField("b", st.BooleanType()),
@@ -60,7 +60,7 @@ def test_the_types_are_those_in_which_spark_hands_columns_over():
     assert parse_schema(EVERY_TYPE).equals(to_arrow(spark), check_metadata=True)
 
 
-def test_a_schema_is_read_back_from_its_text():
+def test_schema_survives_a_round_trip_through_its_text():
     schema = parse_schema(EVERY_TYPE)
     assert parse_schema(schema_text(schema)).equals(schema, check_metadata=True)
 
@@ -81,11 +81,11 @@ def test_a_schema_is_read_back_from_its_text():
         ("int COMMENT 'of a day, in minutes'", pa.int32()),
     ],
 )
-def test_other_spellings(text, kind):
+def test_synonyms_of_types(text, kind):
     assert parse_schema(f"c {text}").field("c").type.equals(kind)
 
 
-def test_comments_and_escapes_are_those_of_sql():
+def test_comments_and_escapes_follow_sql():
     text = "a int COMMENT 'it\\'s, so' -- , b int\n, /* c */ c array<array<struct<>>>"
     nested = pa.list_(pa.field("element", pa.list_(pa.field("element", pa.struct([])))))
     assert parse_schema(text).equals(pa.schema([("a", pa.int32()), ("c", nested)]))
@@ -95,17 +95,17 @@ def test_names_may_be_quoted_and_a_colon_may_follow_them():
     assert parse_schema("`a ``b``, c`: int, d : string").names == ["a `b`, c", "d"]
 
 
-def test_types_are_nested_as_deep_as_a_topic_stores():
+def test_types_may_be_nested_to_the_limit_of_topics():
     assert stored_schema(parse_schema("a " + "array<" * 63 + "int" + ">" * 63))
 
 
 @pytest.mark.parametrize(
     ("text", "column", "problem"),
     [
-        ("", None, "no column"),
+        ("", None, "no columns"),
         ("id", "id", "expected a type"),
         ("id int,", None, "name of a column"),
-        ("id itn", "id", "no type 'itn'"),
+        ("id itn", "id", "unknown type 'itn'"),
         ("id int name string", "id", "expected ','"),
         ("p decimal(40,2)", "p", "precision is 1 to 38"),
         ("p decimal(2,3)", "p", "scale 0 to the precision"),
@@ -113,18 +113,18 @@ def test_types_are_nested_as_deep_as_a_topic_stores():
         ("t time(10)", "t", "precision is 0 to 9"),
         ("i interval", "i", "units day, hour, minute and second"),
         ("i interval second to day", "i", "units day, hour, minute and second"),
-        ("i interval year to month", "i", "store an interval of years"),
+        ("i interval year to month", "i", "Store an interval of years"),
         ("v varchar", "v", "'('"),
         ("a array", "a", "'<'"),
-        ("a array<array<foo>>", "a.element.element", "no type 'foo'"),
+        ("a array<array<foo>>", "a.element.element", "unknown type 'foo'"),
         ("m map<string>", "m", "','"),
         ("m map<void, int>", "m", "keys of a map"),
-        ("s struct<a:int, b:array<bar>>", "s.b.element", "no type 'bar'"),
+        ("s struct<a:int, b:array<bar>>", "s.b.element", "unknown type 'bar'"),
         ("s struct<a:int", "s.a", "'>'"),
         ("id int NOT", "id", "expected ','"),
         ("id int COMMENT 3", "id", "COMMENT"),
         ("id int; name string", "id", "';'"),
-        ("id bigint, name string, id bigint", "id", "there twice"),
+        ("id bigint, name string, id bigint", "id", "defined twice"),
         ("id bigint, ID int", "ID", "'id' and 'ID' are equal, ignoring case"),
         ("s struct<a:int, b:int, A:int>", "s.A", "'a' and 'A' are equal, ignoring case"),
         ("`id int", None, "a quote is not closed"),
@@ -134,7 +134,7 @@ def test_types_are_nested_as_deep_as_a_topic_stores():
         ("a " + "array<" * 64 + "int" + ">" * 64, None, "nested more than 63 levels deep"),
     ],
 )
-def test_an_error_names_the_column_and_what_is_wrong(text, column, problem):
+def test_error_names_the_column_and_the_fault(text, column, problem):
     with pytest.raises(InvalidOption, match="schema: ") as raised:
         parse_schema(text)
     assert problem in raised.value.message

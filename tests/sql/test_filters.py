@@ -1,4 +1,4 @@
-"""What a filter takes, and what it says of what it does not take."""
+"""The supported SQL of filters, and the errors for other SQL."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def kept(text, batch, topic="t", partition=0):
     return found.keeps(batch.column, batch.num_rows).to_pylist()
 
 
-@pytest.mark.rule("what a filter may say, and what is said of the rest", "sql/grammar.py")
+@pytest.mark.rule("the supported SQL of filters, and the errors for other SQL", "sql/grammar.py")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", ["it is empty"]),
-        ("id = ", ["no SQL", "line 1, column 4"]),
-        ("id = 1 2", ["no SQL", "'2'"]),
-        ("id = 'x", ["no SQL"]),
-        ("id = 1; drop table t", ["no SQL"]),
+        ("id = ", ["not valid SQL", "line 1, column 4"]),
+        ("id = 1 2", ["not valid SQL", "'2'"]),
+        ("id = 'x", ["not valid SQL"]),
+        ("id = 1; drop table t", ["not valid SQL"]),
         ("id + 1 = 2", ["id + 1 (at character 1)", "a filter has comparisons"]),
         ("name = 'a' and upper(name) = 'A'", ["UPPER(name)", "(at character 16)"]),
-        ("id in (select 1)", ["SELECT 1", "is not for a filter"]),
+        ("id in (select 1)", ["SELECT 1", "is not supported in a filter"]),
         ("name rlike 'a'", ["RLIKE"]),
         ("name ilike 'a'", ["ILIKE"]),
-        ("id between symmetric 1 and 2", ["BETWEEN", "is not for a filter"]),
+        ("id between symmetric 1 and 2", ["BETWEEN", "is not supported in a filter"]),
         ("name like any ('a', 'b')", ["ANY"]),
         ("try_cast(name as int) = 1", ["TRY_CAST"]),
         ("cast(id as string) = '1'", ["'id' is bigint", "only binary columns to string"]),
@@ -57,7 +57,7 @@ def kept(text, batch, topic="t", partition=0):
         ("case when id = 1 then true end", ["CASE WHEN"]),
         ("nme = 'a'", ["no column 'nme'", "is 'name' meant?", "name string", "(at character 1)"]),
         ("id = 1 or deep.x = 1", ["'deep.x'", "no field 'x'", "struct<a:bigint", "character 11)"]),
-        ("inner = 1", ["no SQL", "in backquotes"]),
+        ("inner = 1", ["not valid SQL", "in backquotes"]),
         ("id.x = 1", ["'id.x'", "bigint has no field 'x'"]),
         ("_topic.x = 1", ["'_topic'", "no fields"]),
         ("id = 'one'", ["'id' (bigint)", "'one' is not a whole number"]),
@@ -89,7 +89,7 @@ def kept(text, batch, topic="t", partition=0):
         ("(" * 5000 + "id = 1" + ")" * 5000, ["nested too deep"]),
     ],
 )
-def test_what_a_filter_does_not_take_is_refused_with_its_place(text, words):
+def test_unsupported_filter_is_refused_with_its_place(text, words):
     with pytest.raises(InvalidFilter) as raised:
         row_filter(text, "t", SCHEMA)
     for word in words:
@@ -97,12 +97,12 @@ def test_what_a_filter_does_not_take_is_refused_with_its_place(text, words):
     assert raised.value.details["option"] == "filter"
 
 
-def test_a_text_without_end_is_not_even_read():
+def test_too_long_filter_is_refused_unparsed():
     with pytest.raises(InvalidFilter, match="characters"):
         parsed("id = 1 or " * FILTER_CHARACTERS_MAX)
 
 
-def test_long_lists_and_long_chains_are_taken():
+def test_long_lists_and_long_chains_are_supported():
     batch = pa.record_batch({"id": [1, 4_999, 5_000, None]})
     assert kept(f"id in ({','.join(map(str, range(5000)))})", batch) == [True, True, False, False]
     chain = " or ".join(f"id = {number}" for number in range(3000))
@@ -140,8 +140,8 @@ def test_long_lists_and_long_chains_are_taken():
         ("lists is null", [False, False, True]),
     ],
 )
-def test_types_that_spark_has_not_are_compared_as_what_they_are(text, expected):
-    far = 2**62  # seconds: no microsecond reaches so far
+def test_types_unknown_to_spark_are_compared_exactly(text, expected):
+    far = 2**62  # seconds: too far for microseconds
     batch = pa.record_batch(
         {
             "u64": pa.array([5, 2**64 - 1, None], pa.uint64()),
@@ -164,7 +164,7 @@ def test_types_that_spark_has_not_are_compared_as_what_they_are(text, expected):
     assert kept(text, batch) == expected
 
 
-def test_names_are_found_in_any_case_and_in_quotes():
+def test_names_match_in_any_case_and_in_backquotes():
     inner = pa.array([{"a": 1, "b c": "x"}, {"a": 2, "b c": None}, None])
     batch = pa.record_batch({"Id": [1, 2, 3], "deep": inner})
     assert kept("ID = 1 and DEEP.A = 1", batch) == [True, False, False]
@@ -172,7 +172,7 @@ def test_names_are_found_in_any_case_and_in_quotes():
     assert kept("deep.`b c` is null", batch) == [False, True, True]
 
 
-def test_what_is_the_same_for_a_whole_partition_is_no_column_of_it():
+def test_topic_and_partition_are_constants_not_columns():
     batch = pa.record_batch({"id": [1, 2]})
     assert kept("_topic = 't' and _partition = 3", batch, partition=3) == [True, True]
     assert kept("_partition < 3 or id = 1", batch, partition=3) == [True, False]
@@ -184,7 +184,7 @@ def test_what_is_the_same_for_a_whole_partition_is_no_column_of_it():
         row_filter("offset > 5", "t", SCHEMA)
 
 
-def test_who_has_no_filter_does_not_load_what_reads_sql():
+def test_sqlglot_is_not_imported_without_a_filter():
     text = (
         "import sys, spark_stream, spark_stream.broker.process;"
         "import spark_stream.datasource.reading.reader;"

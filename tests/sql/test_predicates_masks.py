@@ -1,4 +1,4 @@
-"""A filter's mask says of every row what plain Python says of it."""
+"""A filter's mask equals the verdict of plain Python for every row."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NAMES = list(VALUES)
 SCHEMA = schema_of(tuple(NAMES))
 
 
-@pytest.mark.rule("what a filter means: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
+@pytest.mark.rule("meaning of a filter: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
 @given(predicates(NAMES), rows_of(NAMES, 6))
-def test_a_mask_is_true_false_and_null_where_python_says_so(said, rows):
+def test_mask_equals_the_verdict_of_plain_python(said, rows):
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA)
     mask = row_filter(said.sql, "t", SCHEMA).bound.mask(batch.column)
     found = [mask.as_py()] * len(rows) if isinstance(mask, pa.Scalar) else mask.to_pylist()
     assert found == [said.of(row) for row in rows]
 
 
-@pytest.mark.rule("which batches a filtered read passes over", "consistency/pruning.py")
+@pytest.mark.rule("the batches that a filtered read skips", "consistency/pruning.py")
 @given(predicates(NAMES), st.lists(rows_of(NAMES, 3), min_size=1, max_size=4))
 def test_a_batch_with_a_match_is_never_skipped(said, batches):
     layout = Layout(SCHEMA)
@@ -40,7 +40,7 @@ def test_a_batch_with_a_match_is_never_skipped(said, batches):
 
 
 def _known(layout, described, counts):
-    """What is known of each batch, by column."""
+    """The statistics of each batch, by column."""
     rows = np.zeros(len(described), layout.row)
     rows["columns"], rows["records"] = np.stack(described), counts
     owners = np.arange(len(described))
@@ -79,7 +79,7 @@ NUMBERS = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.struct({"n": pa
         (f"n in ({', '.join(map(str, range(50, 90)))})", [False, False, False]),
     ],
 )
-def test_batches_that_cannot_match_are_known(text, expected):
+def test_batches_that_cannot_match_are_skipped(text, expected):
     known = Extremes(
         Keys.of_whole(np.array([1, 3, 9])),
         Keys.of_whole(np.array([2, 5, -9])),
@@ -94,6 +94,6 @@ def test_batches_that_cannot_match_are_known(text, expected):
 @pytest.mark.parametrize(
     "text", ["n = 0", "n != 0", "n is null", "n is not null", "n = 0.5 or n = 1"]
 )
-def test_of_a_column_of_which_nothing_is_known_everything_may_be_true(text):
+def test_column_without_statistics_skips_no_batch(text):
     found = row_filter(text, "t", NUMBERS).can_match(Batches(2, lambda _: Extremes.unknown(2)))
     assert found.all()
