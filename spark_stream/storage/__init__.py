@@ -1,12 +1,15 @@
-"""The log on disk. Knows ``consistency`` and nothing above it; one partition is one directory.
+"""The log on disk. One partition is one directory.
 
-``settings``  what a topic may configure about its files and its replicas
-``logs``      how the logs of a broker are opened and removed
+It does not import the cluster, the broker or the client.
+
+``settings``  a topic's configuration of its files and replicas
+``logs``      the logs of a broker: open, set aside, remove
 
 Folders, each of which imports only those above it:
 
 ``format``    bytes: Arrow batches as IPC messages, the entries table, checksums
-``disk``      the seam to the operating system
+``disk``      the interface to the operating system
 ``segment``   one segment: a file of batches and a file of entries
 ``log``       the segments of a partition as one log
+``offline``   inspection of logs without their broker
 """

@@ -1,4 +1,4 @@
-"""The logs of a broker: how they are opened and removed."""
+"""The logs of a broker: open, set aside, remove."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spark_stream.storage.log.log import PartitionLog
 
 
 class FileLogs:
-    """The logs of a broker. A folder is that of a partition, or of a topic with its partitions.
+    """The logs of a broker. A folder belongs to a partition, or to a topic with its partitions.
 
-    A topic's folder exists as long as the topic does. A partition's folder exists once it has an
-    entry. So a topic without a folder has lost its records.
+    A topic's folder exists as long as the topic. A partition's folder is made with its first entry.
+    So a topic without a folder has lost its records.
 
     ``losing`` is called before a log gives up records that it may have acknowledged, because a
     later open cannot detect the loss.
@@ -27,7 +27,7 @@ class FileLogs:
         self._losing = losing
 
     def make_folder(self, folder: Path) -> None:
-        """Make a topic's folder durably. If it exists, only force it.
+        """Make a topic's folder durably. If it exists, only fsync it.
 
         Raises:
             DiskFull, StorageFailure: the folder may exist or not.
@@ -39,7 +39,7 @@ class FileLogs:
         return folder.name in self._disk.names(folder.parent)
 
     def open(self, folder: Path, log_format: LogFormat) -> PartitionLog:
-        """Open the log of a partition, or an empty log if there is none yet.
+        """Open the log of a partition. A log without files is empty.
 
         Raises:
             DamagedSegment: a file that cannot be rebuilt is missing. The folder is unchanged.
@@ -47,7 +47,7 @@ class FileLogs:
         return PartitionLog.open(folder, log_format, self._disk, self._losing)
 
     def set_aside(self, folder: Path) -> str:
-        """Empty a partition's folder, and return the folder that keeps its content."""
+        """Move a partition's files to a new folder below it, and return that folder."""
         self._losing()
         cut = CutFolder(self._disk, folder)
         for name in sorted(self._disk.names(folder), reverse=True):
@@ -60,7 +60,7 @@ class FileLogs:
         """Remove the folder with its content durably, if it exists.
 
         Raises:
-            StorageFailure: some of it may be left.
+            StorageFailure: a part of the folder may be left.
         """
         self._disk.remove(note_of(folder))
         self._disk.remove_tree(folder)

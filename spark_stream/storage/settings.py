@@ -1,7 +1,7 @@
-"""What a topic may configure about its files and its replicas, and how the values are written down.
+"""A topic's configuration of its files and replicas, and the notation of its values.
 
-The names are those of Kafka's topic configuration where the meaning is the same. Values arrive as
-strings or numbers; every bad one is refused by name.
+Settings with the meaning of a setting in Kafka have its name. Values arrive as strings or numbers.
+An error names the setting with an invalid value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEAR: Final = 0.65  # with less, `replicas` would mean min.insync.replicas
 
 
 class Flush(StrEnum):
-    """When appended bytes are forced to the disk."""
+    """The time of the fsync of appended bytes: never, at an interval, or with each batch."""
 
     NONE = "none"
     INTERVAL = "interval"
@@ -31,7 +31,7 @@ class Flush(StrEnum):
 
 
 class Compression(StrEnum):
-    """How batches are compressed in the segment files."""
+    """The compression of batches in the segment files."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -39,7 +39,7 @@ class Compression(StrEnum):
 
 
 class AllowedRange(Struct, frozen=True):
-    """The values a number may take; ``unlimited``: -1 is allowed too and means "no limit"."""
+    """The range of a number. ``unlimited``: -1 is allowed too and means "no limit"."""
 
     low: int
     high: int
@@ -73,10 +73,11 @@ _HINTS: Final = get_type_hints(LogSettings, include_extras=True)
 
 
 def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -> LogSettings:
-    """Parse a user's names and values of settings; the other settings stay as in ``base``.
+    """Parse a user's names and values of settings. The other settings stay as in ``base``.
 
     Raises:
-        InvalidConfig: an unknown name (with the nearest known one) or a value outside its range.
+        InvalidConfig: the name of a setting is wrong (the error suggests the nearest right one),
+            or a value is outside its range.
     """
     base = base or LogSettings()
     changed = {name: getattr(base, name) for name in LogSettings.__struct_fields__}
@@ -122,7 +123,7 @@ def _parse(name: str, value: Any) -> Any:
             ) from None
     if kind is bool:
         return _parse_bool(name, value)
-    if kind == tuple[str, ...]:  # names of columns, checked where the schema is known
+    if kind == tuple[str, ...]:  # names of columns, checked later, with the schema
         return split_names(str(value))
     allowed: AllowedRange = kind.__metadata__[0]
     try:

@@ -1,8 +1,8 @@
 """Open files: a bound over all logs of a process, and early writes in the background.
 
-A file that was not used for a while gives its descriptor up, and gets another when it is used
-again. No write error is lost by that: the next force of the file reports an error that nobody has
-seen yet, whatever descriptor it uses (Linux 4.17 and later; PostgreSQL relies on the same).
+The descriptor of a file that was not used recently is closed. The next use opens another. This
+loses no write error: the next fsync of the file reports an error that was not reported yet, even
+through another descriptor (Linux 4.17 and later, which PostgreSQL relies on too).
 
 *Early writes* send appended bytes to the disk before an fsync. To start such a write can take as
 long as the disk is behind. An append would hold its partition's lock during that time, so a
@@ -21,17 +21,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-# Enough that a busy broker's partitions (two files each) rarely wait for an open. Many systems
-# allow a process 1,024 open files, most of which Flight's connections need.
+# Enough that the partitions of a busy broker (two files each) rarely wait for an open. Many systems
+# allow a process 1,024 open files, and connections need most of them.
 OPEN_FILES_MAX: Final = 128
 SPARE_FILES: Final = 16
-"""Descriptors that a process keeps unused, for the work of a hand-over."""
+"""Unused descriptors of a process, reserved for a hand-over of its partitions."""
 OTHER_FILES: Final = 128
-"""Descriptors for everything else but clients: the metadata store, other brokers, threads."""
+"""Descriptors for the metadata store, other brokers and threads. Clients come on top."""
 
 
 def files_needed(partitions: int) -> int:
-    """Return the number of open files that a broker with these partitions needs without clients."""
+    """Return the number of open files of a broker with these partitions, without its clients."""
     return min(OPEN_FILES_MAX, 2 * partitions) + SPARE_FILES + OTHER_FILES
 
 
@@ -59,7 +59,7 @@ class SpareFiles:
 
 
 class Descriptor:
-    """The number of an open file. Whoever uses it holds this object, so no other file gets it."""
+    """The number of an open file. Its users hold this object, so that no other file gets it."""
 
     __slots__ = ("number", "used")
 
@@ -72,7 +72,7 @@ class Descriptor:
 
 
 class PooledFile:
-    """A file that the pool opens when needed, and may close. It must exist when it is used."""
+    """A file that the pool opens on demand, and may close. It must exist at each use."""
 
     __slots__ = ("_closed", "_identity", "_pool", "held", "path")
 
@@ -84,19 +84,24 @@ class PooledFile:
         self._identity: tuple[int, int] | None = None
 
     def descriptor(self) -> Descriptor:
-        """Return the open file; raise OSError if it cannot be opened, ValueError once closed."""
+        """Return the open file.
+
+        Raises:
+            OSError: the file cannot be opened.
+            ValueError: the file is closed.
+        """
         held = self.held or self._pool.open(self)
         held.used = True
         return held
 
     def opened_as(self, number: int) -> None:
-        """Note, at the first open only, which file this is."""
+        """Record device and inode at the first open. Later opens keep them."""
         if self._identity is None:
             found = os.fstat(number)
             self._identity = found.st_dev, found.st_ino
 
     def identity(self) -> tuple[int, int]:
-        """Return device and inode as of the first open; raise what :meth:`descriptor` raises."""
+        """Return device and inode as of the first open. Errors: as for :meth:`descriptor`."""
         if self._identity is None:
             self.descriptor()
         assert self._identity is not None
@@ -107,24 +112,24 @@ class PooledFile:
         return self._closed
 
     def close(self) -> None:
-        """Close the file for good; threads that are using it now may go on."""
+        """Close the file. A thread that uses it at present can finish."""
         self._closed = True
         self._pool.forget(self)
 
 
 class DescriptorPool:
-    """Keeps at most ``most`` files open; closes those first that were not used lately."""
+    """A pool of at most ``most`` open files. It closes files that were not used recently."""
 
     def __init__(self, most: int = OPEN_FILES_MAX) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._open: dict[PooledFile, None] = {}  # a ring: the first file is the next candidate
+        self._open: dict[PooledFile, None] = {}  # a ring: the first is the next candidate
 
     def __len__(self) -> int:
         return len(self._open)
 
     def open(self, file: PooledFile) -> Descriptor:
-        """Open the file unless another thread just did; close another if the limit demands it."""
+        """Open the file, unless another thread has just done so. At the limit, close another."""
         with self._lock:
             if file.closed:
                 raise ValueError(f"{file.path} is closed")
@@ -138,14 +143,14 @@ class DescriptorPool:
         return held
 
     def adopt(self, file: PooledFile, held: Descriptor) -> None:
-        """Take over the descriptor of a file that was just made."""
+        """Take over the descriptor of a file that was just created."""
         file.opened_as(held.number)
         with self._lock:
             surplus = self._keep(file, held)
         del surplus
 
     def _keep(self, file: PooledFile, held: Descriptor) -> list[Descriptor]:
-        """Note the file as open; return what to close once the lock is released."""
+        """Record the file as open. Return the descriptors to close outside the lock."""
         surplus = []
         while len(self._open) >= self._most:
             surplus += self._taken_from_one()
@@ -159,7 +164,7 @@ class DescriptorPool:
             file.held = None
 
     def _taken_from_one(self) -> list[Descriptor]:
-        """Take the descriptor of the ring's first file, or spare it if it was used since."""
+        """Take the descriptor of the ring's first file, unless the file was used since."""
         file = next(iter(self._open))
         del self._open[file]
         held = file.held
@@ -178,16 +183,16 @@ THREAD_NAME: Final = "isolog-early-writing"
 
 
 class EarlyWriting:
-    """A queue of early writes for all files of a process; any thread may use it."""
+    """The queue of early writes for all files of a process, for any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Descriptor, int, int]] = deque()
         self._bytes = 0
-        self._process = 0  # the process that has the thread: a forked child has none
+        self._process = 0  # the process with the thread: a forked child has no thread
 
     def start(self, file: Descriptor, position: int, length: int) -> None:
-        """Have these bytes written to the disk soon."""
+        """Queue an early write of these bytes. Beyond the queue's bound, start it directly."""
         with self._changed:
             if self._bytes + length <= WAITING_BYTES_MAX:
                 self._bytes += length
@@ -200,7 +205,7 @@ class EarlyWriting:
         _start(file, position, length)
 
     def settle(self) -> None:
-        """Wait until no write is queued."""
+        """Wait until the queue is empty."""
         with self._changed:
             while self._bytes:
                 self._changed.wait()
@@ -212,20 +217,20 @@ class EarlyWriting:
                     self._changed.wait()
                 file, position, length = self._waiting.popleft()
             _start(file, position, length)
-            del file  # a file is closed with its last holder
+            del file  # the last reference closes the file
             with self._changed:
                 self._bytes -= length
                 self._changed.notify_all()
 
 
 def _start(file: Descriptor, position: int, length: int) -> None:
-    """Ask the system to begin writing these bytes.
+    """Start the write of these bytes to the disk, without waiting for it.
 
-    The call is meant for something else: dropping from memory what is on the disk already. Bytes
-    written a moment ago are not on the disk yet, so they stay in memory.
+    The purpose of the call is another one: to drop pages from memory that are on the disk already.
+    For recently written bytes it only starts the write, and their pages stay in memory.
     """
     if sys.platform != "darwin":
-        with suppress(OSError):  # the next force reports a failing disk
+        with suppress(OSError):  # the next fsync reports a failing disk
             os.posix_fadvise(file.number, position, length, os.POSIX_FADV_DONTNEED)
 
 

@@ -1,18 +1,18 @@
-"""The broker's directory: whose it is, of which format, and where its parts lie.
+"""The broker's directory: its owner, its format, and the places of its parts.
 
 ::
 
-    isolog.json       what this directory is: format, version, cluster id, and its broker's id
+    isolog.json       the description: format, version, cluster id, and the broker's id
     broker.lock       locked (flock) by the one broker that serves the directory
-    audit.log         refused calls, and what administrators did, if the broker authenticates
-    broker.json       where that broker listens, and its process id
+    audit.log         refused calls and actions of administrators, if the broker authenticates
+    broker.json       the address of that broker, and its process id
     broker.log        the output of a broker in the background
-    broker.run        the name of the last run of its broker: tells it from an earlier copy
-    broker.original   inode and time of that file, to tell it from a copy of it
-    broker.promise    for how many seconds its broker may have promised not to lead
-    committed.json    up to where its partitions were known to be committed
-    metadata.sqlite   topics, transactions, positions, numbers (a shared store lies elsewhere)
-    leases/           which brokers are alive; beside the store
+    broker.run        the name of the broker's last run, to detect an earlier copy
+    broker.original   inode and time of that file, to detect a copy of the directory
+    broker.promise    the longest promise not to lead, in seconds, that its broker may have given
+    committed.json    the recorded high watermarks of its partitions
+    metadata.sqlite   topics, transactions, positions, numbers (unless the store is shared)
+    leases/           the live brokers (beside the store)
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
 """
 
@@ -57,7 +57,7 @@ class LogDirectory(Struct, frozen=True):
     broker_id: str = ""
 
     def topic(self, name: str, topic_id: str) -> Path:
-        """Return the folder of a topic; the only place where its name and id become a path.
+        """Return the folder of a topic. No other function makes a path of a topic's name.
 
         Raises:
             InvalidTopic: the name or the id cannot be a folder's name.
@@ -71,24 +71,24 @@ class LogDirectory(Struct, frozen=True):
         return self.path / "topics" / name / topic_id
 
     def partition(self, name: str, topic_id: str, partition: int) -> Path:
-        """Return the folder of a partition; raise what :meth:`topic` raises."""
+        """Return the folder of a partition. Errors: as for :meth:`topic`."""
         return self.topic(name, topic_id) / f"{partition:d}"
 
 
 def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
-    """Make the directory if it is missing; refuse one of other software without changing it.
+    """Make the directory if it is missing. Refuse a directory of other software, unchanged.
 
-    Needs no lock: the result is right even while another broker initializes the directory.
+    No lock is needed: the result is right even while another broker initializes the directory.
 
     Raises:
-        NotALogDirectory: it holds files of other software, or is not a directory.
+        NotALogDirectory: it has files of other software, or is not a directory.
         UnsupportedFormat: a release with another format wrote it.
     """
     names = _names(path, disk)
     if not names:
         disk.make_directory(path)
         return
-    if _is_described(path, disk):  # after the listing: a broker makes the description first
+    if _is_described(path, disk):  # after the listing: the description is the first file
         _described(path, disk)
         return
     strange = sorted(set(names) - _OURS)
@@ -113,30 +113,30 @@ def _is_described(path: Path, disk: Disk) -> bool:
 
 
 def topic_folders(path: Path, disk: Disk = HOST_DISK) -> dict[str, str]:
-    """Return the topics that have a folder in the directory: topic id to name."""
+    """Return the topics with a folder in the directory: topic id → name."""
     topics = path / "topics"
     return {topic_id: name for name in disk.names(topics) for topic_id in disk.names(topics / name)}
 
 
 def recorded_cluster_id(path: Path, disk: Disk = HOST_DISK) -> str | None:
-    """Return the id of the directory's cluster, or None if it is not a log directory yet."""
+    """Return the id of the directory's cluster, or None if it has no description yet."""
     return _described(path, disk).cluster_id if _is_described(path, disk) else None
 
 
 class RunFile(Struct, frozen=True):
-    """The files in which a directory names the run that uses it.
+    """The files with the name of the run that uses a directory.
 
-    A copy of the directory names the same run, but in another file. A process that dies between
-    writing the two files leaves a directory that looks like a copy.
+    A copy of the directory has the same name, but in a file with another inode. If a process dies
+    between the writes of the two files, its directory looks like a copy.
     """
 
     path: Path
     disk: Disk = HOST_DISK
 
     def recorded_run(self) -> str | None:
-        """Return the run that used the directory last; for a copy, "a copy of" that run.
+        """Return the run that used the directory last, or "a copy of" that run for a copy.
 
-        None if no run is named.
+        Without a recorded run, return None.
         """
         names = self.disk.names(self.path)
         if _RUN not in names:
@@ -147,7 +147,7 @@ class RunFile(Struct, frozen=True):
         return run
 
     def record_run(self, run: str) -> None:
-        """Record durably which run uses the directory from now on."""
+        """Record durably that this run uses the directory."""
         self._write(_RUN, run)
         self._write(_ORIGINAL, self.disk.stamp(self.path / _RUN))
         self.disk.sync_directory(self.path)
@@ -159,33 +159,33 @@ class RunFile(Struct, frozen=True):
         self.disk.write_whole(self.path / name, [f"{text}\n".encode("ascii")])
 
     def forget_run(self) -> None:
-        """Remove the run's name durably: the next start then does not trust the logs."""
+        """Remove the run's name durably, so that the next start does not trust the logs."""
         self.disk.remove(self.path / _RUN)
         self.disk.sync_directory(self.path)
 
 
 class PromiseFile(Struct, frozen=True):
-    """The file that says for how long a broker may have promised not to lead."""
+    """The file with the longest promise not to lead that a broker may have given."""
 
     path: Path
     disk: Disk = HOST_DISK
 
     def recorded(self) -> float | None:
-        """Return for how many seconds the last promise lasts, or None if all were over."""
+        """Return the duration of the last promise in seconds, or None if all have expired."""
         if _PROMISE not in self.disk.names(self.path):
             return None
         try:
             return float(self.disk.map(self.path / _PROMISE).to_pybytes())
-        except ValueError:  # somebody has changed it
+        except ValueError:  # the file was edited
             return _PROMISE_MAX_S
 
     def record(self, lasts_s: float) -> None:
-        """Record durably that promises are given that last so long."""
+        """Record durably that promises of this duration are given."""
         self.disk.write_whole(self.path / _PROMISE, [f"{lasts_s}\n".encode("ascii")])
         self.disk.sync_directory(self.path)
 
     def forget(self) -> None:
-        """Record that all promises are over."""
+        """Record that all promises have expired."""
         self.disk.remove(self.path / _PROMISE)
 
 
@@ -214,10 +214,10 @@ def open_directory(
     *,
     broker_id: str | None = None,
 ) -> LogDirectory:
-    """Open a log directory; initialize a missing or empty one. The caller holds the broker's lock.
+    """Open a log directory. Initialize a missing or empty one. The caller holds the broker's lock.
 
     ``cluster_id``: the cluster of a new directory, by default a new cluster. ``new_id`` makes
-    unique ids. ``broker_id``: whose directory it is; a new one becomes that broker's.
+    unique ids. ``broker_id``: the owner of the directory, which a new directory gets.
 
     Raises:
         NotALogDirectory, UnsupportedFormat: as for :func:`check_directory`.
@@ -231,13 +231,13 @@ def open_directory(
         raise InvalidConfig(
             f"{path} is the directory of broker {found.broker_id}, not of {broker_id}",
             setting="id",
-            hint="Leave the id out, or name another directory.",
+            hint="Leave the id out, or choose another directory.",
         )
     return found
 
 
 def disown_directory(directory: LogDirectory, disk: Disk = HOST_DISK) -> None:
-    """Undo the initialization of a directory that has just become a broker's."""
+    """Undo the initialization of a new directory."""
     disk.remove(directory.path / _DESCRIPTION)
 
 
@@ -251,7 +251,7 @@ def _described(path: Path, disk: Disk) -> LogDirectory:
             return LogDirectory(path, str(facts["cluster_id"]), str(facts["broker_id"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotALogDirectory(
-            f"{path / _DESCRIPTION} is not readable as isolog's description: {error}",
+            f"{path / _DESCRIPTION} is not a valid description of a log directory: {error}",
             path=str(path),
         ) from error
     raise UnsupportedFormat(
@@ -263,8 +263,8 @@ def _described(path: Path, disk: Disk) -> LogDirectory:
 def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
     """Write the description into the directory atomically and durably.
 
-    It must come first: a directory with a metadata store but without the description would look
-    like one of other software.
+    It must be the first file: a directory with a metadata store but without the description would
+    look like one of other software.
     """
     facts = {
         "format": _FORMAT,
@@ -283,13 +283,13 @@ def note_of(directory: Path) -> Path:
 
     A log has no directory before its first entry. Without the note, a log whose directory was
     removed would look like one that never had an entry, and a broker would vouch for it. The note
-    is made before the first entry; when the replica is removed, it goes before the directory.
+    is made before the first entry. It is removed with the replica, before the directory.
     """
     return directory.with_name(f"{directory.name}.begun")
 
 
 def make_directory(disk: Disk, directory: Path) -> None:
-    """Make the directory of a log, then the note that it has begun; force the names of both."""
+    """Make the directory of a log, then the note that it has begun. Fsync the names of both."""
     disk.make_directory(directory, forced=False)
     if not _is_noted(disk, directory):
         disk.create(note_of(directory)).close()
@@ -297,7 +297,7 @@ def make_directory(disk: Disk, directory: Path) -> None:
 
 
 def is_lost(disk: Disk, directory: Path) -> bool:
-    """Return whether a log without files once had a directory that is gone now."""
+    """Return whether the directory of a log without files was removed."""
     return _is_noted(disk, directory) and directory.name not in disk.names(directory.parent)
 
 

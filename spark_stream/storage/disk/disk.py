@@ -1,11 +1,11 @@
-"""The seam between the log and the operating system's files.
+"""The interface between the log and the operating system's files.
 
 These rules hold for every implementation. A write goes to an explicit position, so a failed one can
-be repeated. A failed ``flush`` is not repeated: the system may have dropped what it could not
-write, and a second ``flush`` would then succeed. ``sync_directory`` marks such a failure by the
-detail ``unforced`` of its error. ``cut`` removes only bytes that no entry has published, so no
-reader uses them. A published part may be mapped by a reader, who would die of SIGBUS if the file
-shrank; ``write_whole`` is the way to shorten such a file.
+be repeated. A failed ``flush`` (an fsync) is not repeated: the system may have dropped the bytes
+that it could not write, and a second ``flush`` would then succeed. ``sync_directory`` marks such a
+failure by the detail ``unforced`` of its error. ``cut`` removes only bytes that no entry has
+published, so no reader uses them. A reader may have mapped a published part, and its process would
+get SIGBUS if the file shrank. Such a file is shortened by ``write_whole``.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ def _read(path: Path, position: int, length: int, flag: int) -> pa.Buffer:
 
 
 _GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION
-# EFBIG is the file-size limit of the process (`ulimit -f`): for a user that is like a full disk.
+# EFBIG is the file-size limit of the process (`ulimit -f`). For a user it is like a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-_PARTS_MAX: Final = 1000  # in one call; Linux takes 1,024
+_PARTS_MAX: Final = 1000  # in one call: the limit of Linux is 1,024
 
-# Early writes (``descriptors``) go to the disk in pieces of this many bytes, while appends go on.
+# Early writes (``descriptors``) go to the disk in pieces of this many bytes, during the appends.
 _PIECE_BYTES: Final = 8 << 20
 
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-# Smaller holes are read.
+# Holes below this size are not searched for: they are read as zeros.
 _HOLE_BYTES: Final = 64 << 20
-_ATTEMPTS_MAX: Final = 10  # to make a directory: others may remove its parent
+_ATTEMPTS_MAX: Final = 10  # to make a directory: its parent may be removed concurrently
 
 
 class DiskFile(Protocol):
-    """One file to read and write; all positions and lengths in bytes.
+    """One file to read and write. All positions and lengths are in bytes.
 
-    It must exist by the time it is used. An implementation may close it between uses.
+    It must exist at each use. An implementation may close it between uses.
     """
 
     def write(self, position: int, *parts: Part) -> None: ...
@@ -101,7 +101,7 @@ class DiskFile(Protocol):
     def read(self, position: int, length: int) -> pa.Buffer | None: ...
     def flush(self) -> None: ...
     def identity(self) -> tuple[int, int]:
-        """Return device and inode of the file that was opened, whatever has its name now."""
+        """Return device and inode of the opened file, even if its name is now another file's."""
         ...
 
     def close(self) -> None: ...
@@ -120,13 +120,13 @@ class Disk(Protocol):
         ...
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Return device and inode, which tell a file from one that takes its name later."""
+        """Return device and inode. A later file of the same name has others."""
         ...
 
     def stamp(self, path: Path) -> str:
-        """Return inode, its generation and last write time, which tell a file from its copies.
+        """Return inode, its generation and the last write time. A copy of the file has others.
 
-        The device is left out: its number may change when the machine starts again.
+        The device is left out: its number may change at a restart of the machine.
         """
         ...
 
@@ -184,10 +184,10 @@ def _named(path: Path, **details: Any) -> Iterator[None]:
 
 
 def _generation(descriptor: int) -> int:
-    """Return the generation number of the file's inode, new with each file; 0 if it has none.
+    """Return the generation number of the file's inode, or 0 if the file system has none.
 
-    The inode of a deleted file is soon used for another file, perhaps for a copy of the first. Not
-    all file systems count these uses (Linux: ``FS_IOC_GETVERSION``).
+    A deleted file's inode is soon used for another file, perhaps for a copy of the first. The
+    generation counts these uses (Linux: ``FS_IOC_GETVERSION``). Not all file systems have it.
     """
     try:
         found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
@@ -233,8 +233,8 @@ def _behind(views: list[memoryview], written: int) -> list[memoryview]:
 class OsFile:
     """A file of the operating system, which the pool may close between uses.
 
-    Forcing a whole segment would make appends wait until the disk has written all of it. So large
-    amounts start on their way to the disk before a force.
+    The fsync of a whole segment would block appends until the disk has written all of it. So the
+    write of large amounts to the disk is started before the fsync.
     """
 
     __slots__ = ("_end", "_file", "_forces", "_started")
@@ -246,20 +246,20 @@ class OsFile:
         number: int | None = None,
         forces: Histogram | None = None,
     ) -> None:
-        """Take over the file's open descriptor ``number``; None means the file is not open yet.
+        """Take over the file's open descriptor ``number``. None means the file is not open yet.
 
-        ``forces`` counts how long forces take.
+        ``forces``: the durations of fsyncs.
         """
         self._file = PooledFile(path, pool)
         if number is not None:
             pool.adopt(self._file, Descriptor(number))
-        self._started: int | None = None  # bytes before it are forced, or on their way to the disk
+        self._started: int | None = None  # bytes before it are synced, or their write was started
         self._end = 0  # the end of the last write
         self._forces = forces
 
     def write(self, position: int, *parts: Part) -> None:
         file = self._file
-        held = file.held  # no call in the usual case: every append comes through here
+        held = file.held  # no call in the usual case: this is on the path of every append
         try:
             if held is None:
                 held = file.descriptor()
@@ -279,9 +279,9 @@ class OsFile:
             os.ftruncate(held.number, size)
 
     def read(self, position: int, length: int) -> pa.Buffer | None:
-        """Return the bytes, or fewer at the file's end; None once the file is closed.
+        """Return the bytes, or fewer at the file's end. Once the file is closed, return None.
 
-        Another thread may close the file meanwhile: a read under way ends first.
+        If another thread closes the file during a read, the read ends first.
         """
         try:
             held = self._file.descriptor()
@@ -310,19 +310,19 @@ class OsDisk:
     """The operating system's file system."""
 
     def __init__(self, pool: DescriptorPool | None = None, forces: Histogram | None = None) -> None:
-        """``pool`` bounds how many files are open; ``forces`` counts how long forces take."""
+        """``pool`` bounds the number of open files. ``forces``: the durations of fsyncs."""
         self._pool = DescriptorPool() if pool is None else pool
         self._forces = forces
 
     def counting(self, forces: Histogram) -> OsDisk:
-        """Return the same disk, which counts how long its forces take."""
+        """Return the same disk, which records the durations of its fsyncs."""
         return OsDisk(self._pool, forces)
 
     def open(self, path: Path) -> DiskFile:
         return OsFile(path, self._pool, forces=self._forces)
 
     def create(self, path: Path) -> DiskFile:
-        """Create an empty file; replace an existing file of that name instead of truncating it."""
+        """Create an empty file. An existing file of that name is replaced, not truncated."""
         with _named(path):
             try:
                 number = os.open(path, _NEW, 0o600)
@@ -332,7 +332,7 @@ class OsDisk:
         return OsFile(path, self._pool, number, self._forces)
 
     def map(self, path: Path) -> pa.Buffer:
-        """Map the whole file for reading; the mapping lives as long as the buffer does."""
+        """Map the whole file for reading. The mapping exists as long as the buffer."""
         with _named(path):
             if path.stat().st_size == 0:
                 return pa.py_buffer(b"")
@@ -342,8 +342,8 @@ class OsDisk:
     def read_stored(self, path: Path, position: int, length: int) -> pa.Buffer:
         """Read these bytes, or fewer at the file's end, from the disk and not from the page cache.
 
-        The page cache stays as it was, for the readers of records. If a file system does not
-        support this, the bytes come through the cache.
+        The page cache is unchanged, for the readers of records. If a file system does not support
+        this, the bytes come through the cache.
         """
         with _named(path):
             return stored_bytes(path, position, length)
@@ -374,7 +374,7 @@ class OsDisk:
                 os.close(number)
 
     def names(self, directory: Path) -> list[str]:
-        """List the names in the directory; none if there is no such directory."""
+        """List the names in the directory. A missing directory has none."""
         with _named(directory):
             try:
                 return sorted(os.listdir(directory))
@@ -382,13 +382,13 @@ class OsDisk:
                 return []
 
     def make_directory(self, path: Path, *, forced: bool = True) -> None:
-        """Make the directory and those above it that are missing, with their names forced.
+        """Make the directory and its missing parents, and fsync their names.
 
         Args:
             path: The directory.
-            forced: If False, the caller forces the directory's own name.
+            forced: If False, the caller fsyncs the name of ``path`` itself.
 
-        Others, such as the deletion of a topic, may remove an empty parent meanwhile.
+        The deletion of a topic, for example, may concurrently remove an empty parent.
         """
         if not forced and self._is_made(path):
             return
@@ -403,7 +403,7 @@ class OsDisk:
                     raise
 
     def _is_made(self, path: Path) -> bool:
-        """Make the directory, unless the one above it is missing."""
+        """Make the directory, unless its parent is missing. Return whether it exists then."""
         with _named(path):
             try:
                 path.mkdir(mode=0o700, exist_ok=True)
@@ -412,9 +412,9 @@ class OsDisk:
         return True
 
     def _make_directory(self, path: Path) -> None:
-        """Make the directory and its parents from the top down, forcing each name.
+        """Make the directory and its parents from the top down, with an fsync of each name.
 
-        Its own name is forced here too, in case its maker died before that.
+        The name of an existing directory gets an fsync too, in case its maker died before that.
         """
         missing = [each for each in (path, *path.parents) if not each.exists()]
         there = path.parents[len(missing) - 1] if missing else path
@@ -427,7 +427,7 @@ class OsDisk:
     def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
         """Replace the file's content with the parts atomically, by rename.
 
-        The content is on the disk afterwards; its name is after ``sync_directory``.
+        The content is then on the disk. Its name is on the disk after ``sync_directory``.
         """
         fresh = path.with_name(path.name + ".new")
         with _named(path):
@@ -447,7 +447,7 @@ class OsDisk:
             os.replace(path, new)
 
     def link(self, path: Path, new: Path) -> None:
-        """Give the file a second name; make a copy if the file system cannot do that."""
+        """Give the file a second name. If the file system cannot do that, make a copy."""
         try:
             os.link(path, new)
         except OSError:
@@ -460,8 +460,8 @@ class OsDisk:
     def remove_tree(self, path: Path) -> None:
         """Remove the directory and everything in it, durably: after a power cut too.
 
-        The nearest directory above it that exists is forced even if the directory itself is gone:
-        an earlier removal may have died before its force.
+        The nearest existing parent gets an fsync even if the directory itself does not exist: the
+        process of an earlier removal may have died before its fsync.
         """
         with _named(path), suppress(FileNotFoundError):
             shutil.rmtree(path)

@@ -1,16 +1,17 @@
-"""Which part of a log is certainly on the disk, and whether the log can still vouch for it.
+"""Fsyncs of a log: the part that is certainly on the disk, and the failure of the log.
 
-After a force has failed, no other is tried: the system may have dropped what it could not write,
-and a second force would succeed without writing it. The log has then failed: it takes no appends
-until it is opened again. Reads of published records go on.
+To *force* bytes is to fsync them. After a failed fsync there is no other: the system may have
+dropped the bytes that it could not write, and a second fsync would succeed without them. The log
+has then failed: it accepts no appends until it is opened again. Reads of published records
+continue.
 
-The file ``flushed`` says how far a log was forced: 24 bytes, written in place, and forced itself
-only when the log closes. So it never says too much, and may say too little. At the next open it
-shows that a missing entry was once on the disk. It also says whether a force is under way, or has
-failed: the system may then show what the disk never got, so the next open writes everything again
-that is not known to be on the disk. Order of writes: the note that a force is under way, the force,
-then the note how far it went. If the first note cannot be written, nothing is forced: a full disk
-might take no note afterwards, and a process may end before it writes one.
+The file ``flushed`` has the position up to which a log was forced: 24 bytes, written in place, and
+forced only when the log closes. So its position may be too low, but never too high. At the next
+open it shows that a missing entry was once on the disk. It also has the state of the fsyncs: done,
+under way, or failed. Unless they are done, the system may show bytes that are not on the disk, so
+the next open writes everything after the position again. Order of writes: the state "under way",
+the fsync, then the new position. If the first write fails, there is no fsync: a full disk might
+refuse the second write too, and the process may end before it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from spark_stream.storage.disk.directory import make_directory
 from spark_stream.storage.disk.disk import Disk, DiskFile
 
 MARK_NAME: Final = "flushed"
-_MARK: Final = struct.Struct("<qqI")  # entry index, offset, the state of forces; then a CRC
+_MARK: Final = struct.Struct("<qqI")  # entry index, offset, the state of fsyncs. A CRC follows
 MARK_SIZE: Final = _MARK.size + 4
-_HINT: Final = "Check the disk, then restart the broker; reads go on meanwhile."
+_HINT: Final = "Check the disk, then restart the broker. Reads continue until then."
 START: Final = Boundary(EntryIndex(0), Offset(0))
 
 
 class Forces(IntEnum):
-    """The state of a log's forces, as its file ``flushed`` says."""
+    """The state of a log's fsyncs, as recorded in its file ``flushed``."""
 
     DONE = 0
     FAILED = 1
@@ -45,10 +46,10 @@ class Forces(IntEnum):
 
 
 class Forcing:
-    """Forces the files of one log, until that fails. One caller at a time (the writer)."""
+    """The fsyncs of one log's files, until one fails. One caller at a time (the writer)."""
 
     def __init__(self, disk: Disk, directory: Path, names: Collection[str] = ()) -> None:
-        """``names``: what is in the directory."""
+        """``names``: the names of the directory's files."""
         self.failed: StorageFailure | None = None
         self.when_failed: Callable[[], None] = lambda: None
         self._disk = disk
@@ -63,19 +64,19 @@ class Forcing:
 
     @property
     def upto(self) -> Boundary:
-        """Everything before it was forced once; there may be more."""
+        """A position up to which everything was forced once. More may have been."""
         return self._upto
 
     @property
     def state(self) -> Forces:
-        """How the forces of an earlier process ended.
+        """The state of the fsyncs. After an open, it is the state left by an earlier process.
 
-        Unless DONE, the disk may lack something after ``upto``.
+        Unless DONE, the disk may lack bytes after ``upto``.
         """
         return self._state
 
     def check(self) -> None:
-        """Raise the failure if there was one."""
+        """Raise the log's failure, if it has failed."""
         if self.failed is not None:
             raise self.failed.again()
 
@@ -83,8 +84,8 @@ class Forcing:
         """Force the files, in this order.
 
         Raises:
-            DiskFull, StorageFailure: the note that a force is under way could not be written: try
-                later. Or a force failed, now or earlier: then no force is tried again.
+            DiskFull, StorageFailure: the state "under way" could not be written, and a later call
+                can succeed. Or an fsync failed, now or earlier, and no call can succeed.
         """
         self.check()
         if self._state is Forces.DONE:
@@ -92,20 +93,19 @@ class Forcing:
         for file in files:
             self._do(file.flush)
         if self._state is Forces.DONE:
-            with suppress(IsologError):  # without this note the next open only writes more again
+            with suppress(IsologError):  # without this state, the next open only rewrites more
                 self._write(self._upto, Forces.DONE)
 
     def force_names(self) -> None:
-        """Force the names in the log's directory; raise what :meth:`force` raises."""
+        """Fsync the log's directory. Errors: as for :meth:`force`."""
         self._do(self._disk.sync_directory, self._directory)
 
     def make_directory(self) -> None:
         """Make the log's directory, and a durable note beside it that the log has begun.
 
-        Raises also what :meth:`force` raises.
-
         Raises:
-            DiskFull, StorageFailure: the directory could not be made; a later call can succeed.
+            DiskFull, StorageFailure: the directory could not be made, and a later call can succeed.
+                Or as for :meth:`force`.
         """
         self.check()
         try:
@@ -120,15 +120,15 @@ class Forcing:
         if upto == self._upto and self._state is Forces.DONE:
             return
         self._upto, self._state = upto, Forces.DONE
-        # The mark may lag behind, so a log loses nothing if the disk has no room for the mark.
+        # The mark may be too low, so a failed write of it loses nothing.
         with suppress(IsologError):
             self._write(upto, Forces.DONE)
 
     def lower(self, upto: Boundary) -> None:
-        """Lower the mark to ``upto``, durably, before what lies after it is cut.
+        """Lower the mark to ``upto``, durably. This comes before the log is truncated there.
 
         Raises:
-            StorageFailure: the lowered mark may not be on the disk; if its force failed, the log
+            StorageFailure: the lowered mark may not be on the disk. If its fsync failed, the log
                 has failed.
         """
         self.check()
@@ -138,14 +138,14 @@ class Forcing:
         self._upto = upto
 
     def fail(self, message: str) -> IsologError:
-        """Mark the log as failed, also for the next process that opens it; return the error."""
+        """Mark the log as failed, also for the next process that opens it. Return the error."""
         failure = self.give_up(message)
         with suppress(IsologError):
             self._write(self._upto, Forces.FAILED)
         return failure
 
     def give_up(self, message: str) -> IsologError:
-        """Refuse writes to the log until it is opened again; return the error to raise."""
+        """Refuse writes to the log until it is opened again. Return the error to raise."""
         if self.failed is None:
             self.failed = StorageFailure(message, hint=_HINT, path=str(self._directory))
             self.when_failed()
@@ -168,10 +168,10 @@ class Forcing:
             raise self._failure(error) from error
 
     def _failure(self, error: IsologError) -> IsologError:
-        """Return the error to raise from now on, after this error of a force."""
+        """Mark the log as failed after this error of an fsync. Return the error to raise."""
         return self.fail(
-            f"{self._directory}: what was written could not be forced to the disk"
-            f" ({error.message}); the partition takes no more until it is opened again"
+            f"{self._directory}: fsync failed ({error.message}); the partition accepts no writes"
+            " until it is opened again"
         )
 
     def _write(self, upto: Boundary, state: Forces) -> DiskFile:

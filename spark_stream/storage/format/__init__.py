@@ -2,6 +2,6 @@
 
 ``codec``       Arrow batches to IPC bytes and back, checksums
 ``stored``      entries as one replica sends them to another, and chunks: results of a read
-``log_format``  what a log needs to know of its topic
-``extremes``    the least and greatest values of a batch's columns
+``log_format``  the topic's properties that a log needs, and batches ready to be appended
+``extremes``    min/max statistics of a batch's columns
 """

@@ -4,7 +4,7 @@ An encoded batch is one piece of bytes, or several that are written one after th
 batch is written from where its columns lie in memory. To join them first would take as much memory
 again, and a good part of the time of the write.
 
-:mod:`spark_stream.batches` defines the bytes; readers on a broker's machine use it too.
+:mod:`spark_stream.batches` defines the bytes. Readers on a broker's machine use it too.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from spark_stream.storage.settings import Compression
 
 Part: TypeAlias = pa.Buffer | bytes
 
-APART_BYTES_MIN: Final = 2 << 20  # smaller ones are joined within the processor's cache
-_PART_BYTES_MIN: Final = 4 << 10  # on average; smaller parts are joined as well
+APART_BYTES_MIN: Final = 2 << 20  # smaller batches are joined within the processor's cache
+_PART_BYTES_MIN: Final = 4 << 10  # on average: smaller parts are joined too
 
 
 class EncodedBatch(Struct):
-    """The parts, one after the other; ``size`` is their total size in bytes."""
+    """An encoded batch: its parts in order. ``size`` is their total size in bytes."""
 
     parts: tuple[Part, ...]
     size: int
@@ -77,7 +77,7 @@ def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) 
     pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema).write_batch(batch)
     parts = sink.parts
     before = schema_length(pa.py_buffer(b"".join(parts[:2])))
-    while before > 0:  # Arrow writes the schema first, in parts of its own
+    while before > 0:  # Arrow writes the schema first, in separate parts
         before -= len(parts.pop(0))
     size = sum(map(len, parts))
     if before or size < len(parts) * _PART_BYTES_MIN:
@@ -86,7 +86,7 @@ def uncompressed(batch: pa.RecordBatch, apart_bytes_min: int = APART_BYTES_MIN) 
 
 
 class _Sink:
-    """A file for Arrow to write to, which keeps the parts as they come."""
+    """A file for Arrow to write to. It keeps the written parts in a list."""
 
     closed = False
 
@@ -98,7 +98,7 @@ class _Sink:
         return len(part)
 
     def flush(self) -> None:
-        """Do nothing: no bytes wait here."""
+        """Do nothing: no bytes are buffered."""
 
     def close(self) -> None:
         """Do nothing: no file is open."""
@@ -106,9 +106,9 @@ class _Sink:
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
-_UNIT: Final = 8  # bytes; the length of a message in the file is a multiple of this
+_UNIT: Final = 8  # bytes: the length of each message in the file is a multiple
 
-# A few kilobytes may decompress to gigabytes: past this size no further batch is joined.
+# A few kilobytes may decompress to gigabytes: above this size, no further batch is joined.
 _DECODED_BYTES_MAX: Final = 16 << 20
 
 
@@ -118,7 +118,7 @@ def sealed(packed: bytes) -> bytes:
 
 
 # A CRC is linear. So all byte strings of one length, each followed by its own CRC, have the same
-# CRC; so do runs of as many such strings. Thereby one call checks many entries.
+# CRC, and so have runs of equally many such strings. Therefore one call can check many entries.
 _BLOCK_ENTRIES: Final = 1024
 
 
@@ -129,7 +129,7 @@ def _intact_crc(entries: int) -> int:
 
 
 def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
-    """Return which entries have the checksum that they carry, shape (rows,)."""
+    """Return a mask of the entries with a right checksum, shape (rows,)."""
     data = table.tobytes()
     value = google_crc32c.value
     actual = np.fromiter(
@@ -141,7 +141,7 @@ def intact_rows(table: Table) -> npt.NDArray[np.bool_]:
 
 
 def intact_entries(table: Table) -> int:
-    """Return how many leading entries have the checksum that they carry."""
+    """Return the number of leading entries with a right checksum."""
     data = pa.py_buffer(np.ascontiguousarray(table).view(np.uint8))
     for first in range(0, len(table), _BLOCK_ENTRIES):
         rows = min(_BLOCK_ENTRIES, len(table) - first)
@@ -153,15 +153,15 @@ def intact_entries(table: Table) -> int:
 _FIELDS: Final[Any] = ENTRY.fields
 _POSITION_AT: Final = int(_FIELDS["position"][1])
 _POSITION_SIZE: Final = 8
-_FEW: Final = 8  # up to this many entries a loop is quicker
+_FEW: Final = 8  # up to this many entries, a loop is faster
 
 
 @cache
 def _differences() -> npt.NDArray[np.uint32]:
-    """Return how a byte of an entry's position changes the entry's checksum, shape (8, 256).
+    """Compute the effect of each byte of an entry's position on its checksum, shape (8, 256).
 
     ``[byte, value]`` is the xor of the checksums of two entries whose positions differ by the xor
-    ``value`` in that byte, the lowest byte first. A CRC is linear: nothing else matters.
+    ``value`` in that byte, the lowest byte first. As a CRC is linear, other bytes do not matter.
     """
     blank, found = bytearray(CRC_SPAN), np.zeros((_POSITION_SIZE, 256), np.uint32)
     nothing = crc32c(bytes(blank))
@@ -176,7 +176,7 @@ def _differences() -> npt.NDArray[np.uint32]:
 def moved(table: Table, positions: npt.NDArray[np.int64]) -> Table:
     """Return the entries with new positions, and their checksums recomputed.
 
-    ``table`` must have its checksums; positions: int64, shape (rows,).
+    The checksums of ``table`` must be right. ``positions``: int64, shape (rows,).
     """
     if len(table) <= _FEW:
         return _moved_one_by_one(table, positions)
@@ -199,7 +199,7 @@ def _moved_one_by_one(table: Table, positions: npt.NDArray[np.int64]) -> Table:
 
 
 def joined_runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Join adjacent runs (start, count); int64, shape (runs, 2)."""
+    """Join adjacent runs (start, count). Return int64, shape (runs, 2)."""
     if len(starts) == 1:
         return np.array([[starts[0], counts[0]]])
     apart = np.flatnonzero(starts[1:] != starts[:-1] + counts[:-1]) + 1
@@ -210,7 +210,7 @@ def joined_runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -> int:
     """Return the first row whose bytes in ``data`` fail their checksum, or the table's length.
 
-    ``data`` holds the ``.arrow`` file from ``offset_in_file`` on; it may end too early.
+    ``data`` is the ``.arrow`` file from ``offset_in_file`` on. It may end too early.
     """
     if len(table) > _FEW_BATCHES:
         parts = joined_runs(table["position"] - offset_in_file, table["length"])
@@ -230,8 +230,8 @@ def first_broken_batch(table: Table, data: pa.Buffer, offset_in_file: int = 0) -
 def run_crc(table: Table) -> int:
     """Combine the entries' CRCs into the CRC of their concatenated batches.
 
-    The CRC of two pieces joined is the CRC of the second, combined with that of the first extended
-    by as many zeros as the second is long. So this reads no byte of a batch.
+    The CRC of two joined pieces is the xor of the CRC of the second and the CRC of the first
+    extended by zeros of the second's length. So no byte of a batch is read.
     """
     lengths = table["length"] // _UNIT
     behind = np.cumsum(lengths[::-1])[::-1] - lengths
@@ -245,7 +245,7 @@ _DIGIT_BITS: Final = 6
 def _followed_by_zeros(
     crcs: npt.NDArray[np.uint32], words: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint32]:
-    """Return these CRCs, each extended by the number of zero words that ``words`` says."""
+    """Extend each CRC by its number of zero words, given by ``words``."""
     found, place = crcs.copy(), 0
     while words.any():
         digit = words & ((1 << _DIGIT_BITS) - 1)
@@ -259,22 +259,22 @@ def _changed(
     crcs: npt.NDArray[np.uint32],
     at: npt.NDArray[np.int64] | int = 0,
 ) -> npt.NDArray[np.uint32]:
-    """Return what these CRCs become by the block at ``at`` of a table (``_zeros_table``)."""
+    """Map these CRCs by the block at ``at`` of a table (``_zeros_table``)."""
     found = table[at + (crcs & 0xFF)]
     for byte in range(1, 4):
         found ^= table[at + ((crcs >> (8 * byte) & 0xFF) | byte << 8)]
     return found
 
 
-# How zeros that follow change a CRC depends only on their number. That number, in words of 8
-# bytes, is written in digits of 6 bits, the lowest at place 0, and each digit is applied by itself.
+# The effect of zeros that follow on a CRC depends only on their number. That number, in words of 8
+# bytes, has digits of 6 bits, the lowest at place 0, and each digit is applied separately.
 # The table of a place has 64 blocks of 1024 values, one block for each digit, and a block has 256
 # values for each of the four bytes of a CRC, the lowest byte first. At the index
 #
 #     digit << 10 | byte << 8 | value
 #
-# is the result of extending a CRC by `digit << 6 * place` words of zeros, if the CRC is 0 except
-# for `value` in `byte`. A CRC is linear, so the results for its four bytes are combined by xor
+# is the CRC after `digit << 6 * place` words of zeros, if the CRC before them is 0 except for `value`
+# in `byte`. A CRC is linear, so the results for its four bytes are combined by xor
 # (`_changed`). Block 0 changes nothing, block 1 is one step, each block is one step more.
 @cache
 def _zeros_table(place: int) -> npt.NDArray[np.uint32]:
@@ -294,16 +294,16 @@ def _zeros_table(place: int) -> npt.NDArray[np.uint32]:
     return np.concatenate(found)
 
 
-# If messages are this far from each other on average, they are taken one by one.
+# If messages are this far from each other on average, they are returned one by one.
 _FAR_BYTES_MIN: Final = 1 << 10
 
 
 def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[memoryview]:
     """Return the messages at these places of ``data``, as parts to be read in this order.
 
-    The first of them is at the start of ``data``, the last one at its end. Messages that are
-    neighbours or far apart are not copied. All messages are padded to 8 bytes, so small ones are
-    picked in units of 8 bytes, with no loop over them.
+    The first message is at the start of ``data``, the last one at its end. Messages that are
+    adjacent or far apart are not copied. All messages are padded to 8 bytes, so small ones are
+    picked in units of 8 bytes, without a loop over them.
     """
     view = memoryview(data)
     gaps = starts[1:] - starts[:-1] - lengths[:-1]
@@ -322,9 +322,9 @@ def gathered(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> list[m
 
 @dataclass(frozen=True)
 class Codec:
-    """How the batches of one schema of a topic are written and read.
+    """The encoding of batches of one schema of a topic.
 
-    ``version``: which of the topic's schemas it is; 0 is the first.
+    ``version``: the number of the schema among the topic's schemas, from 0.
     """
 
     schema: pa.Schema
@@ -333,7 +333,7 @@ class Codec:
 
     @cached_property
     def layout(self) -> Layout:
-        """Which columns have their least and greatest values kept, and how."""
+        """The layout of the min/max statistics of a batch."""
         return Layout(self.schema)
 
     @property
@@ -342,9 +342,9 @@ class Codec:
         return self.compression is Compression.NONE
 
     def header(self, facts: dict[str, str]) -> bytes:
-        """Build a segment's first message, its schema; ``facts`` go into the schema's metadata.
+        """Build a segment's first message, its schema, with ``facts`` in the schema's metadata.
 
-        The names of all facts start with ``isolog.``; a checksum over them is put beside them.
+        The names of all facts start with ``isolog.``. A checksum over them is added to them.
         """
         return with_facts(self.schema, facts)
 
@@ -352,7 +352,7 @@ class Codec:
         """Encode one batch as an encapsulated IPC message, padded to 8 bytes.
 
         Raises:
-            BrokerBusy: there is no memory for it.
+            BrokerBusy: there is not enough memory.
         """
         try:
             return self._encoded(batch)
@@ -373,11 +373,11 @@ class Codec:
     def decode(
         self, messages: Sequence[memoryview], entries: int, columns: Sequence[str] | None
     ) -> tuple[pa.RecordBatch, int]:
-        """Decode ``entries`` messages into one batch; return also how many messages it is made of.
+        """Decode ``entries`` messages into one batch. Return it and the number of its messages.
 
         ``messages`` are their bytes, in any parts. A single uncompressed message is decoded in
-        place: the batch is a view of it. If messages are compressed, only the first few are taken,
-        so that the batch stays small in memory.
+        place: the batch is a view of it. Of compressed messages only the first few are decoded, so
+        that the batch stays small in memory.
         """
         if self.compression is Compression.NONE:
             if entries > 1:
@@ -393,5 +393,5 @@ class Codec:
         return as_one(pa.Table.from_batches(batches), columns), len(batches)
 
     def describes(self, header: pa.Buffer) -> bool:
-        """Return whether this is a sound schema message of this topic's schema."""
+        """Return whether this is an intact schema message with this codec's schema."""
         return facts_of(header) is not None and self.schema.equals(pa.ipc.read_schema(header))

@@ -1,9 +1,9 @@
-"""The least and the greatest value of each column in a batch, as a row of fixed size.
+"""Min/max statistics: the least and the greatest value of each column, as a row of fixed size.
 
-A row describes some consecutive entries of a segment: one large batch, or many small ones together.
-It is valid only for the bytes with the checksums that it names. The columns are those whose values
-have keys (``consistency.pruning``): numbers, decimals, dates and times, booleans, and texts by
-their first bytes; not binaries, and nothing within structs and lists.
+A row describes consecutive entries of a segment: one large batch, or many small ones together. It
+is valid only for batches with the checksums in the row. It has the columns whose values have keys
+(``consistency.pruning``): numbers, decimals, dates and times, booleans, and texts by their first
+bytes. It has no binary columns, and no fields within structs and lists.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from spark_stream.consistency.pruning import (
 )
 
 RECORDS_MIN: Final = 512
-"""A row for fewer records would not pay: reading them costs little."""
+"""Fewer records have no row, because their read is cheap."""
 
-_COLUMNS_MAX: Final = 64  # so that a row, and the time that it takes, has a bound
+_COLUMNS_MAX: Final = 64  # bounds the size of a row, and the time to compute it
 _QUICK_PART: Final = 6
 _KNOWN: Final = 1
 
@@ -69,13 +69,13 @@ _NUMPY: Final[dict[int, np.dtype[Any]]] = {
     }.items()
     for kind in kinds
 }
-"""Types whose values lie side by side in a buffer, by Arrow's id of the type."""
+"""Arrow's id of a type → its type in NumPy, if a buffer has its values side by side."""
 _WHOLE: Final = {4: pa.int32(), 8: pa.int64()}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a schema have extremes, and what a row of them looks like."""
+    """The columns with min/max statistics, and the layout of a row of statistics."""
 
     schema: pa.Schema
 
@@ -87,7 +87,7 @@ class Layout:
 
     @cached_property
     def row(self) -> np.dtype[Any]:
-        """``first``: the entry's index; ``data_crcs``: those of its entries, joined by xor."""
+        """The type. ``first``: index of the first entry, ``data_crcs``: xor of the entries' CRCs."""
         return np.dtype(
             [
                 ("first", "<i8"),
@@ -103,16 +103,16 @@ class Layout:
 
     @cached_property
     def mark(self) -> int:
-        """A number that tells this layout from those of other columns."""
+        """A number that identifies this layout: layouts of other columns have others."""
         text = "".join(f"{name}={self.schema.field(name).type}\n" for name in self.names)
         return int(google_crc32c.value(text.encode()))
 
     @cached_property
     def quick(self) -> tuple[str, ...]:
-        """The columns whose extremes an append computes: a sixth of all, times and dates first.
+        """The columns whose min/max an append computes: a sixth of all, times and dates first.
 
-        Reading every value of a column once more costs a twelfth of what its append costs. A
-        filtered read computes the rest, once.
+        A second read of a column's values costs a twelfth of its append. The first filtered read
+        computes the other columns.
         """
         kinds = {name: self.schema.field(name).type for name in self.names}
         fixed = [name for name, kind in kinds.items() if kind.id in _NUMPY]
@@ -120,9 +120,9 @@ class Layout:
         return tuple(fixed[: max(1, len(self.schema) // _QUICK_PART)])
 
     def described(self, batch: pa.RecordBatch, names: Sequence[str]) -> Rows:
-        """Compute the extremes of these columns, as an array of the type :data:`COLUMN`.
+        """Compute the min/max of these columns, as an array of the type :data:`COLUMN`.
 
-        The columns that are not named, or that have none, stay unknown.
+        Other columns, and columns without a min/max, stay unknown.
         """
         columns = np.zeros(len(self.names), COLUMN)
         for place, name in enumerate(self.names):
@@ -131,7 +131,7 @@ class Layout:
         return columns
 
     def packed(self, first: int, rows: Table, columns: Rows) -> bytes:
-        """Pack the row for these entries; the index of the first is ``first``."""
+        """Pack the row for these entries. ``first`` is the index of the first one."""
         packed = np.zeros(1, self.row)
         packed["first"] = first
         packed["entries"] = len(rows)
@@ -152,7 +152,7 @@ class Layout:
         return row[:-4] + crc.to_bytes(4, "little")
 
     def intact(self, data: pa.Buffer) -> Rows:
-        """Return the rows in these bytes whose checksum is right."""
+        """Return the rows in these bytes that have a right checksum."""
         size = self.row.itemsize
         rows = np.frombuffer(data, self.row, count=data.size // size)
         view, value = memoryview(data), google_crc32c.value
@@ -165,7 +165,7 @@ class Layout:
         return rows if good.all() else rows[good]
 
     def extremes(self, rows: Rows, owners: npt.NDArray[np.int64], name: str) -> Extremes:
-        """Return a column's extremes; ``owners`` has the row of each entry, -1 for none."""
+        """Return a column's min/max. ``owners``: the row of each entry, -1 without a row."""
         found = rows["columns"][:, self.names.index(name)][owners]
         known = (owners >= 0) & (found["known"] == _KNOWN)
         nothing = Extremes.unknown(len(owners))
@@ -180,7 +180,7 @@ class Layout:
 
 
 def have_same_keys(one: pa.DataType, other: pa.DataType) -> bool:
-    """Return whether a value that has both types has one key."""
+    """Return whether equal values of the two types have the same key."""
     if pt.is_decimal128(one) and pt.is_decimal128(other):
         return bool(one.scale == other.scale)
     families = (pt.is_integer, pt.is_floating)
@@ -203,7 +203,7 @@ def _has_keys(kind: pa.DataType) -> bool:
 
 
 def _extremes(values: pa.Array) -> tuple[Any, ...]:
-    """Return the values' item of :data:`COLUMN`."""
+    """Compute the item of type :data:`COLUMN` for these values."""
     nulls = values.null_count
     if nulls == len(values):
         return words(HIGHEST), words(LOWEST), nulls, _KNOWN
@@ -226,7 +226,7 @@ def _keys(values: pa.Array, nulls: int) -> tuple[int, int]:
         if plain.kind != "f":
             return whole_key(int(found.min())), whole_key(int(found.max()))
         least, greatest = float(np.fmin.reduce(found)), float(np.maximum.reduce(found))
-        return float_key(least), float_key(greatest)  # fmin passes over NaN, maximum does not
+        return float_key(least), float_key(greatest)  # fmin ignores NaN, maximum does not
     found = pc.min_max(values)
     least, greatest = found["min"].as_py(), found["max"].as_py()
     if pt.is_decimal128(kind):

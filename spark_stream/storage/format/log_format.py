@@ -1,4 +1,4 @@
-"""What a log needs to know of its topic, and a batch or a marker on its way into the log."""
+"""The topic's properties that a log needs, and a batch or a marker ready to be appended."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from spark_stream.storage.settings import LogSettings
 UNLIMITED: Final = 1 << 62
 _FEW: Final = 16
 
-_ROW_PART_MIN: Final = 16  # a batch must be this many times as large as its row of extremes
+_ROW_PART_MIN: Final = 16  # a batch must be this many times as large as its row of statistics
 
 
 class Prepared(Struct, frozen=True):
     """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
 
-    ``extremes``: those computed so far, or None if storing them is not worthwhile.
-    ``schema``: the version of the topic's schema that it has.
+    ``extremes``: the min/max statistics computed so far, or None if the batch is too small for
+    them. ``schema``: the version of its schema.
     """
 
     records: int
@@ -42,7 +42,7 @@ class Prepared(Struct, frozen=True):
     schema: int = 0
 
     def entry_at(self, place: Boundary, leader_epoch: LeaderEpoch, now: int, stamp: Stamp) -> Entry:
-        """Build the batch's entry at this place; ``now`` in microseconds since 1970."""
+        """Build the batch's entry at this place. ``now``: microseconds since the epoch."""
         return Entry(
             entry_index=place.entry,
             base_offset=place.offset,
@@ -68,7 +68,7 @@ def marker_at(
     leader_epoch: LeaderEpoch,
     now: int,
 ) -> Entry:
-    """Build a marker's entry at this place of a log; ``now`` in microseconds since the epoch."""
+    """Build a marker's entry at this place of a log. ``now``: microseconds since the epoch."""
     if kind is Kind.DATA:
         raise ValueError("a marker is COMMIT or ABORT")
     return Entry(
@@ -88,11 +88,11 @@ def marker_at(
 
 @dataclass(frozen=True)
 class LogFormat:
-    """What the log of a partition needs to know of its topic.
+    """The topic's properties that the log of a partition needs.
 
-    ``timestamp_column`` is the column with the records' own timestamps; if a topic has none, a
-    record's timestamp is the time of its append. ``earlier``: the schemas that the topic had
-    before its present one, oldest first.
+    ``timestamp_column`` is the column with the records' timestamps. In a topic without one, a
+    record's timestamp is the time of its append. ``earlier``: the topic's schemas before the
+    present one, oldest first.
     """
 
     schema: pa.Schema
@@ -103,7 +103,7 @@ class LogFormat:
 
     @cached_property
     def codecs(self) -> tuple[Codec, ...]:
-        """The codecs of all schemas that the topic has had, oldest first."""
+        """The codecs of all schemas of the topic, oldest first."""
         return tuple(
             Codec(schema, self.settings.compression, version)
             for version, schema in enumerate((*self.earlier, self.schema))
@@ -117,21 +117,21 @@ class LogFormat:
     def codec_of(self, version: int) -> Codec:
         """Return the codec of this schema version, or raise UnknownSchema."""
         if version >= len(self.codecs):
-            told = dict(self.facts)
+            topic = dict(self.facts).get("isolog.topic", "the topic")
             raise UnknownSchema(
-                f"{told.get('isolog.topic', 'the topic')}: schema {version} of its batches is not"
-                f" known here, only those up to {len(self.codecs) - 1}",
+                f"{topic}: a batch has schema {version}, but the latest schema known here is"
+                f" {len(self.codecs) - 1}",
                 schema=version,
             )
         return self.codecs[version]
 
     @cached_property
     def required(self) -> tuple[pa.Field, ...]:
-        """The columns that take no nulls, or may have a nested field that takes none."""
+        """The columns that take no nulls, and nested ones, which may have such a field."""
         return tuple(each for each in self.schema if not each.nullable or pt.is_nested(each.type))
 
     def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert a valid batch of an earlier schema to the current one; keep others."""
+        """Convert a valid batch of an earlier schema to the present one. Keep other batches."""
         if not self.earlier or batch.schema.equals(self.schema):
             return batch
         if batch.schema.types == self.schema.types and batch.schema.names == self.schema.names:
@@ -139,7 +139,7 @@ class LogFormat:
         return conformed(batch, self.schema)
 
     def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
-        """Encode a batch of the topic's schema; ``now`` in microseconds since the epoch."""
+        """Encode a batch of the topic's schema. ``now``: microseconds since the epoch."""
         if batch.num_rows == 0:
             raise ValueError("a batch has at least one record")
         message = self.codec.encode(batch)
@@ -153,7 +153,7 @@ class LogFormat:
         )
 
     def _extremes(self, batch: pa.RecordBatch, size: int) -> Rows | None:
-        """Compute the extremes that are cheap now; a filtered read computes the rest."""
+        """Compute the cheap min/max statistics. A filtered read computes the rest."""
         layout = self.codec.layout
         worth = batch.num_rows >= RECORDS_MIN and size >= _ROW_PART_MIN * layout.row.itemsize
         return layout.described(batch, layout.quick) if worth and layout.quick else None
@@ -162,8 +162,8 @@ class LogFormat:
         if self.timestamp_column is None:
             return now
         moments = batch.column(self.timestamp_column)
-        # Not by to_numpy: it imports pandas, which costs a third of a second and memory for good.
+        # Not by to_numpy: it imports pandas, which costs a third of a second, and memory.
         values = memoryview(moments.buffers()[1])[8 * moments.offset :][: 8 * len(moments)]
-        if len(moments) <= _FEW:  # for so few, a call of NumPy takes longer than a loop
+        if len(moments) <= _FEW:  # for so few, a loop is faster than a call of NumPy
             return max(values.cast("q"))
         return int(np.frombuffer(values, np.int64).max())

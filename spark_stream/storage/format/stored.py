@@ -1,8 +1,8 @@
 """Stored entries as one replica sends them to another, and chunks: the results of a read.
 
-Two replicas are the same where their entries are, apart from ``position`` and ``entry_crc``, which
-depend on where a batch lies in a replica's own files. The checksum ``data_crc`` in an entry stands
-for the batch's bytes.
+Replicas with equal entries have equal batches, because an entry has the checksum ``data_crc`` of
+its batch. ``position`` and ``entry_crc`` may differ: they depend on the place of a batch in the
+replica's files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spark_stream.storage.format.codec import first_broken_batch, intact_entries
 
 OFFSET: Final = "_offset"
 TIMESTAMP: Final = "_timestamp"
-"""Columns that are made of the entries: a record's offset, and its entry's timestamp."""
+"""Columns derived from the entries: a record's offset, and its entry's timestamp."""
 
 _MADE: Final = {OFFSET: pa.int64(), TIMESTAMP: pa.timestamp("us", "UTC")}
 _COLUMNS: Final = Entry.__struct_fields__
@@ -40,9 +40,9 @@ _KINDS: Final = tuple(Kind)
 
 
 class StoredEntries(Struct, frozen=True):
-    """Consecutive entries of a log: their rows, and the bytes of all their batches in a row.
+    """Consecutive entries of a log: their rows, and the concatenated bytes of their batches.
 
-    ``position`` and ``entry_crc`` of the rows are those of the log that they come from.
+    ``position`` and ``entry_crc`` of the rows are those in the log of their origin.
     """
 
     rows: Table
@@ -50,9 +50,9 @@ class StoredEntries(Struct, frozen=True):
 
 
 def digest(tables: Iterable[Table]) -> str:
-    """Hash those parts of the entries that are the same in all replicas: 32 hexadecimal digits.
+    """Hash the parts of the entries that are equal in all replicas. Return 32 hexadecimal digits.
 
-    How the entries are divided into tables does not matter.
+    The division of the entries into tables does not matter.
     """
     found = blake2b(digest_size=16)
     for table in tables:
@@ -65,8 +65,7 @@ def digest(tables: Iterable[Table]) -> str:
 def checked_lone_entry(rows: Table, data: pa.Buffer, end: Boundary, epoch: int) -> Entry | None:
     """Return the only entry if :func:`check_entries` would accept it, else None.
 
-    None means: there are several entries, or the only one is refused and :func:`check_entries` says
-    why.
+    None means that there are several entries, or that :func:`check_entries` raises an error.
     """
     if len(rows) != 1:
         return None
@@ -85,8 +84,8 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
     Both checksums of each entry are computed. ``place`` names the log in messages.
 
     Raises:
-        ValueError: the entries are sound, but do not follow the log's end.
-        DamagedEntries: some entries are not sound; the message names the first.
+        ValueError: the entries are intact, but do not follow the log's end.
+        DamagedEntries: an entry is not intact. The message has the first such entry.
     """
     good = intact_entries(rows)
     first, last = rows[0], rows[-1]
@@ -102,7 +101,7 @@ def check_entries(rows: Table, data: pa.Buffer, end: Boundary, epoch: int, place
     good = first_broken_batch(rows[:good], data, start)
     if good < len(rows):
         raise DamagedEntries(
-            f"{place}: entry {end.entry + good} came damaged", entry=end.entry + good
+            f"{place}: entry {end.entry + good} arrived damaged", entry=end.entry + good
         )
     length = int(last["position"] + last["length"]) - start
     if data.size != length:
@@ -121,15 +120,15 @@ def entries_of(rows: Table) -> list[Entry]:
 
 
 class Stored(Struct, frozen=True):
-    """Where the batches of a chunk lie: in a file that readers of this machine can map.
+    """The place of a chunk's batches: a file that readers on this machine can map.
 
-    ``device`` and ``inode`` tell the file from another that takes its name later. ``parts`` are
-    runs of bytes, (start, length), int64, shape (runs, 2); they hold ``entries`` messages, one
-    after the other; if ``compressed``, their bodies may be compressed. ``crc`` is the CRC-32C of
+    ``device`` and ``inode`` identify the file, even if another gets its name later. ``parts`` are
+    runs of bytes, (start, length), int64, shape (runs, 2). They have ``entries`` messages, one
+    after the other. If ``compressed``, their bodies may be compressed. ``crc`` is the CRC-32C of
     all parts joined. The chunk's rows begin ``lead`` rows after the first row of the first message.
 
-    The messages are those of the same entries in every replica of the partition: ``indexes`` are
-    runs of entries, (first, count), int64, shape (runs, 2), the last one of leader epoch ``epoch``.
+    ``indexes`` are runs of entries, (first, count), int64, shape (runs, 2), the last one of leader
+    epoch ``epoch``. In every replica of the partition, these entries have the same messages.
     """
 
     path: Path
@@ -148,15 +147,16 @@ class Chunk(Struct, frozen=True):
     """Records in the order of their offsets: ``batch`` has the wanted columns.
 
     ``spans`` are the runs of consecutive offsets among its rows: (base offset, count), int64, shape
-    (runs, 2); more than one only where aborted records lie between. ``timestamps`` (microseconds)
-    and ``counts`` have one item for each entry the batch came from: ``timestamps[i]`` is the
-    greatest record timestamp of the ``counts[i]`` rows of entry i. ``scattered``: the offset of
-    every row, if a filter has left some out; there are no spans then. ``stored``: where the rows
-    lie, if the read asked for that instead of rows. ``messages``: likewise, the bytes of the rows'
+    (runs, 2). There are several only if aborted records lie between. ``timestamps`` (microseconds)
+    and ``counts`` have one item for each entry of the batch: ``timestamps[i]`` is the greatest
+    record timestamp of the ``counts[i]`` rows of entry i. ``scattered``: the offset of every row,
+    if a filter has left some out. Then there are no spans. ``stored``: the place of the rows, if
+    the read is for places. ``messages``: if the read is for messages, the bytes of the rows'
     ``counts.size`` IPC messages, in parts. With either of them ``batch`` has no rows.
 
-    ``next_offset`` is where to read on: after the last row and any aborted or unmatched ones that
-    follow. A chunk without rows says only that; its ``base_offset`` is where the search began.
+    ``next_offset`` is the start of the next read: after the last row and any aborted or unmatched
+    ones that follow. A chunk without rows has only that, and the start of the search as
+    ``base_offset``.
     """
 
     base_offset: Offset

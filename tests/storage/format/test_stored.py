@@ -151,7 +151,7 @@ def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(entries):
         both = bytearray(rows + data)
         both[place] ^= 1 << place % 8
         damaged = np.frombuffer(bytes(both[: len(rows)]), ENTRY)
-        with pytest.raises(DamagedEntries, match=r"entry [0-5] came damaged") as caught:
+        with pytest.raises(DamagedEntries, match=r"entry [0-5] arrived damaged") as caught:
             log.append_entries(damaged, pa.py_buffer(bytes(both[len(rows) :])))
         if place < len(rows):
             assert caught.value.details["entry"] == place // ENTRY_SIZE
@@ -182,7 +182,7 @@ def test_rows_that_are_no_valid_table_are_refused_even_with_their_checksums():
         for row in range(len(rows)):
             rows[row] = np.frombuffer(sealed(rows[row].tobytes()[:-4]), ENTRY)[0]
         assert intact_entries(rows) == len(rows)
-        with pytest.raises(DamagedEntries, match=r"entry [34] came damaged"):
+        with pytest.raises(DamagedEntries, match=r"entry [34] arrived damaged"):
             log.append_entries(rows, found.data)
     assert log.end.entry == 0
 
