@@ -273,8 +273,8 @@ def _changed(
 #
 #     digit << 10 | byte << 8 | value
 #
-# is the CRC after `digit << 6 * place` words of zeros, if the CRC before them is 0 except for `value`
-# in `byte`. A CRC is linear, so the results for its four bytes are combined by xor
+# is the CRC after `digit << 6 * place` words of zeros, if the CRC before them is 0 except for
+# `value` in `byte`. A CRC is linear, so the results for its four bytes are combined by xor
 # (`_changed`). Block 0 changes nothing, block 1 is one step, each block is one step more.
 @cache
 def _zeros_table(place: int) -> npt.NDArray[np.uint32]:

@@ -87,7 +87,7 @@ class Layout:
 
     @cached_property
     def row(self) -> np.dtype[Any]:
-        """The type. ``first``: index of the first entry, ``data_crcs``: xor of the entries' CRCs."""
+        """The type. ``first``: index of the first entry. ``data_crcs``: xor of all data CRCs."""
         return np.dtype(
             [
                 ("first", "<i8"),

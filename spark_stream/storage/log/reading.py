@@ -287,7 +287,7 @@ def _chunk(
         batch, taken = segment.decode(places[at:high], reading, wanted.schema)
     high = at + taken
     if filtering is not None:
-        filtering.learn(segment, segment.table, places[at:high], batch)
+        filtering.add_extremes(segment, segment.table, places[at:high], batch)
     take = min(take, int(edges[high - 1]) - skip)
     if stored is not None:
         stored = replace(stored, lead=lead)

@@ -1,11 +1,11 @@
 """The last segment of a log: the one that takes appends.
 
 Order of writes in an append: the batch's bytes, then its entry, then (in memory) the entry is
-published. A crash between any two leaves bytes that no entry names, which recovery cuts. A failed
-write is undone at once, so the files end where the last published entry says.
+published. A crash between any two leaves bytes without an entry, which recovery cuts. A failed
+write is undone immediately, so that the files end with the last published entry.
 
 Order of writes when its files are made: the entries file, then the ``.arrow`` file with its schema
-message, which is forced, then both names are forced. A crash between any two leaves no batch; a
+message, which is forced, then both names are forced. A crash between any two leaves no batch. A
 missing file is made before the first entry, and its name is forced.
 """
 
@@ -35,7 +35,7 @@ from spark_stream.storage.format.codec import (
 from spark_stream.storage.format.extremes import Rows
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
-# Up to this size, a read near the end of a growing file copies; above it, it maps the file again.
+# A read near the end of a growing file copies up to this size. Larger reads map the file again.
 _COPY_BYTES_MAX: Final = 1 << 20
 _ROWS_MIN: Final = 64
 _PROBE: Final = bytes(64 << 10)
@@ -51,9 +51,10 @@ def header_of(codec: Codec, facts: dict[str, str], first: Boundary) -> bytes:
 class ActiveSegment(Segment):
     """The last segment of a log. One writer at a time (the partition's lock).
 
-    ``first_appended``: the leader's clock at the first append, microseconds; None without one.
-    ``data_end`` is where the next batch goes in the ``.arrow`` file, or None if there are no files
-    yet: then the first append or :meth:`make` makes them. ``facts`` go into the schema message.
+    ``first_appended``: the leader's clock at the first append, microseconds, or None without one.
+    ``data_end``: the position of the next batch in the ``.arrow`` file, or None if there are no
+    files yet. Then the first append or :meth:`make` makes them. ``facts`` are added to the schema
+    message.
     """
 
     def __init__(
@@ -71,24 +72,24 @@ class ActiveSegment(Segment):
         super().__init__(disk, name, codec, first, table)
         self._facts = facts
         self._forcing = forcing
-        self._data_end = data_end or 0  # 0: no files yet; else there is a schema message at least
+        self._data_end = data_end or 0  # 0: no files yet. Else there is a schema message
         self._arrow: DiskFile = disk.open(name.arrow)
         self._entries: DiskFile = disk.open(name.entries)
         self._grow(table, 2 * len(table))
         self._table = self._grown[: len(table)]
-        self._complete = self._end.offset > first.offset  # a batch: both names were forced before
+        self._complete = self._end.offset > first.offset  # a batch comes after the force of names
         self.first_appended = int(table[0]["appended"]) if len(table) else None
         self._torn = False
-        # An earlier process may have died before it forced them.
+        # An earlier process may have died before its fsync.
         self._unforced = len(table) > 0 and self.end.entry > forcing.upto.entry
 
     @property
     def data_bytes(self) -> int:
-        """Where the next batch goes in the ``.arrow`` file."""
+        """The position of the next batch in the ``.arrow`` file."""
         return self._data_end
 
     def make(self) -> None:
-        """Make the files of a segment that has none; if that fails, it still has none."""
+        """Make the files of a segment without files. After an error, it still has none."""
         name, header = self.name, header_of(self.codec, self._facts, self.first)
         try:
             self._entries = self._disk.create(name.entries)
@@ -97,7 +98,7 @@ class ActiveSegment(Segment):
             self._forcing.force(self._arrow)
             self._forcing.force_names()
         except IsologError:
-            # Left behind, these files would end the segment before, which goes on taking records.
+            # Left behind, these files would end the segment before, which still takes appends.
             self._disk.remove(name.arrow)
             self._disk.remove(name.entries)
             raise
@@ -107,7 +108,7 @@ class ActiveSegment(Segment):
     def make_first(self) -> None:
         """Make the files of a log's first segment if it does not start with entry 0.
 
-        The schema message is made durable first: nothing else says which entry it starts with.
+        The schema message is made durable first: only this message has the index of that entry.
         """
         self._forcing.make_directory()
         header = header_of(self.codec, self._facts, self.first)
@@ -116,12 +117,12 @@ class ActiveSegment(Segment):
         self._data_end = len(header)
 
     def append(self, entry: Entry, message: EncodedBatch | None, *, forced: bool = False) -> None:
-        """Write one entry and its batch (None for a marker); after an error neither is there.
+        """Write one entry and its batch (None for a marker), or neither.
 
         ``forced``: force both to the disk before readers see them.
 
         Raises:
-            DiskFull, StorageFailure: nothing was kept, and the next append starts where this did.
+            DiskFull, StorageFailure: neither was written. The next append has the same position.
         """
         self.make_ready()
         length, parts = (0, ()) if message is None else (message.size, message.parts)
@@ -131,14 +132,14 @@ class ActiveSegment(Segment):
         self._data_end += length
 
     def note_extremes(self, entry: Entry, found: Rows | None) -> None:
-        """Record the extremes of a batch that was appended."""
+        """Record the min/max statistics of an appended batch."""
         if found is not None:
             self.extremes.add(entry.entry_index, entry.count, entry.data_crc, found)
 
     def append_rows(self, rows: Table, data: pa.Buffer, *, forced: bool = False) -> None:
-        """Write entries of another replica's log, and the bytes of all their batches.
+        """Write valid entries of another replica's log, and the bytes of all their batches.
 
-        They must be valid. Errors, and ``forced``: as for :meth:`append`.
+        Errors, and ``forced``: as for :meth:`append`.
         """
         self.make_ready()
         lengths = rows["length"]
@@ -148,10 +149,10 @@ class ActiveSegment(Segment):
         self._data_end += data.size
 
     def flush(self) -> None:
-        """Force what was appended to the disk: batches first, then the entries that name them.
+        """Force the appended bytes to the disk: batches first, then their entries.
 
         Raises:
-            StorageFailure: the force failed, and so the log has failed.
+            StorageFailure: the fsync failed, and so the log has failed.
         """
         if self._unforced:
             self._force()
@@ -160,10 +161,10 @@ class ActiveSegment(Segment):
         """Write after the last batch, as an append would, and undo that.
 
         Args:
-            forced: Force the file as well.
+            forced: Force the file too.
 
         Raises:
-            DiskFull, StorageFailure: The segment takes no appends at present.
+            DiskFull, StorageFailure: the segment accepts no appends at present.
         """
         self.check_files()
         self.make_ready()
@@ -179,19 +180,20 @@ class ActiveSegment(Segment):
         self._take_back()
 
     def check_files(self) -> None:
-        """Check that nobody has removed or replaced a file of the segment.
+        """Check that no file of the segment was removed or replaced by another program.
 
-        An open file goes on taking writes after its name is gone, and loses them when it is closed.
+        An open file accepts writes after its removal, and loses them when it is closed.
 
         Raises:
-            StorageFailure: A file was, and the log has failed; or the log had failed before.
+            StorageFailure: a file was removed or replaced, so the log has failed. Or the log had
+                failed before.
         """
         self._forcing.check()
         lost = self._lost_file()
         if lost is not None:
             raise self._forcing.fail(
-                f"{lost}: what is appended to the segment would be lost; the partition takes no"
-                " more until it is opened again"
+                f"{lost}: appends to the segment would be lost; the partition accepts no writes"
+                " until it is opened again"
             )
 
     def _lost_file(self) -> str | None:
@@ -202,7 +204,7 @@ class ActiveSegment(Segment):
                 if self._disk.identity(path) != file.identity():
                     return f"{path}: another file has its name"
             except StorageFailure:
-                # A disk that fails to answer at present has lost nothing.
+                # After a passing error of the disk, the file may still exist.
                 with suppress(StorageFailure):
                     if path.name not in self._disk.names(path.parent):
                         return f"{path}: No such file or directory"
@@ -211,9 +213,9 @@ class ActiveSegment(Segment):
     def write_again(self, entry: int) -> None:
         """Write the entries from the index ``entry`` on, and their batches, again unchanged.
 
-        After a failed force, what the system shows of a file may not be on the disk, and a new
-        force writes only what is written again. The files' ends must be forced in any case: bytes
-        that were undone when the force failed could be there again after a power cut.
+        After a failed fsync, the page cache may have bytes that are not on the disk, and a new
+        fsync writes only bytes that are written again. The files' ends must be forced in any case:
+        bytes that were undone when the fsync failed could reappear after a power cut.
         """
         there = self._disk.names(self.name.directory)
         self._unforced = self.name.arrow.name in there and self.name.entries.name in there
@@ -228,7 +230,7 @@ class ActiveSegment(Segment):
         self._entries.write((len(self._table) - len(rows)) * ENTRY_SIZE, rows.tobytes())
 
     def finish(self) -> None:
-        """Write Arrow's end-of-stream mark after the last batch; an append would replace it."""
+        """Write Arrow's end-of-stream mark after the last batch. An append would replace it."""
         if self._torn:
             self._take_back()
         try:
@@ -239,7 +241,7 @@ class ActiveSegment(Segment):
             raise
 
     def close(self) -> None:
-        """Close the files; running reads continue with a mapping."""
+        """Close the files. Running reads continue with a mapping."""
         self._arrow.close()
         self._entries.close()
         self.extremes.close()
@@ -248,8 +250,8 @@ class ActiveSegment(Segment):
         self.hold()
         there = self._disk.names(self.name.directory)
         if not len(self._table) and {self.name.arrow.name, self.name.entries.name} <= set(there):
-            # Bytes of an append that failed may be on the disk although they were undone. Without
-            # its entries file a batch would mean that somebody has removed that.
+            # Bytes of a failed append may be on the disk although they were undone. A batch without
+            # an entries file would look as if that file had been removed by another program.
             self._take_back()
             self._forcing.force(self._arrow)
         self.close()
@@ -257,14 +259,14 @@ class ActiveSegment(Segment):
         if len(self._table):
             super().remove(force_names)
             return
-        # The schema message goes last: only that says where an empty segment starts.
+        # The schema message is removed last: only this message has the start of an empty segment.
         for path in (self.name.extremes, self.name.entries, self.name.arrow):
             if path.name in there:
                 self._disk.remove(path)
                 force_names()
 
     def closed(self) -> Segment:
-        """Return the same segment for readers only."""
+        """Return the same segment as a closed one."""
         table = np.frombuffer(self._disk.map(self.name.entries), ENTRY, count=len(self._table))
         segment = Segment(
             self._disk,
@@ -290,7 +292,7 @@ class ActiveSegment(Segment):
         return np.zeros(len(self._grown), np.bool_)
 
     def make_ready(self) -> None:
-        """Prepare the files, so that they say where the segment begins and can take appends.
+        """Prepare the files for appends, with the segment's start in them.
 
         Raises:
             DiskFull, StorageFailure: a later call can succeed, unless the log has failed.
@@ -320,18 +322,18 @@ class ActiveSegment(Segment):
         if rows + entries > len(self._grown):
             room = max(_ROWS_MIN, 2 * len(self._grown), rows + entries)
             self._grow(self._grown, room)
-            # Before the table grows: a reader takes the table first, so its mask is long enough.
+            # Before the table grows: a reader loads the table first, so its mask is long enough.
             self.set_aborted(self._aborted)
         self._raw[rows * ENTRY_SIZE : (rows + entries) * ENTRY_SIZE] = written
         self._table = self._grown[: rows + entries]
         if not rows:
             self.first_appended = appended
-        # After the table, so that everything below the end can be found.
+        # After the table, so that readers find all entries below the end.
         end = self._end
         self._end = Boundary(EntryIndex(end.entry + entries), Offset(end.offset + records))
 
     def _grow(self, table: Table, rows: int) -> None:
-        """Make room for this many more rows; existing rows stay where they are."""
+        """Allocate a table of this many rows. Readers of the old table keep it."""
         grown = np.zeros(rows, ENTRY)
         grown[: len(table)] = table
         self._raw = grown.view(np.uint8).data
@@ -340,9 +342,9 @@ class ActiveSegment(Segment):
     def _prepare(self) -> None:
         """Prepare both files before the first batch.
 
-        An earlier process that died while it made them may have left one of them, or both with
-        names or a schema message that were not forced. The file with the schema message is kept:
-        it may be the only one that says where the log ends.
+        An earlier process may have died while it made them. Then there may be only one of them, or
+        both, with names or a schema message that were not forced. The file with the schema message
+        is kept: it may be the only record of the log's end.
         """
         if not self._data_end:
             self._forcing.make_directory()
@@ -366,6 +368,6 @@ class ActiveSegment(Segment):
     def _bytes(self, position: int, length: int) -> pa.Buffer:
         if position + length > self._file.mapped.size and length <= _COPY_BYTES_MAX:
             data = self._arrow.read(position, length)
-            if data is not None:  # else a roll closed the file since this reader began
+            if data is not None:  # else a roll has closed the file since the read began
                 return data
         return super()._bytes(position, length)

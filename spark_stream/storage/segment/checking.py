@@ -1,9 +1,9 @@
-"""Reading segments to check that they still are what was written.
+"""Checks that segments still have the written bytes.
 
-The bytes come from the disk itself, not from memory, where a good page may hide a damaged sector.
-They come in small pieces, and the caller decides how fast. A failure here is only a suspicion: the
-log may have been cut back, or a file replaced, since the segment was looked up. So the holder of
-the partition's lock checks once more (:func:`is_sound`).
+The bytes are read from the disk itself, not from memory, where a good page may hide a damaged
+sector. They are read in small pieces, at the pace of the caller. A failed check is only a
+suspicion: since the segment was looked up, the log may have been truncated or a file replaced. So
+the holder of the partition's lock checks once more (:func:`is_sound`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _PIECE_ENTRIES: Final = 1 << 14
 
 
 class Suspect(Struct, frozen=True, eq=False):
-    """An entry that failed, or whose batch did; ``path``: the segment's ``.arrow`` file."""
+    """An entry that failed its check, or its batch did. ``path``: the segment's ``.arrow`` file."""
 
     entry: EntryIndex
     path: Path
 
 
 class CheckedPiece(Struct, frozen=True, eq=False):
-    """A piece that was read: ``size`` bytes of batches, and the entries in it that failed."""
+    """A piece that was read: ``size`` bytes of batches, and the entries that failed a check."""
 
     size: int
     suspects: tuple[Suspect, ...]
 
 
 def pieces(disk: Disk, segments: Sequence[Segment]) -> Iterator[CheckedPiece]:
-    """Read all of these segments once, piece by piece; each up to its end when its turn comes."""
+    """Read these segments once, piece by piece, each up to its end at the time of its turn."""
     for segment in segments:
         table = segment.table
         low = 0
@@ -74,7 +74,7 @@ def _piece_end(table: Table, low: int) -> int:
 
 
 def _failed_rows(disk: Disk, segment: Segment, low: int, high: int) -> list[int]:
-    """Return the rows that fail their checksum, whose batch does, or that the disk cannot read."""
+    """Return the rows with a wrong checksum, or with a wrong or unreadable batch."""
     rows = segment.table[low:high]
     data = None
     if intact_entries(rows) == len(rows):

@@ -1,12 +1,12 @@
-"""The known extremes of a segment's batches: in memory, and in a file beside the table.
+"""Min/max statistics of a segment's batches: in memory, and in a file beside the table.
 
-The file is derived from the batches, and nothing depends on it. It may be missing, damaged, shorter
-than the table, or of an earlier segment of the same name: each of its rows has a checksum and names
-the bytes that it describes, and rows that fit no batch are ignored. A batch without a row is read.
-The file is never forced, and after an error of the disk nothing more is written to it.
+The file is derived from the batches, and correctness does not depend on it. It may be missing,
+damaged, shorter than the table, or of an earlier segment of the same name: each of its rows has a
+checksum, and the checksums of its batches, and rows that fit no batch are ignored. A batch without
+a row is read. The file is never forced, and after an error of the disk it gets no more rows.
 
-Rows come from the leader's appends, and from filtered reads of batches that had none. They are
-written one after the other, as they come.
+The leader's appends add rows, and so do filtered reads of batches without a row. Rows are written
+in the order of these additions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 class _Known(Struct, frozen=True):
-    """The rows that fit the first ``entries`` entries of a table, and how many rows there were."""
+    """The rows that fit the first ``entries`` entries of a table, and the number of all rows."""
 
     rows: Rows
     seen: int
@@ -45,7 +45,7 @@ class _Known(Struct, frozen=True):
 
 
 class SegmentExtremes:
-    """The extremes of one segment. Any thread may call this; the leader adds under its lock."""
+    """The statistics of one segment, for any thread. The leader adds under its lock."""
 
     def __init__(self, disk: Disk, path: Path, first: Boundary, layout: Layout) -> None:
         self.layout = layout
@@ -57,18 +57,18 @@ class SegmentExtremes:
         )
         self._lock = threading.Lock()
         self._stored: Rows | None = None  # the file's rows, once it was read
-        self._fresh: list[bytes] = []  # rows that came since
+        self._fresh: list[bytes] = []  # rows added since
         self._file: DiskFile | None = None
         self._end = 0
         self._writes = True
         self._known: _Known | None = None
 
     def add(self, entry: int, records: int, data_crc: int, columns: Rows) -> None:
-        """Add the extremes of the entry with this index."""
+        """Add the min/max of the entry with this index."""
         self._keep([self.layout.packed_one(entry, records, data_crc, columns)])
 
     def known(self, table: Table, first: int, last: int, name: str) -> Extremes | None:
-        """Return a column's extremes in these rows of the table, or None if none are known."""
+        """Return a column's min/max in these rows of the table, or None without statistics."""
         if name not in self.layout.names:
             return None
         rows = self._fitting(table)
@@ -80,14 +80,14 @@ class SegmentExtremes:
             return None
         return self.layout.extremes(rows, owners, name)
 
-    def learn(
+    def add_batch(
         self,
         table: Table,
         places: npt.NDArray[np.int64],
         batch: pa.RecordBatch,
         names: Sequence[str],
     ) -> None:
-        """Remember the extremes of these columns: ``batch`` has all records of these entries."""
+        """Compute and add the min/max of these columns. ``batch``: all records of the entries."""
         wanted = [
             name for name in names if name in self.layout.names and name in batch.schema.names
         ]
@@ -95,7 +95,7 @@ class SegmentExtremes:
             return
         counts = table["count"][places].astype(np.int64)
         ends = np.cumsum(counts)
-        # A row for each group of neighbours: a large batch alone, small ones together.
+        # A row for each group of neighbours: one large batch, or several small ones.
         apart = np.flatnonzero(
             (places[1:] != places[:-1] + 1)
             | ((ends[:-1] // RECORDS_MIN) != (ends[1:] // RECORDS_MIN))
@@ -122,13 +122,13 @@ class SegmentExtremes:
         return bool((_owners(rows, known, self._first, first, last) >= 0).all())
 
     def stop(self) -> None:
-        """Stop writing: the file is about to be removed."""
+        """Stop writing, because the file will be removed."""
         with self._lock:
             self._writes = False
             self._close()
 
     def close(self) -> None:
-        """Close the file; a later call opens it again."""
+        """Close the file. A later call opens it again."""
         with self._lock:
             self._close()
 
@@ -139,7 +139,7 @@ class SegmentExtremes:
 
     def _keep(self, packed: list[bytes]) -> None:
         with self._lock:
-            if self._stored is not None:  # else they are read from the file when needed
+            if self._stored is not None:  # else they are read from the file on demand
                 self._fresh += packed
             if not self._writes:
                 return
@@ -153,7 +153,7 @@ class SegmentExtremes:
                 self._close()
 
     def _open(self) -> DiskFile:
-        """Open the file for more rows; called under the lock."""
+        """Open the file for more rows. The caller holds the lock."""
         size = self._size_there()
         if size is None:
             self._file = self._disk.create(self._path)
@@ -166,7 +166,7 @@ class SegmentExtremes:
         return self._file
 
     def _size_there(self) -> int | None:
-        """Return the size of the file, or None if it is not of this segment and these columns."""
+        """Return the size of the file, or None if its segment or its columns are others."""
         if self._path.name not in self._disk.names(self._path.parent):
             return None
         data = self._disk.map(self._path)
@@ -175,7 +175,7 @@ class SegmentExtremes:
         return int(data.size)
 
     def _load(self) -> Rows:
-        """Load the file's rows whose checksum is right; called under the lock."""
+        """Load the file's rows with a right checksum. The caller holds the lock."""
         nothing = np.zeros(0, self.layout.row)
         with suppress(IsologError):
             if self._size_there() is not None:
@@ -183,7 +183,7 @@ class SegmentExtremes:
         return nothing
 
     def _fitting(self, table: Table) -> Rows:
-        """Return the rows about entries of this table, with the same bytes."""
+        """Return the rows that describe the entries of this table."""
         with self._lock:
             if self._stored is None:
                 self._stored = self._load()
@@ -220,7 +220,7 @@ def _fitting(rows: Rows, table: Table, base: int) -> Rows:
 def _owners(
     rows: Rows, chosen: npt.NDArray[np.bool_], base: int, first: int, last: int
 ) -> npt.NDArray[np.int64]:
-    """Return which row describes each entry of ``[first, last)``; -1: none."""
+    """Return the row of each entry of ``[first, last)``, or -1 without a row."""
     owners = np.full(last - first, -1, np.int64)
     low = rows["first"] - base
     high = low + rows["entries"]

@@ -1,7 +1,7 @@
-"""A read of the records that a filter keeps: batches that can hold none are not read.
+"""Filtered reads. Batches without a possible match are skipped.
 
-What is known of a batch's values comes from its segment's extremes. Its offsets and its greatest
-timestamp come from the table of entries itself.
+The min/max of a batch's values are those of its segment's statistics. Its offsets and its greatest
+timestamp are in the table of entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_stream.storage.segment.segment import Segment
 
 
 class RecordFilter(Protocol):
-    """Which records to keep. ``names``: the columns it looks at, some of them the log's own."""
+    """A filter of records. ``names``: the columns that it reads, stored or derived by the log."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -36,35 +36,35 @@ class RecordFilter(Protocol):
 
 
 class Filtering(Struct, frozen=True):
-    """A filter in a log: ``timestamp`` is the column with the records' own timestamps, if any."""
+    """A filter in a log. ``timestamp``: the column with the records' own timestamps, or None."""
 
     filter: RecordFilter
     schema: pa.Schema
     timestamp: str | None
 
     def reading(self, wanted: list[str] | None) -> list[str] | None:
-        """Return the stored columns to read: the wanted ones, then those only the filter uses."""
+        """Return the stored columns to read: the wanted ones, then those of the filter."""
         if wanted is None:
             return None
         more = [name for name in self.filter.names if name in self.schema.names]
         return list(dict.fromkeys([*wanted, *more]))
 
     def candidates(self, segment: Segment, table: Table, first: int, last: int) -> Flags:
-        """Return which of the table's entries in ``[first, last)`` may have a match."""
+        """Return a mask of the table's entries in ``[first, last)`` that may have a match."""
 
         def known(name: str) -> Extremes:
-            told = self._of_entries(table[first:last], name)
+            exact = self._of_entries(table[first:last], name)
             found = self._of_values(segment, table, first, last, name)
-            if told is None or found is None:
-                return found or told or Extremes.unknown(last - first)
-            return replace(found, greatest=told.greatest)  # an entry has no least timestamp
+            if exact is None or found is None:
+                return found or exact or Extremes.unknown(last - first)
+            return replace(found, greatest=exact.greatest)  # an entry has no least timestamp
 
         return self.filter.can_match(Batches(last - first, known))
 
     def _of_values(
         self, segment: Segment, table: Table, first: int, last: int, name: str
     ) -> Extremes | None:
-        """Return a column's recorded extremes; the segment may have an earlier schema."""
+        """Return a column's recorded min/max. The segment may have an earlier schema."""
         if name in self.schema.names and name not in segment.codec.schema.names:
             return Extremes.all_null(last - first)
         if not self._has_same_keys(segment, name):
@@ -72,14 +72,14 @@ class Filtering(Struct, frozen=True):
         return segment.extremes.known(table, first, last, name)
 
     def _has_same_keys(self, segment: Segment, name: str) -> bool:
-        """Return whether the segment's extremes of a column are those of the column as read."""
+        """Return whether the segment's min/max of a column are valid for the reader's type."""
         own = segment.codec.schema
         if name not in own.names or name not in self.schema.names:
             return False
         return have_same_keys(own.field(name).type, self.schema.field(name).type)
 
     def _of_entries(self, rows: Table, name: str) -> Extremes | None:
-        """Return the extremes of offset or timestamp from the entries; None for other columns."""
+        """Return the min/max of offset or timestamp from the entries, or None for other columns."""
         if name == OFFSET:
             base = rows["base_offset"]
             last = base + rows["count"].astype(np.int64) - 1
@@ -90,12 +90,12 @@ class Filtering(Struct, frozen=True):
         least = moments if self.timestamp is None else Keys.same(0, len(rows))
         return _extremes(least, moments)
 
-    def learn(
+    def add_extremes(
         self, segment: Segment, table: Table, places: npt.NDArray[np.int64], batch: pa.RecordBatch
     ) -> None:
-        """Remember the extremes of batches that were read; ``batch`` has all their records."""
+        """Add the min/max of batches that were read. ``batch`` has all their records."""
         names = [name for name in self.filter.names if self._has_same_keys(segment, name)]
-        segment.extremes.learn(table, places, batch, names)
+        segment.extremes.add_batch(table, places, batch, names)
 
     def applied(self, chunk: Chunk, wanted: list[str] | None, most: int) -> Chunk:
         """Return up to ``most`` matching rows of the chunk, with the wanted columns."""
@@ -127,6 +127,6 @@ class Filtering(Struct, frozen=True):
 
 
 def _extremes(least: Keys, greatest: Keys) -> Extremes:
-    """Return the extremes of a column without nulls."""
+    """Return the min/max of a column without nulls."""
     rows = len(least.high)
     return Extremes(least, greatest, np.zeros(rows, np.bool_), np.ones(rows, np.bool_))

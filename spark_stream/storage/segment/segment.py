@@ -1,8 +1,8 @@
-"""One segment: a file of batches and the table of its entries. ``active`` has the one that grows.
+"""A closed segment: a file of batches and the table of its entries.
 
-Order of steps in a removal: the entries file is renamed, which decides the removal; then the
-``.arrow`` file goes, and the renamed file last. Each step is forced before the next. The next open
-finishes a removal that a crash interrupted.
+Order of steps in a removal: the entries file is renamed, which decides the removal. Then the
+``.arrow`` file is removed, and the renamed file last. Each step is forced before the next. The next
+open finishes a removal that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GrowingFileMap:
 
     @property
     def mapped(self) -> pa.Buffer:
-        """The file as far as it was mapped."""
+        """The mapped part of the file."""
         return self._mapped
 
     def upto(self, size: int) -> pa.Buffer:
@@ -71,18 +71,18 @@ class GrowingFileMap:
                 self._mapped = self._disk.map(self._path)
             return self._mapped
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """Drop the mapping: the file was replaced by an equal one. Readers that hold it keep it."""
         with self._lock:
             self._mapped = _NOTHING
 
 
 EXTREMES: Final = ".extremes"
-_NEAR_ENTRIES: Final = 64  # how far to search for an intact entry after a damaged one
+_NEAR_ENTRIES: Final = 64  # the range of a search for an intact entry near a damaged one
 
 
 class SegmentName(Struct, frozen=True):
-    """Where a segment's files are."""
+    """The paths of a segment's files."""
 
     directory: Path
     base_offset: int
@@ -97,7 +97,7 @@ class SegmentName(Struct, frozen=True):
 
     @property
     def extremes(self) -> Path:
-        """What is known of the values in the batches; it may be missing."""
+        """The min/max statistics of the batches. The file may be missing."""
         return self.directory / f"{self.base_offset:020d}{EXTREMES}"
 
     @property
@@ -106,7 +106,7 @@ class SegmentName(Struct, frozen=True):
         return self.directory / f"{self.base_offset:020d}.entries.gone"
 
     def remove(self, disk: Disk, force_names: Callable[[], None]) -> None:
-        """Delete the files; readers that mapped them keep their mappings."""
+        """Delete the files. Readers that mapped them keep their mappings."""
         disk.rename(self.entries, self.gone)
         force_names()
         self.finish_removal(disk, force_names)
@@ -120,11 +120,11 @@ class SegmentName(Struct, frozen=True):
 
 
 class Segment:
-    """A closed segment; :class:`ActiveSegment` is the one that grows.
+    """A closed segment. :class:`ActiveSegment` takes appends.
 
     Readers need no lock: rows of ``table`` below its length never change, and a longer table
-    replaces a shorter one. Which rows are aborted may change, but only at or above the last stable
-    offset: whoever leaves out aborted rows reads no further.
+    replaces a shorter one. More rows may become aborted, but only at or above the last stable
+    offset, and readers that leave out aborted rows stop there.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Segment:
         file: GrowingFileMap | None = None,
         extremes: SegmentExtremes | None = None,
     ) -> None:
-        """``has_tail``: its ``.arrow`` file, ``file``, has more bytes than its entries name."""
+        """``has_tail``: the ``.arrow`` file, ``file``, has bytes after those of the entries."""
         self.name = name
         self.first = first
         self.has_tail = has_tail
@@ -149,7 +149,7 @@ class Segment:
         self.extremes = extremes or SegmentExtremes(disk, name.extremes, first, codec.layout)
         self._aborted: np.ndarray | None = None
         self._file = file or GrowingFileMap(disk, name.arrow)
-        # Kept: every append needs it, and a closed segment's last entry may get damaged on disk.
+        # Kept: every append reads it, and a closed segment's last entry may get damaged on disk.
         self._end = Boundary(EntryIndex(first.entry + len(table)), next_offset(table, first.offset))
 
     @property
@@ -158,18 +158,19 @@ class Segment:
         return self._table
 
     def aborted(self, table: Table) -> np.ndarray | None:
-        """Return which rows of ``table``, a table of this segment, are aborted; None if none is."""
+        """Return the mask of aborted rows of ``table``, a table of this segment, or None."""
         mask = self._aborted
         return None if mask is None else mask[: len(table)]
 
     def set_aborted(self, mask: np.ndarray | None) -> None:
-        """Set which rows are aborted, as derived from the whole log; shape (rows,)."""
+        """Set the mask of aborted rows, derived from the whole log, shape (rows,)."""
         self._aborted = mask
 
     def abort(self, transaction: int, producer_id: int, entry: int) -> None:
-        """Mark its batches of this producer id in the transaction as aborted.
+        """Mark the batches of this producer id in the transaction as aborted.
 
-        The first of them in the log is the entry with index ``entry``. Under the partition's lock.
+        The first such batch in the log has the index ``entry``. The caller holds the partition's
+        lock.
         """
         first = max(0, entry - self.first.entry)
         rows = self._table[first:]
@@ -190,7 +191,7 @@ class Segment:
         return self._end
 
     def boundary_of(self, entry: EntryIndex) -> Boundary:
-        """Return the position before the entry with this index; it may be the segment's end.
+        """Return the position before the entry with this index, up to the segment's end.
 
         Raises:
             DamagedSegment: the entry is damaged, and so is the one before it.
@@ -220,7 +221,7 @@ class Segment:
         """Check the entries from row ``low`` to before ``high``.
 
         Raises:
-            DamagedSegment: one of them is damaged; the error names the first.
+            DamagedSegment: an entry is damaged. The error has the first such entry.
         """
         good = low + intact_entries(self._table[low:high])
         if good < high:
@@ -229,7 +230,7 @@ class Segment:
     def stored(
         self, first: EntryIndex, max_bytes: int, upto: EntryIndex | None
     ) -> StoredEntries | None:
-        """Return entries from ``first`` on, and their bytes, or None if this segment has none yet.
+        """Return entries from ``first`` on, and their bytes, or None without such entries.
 
         Raises:
             DamagedSegment: the batch of ``first`` is damaged.
@@ -258,7 +259,7 @@ class Segment:
 
     @property
     def data_end(self) -> int:
-        """The position in the ``.arrow`` file after the last batch, bytes; 0 without entries."""
+        """The position in the ``.arrow`` file after the last batch, in bytes. 0 without entries."""
         table = self._table
         return int(table[-1]["position"] + table[-1]["length"]) if len(table) else 0
 
@@ -269,18 +270,18 @@ class Segment:
 
     @property
     def last_appended(self) -> int | None:
-        """The leader's clock at the last append, microseconds; None without entries."""
+        """The leader's clock at the last append, microseconds. None without entries."""
         return int(self._table[-1]["appended"]) if len(self._table) else None
 
     def decode(
         self, places: np.ndarray, columns: list[str] | None, schema: pa.Schema | None = None
     ) -> tuple[pa.RecordBatch, int]:
-        """Decode the batches at these ascending rows into one; return it and their number.
+        """Decode the batches at these ascending rows into one. Return it and their number.
 
-        ``schema``: the topic's schema as the reader knows it, by default the segment's own.
+        ``schema``: the reader's schema of the topic, by default the segment's schema.
 
         The number is lower if a later batch fails its checksum, or if the result would be too large
-        in memory. Rows in between are not looked at.
+        in memory. Rows in between are not read.
 
         Raises:
             DamagedSegment: the first batch fails its checksum.
@@ -308,19 +309,19 @@ class Segment:
         """Check the batches at these rows of the table.
 
         Raises:
-            DamagedSegment: one of them fails its checksum; the error names the first.
+            DamagedSegment: a batch fails its checksum. The error has the first such batch.
         """
         while len(places):
             _, sound = self._load(places)
             places = places[sound:]
 
     def locate(self, places: np.ndarray) -> Stored:
-        """Return where the batches at these rows of the table lie.
+        """Return the place of the batches at these rows of the table.
 
-        Whoever reads them there must check them: a byte may change until then.
+        Their readers must check them: a byte may change until then.
 
         Raises:
-            StorageFailure: the file is gone.
+            StorageFailure: the file does not exist.
         """
         rows = self._table[places]
         device, inode = self._disk.identity(self.name.arrow)
@@ -358,13 +359,13 @@ class Segment:
         return gathered(data, starts - position, lengths), sound
 
     def _sound_batches(self, rows: Table, data: pa.Buffer, position: int) -> int:
-        """Return how many of these rows, from the first on, have sound batches.
+        """Return the number of leading rows with intact batches.
 
-        ``data`` holds the file from ``position`` on. Every read checks it: bytes that were sound a
-        moment ago may be read from the disk again, and differ.
+        ``data`` is the file from ``position`` on. Every read checks it: bytes that were intact
+        recently may be read from the disk again, and differ.
 
         Raises:
-            DamagedSegment: the first batch is not sound.
+            DamagedSegment: the first batch is not intact.
         """
         sound = first_broken_batch(rows, data, position)
         if sound == 0:
@@ -383,7 +384,7 @@ class Segment:
         )
 
     def _entry_damage(self, row: int) -> DamagedSegment:
-        """Build the error about an entry; the intact entries around it give its offsets."""
+        """Build the error about an entry. The intact entries around it determine its offsets."""
         table = self._table
         before, behind = table[max(0, row - 1) : row], table[row + 1 : row + 1 + _NEAR_ENTRIES]
         start = next_offset(before[: intact_entries(before)], self.first.offset)
@@ -406,7 +407,7 @@ class Segment:
         return mapped.slice(start, min(length, mapped.size - start))
 
     def hold(self) -> None:
-        """Map all batches, so that holders of this segment can read on after the file is removed.
+        """Map all batches, so that readers of this segment can continue after the file's removal.
 
         Raises:
             StorageFailure: the file cannot be mapped.
@@ -414,12 +415,12 @@ class Segment:
         self._file.upto(self.data_end)
 
     def drop_tail(self) -> None:
-        """Note that an ``.arrow`` file that ends with the last batch has replaced this one."""
+        """Adopt the ``.arrow`` file that replaced the old one. It ends with the last batch."""
         self.has_tail = False
-        self._file.forget()
+        self._file.drop()
 
     def shortened(self, table: Table) -> Segment:
-        """Return the same segment with its first entries only; their bytes stay where they are."""
+        """Return the same segment with only its first entries. The ``.arrow`` file is unchanged."""
         shorter = Segment(
             self._disk,
             self.name,
@@ -437,19 +438,19 @@ class Segment:
         """Do nothing: a segment is forced before it is closed."""
 
     def close(self) -> None:
-        """Close the open file: a closed segment writes only extremes that readers computed."""
+        """Close the file of statistics, the only one that a closed segment writes."""
         self.extremes.close()
 
     def remove(self, force_names: Callable[[], None]) -> None:
-        """Delete the files; readers that have the segment continue with a mapping."""
+        """Delete the files. Readers of the segment continue with a mapping."""
         self.extremes.stop()
-        with suppress(IsologError):  # if the file is unreadable, readers have lost it anyway
+        with suppress(IsologError):  # an unreadable file is lost for its readers anyway
             self.hold()
         self.name.remove(self._disk, force_names)
 
 
 def projected(schema: pa.Schema, columns: list[str] | None) -> pa.Schema:
-    """Return the schema of these columns; None means all."""
+    """Return the schema of these columns. None means all columns."""
     if columns is None:
         return schema
     return pa.schema([schema.field(name) for name in columns])
