@@ -12,7 +12,7 @@ change removes it. A session without a member is removed by its age.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
 
 from spark_stream.cluster.consumers import (
     CONSUMERS,
@@ -51,6 +51,7 @@ from spark_stream.scripts.steps import (
 )
 from spark_stream.scripts.transactions.deciding import Consumers
 
+P = ParamSpec("P")
 _UNRECORDED_MAX: Final = 10_000  # the sessions of further ones expire
 
 
@@ -60,7 +61,7 @@ def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
     record = yield from Get(CONSUMERS + name)
     before = None if record is None else (group_of(record.value) or Group()).member(member.id)
     found_later = () if before is None else set(member.topics) - set(before.topics)
-    group, topics = yield from _change(name, lambda group: groups.join(group, member), found_later)
+    group, topics = yield from _change(name, found_later, groups.join, member)
     return _answer(name, group, topics, member.id)
 
 
@@ -78,9 +79,7 @@ def beat(
         told = yield from _answer_if_settled(name, member_id)
         if told is not None:
             return told
-    group, topics = yield from _change(
-        name, lambda group: groups.release(group, member_id, released)
-    )
+    group, topics = yield from _change(name, (), groups.release, member_id, released)
     told = _answer(name, group, topics, member_id)
     if renew:
         member = group.member(member_id)
@@ -154,9 +153,7 @@ def take_partitions(
         ConsumerFenced: one of them is no longer assigned to it.
     """
     wanted = {each.place: each.epoch for each in assigned}
-    found = yield from consumers.take_over(
-        name, lambda each: (each.topic_id, each.partition) in wanted
-    )
+    found = yield from consumers.take_over(name, wanted)
     record = yield from Get(CONSUMERS + name)
     group = Group() if record is None else group_of(record.value) or Group()
     member = group.member(member_id)
@@ -202,21 +199,25 @@ def _remove(name: str, member_id: str, ending: ReaderEnding) -> Script[None]:
     """Remove a member. If it was the last one, record how it ended."""
     record = yield from Get(CONSUMERS + name)
     before = None if record is None else group_of(record.value)
-    group, _ = yield from _change(name, lambda group: groups.remove(group, member_id))
+    group, _ = yield from _change(name, (), groups.remove, member_id)
     if before is not None and before.members and not group.members:
         end = ReaderSession(member_id, 0, before.isolation, ending=ending)
         yield from note_heartbeat(GROUP, name, end, claim=True)
 
 
 def _change(
-    name: str, change: Callable[[Group], Group], found_later: Collection[str] = ()
+    name: str,
+    found_later: Collection[str],
+    rule: Callable[Concatenate[Group, P], Group],
+    *args: P.args,
+    **kwargs: P.kwargs,
 ) -> Script[tuple[Group, Topics]]:
-    """Change a group, and assign all partitions that are free then."""
+    """Change a group by a rule, and assign all partitions that are free then."""
     while True:
         record = yield from Get(CONSUMERS + name)
         value = {"positions": []} if record is None else record.value
         before = group_of(value)
-        after = change(before or Group())
+        after = rule(before or Group(), *args, **kwargs)
         if before is None and not after.members:
             return after, {}  # there is no such group
         for each in (yield from _without_session(name, before)):

@@ -13,7 +13,7 @@ use the same table. No step waits for another one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from spark_stream.broker.host.host import Host
@@ -166,33 +166,47 @@ class StepTable:
         self._store = store
         self._host = host
         self._followed: dict[str, FollowedRecords] = {}
-        transactions = TransactionIndex(store)
+        self._transactions = TransactionIndex(store)
         self._numbers = {
             Numbering.TRANSACTIONS: Numbers(store, f"{NUMBERS}transactions"),
             Numbering.PRODUCERS: Numbers(store, f"{NUMBERS}producers", used=host.greatest_producer),
         }
-        self._table: Mapping[type[Step[Any]], Callable[[Any], Any]] = {
-            Get: lambda step: store.get(step.key, fresh=step.fresh),
-            ListRecords: self._list,
-            PutRecord: lambda step: store.put(step.key, step.value, step.expected),
-            PutMany: lambda step: store.put_many(step.puts),
-            DeleteMany: lambda step: store.delete_many(step.deletes),
-            DeleteRecord: lambda step: store.delete(step.key, step.expected),
-            FindTransactions: lambda step: transactions.find(step.by, step.value, fresh=step.fresh),
-            TakeNumber: lambda step: self._numbers[step.of].take(step.above),
-            FindTopic: lambda step: host.find(step.name, step.topic_id),
-            RemoveFiles: lambda step: host.remove_files(step.topic),
-            Refresh: lambda step: (
-                host.contact.refresh_unless_all_are_cut_off() if step.optional else host.refresh()
-            ),
-            CatchUp: lambda step: host.follow_store(known=True),
-            ReadEpochs: self._epochs,
-            Pause: lambda step: time.sleep(step.seconds),
-        }
 
     def carry_out(self, step: Step[Any]) -> Any:
         """Carry out a step that is on no partition; raise what it raises."""
-        return self._table[type(step)](step)
+        store, host = self._store, self._host
+        match step:
+            case Get():
+                return store.get(step.key, fresh=step.fresh)
+            case ListRecords():
+                return self._list(step)
+            case PutRecord():
+                return store.put(step.key, step.value, step.expected)
+            case PutMany():
+                return store.put_many(step.puts)
+            case DeleteRecord():
+                return store.delete(step.key, step.expected)
+            case DeleteMany():
+                return store.delete_many(step.deletes)
+            case FindTransactions():
+                return self._transactions.find(step.by, step.value, fresh=step.fresh)
+            case TakeNumber():
+                return self._numbers[step.of].take(step.above)
+            case FindTopic():
+                return host.find(step.name, step.topic_id)
+            case RemoveFiles():
+                return host.remove_files(step.topic)
+            case Refresh(optional=True):
+                return host.contact.refresh_unless_all_are_cut_off()
+            case Refresh():
+                return host.refresh()
+            case CatchUp():
+                return host.follow_store(known=True)
+            case ReadEpochs():
+                return self._epochs(step)
+            case Pause():
+                return time.sleep(step.seconds)
+        raise TypeError(f"{type(step).__name__} is a step of another broker, or of none")
 
     def _list(self, step: ListRecords) -> Sequence[StoreRecord]:
         if step.fresh:
@@ -230,8 +244,8 @@ class StepTable:
                     f" {self._host.broker_id}",
                     leader=step.broker,
                 )
-            return _OF_BROKER[type(step)](self._host, step)
-        return _HERE[type(step)](self._led(step), step)
+            return _on_broker(self._host, step)
+        return _on_partition(self._led(step), step)
 
     def _led(self, step: PartitionStep[Any]) -> Partition:
         """Return the partition, which this broker leads in an epoch that the step allows."""
@@ -257,6 +271,28 @@ class StepTable:
         return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
 
 
+def _on_partition(partition: Partition, step: PartitionStep[Any]) -> Any:
+    """Carry out a step on a partition that this broker leads."""
+    match step:
+        case Seal():
+            return partition.transactions.seal(step.transaction)
+        case WriteMarkers():
+            return _mark(partition, step)
+        case IsReplicated():
+            return partition.is_replicated(step.entry, step.leader_epoch)
+        case DropBranch():
+            return partition.transactions.drop_branch(step.transaction, step.producer_id)
+        case Force():
+            return partition.force()
+        case ReadBounds():
+            return partition.known_bounds()
+        case ReadExtents():
+            return partition.spans()
+        case Describe():
+            return partition.described()
+    raise TypeError(f"{type(step).__name__} is no step on a partition")
+
+
 def _mark(partition: Partition, step: WriteMarkers) -> Marked:
     marked = partition.transactions.end(step.transaction, frozenset(step.taken).__contains__)
     if step.taken:
@@ -264,29 +300,25 @@ def _mark(partition: Partition, step: WriteMarkers) -> Marked:
     return marked
 
 
-def _force_replica(host: Host, step: ForceReplica) -> None:
-    host.refresh()
-    host.open_replica(step.at).force()
+def _on_broker(host: Host, step: BrokerStep[Any]) -> Any:
+    """Carry out a step of this broker."""
+    match step:
+        case MakeFolder():
+            return host.make_folder(step.topic, step.topic_id)
+        case ReadLogEnd():
+            return host.log_end(step.at)
+        case ForceReplica():
+            host.refresh()
+            return host.open_replica(step.at).force()
+        case ProbeReplica():
+            return host.open_replica(step.at).probe()
+        case ReadLed():
+            return {each: sorted(found) for each, found in host.led_numbers().items()}
+    raise TypeError(f"{type(step).__name__} is no step of a broker")
 
 
-_HERE: Final[Mapping[type[PartitionStep[Any]], Callable[[Partition, Any], Any]]] = {
-    Seal: lambda partition, step: partition.transactions.seal(step.transaction),
-    WriteMarkers: _mark,
-    IsReplicated: lambda at, step: at.is_replicated(step.entry, step.leader_epoch),
-    DropBranch: lambda at, step: at.transactions.drop_branch(step.transaction, step.producer_id),
-    Force: lambda partition, step: partition.force(),
-    ReadBounds: lambda partition, step: partition.known_bounds(),
-    ReadExtents: lambda partition, step: partition.spans(),
-    Describe: lambda partition, step: partition.described(),
-}
-
-_OF_BROKER: Final[Mapping[type[BrokerStep[Any]], Callable[[Host, Any], Any]]] = {
-    MakeFolder: lambda host, step: host.make_folder(step.topic, step.topic_id),
-    ReadLogEnd: lambda host, step: host.log_end(step.at),
-    ForceReplica: _force_replica,
-    ProbeReplica: lambda host, step: host.open_replica(step.at).probe(),
-    ReadLed: lambda host, step: {each: sorted(found) for each, found in host.led_numbers().items()},
-}
-
-REMOTE_STEPS: Final[tuple[type[RemoteStep], ...]] = (*_HERE, *_OF_BROKER)
-"""The steps that another broker may ask for."""
+REMOTE_STEPS: Final[tuple[type[RemoteStep], ...]] = (
+    *(Seal, WriteMarkers, IsReplicated, DropBranch, Force, ReadBounds, ReadExtents, Describe),
+    *(MakeFolder, ReadLogEnd, ForceReplica, ProbeReplica, ReadLed),
+)
+"""The steps that another broker may send."""

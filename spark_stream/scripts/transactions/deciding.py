@@ -24,13 +24,13 @@ no other owner afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container, Iterable
 from typing import Final
 
 from spark_stream.cluster.topics import TOPICS, id_in
 from spark_stream.cluster.transactions import By
+from spark_stream.consistency.groups import Place
 from spark_stream.consistency.transactions import events as rules
-from spark_stream.consistency.transactions.events import withdraw
 from spark_stream.consistency.transactions.sinks import is_listed, is_sink
 from spark_stream.consistency.transactions.transactions import (
     DECIDED,
@@ -72,7 +72,7 @@ from spark_stream.scripts.steps import (
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.positions import check_owners, own_name, read_positions
-from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
+from spark_stream.scripts.transactions.records import Judge, P, Rule, as_judge
 from spark_stream.wire.transaction_messages import (
     AbortTransaction,
     BeginTransaction,
@@ -90,54 +90,49 @@ _ABORTS: Final = {
 }
 
 
+_JOIN: Final = "a write"
+_LATER_RUN: Final = "A later run of the query continues. Do not restart this one."
+
+
 def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologError:
     """Build the error for a denied event; ``asked`` names the event."""
     found = denied.transaction
     name = repr(found.transactional_id)
     which = f"transaction {number} of {name}" if number is not None else name
-    make = _ERRORS.get(denied.why)
-    if make is None:
-        return InternalError(f"{which}: {asked}: {denied.why}")
-    return make(found, which, asked)
-
-
-def _aborted(found: Transaction, which: str, asked: str) -> IsologError:
-    reason = _ABORTS.get(found.cause, "it failed").format(timeout=found.timeout_ms)
-    return TransactionAborted(f"{which} was aborted: {reason}", cause=found.cause.value)
-
-
-_ERRORS: Final[Mapping[Denial, Callable[[Transaction, str, str], IsologError]]] = {
-    Denial.FENCED: lambda found, which, asked: ProducerFenced(
-        f"{which}: another producer has taken over the id {found.transactional_id!r}",
-        hint=_LATER_RUN if is_sink(found) else ProducerFenced.hint,
-    ),
-    Denial.ABORTED: _aborted,
-    Denial.OVER: lambda found, which, asked: InvalidTransaction(
-        f"{which} is over: {found.number} is the present one",
-        hint="Another producer that uses the id has begun that one, or this call came too late.",
-    ),
-    Denial.UNKNOWN: lambda found, which, asked: UnknownTransaction(f"there is no {which}"),
-    Denial.INVALID: lambda found, which, asked: InvalidTransaction(
-        f"{which} is {found.state}: {asked} is not possible"
-    ),
-    Denial.FOREIGN: lambda found, which, asked: ForeignBranch(
-        f"{which} has the producer ids"
-        f" {sorted({found.producer_id, *found.branches} - {-1})}: {asked}"
-    ),
-    Denial.IN_USE: lambda found, which, asked: SinkInUse(
-        f"the sink {found.transactional_id!r} belongs to another query ({found.query}), which has"
-        f" written batches up to {found.committed_batch}: {asked}"
-    ),
-    Denial.STALE: lambda found, which, asked: StaleBatch(
-        f"the sink {found.transactional_id!r} has written batch"
-        f" {max(found.committed_batch, found.batch)} already: {asked}",
-        committed_batch=found.committed_batch,
-    ),
-}
-
-
-_JOIN: Final = "a write"
-_LATER_RUN: Final = "A later run of the query continues. Do not restart this one."
+    match denied.why:
+        case Denial.FENCED:
+            return ProducerFenced(
+                f"{which}: another producer has taken over the id {name}",
+                hint=_LATER_RUN if is_sink(found) else ProducerFenced.hint,
+            )
+        case Denial.ABORTED:
+            reason = _ABORTS.get(found.cause, "it failed").format(timeout=found.timeout_ms)
+            return TransactionAborted(f"{which} was aborted: {reason}", cause=found.cause.value)
+        case Denial.OVER:
+            return InvalidTransaction(
+                f"{which} is over: {found.number} is the present one",
+                hint="Another producer that uses the id has begun that one, or this call came too"
+                " late.",
+            )
+        case Denial.UNKNOWN:
+            return UnknownTransaction(f"there is no {which}")
+        case Denial.INVALID:
+            return InvalidTransaction(f"{which} is {found.state}: {asked} is not possible")
+        case Denial.FOREIGN:
+            ids = sorted({found.producer_id, *found.branches} - {-1})
+            return ForeignBranch(f"{which} has the producer ids {ids}: {asked}")
+        case Denial.IN_USE:
+            return SinkInUse(
+                f"the sink {name} belongs to another query ({found.query}), which has written"
+                f" batches up to {found.committed_batch}: {asked}"
+            )
+        case Denial.STALE:
+            return StaleBatch(
+                f"the sink {name} has written batch {max(found.committed_batch, found.batch)}"
+                f" already: {asked}",
+                committed_batch=found.committed_batch,
+            )
+    return InternalError(f"{which}: {asked}: {denied.why}")
 
 
 class Decisions:
@@ -164,10 +159,19 @@ class Decisions:
         return (yield from self.finisher.finish(found)) if found.state in DECIDED else found
 
     def apply_rule(
-        self, transactional_id: str, rule: Rule, number: int | None, asked: str
+        self,
+        transactional_id: str,
+        number: int | None,
+        asked: str,
+        rule: Rule[P],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Script[Transaction]:
-        """Apply the rule to the record, finish a decided transaction, and return the record."""
-        outcome = yield from self.judge_record(transactional_id, as_judge(rule))
+        """Apply the rule to the record, finish a decided transaction, and return the record.
+
+        ``number`` and ``asked`` name the transaction and the event in an error.
+        """
+        outcome = yield from self.judge_record(transactional_id, as_judge(rule, *args, **kwargs))
         return (yield from self.conclude(outcome, number, asked))
 
     def take_over(self, asked: InitTransactions, now_ms: int) -> Script[Transaction]:
@@ -179,9 +183,12 @@ class Decisions:
         return (
             yield from self.apply_rule(
                 asked.transactional_id,
-                lambda found: rules.init(found, asked.instance, asked.timeout_ms, now_ms),
                 None,
                 "taking it over",
+                rules.init,
+                asked.instance,
+                asked.timeout_ms,
+                now_ms,
             )
         )
 
@@ -238,9 +245,12 @@ class Decisions:
         return (
             yield from self.apply_rule(
                 asked.transactional_id,
-                lambda found: rules.renew(found, asked.instance, asked.number, now_ms),
                 asked.number,
                 "a new deadline",
+                rules.renew,
+                asked.instance,
+                asked.number,
+                now_ms,
             )
         )
 
@@ -303,9 +313,11 @@ class Decisions:
         return (
             yield from self.apply_rule(
                 asked.transactional_id,
-                lambda found: rules.abort(found, asked.instance, asked.number),
                 asked.number,
                 "an abort",
+                rules.abort,
+                asked.instance,
+                asked.number,
             )
         )
 
@@ -331,9 +343,10 @@ class Decisions:
         return (
             yield from self.apply_rule(
                 asked.transactional_id,
-                lambda found: rules.kill(found, asked.number),
                 present.number if asked.number is None else asked.number,
                 "an abort",
+                rules.kill,
+                asked.number,
             )
         )
 
@@ -431,18 +444,21 @@ class Consumers:
         yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
         if keeps_group:
             yield from end_fenced("client", consumer, instance)
-        return (yield from self.take_over(consumer, lambda position: True))
+        return (yield from self.take_over(consumer))
 
     def take_over(
-        self, consumer: str, concerns: Callable[[PositionOf], bool]
+        self, consumer: str, places: Container[Place] | None = None
     ) -> Script[list[PositionOf]]:
-        """Return where a new owner continues.
+        """Return the positions from which a new owner continues.
 
-        ``concerns``: whether a position is the new owner's from now on. Transactions that are about
-        to move one must check again who owns it.
+        ``places``: the partitions that are the new owner's from now on; None: all. Transactions
+        that are about to move a position in one must check again who owns it.
         """
         for record in (yield from FindTransactions(By.CONSUMER, consumer)):
-            if record.state is State.OPEN and any(map(concerns, record.positions)):
+            if record.state is State.OPEN and any(
+                places is None or (each.topic_id, each.partition) in places
+                for each in record.positions
+            ):
                 yield from withdraw_announcement(record.transactional_id, record.number, consumer)
         return (yield from self.go_on(consumer))
 
@@ -456,6 +472,4 @@ class Consumers:
 
 def withdraw_announcement(transactional_id: str, number: int, consumer: str) -> Script[None]:
     """Make an undecided commit check again which instance owns the name."""
-    yield from records.change(
-        transactional_id, records.as_judge(lambda found: withdraw(found, number, consumer))
-    )
+    yield from records.change(transactional_id, as_judge(rules.withdraw, number, consumer))

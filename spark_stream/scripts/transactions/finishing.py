@@ -144,7 +144,7 @@ class Finisher:
         """Record that the transaction is finished, and return its record."""
         outcome = yield from records.change(
             decided.transactional_id,
-            records.as_judge(lambda found: rules.finish(found, decided.number)),
+            records.as_judge(rules.finish, decided.number),
         )
         self._forget(decided)
         if isinstance(outcome, Transaction):
@@ -324,7 +324,7 @@ class Sweeper:
             return Swept.LEFT
         outcome = yield from records.change(
             record.transactional_id,
-            records.as_judge(lambda found: rules.expire(found, record.number, record.deadline_ms)),
+            records.as_judge(rules.expire, record.number, record.deadline_ms),
         )
         if isinstance(outcome, Denied):
             return Swept.LEFT

@@ -11,6 +11,7 @@ changed. The record of a sink whose id expired is moved to another key.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Concatenate, ParamSpec
 
 from msgspec.structs import replace
 
@@ -49,7 +50,9 @@ from spark_stream.scripts.steps import (
     Script,
 )
 
-Rule = Callable[[Transaction], Outcome]
+P = ParamSpec("P")
+Rule = Callable[Concatenate[Transaction, P], Outcome]
+"""A rule of ``consistency.transactions``: it takes a transaction, and arguments of its own."""
 Judge = Callable[[Transaction], Script[Outcome]]
 """Like a rule, but it may take steps before it returns the outcome."""
 
@@ -104,12 +107,12 @@ def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
         fresh = True
 
 
-def as_judge(rule: Rule) -> Judge:
-    """Return a judge that applies the rule, without any step."""
+def as_judge(rule: Rule[P], *args: P.args, **kwargs: P.kwargs) -> Judge:
+    """Return a judge that applies the rule with these arguments, without any step."""
 
     def judge(found: Transaction) -> Script[Outcome]:
         yield from ()
-        return rule(found)
+        return rule(found, *args, **kwargs)
 
     return judge
 

@@ -11,7 +11,6 @@ up. It is kept as long as a task planned before that time may still start.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from spark_stream.cluster.stores.store import StoreRecord
@@ -40,7 +39,7 @@ from spark_stream.scripts.steps import (
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.deciding import Decisions, allot, allowed
 from spark_stream.scripts.transactions.finishing import mark_dropped
-from spark_stream.scripts.transactions.records import Judge, Rule, as_judge
+from spark_stream.scripts.transactions.records import Judge, P, Rule, as_judge
 from spark_stream.wire.transaction_messages import AbortBranch, RenewBatch, SinkBatch
 
 _ASKED: Final = "batch {0.batch} of {0.query}"
@@ -90,7 +89,7 @@ class Sinks:
         if not asked.run or (yield from stopped_until(asked.run)) < asked.planned:
             return
         stop = Stop(asked.run, asked.planned, asked.batch)
-        yield from self._apply(asked.transactional_id, lambda found: rules.stop(found, stop))
+        yield from self._apply(asked.transactional_id, rules.stop, stop)
         raise TransactionAborted(
             f"{_ASKED.format(asked)} was given up by its driver before this task began to write",
             cause=Cause.ASKED.value,
@@ -104,9 +103,7 @@ class Sinks:
         """
         if asked.renamed:
             yield from self.inherit_other_ids(asked)
-        outcome = yield from self._judge_claim(
-            asked, as_judge(lambda found: rules.settle(found, asked))
-        )
+        outcome = yield from self._judge_claim(asked, as_judge(rules.settle, asked))
         if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
             return outcome.transaction, True
         return (yield from self._decisions.conclude(outcome, None, _ASKED.format(asked))), False
@@ -138,7 +135,7 @@ class Sinks:
         Raises:
             ProducerFenced: a later run of the query has taken over.
         """
-        rule = as_judge(lambda found: rules.renew(found, asked.instance, asked.batch, now_ms))
+        rule = as_judge(rules.renew, asked.instance, asked.batch, now_ms)
         outcome = yield from self._decisions.judge_record(asked.transactional_id, rule)
         allowed(outcome, None, "a sign of life")
 
@@ -150,7 +147,7 @@ class Sinks:
             DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
         """
         branch = asked.producer_id
-        rule = as_judge(lambda found: rules.drop(found, asked.instance, asked.number, branch))
+        rule = as_judge(rules.drop, asked.instance, asked.number, branch)
         judged = yield from self._decisions.judge_record(asked.transactional_id, rule)
         outcome = allowed(judged, asked.number, "dropping a branch")
         if outcome.state is State.OPEN and branch in outcome.dropped:
@@ -161,7 +158,7 @@ class Sinks:
         yield from record_stop(asked, now_ms)
         for record in (yield from FindTransactions(By.RUN, asked.run)):
             name = record.transactional_id
-            yield from self._apply(name, lambda found: rules.stop(found, asked))
+            yield from self._apply(name, rules.stop, asked)
 
     def inherit_other_ids(self, asked: SinkBatch) -> Script[None]:
         """Take over what the query committed under other ids, once for each of its runs.
@@ -176,12 +173,10 @@ class Sinks:
             name = record.transactional_id
             if name == own or not records.is_of(record, present.principal):
                 continue
-            given = yield from self._apply(
-                name, lambda found: rules.hand_over(found, asked.instance)
-            )
+            given = yield from self._apply(name, rules.hand_over, asked.instance)
             if given.committed_batch >= 0:
-                inherit = partial(rules.inherit, before=given)
-                outcome = yield from self._decisions.judge_record(own, as_judge(inherit))
+                judge = as_judge(rules.inherit, given)
+                outcome = yield from self._decisions.judge_record(own, judge)
                 allowed(outcome, None, "a sink's call")
 
     def list_all(self) -> Script[list[tuple[Transaction, bool]]]:
@@ -223,9 +218,13 @@ class Sinks:
                 already_done=True,
             )
 
-    def _apply(self, transactional_id: str, rule: Rule) -> Script[Transaction]:
+    def _apply(
+        self, transactional_id: str, rule: Rule[P], *args: P.args, **kwargs: P.kwargs
+    ) -> Script[Transaction]:
         return (
-            yield from self._decisions.apply_rule(transactional_id, rule, None, "a sink's call")
+            yield from self._decisions.apply_rule(
+                transactional_id, None, "a sink's call", rule, *args, **kwargs
+            )
         )
 
 

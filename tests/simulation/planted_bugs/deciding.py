@@ -157,9 +157,9 @@ def a_commit_does_not_force(patch: Patch) -> None:
 
 @bug
 def markers_of_a_commit_are_not_forced(patch: Patch) -> None:
-    patch.setitem(
-        driver._HERE,
-        WriteMarkers,
+    patch.setattr(
+        driver,
+        "_mark",
         lambda at, step: at.transactions.end(step.transaction, frozenset(step.taken).__contains__),
     )
 
