@@ -1,38 +1,44 @@
-"""The README's examples run as they stand there, and what it names is there.
+"""The examples of the README and of the pages for a first session run as they are.
 
-A fence with ``<!-- test: KIND -->`` above it is run; those of one kind in one folder.
+A fence with ``<!-- test: KIND -->`` above it is run here.
 """
 
 from __future__ import annotations
 
 import configparser
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import isolog
-from spark_stream.datasource.options.table import Use, options_for
 from tests.conftest import ROOT, stop_broker
 from tests.demo.clusters import three_brokers
 from tests.demo.conftest import Shell
-from tests.support import free_port
 
 README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "docs/how-to/use-python.md", "docs/cli.md", "docs/how-to/three-brokers.md")
+EXAMPLES = [
+    found
+    for page in PAGES
+    for found in re.findall(
+        r"<!-- test: (\w+) -->\n```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL
+    )
+]
 
 
 def example(kind: str) -> str:
-    found = re.search(rf"<!-- test: {kind} -->\n```\w+\n(.*?)```", README, flags=re.DOTALL)
-    assert found is not None
-    return found[1]
+    return dict(EXAMPLES)[kind]
 
 
 def test_every_marked_example_is_run_here() -> None:
-    kinds = ["spark", "transactions", "python", "sh", "cluster", "flight"]
-    assert re.findall(r"<!-- test: (\w+) -->", README) == kinds
+    assert [kind for kind, _ in EXAMPLES] == ["spark", "python", "transactions", "sh", "cluster"]
+
+
+def test_readme_is_short() -> None:
+    assert len(README.split()) <= 1_300
+    assert [line for line in README.splitlines() if len(line) > 100] == []
 
 
 @pytest.mark.spark
@@ -44,7 +50,6 @@ def test_spark(tmp_path: Path, shell: Shell) -> None:
     finally:
         stop_broker(tmp_path / "data")
     assert re.search(r"\|\s*1000\|\s*998001\|", said), said
-    assert "only showing top 5 rows" in said
 
 
 def test_transactions(tmp_path: Path, shell: Shell) -> None:
@@ -80,30 +85,13 @@ spark.read.format("isolog").option("path", "data/").option("subscribe", "a").loa
     assert f"`{symptom}`" in README
 
 
-def test_python_and_a_flight_client(tmp_path: Path, shell: Shell) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    start = ["isolog", "broker", "start", "--dir", "data/", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(
-        [*start, "--flight-listen", address],
-        cwd=tmp_path,
-        env=shell.environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as broker:
-        try:
-            assert broker.stdout is not None
-            broker.stdout.readline()
-            said = shell.run([sys.executable, "-c", example("python")], tmp_path)
-            assert "0 b'en' b'hello'" in said
-            assert "carrier" in said
-            code = example("flight").replace("127.0.0.1:9193", address)
-            code = code.replace('"orders"', '"flights"').replace('"value"', '"carrier"')
-            assert "spark_stream" not in code
-            said = shell.run([sys.executable, "-I", "-c", code], tmp_path)
-            assert "[b'flights'] 2" in said
-            assert "UA" in said
-        finally:
-            broker.send_signal(signal.SIGTERM)
+def test_python(tmp_path: Path, shell: Shell) -> None:
+    try:
+        said = shell.run([sys.executable, "-c", example("python")], tmp_path)
+    finally:
+        stop_broker(tmp_path / "data")
+    assert "0 b'en' b'hello'" in said
+    assert "carrier" in said
 
 
 def test_command_line(tmp_path: Path, shell: Shell) -> None:
@@ -139,11 +127,3 @@ def test_three_brokers(tmp_path: Path, shell: Shell) -> None:
     assert "\n2000\n" in said
     assert "brokers 2 of 3 alive" in said
     assert "1 not in sync" in said or "1 not connected" in said
-
-
-def test_the_table_of_options_is_complete() -> None:
-    spark = README.partition("## Spark")[2].partition("### Isolation levels")[0]
-    shown = set(re.findall(r"`([\w.]+)`", spark))
-    of_spark = {"checkpointLocation", "queryName"}
-    known = {name for name in options_for(Use.ALL) if "<" not in name}
-    assert known - shown == of_spark

@@ -11,6 +11,7 @@ import pytest
 
 from tests.demo.conftest import Shell
 from tests.demo.test_operations import EXAMPLES as OF_OPERATIONS
+from tests.demo.test_readme import EXAMPLES as OF_README
 from tests.docs.pages import DOCS, NOT_RUN, PAGES, Reader, blocks, needs_spark
 
 QUICK = "concepts/isolation-levels.md"
@@ -49,7 +50,7 @@ def test_every_block_is_run_or_says_why_it_is_not(name: str) -> None:
     before = None
     for block in found:
         if block.mark is not None:
-            assert (block.mark, block.code) in OF_OPERATIONS
+            assert (block.mark, block.code) in (*OF_OPERATIONS, *OF_README)
         elif block.title.startswith(NOT_RUN):
             assert len(block.title) > len(NOT_RUN)
         elif block.title == "Output":

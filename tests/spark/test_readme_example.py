@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import isolog
 from tests.conftest import stop_broker
 from tests.demo.test_readme import example
 
@@ -21,15 +20,12 @@ def test_the_example_runs(
 ) -> None:
     """But for its folders, which would be those of the JVM that all share."""
     code = re.sub(r'"(incoming|data|checkpoints)/', rf'"{tmp_path}/\1/', example("spark"))
-    assert code.count(str(tmp_path)) >= 6
+    assert code.count(str(tmp_path)) >= 5
     names: dict[str, object] = {}
     try:
         exec(compile(code, "README.md", "exec"), names)
         said = capsys.readouterr().out
         assert re.search(r"\|\s*1000\|\s*998001\|", said), said
-        assert "only showing top 5 rows" in said
-        with isolog.connect(path=tmp_path / "data") as log:
-            assert log.read("even_numbers", isolation="read_committed").num_rows == 500
     finally:
         for query in spark.streams.active:
             query.stop()
