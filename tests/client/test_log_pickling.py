@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from isolog.errors import NotPicklable, UnknownTopic
-from spark_stream.aio.log import AsyncLog
-from spark_stream.aio.producer import AsyncProducer, SentWrite
+from spark_stream.aio.log import AsyncLog, AsyncProducer, SentWrite
 from tests.support import values
 
 

@@ -20,7 +20,7 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from spark_stream.client import log as log_module
+from spark_stream.client.reading import ranges
 from spark_stream.schema.schemas import TIMESTAMP_TYPE
 from tests.support import NUMBERS, eventually, numbers, values
 
@@ -157,8 +157,8 @@ def test_what_retention_removes_after_a_read_began_was_never_asked_for_by_its_of
             eventually(lambda: log.describe(topic).partitions[0].log_start_offset)
         return read_range(source, first, last, *more)
 
-    read_range = log_module.read_range
-    monkeypatch.setattr(log_module, "read_range", evict_first)
+    read_range = ranges.read_range
+    monkeypatch.setattr(ranges, "read_range", evict_first)
     if start == 0:
         with pytest.raises(OffsetEvicted):
             log.read(topic, start=start)
