@@ -201,11 +201,11 @@ class _LookUp:
 
     def ask_leaders(self) -> None:
         """Ask the leaders of what is missing, all at once."""
-        groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        groups: dict[str, dict[str, list[int]]] = {}
         for name, topic in self._topics.items():
             for each in topic.elsewhere:
                 if each.leader is not None and each.address and self._learn(topic, each):
-                    groups[each.address][name].append(each.partition)
+                    groups.setdefault(each.address, defaultdict(list))[name].append(each.partition)
         in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
 
     def _learn(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:

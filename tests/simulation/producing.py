@@ -290,9 +290,7 @@ class SimulatedProducer:
         if not self.core.has_stream(number):
             return
         stream = AppendStream(
-            cast(SharedChannel, _Holder(channel)),
-            partial(self._answered, number),
-            partial(self._lose, number),
+            number, cast(SharedChannel, _Holder(channel)), self._answered, self._lose
         )
         request = AppendTo(
             topic=asked.topic.name,
@@ -379,11 +377,14 @@ def send_once(
         batch = pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
         sent = Outgoing(batch, route.partition, 0.0, over)
 
-        def answered(ack: Ack) -> None:
+        def answered(_: int, ack: Ack) -> None:
             error = ack.error if isinstance(ack, BatchRefused) else None
             over(settlement_of(route.topic, sent, ack, error))
 
-        stream = AppendStream(cast(SharedChannel, _Holder(channel)), answered, fail)
+        def ended(_: int, error: IsologError) -> None:
+            fail(error)
+
+        stream = AppendStream(0, cast(SharedChannel, _Holder(channel)), answered, ended)
         try:
             stream.start(description_of(route.topic, route.topic_id), request)
         except IsologError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -136,9 +135,8 @@ class BrokerLink:
                 address=self.address,
             )
         try:
-            check = partial(self._identity.check, self.address, adopt=False)
             found = self.present() or shared_channel(
-                self.address, self._access, seconds_left(deadline), check
+                self.address, self._access, seconds_left(deadline), self._identity
             )
             self._identity.check(self.address, found.greeting.cluster_id)
             self.broker_id = found.greeting.broker_id
@@ -243,9 +241,8 @@ class SharedChannel:
     def renew_after(self, pause_s: float) -> None:
         """Authenticate again after a pause, unless the connection is over by then."""
         _cancel(self._renewals)
-        renew = partial(_renew, weakref.ref(self))
-        # By the address, so that the timer does not keep the connection alive.
-        again = partial(call_elsewhere, self.channel.address, renew)
+        # By a weak reference, so that the timer does not keep the connection alive.
+        again = partial(call_elsewhere, self.channel.address, _renew, weakref.ref(self))
         self._renewals.append(client_loop().call_later(pause_s, again))
 
 
@@ -288,13 +285,14 @@ def _begin_anew() -> None:
 
 
 def shared_channel(
-    address: str, access: Access, timeout_s: float, check: Callable[[str], None]
+    address: str, access: Access, timeout_s: float, identity: LogIdentity
 ) -> SharedChannel:
     """Return this process's connection to the broker at an address; connect if there is none.
 
-    ``check`` gets the id of the broker's cluster, and may raise, before a credential is sent.
+    The id of the broker's cluster is checked before a credential is sent.
 
     Raises:
+        WrongCluster: the broker is of another log.
         BrokerUnavailable: nothing answers there, or it is not an isolog broker.
         RequestTimeout: something is there but does not answer in ``timeout_s``.
         UnsupportedVersion: it speaks other versions of the protocol.
@@ -315,7 +313,7 @@ def shared_channel(
         raise BrokerUnavailable(f"no broker answers at {error.message}", address=address) from None
     try:
         made = SharedChannel(channel, read_greeting(channel.greeting, address), access)
-        check(made.greeting.cluster_id)
+        identity.check(address, made.greeting.cluster_id, adopt=False)
         made.authenticate(timeout_s)
     except IsologError:
         channel.close()

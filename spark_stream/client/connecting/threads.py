@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from queue import Empty, SimpleQueue
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import (
@@ -36,9 +36,9 @@ logger = logger_of(__name__)
 THREADS_MAX: Final = 4
 _CHECK_S: Final = 0.5
 
-Call = Callable[[], None]
 T = TypeVar("T")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class CallPool:
@@ -52,19 +52,19 @@ class CallPool:
 
     def _begin(self) -> None:
         self._changed = threading.Condition(new_lock())
-        self._waiting: deque[tuple[Hashable, Call]] = deque()
+        self._waiting: deque[tuple[Hashable, Callable[..., None], tuple[Any, ...]]] = deque()
         self._busy: set[Hashable] = set()
         self._threads = 0
         self._idle = 0  # 1 if a thread waits for a call
 
-    def add(self, key: Hashable, call: Call) -> None:
+    def add(self, key: Hashable, call: Callable[[*Ts], None], *arguments: *Ts) -> None:
         """Queue a call, behind the earlier ones of this key.
 
         Raises:
             RuntimeError: there is no thread, and none starts.
         """
         with self._changed:
-            self._waiting.append((key, call))
+            self._waiting.append((key, call, arguments))
             if key in self._busy:
                 return
             if self._idle:
@@ -80,7 +80,7 @@ class CallPool:
             with self._changed:
                 self._threads -= 1
                 if not self._threads:
-                    self._waiting.remove((key, call))
+                    self._waiting.remove((key, call, arguments))
                     raise
 
     def keep_thread(self) -> None:
@@ -103,16 +103,16 @@ class CallPool:
                         return
                     self._idle = 1
                     self._changed.wait_for(lambda: not self._idle)
-                key, call = found
+                key, call, arguments = found
             try:
-                call()
+                call(*arguments)
             except Exception:
                 logger.exception("a call to a broker failed unexpectedly")
-            del found, call  # and the objects that they refer to
+            del found, call, arguments  # and the objects that they refer to
             with self._changed:
                 self._busy.discard(key)  # a child that the call forked does not have it
 
-    def _take(self) -> tuple[Hashable, Call] | None:
+    def _take(self) -> tuple[Hashable, Callable[..., None], tuple[Any, ...]] | None:
         """Return a waiting call whose key is free. The caller holds the lock."""
         found = next((each for each in self._waiting if each[0] not in self._busy), None)
         if found is not None:
@@ -128,9 +128,9 @@ def _do_nothing() -> None:
 _pool = CallPool(THREADS_MAX, "isolog-calls")
 
 
-def call_elsewhere(key: Hashable, call: Call) -> None:
+def call_elsewhere(key: Hashable, call: Callable[[*Ts], None], *arguments: *Ts) -> None:
     """Run a call on one of the process's threads for calls; see the module."""
-    _pool.add(key, call)
+    _pool.add(key, call, *arguments)
 
 
 def keep_calling() -> None:

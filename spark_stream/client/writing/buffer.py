@@ -51,9 +51,7 @@ class Buffer:
     ``hurry`` is called, without the lock, before a caller waits: it sends what is still gathered.
     """
 
-    def __init__(
-        self, limit: int, timeout_s: float, hurry: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, limit: int, timeout_s: float, hurry: Callable[[], None]) -> None:
         self._limit = limit
         self._timeout_s = timeout_s
         self._hurry = hurry

@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Final
+from typing import Final, TypeVarTuple
 
 from msgspec import Struct, structs
 
@@ -56,8 +55,11 @@ from spark_stream.transport.streams import TRANSPORT_ERRORS, Handle, Stream, Str
 from spark_stream.wire.messages import APPEND
 from spark_stream.wire.stream_messages import Ack, AppendTo, Envelope, ack_from_bytes
 from spark_stream.wire.topic_messages import TopicDescription
+from spark_stream.wire.transaction_messages import NewProducer
 
 logger = logger_of(__name__)
+
+Ts = TypeVarTuple("Ts")
 
 _CALL_S: Final = 5.0  # then the next call runs; the core tries again
 
@@ -75,8 +77,8 @@ class Settings(Struct, frozen=True):
 class ProducerLoop:
     """The shell of one producer. ``lock`` guards the core; the caller uses it too.
 
-    ``identified`` gets an identity within the given seconds. ``finished`` is called when all is
-    settled after a :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
+    ``finished`` is called when all is settled after a
+    :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
     """
 
     def __init__(
@@ -85,7 +87,6 @@ class ProducerLoop:
         topics: TopicsClient,
         settings: Settings,
         lock: Lock,
-        identified: Callable[[float], ProducerIdentity],
         finished: Callable[[], None],
     ) -> None:
         self._connection = connection
@@ -93,7 +94,6 @@ class ProducerLoop:
         self._topics = topics
         self._settings = settings
         self._lock = lock
-        self._identified = identified
         self._finished = finished
         self.core = ProducerCore(settings.timeout_ms / 1000, connection.timeout_s)
         self._streams: dict[int, AppendStream] = {}
@@ -113,13 +113,13 @@ class ProducerLoop:
             found = self.used_io_loop = client_loop()
         return found
 
-    def event(self, tell: Callable[[ProducerCore, float], None]) -> None:
-        """Tell the core what happened, and carry out what it then says."""
+    def event(self, tell: Callable[[*Ts], None], *arguments: *Ts) -> None:
+        """Call a method of the core for an event, and carry out the instructions that follow."""
         core = self.core
         if self._is_abandoned:
             return
         with self._lock:
-            tell(core, time.monotonic())
+            tell(*arguments)
             outcomes: tuple[Outcome, ...] = ()
             if core.outcomes:
                 outcomes = tuple(core.outcomes)
@@ -222,7 +222,7 @@ class ProducerLoop:
                 self._open_stream(instruction)
             case AskLeaders():
                 if not self._tell_leaders(instruction):
-                    self._call(partial(self._ask_leaders, instruction))
+                    self._call(self._ask_leaders, instruction)
             case AskIdentity():
                 self._call(self._ask_identity)
             case DoubtRoute():
@@ -237,7 +237,7 @@ class ProducerLoop:
                     stream.break_off()
 
     def _tick(self) -> None:
-        self.event(lambda core, now: core.tick(now))
+        self.event(self.core.tick, time.monotonic())
 
     # -- streams --------------------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class ProducerLoop:
         if shared is not None:
             self._start(asked, shared)
         else:
-            call_elsewhere(("connect", link.address), partial(self._connect, asked, link))
+            call_elsewhere(("connect", link.address), self._connect, asked, link)
 
     def _connect(self, asked: OpenStream, link: BrokerLink) -> None:
         try:
@@ -270,7 +270,7 @@ class ProducerLoop:
             isolation=self._settings.isolation,
             timeout_ms=self._settings.timeout_ms,
         )
-        stream = AppendStream(shared, partial(self._on_answer, number), partial(self._lose, number))
+        stream = AppendStream(number, shared, self._on_answer, self._lose)
         try:
             stream.start(topic, request)
         except IsologError as error:
@@ -285,16 +285,16 @@ class ProducerLoop:
         self.carry_out()
 
     def _on_answer(self, stream: int, ack: Ack) -> None:
-        self.event(lambda core, now: core.on_acknowledged(stream, ack, now))
+        self.event(self.core.on_acknowledged, stream, ack, time.monotonic())
 
     def _lose(self, stream: int, error: IsologError) -> None:
         self._streams.pop(stream, None)
-        self.event(lambda core, now: core.stream_lost(stream, error, now))
+        self.event(self.core.stream_lost, stream, error, time.monotonic())
 
     # -- what may wait for a broker -------------------------------------------------------------
 
-    def _call(self, call: Callable[[], None]) -> None:
-        call_elsewhere(("ask", id(self._connection)), call)
+    def _call(self, call: Callable[[*Ts], None], *arguments: *Ts) -> None:
+        call_elsewhere(("ask", id(self._connection)), call, *arguments)
 
     def _check_wanted(self) -> None:
         """Raise BrokerUnavailable if all that waited for the answer was given up meanwhile."""
@@ -310,7 +310,7 @@ class ProducerLoop:
         routes = self._routes(asked)
         if None in routes.values():
             return False
-        self.event(lambda core, now: core.leaders_found(asked.topic.id, routes, now))
+        self.event(self.core.leaders_found, asked.topic.id, routes, time.monotonic())
         return True
 
     def _ask_leaders(self, asked: AskLeaders) -> None:
@@ -322,21 +322,20 @@ class ProducerLoop:
             self._topics.router.refresh(topic.name, topic.id, self._call_s)
             routes = self._routes(asked)
         except Exception as error:
-            failure = _failure(error)
-            self.event(lambda core, now: core.leaders_failed(topic.id, failure, now))
+            self.event(self.core.leaders_failed, topic.id, _failure(error), time.monotonic())
         else:
-            self.event(lambda core, now: core.leaders_found(topic.id, routes, now))
+            self.event(self.core.leaders_found, topic.id, routes, time.monotonic())
 
     def _ask_identity(self) -> None:
         try:
             self._check_wanted()
             self._connection.connect(self._call_s)  # fails fast if no broker answers
-            identity = self._identified(self._call_s)
+            facts = self._connection.call(NewProducer(), self._call_s)
+            identity = ProducerIdentity(facts.producer_id, facts.epoch)
         except Exception as error:
-            failure = _failure(error)
-            self.event(lambda core, now: core.identity_failed(failure, now))
+            self.event(self.core.identity_failed, _failure(error), time.monotonic())
         else:
-            self.event(lambda core, now: core.on_identified(identity, now))
+            self.event(self.core.on_identified, identity, time.monotonic())
 
 
 def _failure(error: Exception) -> IsologError:
@@ -353,16 +352,19 @@ _CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have in flight
 class AppendStream:
     """A stream of appends to one topic. Call :meth:`start` first.
 
-    ``answered`` and ``ended`` are called on the loop's thread, and must not block. ``ended`` is not
-    called for a stream that was ended or broken off from here. Any thread may send; none waits.
+    ``answered`` and ``ended`` are called with its ``number`` on the loop's thread, and must not
+    block. ``ended`` is not called for a stream that was ended or broken off from here. Any thread
+    may send; none waits.
     """
 
     def __init__(
         self,
+        number: int,
         shared: SharedChannel,
-        answered: Callable[[Ack], None],
-        ended: Callable[[IsologError], None],
+        answered: Callable[[int, Ack], None],
+        ended: Callable[[int, IsologError], None],
     ) -> None:
+        self._number = number
         self._shared = shared  # the connection lives as long as this refers to it
         self._answered = answered
         self._ended = ended
@@ -451,12 +453,12 @@ class AppendStream:
             self._over(InternalError(f"{where} sends an invalid answer: {error.message}"))
         else:
             if not self._is_over:
-                self._answered(ack)
+                self._answered(self._number, ack)
 
     def _over(self, reason: IsologError) -> None:
         if not self._is_over:
             self._is_over = True
-            self._ended(reason)
+            self._ended(self._number, reason)
 
 
 def _as_sent(request: AppendTo) -> AppendTo:

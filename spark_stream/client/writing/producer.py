@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import datetime
-from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -53,7 +52,7 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.transport.lifetime import ProcessBound, check_may_wait
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.topic_messages import TopicDescription
-from spark_stream.wire.transaction_messages import Branch, NewProducer
+from spark_stream.wire.transaction_messages import Branch
 
 __all__ = ["Branch", "Producer"]
 
@@ -127,8 +126,7 @@ class Producer(ProcessBound):
         self._timeout_s = timeout_ms / 1_000
         # The loop refers to the sender, so the sender must not hold the producer: it would never be
         # dropped.
-        identified = partial(_new_identity, connection)
-        self._sender = Sender(connection, topics, settings, identified)
+        self._sender = Sender(connection, topics, settings)
         if branch is not None:
             self._sender.write_as(*author_of(branch))
         self._join = self._sender.join  # bound once: this is called for every record
@@ -396,12 +394,6 @@ def _not_transactional(call: str) -> InvalidTransaction:
         f"{call}() of a producer without a transactional id",
         hint="Make it with log.producer(transactional_id=...).",
     )
-
-
-def _new_identity(connection: ClusterConnection, timeout_s: float) -> ProducerIdentity:
-    """Ask for a producer id, for a producer that writes outside transactions."""
-    facts = connection.call(NewProducer(), timeout_s)
-    return ProducerIdentity(facts.producer_id, facts.epoch)
 
 
 def author_of(branch: Branch) -> tuple[ProducerIdentity, str]:

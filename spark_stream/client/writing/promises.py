@@ -20,7 +20,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -167,7 +166,7 @@ class Promise(ProcessBound, Future[Written]):
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
         """Add a callback as for any future; it may wait, and may call the producer."""
         CALLBACKS.keep_thread()
-        super().add_done_callback(lambda _: CALLBACKS.add(None, partial(self._call, fn)))
+        super().add_done_callback(lambda _: CALLBACKS.add(None, self._call, fn))
 
     def _call(self, fn: Callable[[Future[Written]], object]) -> None:
         try:

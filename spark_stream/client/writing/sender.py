@@ -19,7 +19,7 @@ import random
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
@@ -78,20 +79,51 @@ Part = tuple[int, pa.RecordBatch, int]
 _Waiting = tuple[TopicDescription, Pending]
 
 
+class AppendedPart(Struct, frozen=True):
+    """A partition's part of an appended batch, and the room that is released with it."""
+
+    whole: Gathering
+    first: int
+    share: Share
+    buffer: Buffer
+
+    def settle(self, settlement: Settlement) -> None:
+        """Settle the part, and release its room even if that fails."""
+        try:
+            self.whole.settle(self.first, settlement)
+        finally:
+            self.buffer.release(self.share)
+
+
+class _RecordsPart(Struct, frozen=True):
+    """A partition's part of records that were sent one by one, and the room released with it."""
+
+    outcomes: Outcomes
+    number: int
+    rows: int
+    share: Share
+    buffer: Buffer
+
+    def settle(self, settlement: Settlement) -> None:
+        """Settle the part; each of its records has a promise of its own."""
+        try:
+            self.outcomes.settle(self.number, self.rows, settlement)
+        finally:
+            self.buffer.release(self.share)
+
+
 class Sender:
-    """Sends for one producer. ``identified`` gets an identity if none is given."""
+    """Sends for one producer."""
 
     def __init__(
         self,
         connection: ClusterConnection,
         topics: TopicsClient,
         settings: Settings,
-        identified: Callable[[float], ProducerIdentity],
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._settings = settings
-        self._identified = identified
         # Not from 0: many short-lived producers would all write to partition 0.
         self._keyless = itertools.count(random.randrange(1 << 16))
         self._lifetime = connection.lifetime
@@ -105,7 +137,6 @@ class Sender:
             self._topics,
             settings,
             self._lock,
-            self._identified,
             self._on_finished,
         )
         self._core = self._loop.core
@@ -223,11 +254,12 @@ class Sender:
                 self._let_join(pending, topic)
         if goes:
             self._send_waiting(topic)
-        elif first and linger_s:
-            due = partial(self._send_if_waiting, topic, pending)
-            pending.timer = self._loop.io_loop.call_later(linger_s, due)
         elif first:
-            self._loop.io_loop.call_soon(partial(self._send_if_waiting, topic, pending))
+            due = partial(self._send_if_waiting, topic, pending)
+            if linger_s:
+                pending.timer = self._loop.io_loop.call_later(linger_s, due)
+            else:
+                self._loop.io_loop.call_soon(due)
         return promise
 
     def _let_join(self, pending: Pending, topic: str) -> None:
@@ -278,8 +310,8 @@ class Sender:
             with self._lock:
                 now = time.monotonic()
                 for (partition, rows, first), joining in zip(parts, joins, strict=True):
-                    settle = partial(self._settle_part, whole, first, share)
-                    self._core.submit(of.id, rows, partition, settle, now, joining)
+                    part = AppendedPart(whole, first, share, self.buffer)
+                    self._core.submit(of.id, rows, partition, part.settle, now, joining)
         self._loop.carry_out()
         return whole.promise
 
@@ -319,13 +351,13 @@ class Sender:
                     self._seal(pending)
             for pending in waiting:
                 self._drop(pending, error)
-            self._loop.event(lambda core, _: core.discard(error))
+            self._loop.event(self._core.discard, error)
 
     def close(self) -> None:
         """Take nothing more; the streams end once everything is settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
         with self._whole(), self._change():
-            self._loop.event(lambda core, _: core.close())
+            self._loop.event(self._core.close)
 
     def _end_with_program(self) -> None:
         """Send what was taken, in the time that is left, and fail the rest."""
@@ -515,30 +547,13 @@ class Sender:
                 now = time.monotonic()
                 of = self._core.topic(known, now).id
                 for number, (partition, batch, _) in enumerate(parts):
-                    settle = partial(
-                        self._settle_records, pending.outcomes, number, batch.num_rows, share
+                    part = _RecordsPart(
+                        pending.outcomes, number, batch.num_rows, share, self.buffer
                     )
-                    self._core.submit(of, batch, partition, settle, now)
+                    self._core.submit(of, batch, partition, part.settle, now)
 
     def _drop(self, pending: Pending, error: IsologError) -> None:
         rows = len(pending.values)
         if rows:
             pending.outcomes.settle(0, rows, Unacknowledged(error))
         self.buffer.release(Share(pending.size, rows, 1, pending.flushes))
-
-    def _settle_part(
-        self, whole: Gathering, first: int, share: Share, settlement: Settlement
-    ) -> None:
-        try:
-            whole.settle(first, settlement)
-        finally:
-            self.buffer.release(share)
-
-    def _settle_records(
-        self, outcomes: Outcomes, number: int, rows: int, share: Share, settlement: Settlement
-    ) -> None:
-        """Settle the part of this number; each of its records has a promise of its own."""
-        try:
-            outcomes.settle(number, rows, settlement)
-        finally:
-            self.buffer.release(share)

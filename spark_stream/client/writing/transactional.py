@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.options import check_setting
@@ -54,6 +54,7 @@ from spark_stream.wire.transaction_messages import (
 logger = logger_of(__name__)
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
@@ -221,7 +222,7 @@ class TransactionalProducer(Producer):
                 # From here on only the broker knows whether it is committed.
                 self._committing = True
             try:
-                self._call(lambda: self._committed(branch))
+                self._call(self._committed, branch)
             except (ConsumerFenced, UnknownTopic):
                 self._give_up(branch)
                 raise
@@ -354,10 +355,10 @@ class TransactionalProducer(Producer):
             return self._sender.failures.first or error
         return self._sender.failures.first
 
-    def _call(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call the broker; an error that tells the decision ends the transaction here too."""
         try:
-            return call()
+            return call(*arguments)
         except ProducerFenced as error:
             self._fenced = error
             self._branch = None
@@ -385,7 +386,7 @@ class TransactionalProducer(Producer):
             TransactionAborted(f"{self._named()} was aborted before this was acknowledged")
         )
         asked = AbortTransaction.of(**self._own, number=branch.number)
-        self._call(lambda: self._connection.call(asked))
+        self._call(self._connection.call, asked)
         self._over(branch)
 
     def _give_up(self, branch: Branch) -> None:

@@ -11,7 +11,7 @@ from spark_stream.client.writing.buffer import Buffer, Share
 
 
 def test_parts_that_share_memory_give_their_room_back_with_the_last_of_them():
-    buffer = Buffer(100, 0.01)
+    buffer = Buffer(100, 0.01, lambda: None)
     with buffer.lock:
         buffer.reserve(90)
         share = Share(90, 1, parts=2, flushes=buffer.take())

@@ -15,7 +15,7 @@ from spark_stream.client.writing.core import AllSettled, ProducerCore, SettleBat
 from spark_stream.client.writing.lanes import Outgoing, Settlement
 from spark_stream.client.writing.loop import ProducerLoop, Settings
 from spark_stream.client.writing.promises import Failures, Gathering
-from spark_stream.client.writing.sender import Sender
+from spark_stream.client.writing.sender import AppendedPart
 
 
 def _fail(_: Settlement) -> None:
@@ -30,19 +30,19 @@ def test_batches_behind_one_whose_outcome_cannot_be_reported_are_settled(
     connection, nothing = cast(Any, SimpleNamespace(timeout_s=1.0)), cast(Any, None)
     settings = Settings("replicated", 0.0, 1, 1, 1000)
     shell = ProducerLoop(
-        connection, nothing, settings, threading.Lock(), nothing, lambda: settled.append("all")
+        connection, nothing, settings, threading.Lock(), lambda: settled.append("all")
     )
     row = pa.record_batch({"n": [1]})
     batches = [Outgoing(row, 0, 1.0, each) for each in (_fail, settled.append)]
     if goes_with_others:
         batches[0].others.append(batches.pop())
 
-    def tell(core: ProducerCore, _: float) -> None:
+    def tell(core: ProducerCore) -> None:
         for each in batches:
             core.outcomes.append(SettleBatch(each, Written("t", 0, 7, each.rows)))
         core.outcomes.append(AllSettled())
 
-    shell.event(tell)
+    shell.event(tell, shell.core)
     written, end = settled
     assert (written.count, end) == (1, "all")
 
@@ -52,8 +52,8 @@ def test_a_part_that_cannot_be_settled_gives_its_room_back(
 ) -> None:
     whole, released = Gathering(1, Failures()), list[Share]()
     monkeypatch.setattr(whole.promise, "settle", _fail)
-    sender = cast(Sender, SimpleNamespace(buffer=SimpleNamespace(release=released.append)))
+    buffer = cast(Any, SimpleNamespace(release=released.append))
     share = Share(90, 1, parts=1, flushes=0)
     with pytest.raises(RuntimeError):
-        Sender._settle_part(sender, whole, 0, share, Written("t", 0, 7, 1))
+        AppendedPart(whole, 0, share, buffer).settle(Written("t", 0, 7, 1))
     assert released == [share]
