@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
@@ -70,9 +71,9 @@ def _atomic(bounds: Bounds) -> Offset:
 
 
 UPPER_BOUND: Final[Mapping[Isolation, Callable[[Bounds], Offset]]] = {
-    Isolation.READ_UNCOMMITTED: lambda bounds: bounds.log_end_offset,
-    Isolation.READ_REPLICATED: lambda bounds: bounds.high_watermark,
-    Isolation.READ_COMMITTED: lambda bounds: bounds.last_stable_offset,
+    Isolation.READ_UNCOMMITTED: attrgetter("log_end_offset"),
+    Isolation.READ_REPLICATED: attrgetter("high_watermark"),
+    Isolation.READ_COMMITTED: attrgetter("last_stable_offset"),
     Isolation.READ_ATOMIC: _atomic,
 }
 

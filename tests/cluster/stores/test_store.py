@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from spark_stream.cluster.stores.store import MetadataStore
+from isolog.errors import MetadataUnavailable
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.stores.store import MetadataStore, TimedStore, end_of
+from spark_stream.counting import Histogram, NamedCounts
 from spark_stream.testing.store_tests import StoreTests, counted_up
 from tests.cluster.conftest import OF_PROCESSES, STORES, Opener
 from tests.etcd import needs_etcd
@@ -75,3 +81,39 @@ def test_of_processes_that_open_and_write_at_once_exactly_one_wins_each_time(kin
         process.join()
         assert process.exitcode == 0
     assert sorted(written) == list(range(1, 81))
+
+
+LAST = "\U0010ffff"
+TEXTS = st.text(st.sampled_from(["\0", "a", "b", "\ud7ff", "\ue000", LAST]), max_size=4)
+
+
+@given(TEXTS, TEXTS)
+@example("\ud7ff", "\ue000")
+@example("a" + LAST, "b")
+def test_a_range_holds_exactly_what_starts_with_the_prefix(prefix, key):
+    end = end_of(prefix)
+    start, known = prefix.encode(), key.encode()
+    inside = start <= known and (end is None or known < end.encode())
+    assert inside is key.startswith(prefix)
+
+
+@pytest.mark.parametrize("prefix", ["", LAST, LAST * 3])
+def test_some_prefixes_have_no_end(prefix):
+    assert end_of(prefix) is None
+
+
+def test_a_change_that_a_full_store_does_not_make_is_a_failure_until_one_is_made(tmp_path: Path):
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    errors = NamedCounts()
+    timed = TimedStore(store, Histogram(), Histogram(), errors)
+    with closing(timed):
+        assert timed.put("kept", {}, 0) is not None
+        store._writer.execute("pragma max_page_count = 6")
+        with pytest.raises(MetadataUnavailable, match="full"):
+            timed.put("big", {"text": "x" * 100_000}, 0)
+        assert timed.get("kept") is not None
+        assert "full" in timed.write_failure.message, "a read is no sign that it takes changes"
+        store._writer.execute("pragma max_page_count = 100000")
+        assert timed.put("big", {}, 0) is not None
+        assert timed.write_failure is None
+    assert errors.read() == {"write": 1}
