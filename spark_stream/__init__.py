@@ -1,6 +1,6 @@
 """isolog: a replicated, Arrow-native log with a PySpark Structured Streaming source and sink.
 
-In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``; they need
+In Spark: ``spark.readStream.format("isolog")`` and ``df.writeStream.format("isolog")``. They need
 no import. Programs import :mod:`isolog`, which has the same names.
 """
 

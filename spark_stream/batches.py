@@ -53,7 +53,7 @@ def decode_one(
 def decode_run(
     messages: Sequence[memoryview], schema: pa.Schema, columns: Sequence[str] | None
 ) -> pa.RecordBatch:
-    """Decode many messages into one batch; ``messages`` are their bytes, split anywhere."""
+    """Decode many messages into one batch. ``messages`` are their bytes, split anywhere."""
     with _opened(messages, schema, columns) as reader:
         return as_one(reader.read_all(), columns)
 
@@ -86,11 +86,11 @@ def _opened(
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Convert the batch to another schema of its topic: exactly its columns, in its order.
 
-    A column that the batch lacks is filled with nulls; a number is cast to the schema's type. To a
+    A column that the batch lacks is filled with nulls. A number is cast to the schema's type. To a
     wider type that always works, to a narrower one only if it keeps every value.
 
     Raises:
-        SchemaMismatch: a value, or a null, does not fit its column; the error names the column.
+        SchemaMismatch: a value, or a null, does not fit its column. The error names the column.
     """
     there = set(batch.schema.names)
     arrays = [
@@ -180,7 +180,7 @@ def _entries(array: pa.MapArray) -> list[pa.Array]:
 def with_facts(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
     """Return the schema message of a segment's start, with ``facts`` in the schema's metadata.
 
-    The names of all facts start with ``isolog.``. A checksum of the whole message is added; it is
+    The names of all facts start with ``isolog.``. A checksum of the whole message is added. It is
     computed with zeros in place of the checksum itself.
     """
     blank = _message(schema, {**facts, _CHECKSUM: _NO_CHECKSUM})
@@ -194,7 +194,7 @@ def _message(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
 
 
 def facts_of(header: pa.Buffer) -> dict[str, str] | None:
-    """Return the facts that :func:`with_facts` wrote; None if the bytes are not such a message."""
+    """Return the facts that :func:`with_facts` wrote, or None if the bytes are not such a message."""
     try:
         metadata = pa.ipc.read_schema(header).metadata or {}
         facts = {
@@ -245,7 +245,7 @@ def _value_place(message: bytearray, key: bytes) -> int:
 
 
 def header_length(file: pa.Buffer) -> int | None:
-    """Return the length of an ``.arrow`` file's schema message; None if it has none."""
+    """Return the length of an ``.arrow`` file's schema message, or None if it has none."""
     length = schema_length(file) if file.size >= 8 else 0
     if not 8 < length <= file.size:
         return None

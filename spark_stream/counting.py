@@ -148,7 +148,7 @@ class Traffic(Struct, eq=False):
 
 
 class TrafficAmounts(Struct, frozen=True):
-    """What went through one or several replicas up to one moment; as :class:`Traffic`."""
+    """What went through one or several replicas up to one moment. As :class:`Traffic`."""
 
     appended: Amount = Amount()
     fetched: Amount = Amount()

@@ -1,7 +1,7 @@
 """What a broker takes from its environment: time, unique names, its machine and its release.
 
 Code that takes these as arguments also runs in the simulator. Deadlines, timeouts and leases use
-``monotonic``; ages of what is in files use ``steady_us``; the wall clock is only for what people
+``monotonic``. Ages of what is in files use ``steady_us``. The wall clock is only for what people
 see and for the timestamps of records.
 """
 
@@ -20,13 +20,13 @@ class Clock(Protocol):
     """Tells the time."""
 
     def monotonic(self) -> float:
-        """Return seconds since some moment; never steps, and means nothing to another process."""
+        """Return seconds since some moment. Never steps, and means nothing to another process."""
 
     def steady_us(self) -> int:
-        """Return microseconds since the epoch; does not step while the process lives."""
+        """Return microseconds since the epoch. Does not step while the process lives."""
 
     def wall_us(self) -> int:
-        """Return microseconds since the epoch by the host's clock; may step either way."""
+        """Return microseconds since the epoch by the host's clock. May step either way."""
 
 
 class Ids(Protocol):
@@ -40,7 +40,7 @@ class Machine(Protocol):
     """The machine whose kernel keeps what a process has written."""
 
     def boot_id(self) -> str | None:
-        """Return an id of the current boot; None if unknown: then any start may follow a reboot."""
+        """Return an id of the current boot, or None if unknown: then any start may follow a reboot."""
 
 
 class SystemClock:
@@ -67,7 +67,7 @@ class SystemIds:
 
 
 class SystemMachine:
-    """The host; its boot id is known on Linux only."""
+    """The host. Its boot id is known on Linux only."""
 
     def __init__(self, file: Path = _BOOT_ID) -> None:
         self._file = file

@@ -2,7 +2,7 @@
 
 A class has a stable ``code`` (what travels), ``retriable`` (whether the same call may succeed
 later) and ``hint`` (one sentence: what to do). Mistakes of a programmer are ordinary Python
-exceptions; the errors here are operating errors and bad input.
+exceptions. The errors here are operating errors and bad input.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IsologError(Exception):
 
     @property
     def offset(self) -> int | None:
-        """The offset of the first record the error speaks of; None where no record has one."""
+        """The offset of the first record the error speaks of. None where no record has one."""
         value = self.details.get("offset")
         return None if value is None else int(value)
 
@@ -47,7 +47,7 @@ class IsologError(Exception):
         return _rebuild, (self.code, self.message, self.hint, self.details)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the JSON object that crosses the wire; :func:`from_wire` reads it."""
+        """Return the JSON object that crosses the wire. :func:`from_wire` reads it."""
         return {
             "code": self.code,
             "message": self.message,
@@ -375,7 +375,7 @@ class DifferentReplay(IsologError):
 
 
 class BrokerBusy(IsologError):
-    """The broker has no memory, or its queue no room, for the request; nothing was done."""
+    """The broker has no memory, or its queue no room, for the request. Nothing was done."""
 
     code = "BROKER_BUSY"
     retriable = True
@@ -601,7 +601,7 @@ BY_CODE: Mapping[str, type[IsologError]] = _tree(IsologError)
 
 
 def _rebuild(code: str, message: str, hint: str, details: Mapping[str, Any]) -> IsologError:
-    """Make an error from its parts; an unknown code (of a newer broker) becomes the root class."""
+    """Make an error from its parts. An unknown code (of a newer broker) becomes the root class."""
     return BY_CODE.get(code, IsologError)(message, hint=hint, **details)
 
 

@@ -24,7 +24,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _SILENT_S: Final = 10.0
 _REQUESTS_MAX: Final = 16
-"""At the same time; each takes a thread."""
+"""At the same time. Each takes a thread."""
 _TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 
@@ -75,7 +75,7 @@ class PageServer:
     """Serves pages by their paths, from construction until :meth:`stop`."""
 
     def __init__(self, bound: socket.socket, pages: Mapping[str, Application]) -> None:
-        """``bound``: a socket that is bound; it belongs to the server from now on."""
+        """``bound``: a socket that is bound. It belongs to the server from now on."""
         host, port = bound.getsockname()[:2]
         self.port = int(port)
         self._pages = pages

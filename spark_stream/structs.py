@@ -52,7 +52,7 @@ class Positional(Struct, metaclass=PositionalType, frozen=True):
 
 
 def learn_types(kind: Any) -> None:
-    """Let msgspec analyse a class and the types of its fields; call it at import.
+    """Let msgspec analyse a class and the types of its fields. Call it at import.
 
     ``msgspec.convert`` does so at its first use of a class, and a second thread that uses the class
     at the same time crashes the process.

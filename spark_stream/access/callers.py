@@ -1,4 +1,4 @@
-"""Who calls, how a broker knows it, and for how long; passwords, tokens and sessions.
+"""Who calls, how a broker knows it, and for how long. Passwords, tokens and sessions.
 
 A password is kept as its scrypt hash, a token as its SHA-256 (it has 32 random bytes): the store
 reveals neither of them. A session is a signed statement that is not kept: who calls, how the broker
@@ -59,7 +59,7 @@ class Caller(Struct, frozen=True):
     ``source_id``: the version of the user's password, or the id of the token. ``is_super``: whether
     the caller may do everything. ``grants``: what the token is limited to, or None if it is good
     for all that the principal may do. ``address``: where the call comes from. ``expires_ms``: when
-    the identity expires, on the wall clock; None if never. ``is_session``: it has shown a session
+    the identity expires, on the wall clock, or None if never. ``is_session``: it has shown a session
     that a broker has signed.
     """
 
@@ -158,7 +158,7 @@ def is_password(password: str, kept: str) -> bool:
 
 
 NO_PASSWORD: Final = f"{_SCRYPT}${'00' * 16}${'00' * 32}"
-"""The hash of no password; comparing with it takes as long as with any other."""
+"""The hash of no password. Comparing with it takes as long as with any other."""
 
 
 def _scrypt(password: str, salt: bytes) -> bytes:
@@ -173,7 +173,7 @@ def new_token() -> tuple[str, str]:
 
 
 def token_id_of(token: str) -> str:
-    """Return the id in a token; empty if this is not a token."""
+    """Return the id in a token, or empty if this is not a token."""
     found = _TOKEN.match(token)
     return found[1] if found else ""
 
@@ -214,7 +214,7 @@ def sign_session(caller: Caller, key: bytes) -> str:
 
 
 def session_of(token: str, key: bytes) -> Caller | None:
-    """Return who the token says the caller is; None if no broker of the cluster has signed it."""
+    """Return who the token says the caller is, or None if no broker of the cluster has signed it."""
     stated, dot, signature = token.removeprefix(SESSION_PREFIX).partition(".")
     if not token.startswith(SESSION_PREFIX) or not dot:
         return None

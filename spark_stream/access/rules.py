@@ -62,7 +62,7 @@ OPERATIONS: Final[Mapping[ResourceKind, tuple[Operation, ...]]] = {
 
 
 def check_operation(operation: Operation | None, kind: ResourceKind) -> None:
-    """Check that a kind of resource has an operation; None, all of them, is always right.
+    """Check that a kind of resource has an operation. None, all of them, is always right.
 
     Raises:
         InvalidRequest: it does not, so a rule about it would have no effect.
@@ -214,7 +214,7 @@ Rate = Annotated[int, Meta(ge=RATE_MIN, le=RATE_MAX)]
 
 
 class Quota(Struct, omit_defaults=False):
-    """The limits of a principal at each broker; None: no limit."""
+    """The limits of a principal at each broker. None: no limit."""
 
     write_bytes_per_s: Rate | None = None
     read_bytes_per_s: Rate | None = None

@@ -13,7 +13,7 @@ store's, and a transactional id gets a new producer id: the logs may have later 
 one.
 
 **Moves.** The metadata of a stopped cluster moves to another store. A move may stop anywhere, and
-is then run again. Order: the source gets a mark, so that no broker starts on it any more; the
+is then run again. Order: the source gets a mark, so that no broker starts on it any more. The
 target gets one, because it is not complete. Records are copied and compared. The source's mark says
 that the move is done, and only then the target's mark goes: at no moment can brokers start on both.
 
@@ -83,7 +83,7 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
 
 
 def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
-    """Write a copy of a store that is no file, as it is at one moment; as :func:`back_up`."""
+    """Write a copy of a store that is no file, as it is at one moment. As :func:`back_up`."""
     _check_free(target, force=force)
     try:
         with _distrusting_copy(source, target) as (_, fresh):
@@ -94,7 +94,7 @@ def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
 
 
 def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None:
-    """Put a backup in the place of a store that is no file; as :func:`put_back`."""
+    """Put a backup in the place of a store that is no file. As :func:`put_back`."""
     _check_store(backup)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -157,7 +157,7 @@ def _closed_to_brokers(store: Path) -> Iterator[None]:
 def _distrusting_copy(
     source: Path | Backend, target: Path
 ) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """Yield the cluster's record, and a copy of a store that trusts no log; then clean up.
+    """Yield the cluster's record, and a copy of a store that trusts no log. Then clean up.
 
     The copy is in a temporary folder beside the target, with all files that an open store has.
     """
@@ -283,7 +283,7 @@ class MoveMark(Struct, frozen=True):
 
 
 def check_not_moved(store: MetadataStore) -> None:
-    """Check that brokers may use the store; to be called once the broker's id is locked.
+    """Check that brokers may use the store. To be called once the broker's id is locked.
 
     Raises:
         WrongCluster: its records were moved away, or are not complete yet.
@@ -304,13 +304,13 @@ def check_not_moved(store: MetadataStore) -> None:
 
 
 def migrate(source: Backend, target: Backend) -> int:
-    """Move a cluster's metadata; return how many records it has.
+    """Move a cluster's metadata. Return how many records it has.
 
     Raises:
-        InvalidRequest: there is no cluster in the source, or it was moved to another place; or
+        InvalidRequest: there is no cluster in the source, or it was moved to another place. Or
             brokers run on one of them, or the target is in use.
         WrongCluster: the target is the store of another cluster.
-        StorageFailure: a store failed, or the copy differs; the move can be run again.
+        StorageFailure: a store failed, or the copy differs. The move can be run again.
     """
     if not source.exists():
         raise InvalidRequest(f"there is no metadata store {source}")
@@ -450,7 +450,7 @@ def _check_replaceable(store: MetadataStore, mark: MoveMark | None, move: MoveMa
 
 
 def _check_stopped(backend: Backend, mark: _OwnMark) -> None:
-    """Check that no broker runs on a store; if one does, withdraw the mark.
+    """Check that no broker runs on a store. If one does, withdraw the mark.
 
     Raises:
         InvalidRequest: one does.

@@ -52,12 +52,12 @@ class BrokerState(StrEnum):
 class RegisteredBroker(Struct, frozen=True):
     """A broker as the others know it.
 
-    ``id`` is its directory's and stays; ``incarnation`` is made anew with every start.
+    ``id`` is its directory's and stays. ``incarnation`` is made anew with every start.
     ``generation`` is that of its logs (``generations``).
     ``rack``: its rack, or None if none was configured.
     ``boot_id``: that of its machine, if readers there may map its files.
-    ``peer_address``: where it serves other brokers; empty if it has no such door.
-    ``flight``: the address at which it serves Flight; empty if it does not.
+    ``peer_address``: where it serves other brokers, or empty if it has no such door.
+    ``flight``: the address at which it serves Flight, or empty if it does not.
     """
 
     id: str
@@ -104,7 +104,7 @@ class Brokers:
                 return registered
 
     def mark(self, broker_id: str, state: BrokerState) -> RegisteredBroker | None:
-        """Set the broker's state; None if it is not registered."""
+        """Set the broker's state, or None if it is not registered."""
         while True:
             record = self._store.get(BROKERS + broker_id)
             if record is None:
@@ -193,7 +193,7 @@ class ControllerSeat:
         return held is not None and (held.broker, held.incarnation) == mine
 
     def take(self, alive: Alive) -> Controller | None:
-        """Make this broker the controller unless there is one; None if another broker is."""
+        """Make this broker the controller unless there is one, or None if another broker is."""
         record = self._store.get(CONTROLLER)
         held = None if record is None else decode_controller(record.value)
         following = successor(held, self._broker, self._incarnation, alive)
@@ -242,9 +242,9 @@ class ClusterSecret:
 def cluster_identity(
     store: MetadataStore, ids: Ids, known: str | None
 ) -> tuple[str, ClusterSecret]:
-    """Return the id and the secret of the store's cluster; a store without them gets them.
+    """Return the id and the secret of the store's cluster. A store without them gets them.
 
-    ``known`` is the id in a broker's directory; None for a new directory.
+    ``known`` is the id in a broker's directory. None for a new directory.
 
     Raises:
         WrongCluster: the directory belongs to another cluster.

@@ -8,7 +8,7 @@ A named reader has a session record beside the record of its name, with its hear
 its end. A group has one for its members' last end. Brokers of the previous release do not
 read these records.
 
-A query's record has where the query first started, and how far its present run has come;
+A query's record has where the query first started, and how far its present run has come.
 ``scripts.readers`` changes them. Only the query's source can interpret the start.
 """
 
@@ -41,7 +41,7 @@ def decode_positions(values: Iterable[Mapping[str, Any]]) -> list[PositionOf]:
 
 
 def group_of(value: Mapping[str, Any]) -> Group | None:
-    """Return the group in the value of a consumer's record; None if it has no group."""
+    """Return the group in the value of a consumer's record, or None if it has no group."""
     return msgspec.convert(value["group"], Group) if "group" in value else None
 
 
@@ -126,7 +126,7 @@ class Query(Positional):
 
     ``selection``: which topics it reads. ``starting``: the option that asked for its start.
     ``start``: where that was, None if it is not pinned. Times are in ms since the epoch.
-    ``principal``: who runs it; empty if callers are not known.
+    ``principal``: who runs it, or empty if callers are not known.
     """
 
     instance: str

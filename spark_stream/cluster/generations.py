@@ -9,7 +9,7 @@ Invariant: whatever a broker acknowledged in a generation is in its logs for as 
 has this generation. It vouches for that at its start if nothing speaks against it, and
 
 * its last run ended in order, with all logs forced to the disk, and every log that it had then, and
-  still has, ends where it ended then; or
+  still has, ends where it ended then. Or
 * only its process was lost. The machine was not restarted since, so the kernel has kept every
   write, whether forced or not.
 
@@ -17,11 +17,11 @@ What speaks against it: a log was cut below what had been forced, a log is damag
 force had failed, after which the kernel may have dropped what it had not written. And the directory
 must be the one that the broker used last. So each start writes the name of its *run* into the
 record and into the directory: an empty directory has no name, and a copy of an earlier run has
-another one. A copy of everything, the record included, has different files, which gives it away;
-only a snapshot of a whole volume cannot be told from the original.
+another one. A copy of everything, the record included, has different files, which gives it away.
+Only a snapshot of a whole volume cannot be told from the original.
 
-Order of a start: all logs are open; the record gets the generation, the run, and no end; then the
-directory gets the run; then the broker registers with the generation, and takes its lease. It can
+Order of a start: all logs are open. The record gets the generation, the run, and no end. Then the
+directory gets the run. Then the broker registers with the generation, and takes its lease. It can
 be elected only then. A crash between the record and the directory leaves them with different runs,
 whichever is written first, so it costs only a generation. Order of an end: the broker ceases to
 serve, all logs are forced and closed, and then the record gets where they end.
@@ -48,7 +48,7 @@ from spark_stream.structs import Positional, learn_types
 GENERATIONS: Final = "generations/"
 
 Ends = Mapping[str, int]
-"""After which entry each log ends, by the name of its partition; -1 for one that does not open."""
+"""After which entry each log ends, by the name of its partition. -1 for one that does not open."""
 
 
 class LeftBehind(Positional, frozen=True):
@@ -117,7 +117,7 @@ class GenerationRecords:
     def begin(
         self, found: FoundLogs, run: str, new_generation: Callable[[], str]
     ) -> tuple[Generation, Doubt | None]:
-        """Record the start; return the generation from now on, and the reason if it is a new one.
+        """Record the start. Return the generation from now on, and the reason if it is a new one.
 
         ``run`` is a name that no other start has. The caller must then write it into the directory
         before the broker registers.

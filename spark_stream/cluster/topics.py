@@ -6,7 +6,7 @@ and frees its name for a topic with another id. Its partitions have records of t
 
 **Left-overs.** ``removed/<topic id>`` announces that a topic may have partition records and files
 without existing itself. Such a record exists while a topic is being made, from before its first
-record; while a topic gets more partitions, because it may be deleted meanwhile; and from before a
+record. While a topic gets more partitions, because it may be deleted meanwhile. And from before a
 topic is deleted until nothing is left of it. As long as the topic exists, the record has no effect
 unless it is ``cleared``. ``maker`` is the broker that makes the topic, or None if none does.
 ``brokers`` are those that may have files of it: each takes itself off once it has removed its own,
@@ -54,7 +54,7 @@ class Topic(Positional, frozen=True):
 
 
 def check_name(name: object) -> str:
-    """Return the name, or raise InvalidTopic; names are limited because they also name folders."""
+    """Return the name, or raise InvalidTopic. Names are limited because they also name folders."""
     if not isinstance(name, str) or not is_folder_name(name):
         raise InvalidTopic(f"{name!r} is not a topic name", topic=str(name))
     return name
@@ -89,7 +89,7 @@ class Topics:
 
 
 def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
-    """Return the error for a topic that does not exist; suggest a similar one of ``names``."""
+    """Return the error for a topic that does not exist. Suggest a similar one of ``names``."""
     near = get_close_matches(name, names, 1, _NEAR) if len(names) <= _GUESSES_MAX else []
     guess = f"; did you mean {near[0]!r}?" if near else ""
     return UnknownTopic(f"there is no topic {name!r}{guess}", topic=name)

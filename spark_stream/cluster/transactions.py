@@ -82,7 +82,7 @@ def joins_of(number: int) -> str:
 
 
 def join_of(transactional_id: str, number: int, at: Joined) -> Put:
-    """Build the record that a partition has joined a transaction; it may exist already."""
+    """Build the record that a partition has joined a transaction. It may exist already."""
     value = {"transactional_id": transactional_id, "topic": at.topic}
     return Put(f"{joins_of(number)}{at.topic_id}/{at.partition}", value, 0)
 
@@ -186,7 +186,7 @@ class Numbers:
             return number
 
     def pass_over(self, used: int) -> bool:
-        """Never give out a number up to ``used`` again; True if the stored counter was behind."""
+        """Never give out a number up to ``used`` again. Return True if the stored counter was behind."""
         with self._lock:
             while True:
                 record = self._store.get(self._key)

@@ -1,7 +1,7 @@
 """The cluster as a broker sees it: topics, partitions and brokers, in memory.
 
 The view follows the store: :meth:`ClusterView.refresh` reads what has changed and applies it. A
-thread of the broker calls it again and again; so does whoever has just changed a record and wants
+thread of the broker calls it again and again. So does whoever has just changed a record and wants
 to see that in the view. What is seen may be old by one refresh. So nothing is decided by the view
 alone: a decision is a compare-and-set that expects the version which the view has shown.
 
@@ -50,7 +50,7 @@ class Snapshot(Struct, frozen=True):
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of topics, by their ids."""
     partitions: Mapping[str, Mapping[int, StoredPartition]] = field(default_factory=dict)
-    """By topic id, and number; also of topics that are being made or deleted."""
+    """By topic id, and number. Also of topics that are being made or deleted."""
     brokers: Mapping[BrokerId, RegisteredBroker] = field(default_factory=dict)
     controller: Controller | None = None
     access: AccessRecords = field(default_factory=AccessRecords)
@@ -89,7 +89,7 @@ class ClusterView:
     """One broker's view. Any thread may refresh it, and any may read ``now``."""
 
     def __init__(self, store: MetadataStore) -> None:
-        """Start with an empty view; the first refresh fills it."""
+        """Start with an empty view. The first refresh fills it."""
         self._store = store
         self._lock = threading.Lock()
         self._revision = 0
@@ -111,7 +111,7 @@ class ClusterView:
         ``fresh``, ``known``: as ``MetadataStore.changes``.
 
         Raises:
-            StorageFailure: the store could not be read; the view is as it was before.
+            StorageFailure: the store could not be read. The view is as it was before.
         """
         with self._lock:
             changes = self._store.changes(self._revision, PREFIXES, fresh=fresh, known=known)
@@ -129,7 +129,7 @@ class ClusterView:
             return news
 
     def is_deletion_announced(self, topic_id: str) -> bool:
-        """Return whether the store says that the topic is deleted; False if it cannot be asked."""
+        """Return whether the store says that the topic is deleted. Return False if it cannot be asked."""
         try:
             return self._store.get(REMOVED + topic_id) is not None
         except IsologError:

@@ -1,13 +1,12 @@
 """The entries table: its layout, when a table is valid, and look-ups of offsets, bytes and times.
 
 An entry describes a batch (records with offsets) or a marker (the end of a transaction: no records,
-no offset). A segment's table is authoritative; everything else is derived from it. Layout to the
-byte: ``docs/format.md``.
+no offset). A segment's table is authoritative. All other state of a log is derived from it. Layout
+to the byte: ``docs/format.md``.
 
 Invariant of a table whose first entry has index ``i`` and offset ``o``: entry indexes are ``i``,
-``i+1``, ``i+2``, …; each base offset is the previous one plus the previous count; markers have
-count 0, batches at least 1; leader epochs never fall; positions follow one another without gap or
-overlap.
+``i+1``, ``i+2`` and so on. Each base offset is the previous one plus the previous count. Markers
+have count 0, batches at least 1. Leader epochs never fall. Positions have no gap and no overlap.
 
 **Bytes of records.** A batch is stored as a whole. Its bytes are shared out evenly among its
 records, rounded so that the shares add up to the batch. Records of aborted transactions count too:
@@ -16,7 +15,7 @@ bytes.
 
 **States of records.** A record is *aborted* once its log has the abort marker of its transaction's
 part: a transaction's fate never changes. Below the high watermark any other record is *open* while
-the part has no marker, and *committed* otherwise; records without a transaction are committed. All
+the part has no marker, and *committed* otherwise. Records without a transaction are committed. All
 others are *not replicated*: a failover may take them back. The state is that of the record alone. A
 committed record at or above the last stable offset is still hidden from ``read_committed``, because
 an earlier transaction is open.
@@ -44,7 +43,7 @@ from spark_stream.structs import OffsetField, Positional
 
 
 class Kind(IntEnum):
-    """What an entry is."""
+    """The kind of an entry."""
 
     DATA = 0
     COMMIT = 1
@@ -60,13 +59,13 @@ ENTRY: Final = np.dtype(
         ("timestamp", "<i8"),  # greatest record timestamp, microseconds since the epoch, UTC
         ("appended", "<i8"),  # the leader's clock when it appended, the same unit
         ("position", "<i8"),  # where the batch's IPC message starts in the .arrow file, bytes
-        ("length", "<i8"),  # its length in bytes; 0 for a marker
+        ("length", "<i8"),  # its length in bytes, 0 for a marker
         ("count", "<u4"),  # records
         ("leader_epoch", "<i4"),
         ("base_sequence", "<i4"),
         ("producer_epoch", "<i2"),
         ("kind", "u1"),
-        ("schema", "u1"),  # which of the topic's schemas the batch has: 0 is the first
+        ("schema", "u1"),  # the number of the batch's schema: 0 is the topic's first
         ("data_crc", "<u4"),  # CRC-32C of the length bytes at position
         ("entry_crc", "<u4"),  # CRC-32C of the bytes of this entry before this field
     ]
@@ -76,15 +75,13 @@ CRC_SPAN: Final = ENTRY_SIZE - 4
 _PACKED: Final = struct.Struct("<8qIiihBBI")  # ENTRY without its last field
 _KINDS: Final = tuple(Kind)
 
-MADE_UP: Final = (
-    1 << 62
-)  # brokers allocate only lower numbers; from here on, a client made the number up
+MADE_UP: Final = 1 << 62  # brokers allocate only lower numbers. Clients invent numbers from here on
 
 Table = npt.NDArray[np.void]
 
 
 class Entry(Struct):
-    """One entry before it has a place in a file; the fields are those of ``ENTRY``.
+    """One entry before it has a place in a file. The fields are those of ``ENTRY``.
 
     Entries are never changed. The class is still not frozen, because each append makes some, and
     making a frozen one takes four times as long.
@@ -105,7 +102,7 @@ class Entry(Struct):
     schema: int = 0
 
     def packed(self, position: int, length: int) -> bytes:
-        """Return the entry's bytes without its checksum; ``position`` is where its batch starts."""
+        """Return the entry's bytes without its checksum. ``position``: the start of its batch."""
         return _PACKED.pack(
             self.entry_index,
             self.base_offset,
@@ -128,10 +125,9 @@ class Entry(Struct):
 def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entry, int] | None:
     """Return the entry in a row's bytes (without its checksum) and the length of its batch.
 
-    Return None if the row would not be valid after entries that end at this index and offset, in
-    this epoch, or if it has something that an entry does not keep. This checks what
-    :func:`valid_prefix` checks, for one row and in a tenth of the time: most appends are of one
-    entry.
+    Return None if the row would be invalid after entries that end at this index and offset, in this
+    epoch, or if an entry cannot hold its values. The checks are those of :func:`valid_prefix`, for
+    one row and in a tenth of the time: most appends have one entry.
     """
     (
         entry_index,
@@ -176,9 +172,9 @@ def lone_entry(packed: bytes, index: int, offset: int, epoch: int) -> tuple[Entr
 def valid_prefix(table: Table, first_index: int | None, first_offset: int, position: int) -> int:
     """Count the leading entries that obey the table's invariant.
 
-    ``first_index`` is what the first entry's index must be (None for any), ``first_offset`` its
-    base offset, and ``position`` where the first batch must start in the ``.arrow`` file. CRCs are
-    not checked here: that needs the bytes.
+    ``first_index``: the required index of the first entry (None for any). ``first_offset``: its
+    base offset. ``position``: the start of the first batch in the ``.arrow`` file. CRCs are not
+    checked here, because that needs the bytes.
     """
     rows = len(table)
     if rows == 0:
@@ -201,7 +197,7 @@ def valid_prefix(table: Table, first_index: int | None, first_offset: int, posit
 
 
 def next_offset(table: Table, first_offset: int) -> Offset:
-    """Return the offset after the table's last record; ``first_offset`` if the table is empty."""
+    """Return the offset after the table's last record. ``first_offset`` if the table is empty."""
     if len(table) == 0:
         return Offset(first_offset)
     last = table[-1]
@@ -218,7 +214,7 @@ def at_offset(table: Table, offset: int) -> int:
 
 
 def aborted_rows(tables: Sequence[Table]) -> list[npt.NDArray[np.bool_] | None]:
-    """Return for each table of a log which rows are aborted batches, shape (rows,); None if none.
+    """Return a mask of the aborted batches of each table, shape (rows,), or None without any.
 
     A batch is aborted if the log has, in any of its tables, the ABORT marker of the batch's
     transaction and producer id.
@@ -286,7 +282,7 @@ def _picked(columns: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> np.nda
 
 
 def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return which values are among the known ones, which are sorted and not empty."""
+    """Return a mask of the values that are in ``known``, which is sorted and not empty."""
     place = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.asarray(known[place] == values)
 
@@ -302,7 +298,7 @@ def first_at_or_after(table: Table, timestamp: int) -> int | None:
 
 
 def appended_at(tables: Sequence[Table], entry: int) -> int | None:
-    """Return when the entry of this index was appended, or None if no table has it."""
+    """Return the append time of the entry with this index, or None if no table has it."""
     for table in tables:
         if len(table) and 0 <= entry - int(table[0]["entry_index"]) < len(table):
             return int(table[entry - int(table[0]["entry_index"])]["appended"])
@@ -310,7 +306,7 @@ def appended_at(tables: Sequence[Table], entry: int) -> int | None:
 
 
 def greatest_numbers(tables: Sequence[Table]) -> tuple[int, int]:
-    """Return the greatest producer id and transaction number that were allocated; -1: none."""
+    """Return the greatest allocated producer id and transaction number, each -1 without any."""
     found = []
     for column in ("producer_id", "transaction"):
         given = [table[column][table[column] < MADE_UP] for table in tables]
@@ -327,7 +323,7 @@ def stored_bytes(tables: Sequence[Table], start: int, end: int) -> int:
 
 
 def reached(tables: Sequence[Table], start: int, end: int, budget: int) -> Offset:
-    """Return the offset up to which records from ``start`` take at most ``budget`` bytes.
+    """Return the end offset of the records from ``start`` that take at most ``budget`` bytes.
 
     It is at most ``end``. Only whole records count.
     """
@@ -370,7 +366,7 @@ def _reached_within(table: Table, budget: int) -> int:
 
 
 class RecordState(StrEnum):
-    """What became of a record."""
+    """The state of a record."""
 
     COMMITTED = "committed"
     OPEN = "open"
@@ -388,7 +384,7 @@ class RecordRun(Positional):
 
 
 JudgedTable = tuple[Table, npt.NDArray[np.bool_] | None]
-"""An entries table, and which of its rows are aborted batches (None: none is)."""
+"""An entries table, and a mask of its aborted batches (None without any)."""
 
 _STATES: Final = tuple(RecordState)
 
@@ -400,7 +396,7 @@ def record_states(
     high_watermark: Offset,
     open_parts: Collection[tuple[int, int]],
 ) -> list[RecordRun]:
-    """Return the states of the records ``[start, end)`` that are there, as runs in order.
+    """Return the states of the existing records of ``[start, end)``, as runs in order.
 
     ``open_parts``: the (transaction, producer id) of the parts that have no marker yet.
     """
@@ -440,7 +436,7 @@ def _is_open(rows: Table, open_parts: Collection[tuple[int, int]]) -> npt.NDArra
 
 
 def _add(runs: list[RecordRun], run: RecordRun) -> None:
-    """Add a run, to the last one if it continues that."""
+    """Add a run, or extend the last one."""
     before = runs[-1] if runs else None
     if before is not None and (before.end, before.state, before.transaction) == (
         run.first,

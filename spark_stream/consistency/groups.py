@@ -1,18 +1,19 @@
-"""Consumer groups: which member reads which partition, and which position it may store.
+"""Consumer groups: the assignment of partitions to members, and the positions that they may store.
 
 A group is one record, so each of these functions is one compare-and-set of its caller.
 
 Invariants:
 
 * A partition is assigned to one member at a time, and each time under a higher group epoch.
-* A partition is taken from a member that is alive only after the member has released it. A member
-  that left, or whose session is over, loses all at once.
-* A position is stored only for the member to whom its partition is assigned since no later epoch
-  than the member knows; within one assignment it moves back only after the member's seek.
+* A partition is taken from a live member only after the member has released it. A member that left,
+  or whose session expired, loses all of its partitions together.
+* A position is stored only for the member to whom its partition is assigned, if that assignment is
+  no later than the epoch of the member's request. Within one assignment it moves back only after
+  the member's seek.
 
-How a partition moves from member A to member B, while all others are read on: :func:`target` gives
-it to B; :func:`answer` tells A to release it; A stores its position and releases it
-(:func:`release`); :func:`settle` assigns it to B.
+A rebalance moves a partition from member A to member B while members read all others:
+:func:`target` gives it to B. :func:`answer` revokes it from A. A stores its position and releases
+it (:func:`release`). :func:`settle` assigns it to B. (Kafka: a cooperative rebalance.)
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Place = tuple[str, int]
 class Assigned(Positional):
     """A partition that a member reads, since this group epoch.
 
-    ``turn``: that of the member's last position here; see :class:`Owner`.
+    ``turn``: the turn of the member's last position in the partition, see :class:`Owner`.
     """
 
     topic: Name
@@ -58,9 +59,10 @@ class Assigned(Positional):
 
 
 class GroupMember(Positional):
-    """One consumer of a group. ``session_ms``: without a heartbeat for so long it is removed.
+    """One consumer of a group.
 
-    ``topics``: those that it can read. ``principal``: who it is; empty if callers are not known.
+    ``session_ms``: without a heartbeat for this time it is removed. ``topics``: the topics that it
+    can read. ``principal``: its principal, or empty at a broker without authentication.
     """
 
     id: Name
@@ -72,10 +74,10 @@ class GroupMember(Positional):
 
 
 class Group(Positional):
-    """A group. Its ``epoch`` rises with each change of its members and of what they read.
+    """A group. Its ``epoch`` rises with each change of its members and of their assignments.
 
-    ``first_counts``: how many partitions each topic had, by its id, when the group first read it.
-    Partitions that came later are read from their first record on.
+    ``first_counts``: the number of partitions of each topic, by its id, when the group first read
+    it. Partitions that were added later are read from their first record on.
     """
 
     epoch: OffsetField = 0
@@ -88,7 +90,7 @@ class Group(Positional):
 
     @property
     def isolation(self) -> Isolation | None:
-        """The level that all members read under; None if they differ, or there is none."""
+        """The level that all members read under, or None if they differ, or there is none."""
         levels = {each.isolation for each in self.members}
         return levels.pop() if len(levels) == 1 else None
 
@@ -105,17 +107,17 @@ class KnownTopic(NamedTuple):
 
 
 Topics = Mapping[str, KnownTopic]
-"""The topics that the members of a group read, by name; those that do not exist are missing."""
+"""The existing topics that the members of a group read, by name."""
 
 
 # -- members --------------------------------------------------------------------------------------
 
 
 def join(group: Group, member: GroupMember) -> Group:
-    """Add a member, or change which topics a present member reads.
+    """Add a member, or change the topics of a present member.
 
-    Topics that a present member adds were found by its pattern: they are read from the first record
-    on.
+    A present member adds topics that were created later and match its pattern. They are read from
+    the first record on.
     """
     before = group.member(member.id)
     if before is None:
@@ -127,7 +129,7 @@ def join(group: Group, member: GroupMember) -> Group:
 
 
 def remove(group: Group, member_id: str) -> Group:
-    """Remove a member, with all that is assigned to it."""
+    """Remove a member, and unassign its partitions."""
     if group.member(member_id) is None:
         return group
     rest = tuple(each for each in group.members if each.id != member_id)
@@ -135,7 +137,7 @@ def remove(group: Group, member_id: str) -> Group:
 
 
 def release(group: Group, member_id: str, released: Iterable[Assigned]) -> Group:
-    """Take from a member what it gives up; a release from an earlier assignment does nothing."""
+    """Unassign released partitions of a member. A release of an earlier assignment is a no-op."""
     member = group.member(member_id)
     gone = {(*each.place, each.epoch) for each in released}
     if member is None or not gone:
@@ -147,9 +149,9 @@ def release(group: Group, member_id: str, released: Iterable[Assigned]) -> Group
 
 
 def note_topics(group: Group, topics: Topics, found_later: Collection[str] = ()) -> Group:
-    """Note how many partitions new topics have; ``found_later``: read all of them from the first.
+    """Record the number of partitions of new topics.
 
-    Both are names.
+    ``found_later``: the names of topics that are read from their first record on.
     """
     new = {
         topic.id: 0 if name in found_later else topic.partitions
@@ -164,11 +166,11 @@ def _changed(group: Group, member: GroupMember) -> Group:
     return replace(group, epoch=group.epoch + 1, members=members)
 
 
-# -- who reads what -------------------------------------------------------------------------------
+# -- assignment -----------------------------------------------------------------------------------
 
 
 def settle(group: Group, topics: Topics) -> Group:
-    """Assign all partitions that are free, each to the member that is to have it."""
+    """Assign each free partition to the member that :func:`target` chooses."""
     taken = {each.place for member in group.members for each in member.assigned}
     names = {topic.id: name for name, topic in topics.items()}
     epoch = group.epoch + 1
@@ -184,7 +186,7 @@ def settle(group: Group, topics: Topics) -> Group:
 
 
 class MemberAnswer(Struct):
-    """All that is assigned to a member since the ``epoch``, and the part that it must release.
+    """The partitions of a member since the ``epoch``, and those of them that it must release.
 
     The member reads all partitions that are assigned and not revoked.
     """
@@ -195,7 +197,7 @@ class MemberAnswer(Struct):
 
 
 def answer(group: Group, topics: Topics, member_id: str) -> MemberAnswer | None:
-    """Return what to tell a member; None if it is none."""
+    """Return the assignment of a member, or None if the group has no such member."""
     member = group.member(member_id)
     if member is None:
         return None
@@ -205,10 +207,10 @@ def answer(group: Group, topics: Topics, member_id: str) -> MemberAnswer | None:
 
 
 def target(group: Group, topics: Topics) -> dict[str, set[Place]]:
-    """Return which partitions each member is to have, by its id.
+    """Return the partitions that each member should have, by its id.
 
     Each partition that some member can read is in one set. No other distribution is more even, and
-    partitions stay where they are as far as that allows: those that are free move first.
+    partitions keep their members as far as that allows: free partitions move first.
     """
     loads = _Loads(group.members, topics)
     free = loads.keep_assigned()
@@ -242,7 +244,7 @@ class _Loads:
                 self.readers[name].append(member)
 
     def keep_assigned(self) -> set[tuple[str, int]]:
-        """Leave partitions where they are; return those that no member has."""
+        """Give members their assigned partitions. Return the free partitions."""
         free = {
             (name, number)
             for name, topic in self._topics.items()
@@ -269,7 +271,7 @@ class _Loads:
         )
 
     def path(self) -> list[tuple[str, str]]:
-        """Return a chain of moves that makes the loads more even, its last move first; or none.
+        """Return a chain of moves that makes the loads more even, from its end, or an empty list.
 
         Without such a chain no distribution is more even (Harvey et al., *Semi-matchings for
         bipartite graphs and load balancing*).
@@ -297,7 +299,7 @@ class _Loads:
         return []
 
     def move(self, one: str, other: str, free: Collection[tuple[str, int]]) -> None:
-        """Move a partition: a free one if there is any, of the topic that is least even."""
+        """Move a partition: a free one if there is any, of the least evenly spread topic."""
 
         def rank(place: tuple[str, int]) -> tuple[bool, int, str, int]:
             name, number = place
@@ -317,7 +319,7 @@ class _Loads:
 
 
 def _steps_to(last: str, before: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the moves of a chain, the last one first: so each member has what it passes on."""
+    """Return a chain's moves from its end, so that each member has the partition it gives away."""
     steps = []
     while before[last] != last:
         steps.append((before[last], last))
@@ -329,11 +331,11 @@ def _steps_to(last: str, before: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 class Owner(NamedTuple):
-    """A member as one who stores positions: what it knows by then.
+    """The state of a member when it stores positions.
 
-    ``epoch``: the latest group epoch of which it was told. ``turn``: how often it has moved by a
-    seek. So a call that arrives late is recognised: its partition is assigned since a later epoch,
-    or its turn is over, or its position is below the one that is stored.
+    ``epoch``: the latest group epoch that it has received. ``turn``: its number of seeks. So a call
+    that arrives late is detected: its partition is assigned since a later epoch, or the member has
+    made another seek, or its position is below the stored one.
     """
 
     member: str
@@ -341,12 +343,12 @@ class Owner(NamedTuple):
     turn: int
 
     def __str__(self) -> str:
-        """Return the text that stands where a named consumer's instance does."""
+        """Return the text that takes the place of a named consumer's instance."""
         return f"{self.member}@{self.epoch}.{self.turn}"
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """Return the owner of a text; None if it is that of a named consumer."""
+        """Return the owner of a text, or None if it is that of a named consumer."""
         member, _, numbers = text.rpartition("@")
         epoch, dot, turn = numbers.partition(".")
         if not (member and dot and epoch.isdecimal() and turn.isdecimal()):
@@ -355,7 +357,7 @@ class Owner(NamedTuple):
 
 
 def may_store(group: Group, owner: Owner, positions: Iterable[PositionOf]) -> bool:
-    """Return whether all these partitions are assigned to the owner, as far as it knows."""
+    """Return whether all these partitions are assigned to the owner up to its epoch."""
     member = group.member(owner.member)
     if member is None:
         return False
@@ -366,9 +368,9 @@ def may_store(group: Group, owner: Owner, positions: Iterable[PositionOf]) -> bo
 def store(
     group: Group, owner: Owner, positions: Iterable[PositionOf], known: Iterable[PositionOf]
 ) -> tuple[Group, list[PositionOf]]:
-    """Return the group, and the positions that are new; late ones are left out.
+    """Return the group, and the positions that are new. Late ones are left out.
 
-    ``known``: the stored ones. Call :func:`may_store` before.
+    ``known``: the stored positions. Call :func:`may_store` before.
     """
     member = group.member(owner.member)
     assert member is not None

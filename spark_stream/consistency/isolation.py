@@ -1,7 +1,7 @@
 """Isolation of a consumer: the offsets that it may see, its lag, and the state of a reader.
 
-The levels are those of ``docs/vocabulary.md``, which also says how they relate to Fluvio's (there,
-COMMITTED is what all followers have) and to Kafka's.
+The levels are those of ``docs/vocabulary.md``, which also compares them with Fluvio's (there,
+COMMITTED is the data of all followers) and Kafka's.
 
 Invariant: ``log_start_offset <= last_stable_offset <= high_watermark <= log_end_offset``.
 
@@ -27,7 +27,7 @@ from spark_stream.structs import Positional
 
 
 class Isolation(StrEnum):
-    """What a consumer sees, or when a producer's write counts as done."""
+    """The records that a consumer sees, or the time at which a producer's write counts as done."""
 
     READ_UNCOMMITTED = "read_uncommitted"
     READ_REPLICATED = "read_replicated"
@@ -42,7 +42,7 @@ PRODUCER_LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED)
 class Bounds(Positional):
     """The offsets that bound a partition's reads, as one consistent observation.
 
-    ``atomic_cut`` is that of this partition alone (``consistency.partition.atomic_cuts``); None if
+    ``atomic_cut`` is that of this partition alone (``consistency.partition.atomic_cuts``). None if
     it was not requested.
     """
 
@@ -81,7 +81,7 @@ DROPS_ABORTED: Final = frozenset({Isolation.READ_COMMITTED, Isolation.READ_ATOMI
 
 
 class VisibleRange(Struct, frozen=True):
-    """Offsets ``start`` to ``end`` (exclusive); empty when they are equal."""
+    """Offsets ``start`` to ``end`` (exclusive), or empty when they are equal."""
 
     start: Offset
     end: Offset
@@ -92,14 +92,14 @@ class VisibleRange(Struct, frozen=True):
 
 
 class OutOfRange(Struct, frozen=True):
-    """The start lies above the log end: no such record has existed here."""
+    """The start is above the log end: no such record has existed here."""
 
     start: Offset
     log_end_offset: Offset
 
 
 class Evicted(Struct, frozen=True):
-    """The start lies below the log start: retention removed those records."""
+    """The start is below the log start: retention removed those records."""
 
     start: Offset
     log_start_offset: Offset
@@ -113,9 +113,9 @@ def upper_bound(bounds: Bounds, isolation: Isolation) -> Offset:
 def visible_range(
     bounds: Bounds, isolation: Isolation, start: Offset, end: Offset | None = None
 ) -> VisibleRange | OutOfRange | Evicted:
-    """Return the part of ``[start, end)`` that the level shows; ``end=None`` means no upper limit.
+    """Return the part of ``[start, end)`` that the level shows. ``end=None`` means no upper limit.
 
-    A start between the level's bound and the log end gives an empty range, not an error: the reader
+    A start between the level's bound and the log end gives an empty range, not an error. The reader
     waits, because these records exist and may become visible.
     """
     if start > bounds.log_end_offset:
@@ -155,7 +155,7 @@ def lag_of(
     high_watermark: int | None,
     last_stable: int | None,
 ) -> Lag | None:
-    """Return the lag of a reader at this position. None before its leader has a high watermark.
+    """Return the lag of a reader at this position, or None before its leader has a high watermark.
 
     It is counted up to the log end under read_uncommitted (and where the level is unknown), else up
     to the high watermark. For read_atomic the last stable offset stands for the cut, which is at or
@@ -203,8 +203,8 @@ def state_of(
 ) -> ReaderState:
     """Return the state of a reader.
 
-    ``members``: those of a group, None for a query or a consumer. ``idle_s``: since it last asked
-    for records. ``readable`` and ``held_back``: its lag, see ``isolation.lag_of``.
+    ``members``: the number in a group, None for a query or a consumer. ``idle_s``: the time since
+    it last requested records. ``readable`` and ``held_back``: its lag, see ``isolation.lag_of``.
     """
     if members == 0:
         return ReaderState.GONE if ending is ReaderEnding.LOST else ReaderState.EMPTY

@@ -1,9 +1,9 @@
-"""Which batches can hold a record that a filter keeps, given the least and greatest values of each.
+"""Pruning: the batches that may have records for a filter, by min/max statistics of their columns.
 
 Values are compared by *keys*: integers of 128 bits in the same order as the values. Whole numbers,
 decimals (without their point) and times (in their column's unit) have one key each. Only the first
 sixteen bytes of texts and bytes count, so different ones may share a key. Each float has its own
-key; NaN is the greatest, as in Spark.
+key. NaN is the greatest, as in Spark.
 
 For each condition and each batch there are two questions: can the condition be true for a record of
 the batch, and can it be false? Both answers may err only towards "it can". A batch for which the
@@ -34,7 +34,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def whole_key(value: int) -> int:
-    """Return the key of a whole number; one outside the range of keys gets the nearest key."""
+    """Return the key of a whole number. One outside the range of keys gets the nearest key."""
     return min(HIGHEST, max(LOWEST, value + _MIDDLE))
 
 
@@ -67,7 +67,7 @@ def words(key: int) -> tuple[int, int]:
 
 
 class Keys(Struct, frozen=True):
-    """A key for each batch; both arrays have the shape (batches,)."""
+    """A key for each batch. Both arrays have the shape (batches,)."""
 
     high: Words
     low: Words
@@ -86,12 +86,12 @@ class Keys(Struct, frozen=True):
         return cls(high, values.view(np.uint64))
 
     def below(self, key: int) -> Flags:
-        """Return which keys are below ``key``."""
+        """Return a mask of the keys below ``key``."""
         high, low = (np.uint64(word) for word in words(key))
         return np.asarray((self.high < high) | ((self.high == high) & (self.low < low)))
 
     def above(self, key: int) -> Flags:
-        """Return which keys are above ``key``."""
+        """Return a mask of the keys above ``key``."""
         high, low = (np.uint64(word) for word in words(key))
         return np.asarray((self.high > high) | ((self.high == high) & (self.low > low)))
 
@@ -101,7 +101,7 @@ class Keys(Struct, frozen=True):
 
 
 class Extremes(Struct, frozen=True):
-    """What is known of a column in each of some batches; all arrays have the shape (batches,).
+    """The min/max statistics of a column in some batches. All arrays have the shape (batches,).
 
     ``least`` is not above, and ``greatest`` not below, any of the batch's values. ``some_null``,
     ``some_value``: whether the batch may have a null, or a value.
@@ -114,7 +114,7 @@ class Extremes(Struct, frozen=True):
 
     @classmethod
     def unknown(cls, batches: int) -> Extremes:
-        """Return the extremes of batches of which nothing is known."""
+        """Return the extremes of batches without statistics."""
         yes = np.ones(batches, np.bool_)
         return cls(Keys.same(LOWEST, batches), Keys.same(HIGHEST, batches), yes, yes)
 
@@ -134,7 +134,7 @@ class Order(Enum):
 
 
 class Batches(Struct, frozen=True):
-    """Some batches: their number, and what is known of a column in each of them."""
+    """Some batches: their number, and the statistics of each column."""
 
     count: int
     known: Callable[[str], Extremes]
@@ -145,7 +145,7 @@ Possible = tuple[Flags, Flags]
 
 
 def fixed(value: bool | None, batches: int) -> Possible:
-    """Return the outcome of a condition that is the same for every record; None means null."""
+    """Return the outcome of a condition that is the same for every record. None means null."""
     yes, no = np.ones(batches, np.bool_), np.zeros(batches, np.bool_)
     return (yes if value is True else no), (yes if value is False else no)
 
@@ -178,10 +178,10 @@ def against(found: Extremes, order: Order, low: int, high: int, *, exact: bool) 
 
 
 def every(parts: Iterable[Possible]) -> Possible:
-    """Combine by AND: it can be true if every part can; it can be false if one part can."""
+    """Combine by AND: it can be true if every part can, and false if one part can."""
     return reduce(lambda one, other: (one[0] & other[0], one[1] | other[1]), parts)
 
 
 def some(parts: Iterable[Possible]) -> Possible:
-    """Combine by OR: it can be false if every part can; it can be true if one part can."""
+    """Combine by OR: it can be false if every part can, and true if one part can."""
     return reduce(lambda one, other: (one[0] | other[0], one[1] & other[1]), parts)

@@ -21,7 +21,7 @@ from spark_stream.consistency.ids import (
 )
 from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.partition.producers import Accepted, Stamp
-from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
 from spark_stream.consistency.replication.epochs import EpochStarts
 from spark_stream.consistency.replication.follower import LeaderAnswer
 from spark_stream.consistency.replication.leader import Boundary
@@ -41,9 +41,9 @@ def replica_of(
 ) -> Replica:
     """A replica that opens a log of these entries; ``to_come`` are applied later."""
     whole = [*entries, *to_come]
-    around = Surroundings(lambda entry: end_of(whole[:entry]))
+    lookups = ReplicaLookups(lambda entry: end_of(whole[:entry]))
     tables = [table_of(entries)]
-    return Replica(tables, START, end_of(entries), now, AGE, followers, surroundings=around)
+    return Replica(tables, START, end_of(entries), now, AGE, followers, lookups=lookups)
 
 
 def end_of(entries: Sequence[Entry]) -> Boundary:
@@ -62,8 +62,10 @@ class Leader:
     now: int = 0
 
     def __post_init__(self) -> None:
-        around = Surroundings(lambda entry: end_of(self.entries[:entry]), lambda _: ME.generation)
-        self.replica = Replica([], START, START, 0, AGE, self.followers, surroundings=around)
+        lookups = ReplicaLookups(
+            lambda entry: end_of(self.entries[:entry]), lambda _: ME.generation
+        )
+        self.replica = Replica([], START, START, 0, AGE, self.followers, lookups=lookups)
         self.ended: set[int] = set()
         self._version = 0
         self._session = -1

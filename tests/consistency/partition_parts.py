@@ -9,7 +9,7 @@ from typing import Any
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import Entry, Table
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Offset
-from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, table_of
@@ -70,9 +70,9 @@ class Process:
     """Its entries below were committed when they were looked at."""
 
     def __post_init__(self) -> None:
-        around = Surroundings(self.log.boundary_of, lambda broker: self.alive.get(broker))
+        lookups = ReplicaLookups(self.log.boundary_of, lambda broker: self.alive.get(broker))
         self.core = Replica(
-            self.log.tables(), self.log.start, self.log.end, 0, AGE, 1, surroundings=around
+            self.log.tables(), self.log.start, self.log.end, 0, AGE, 1, lookups=lookups
         )
         self.checked = self.log.start.entry
 

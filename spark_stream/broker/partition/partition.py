@@ -42,7 +42,7 @@ from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot, greate
 from spark_stream.consistency.partition.effects import BOUND_OF, Effects, ProposeIsr, ProposeRecord
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings
-from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
 from spark_stream.consistency.replication.epochs import Lineage, lineage_of, surviving
 from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
@@ -132,7 +132,7 @@ class Partition:
             clock.steady_us(),
             producer_expiry_us,
             followers=0 if alone else 1,
-            surroundings=Surroundings(log.boundary_of, generation_of or _no_generation),
+            lookups=ReplicaLookups(log.boundary_of, generation_of or _no_generation),
         )
         self.traffic = traffic or Traffic.new()
         self._clock = clock

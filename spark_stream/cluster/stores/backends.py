@@ -1,7 +1,7 @@
 """Where a cluster keeps its metadata: a store of records and a board of leases, named by a URL.
 
 ``sqlite:///PATH``, or a path, is a file, for brokers on one host. ``etcd://HOST:PORT,…/NAME`` are
-the members of an etcd cluster, for brokers on any hosts; several isolog clusters with different
+the members of an etcd cluster, for brokers on any hosts. Several isolog clusters with different
 names may use it.
 """
 
@@ -96,7 +96,7 @@ def parse_place(text: str) -> Path | EtcdPlace:
 
 
 class EtcdAccess(Struct, frozen=True):
-    """How to reach etcd. ``tls`` returns the context of new connections; None: without TLS.
+    """How to reach etcd. ``tls`` returns the context of new connections. None: without TLS.
 
     ``credential``: a user and a password.
     """
@@ -106,10 +106,10 @@ class EtcdAccess(Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """The metadata of one cluster; its calls may raise ``StorageFailure``."""
+    """The metadata of one cluster. Its calls may raise ``StorageFailure``."""
 
     def exists(self) -> bool:
-        """Return whether there is a store; it is made when it is opened.
+        """Return whether there is a store. It is made when it is opened.
 
         Raises:
             MetadataLost: there is none, and brokers run that have it open.

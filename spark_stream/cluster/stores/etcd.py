@@ -15,7 +15,7 @@ head. If it is there, the revision before it tells which of the compares held. I
 done, and another transaction is sent. If there were too many other changes since, nobody can tell:
 the call fails.
 
-**The form.** ``/NAME/form`` is the form of the keys and records; the first store makes it.
+**The form.** ``/NAME/form`` is the form of the keys and records. The first store makes it.
 
 **Lost changes.** ``/NAME/identity`` is a name that the records get when the first store opens, and
 whenever all of them are replaced. A transaction also compares the head: it must not be older than
@@ -74,7 +74,7 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 _AT_ONCE: Final = 100
-"""Changes in one transaction; etcd takes 128 operations, and 1.5 MiB."""
+"""Changes in one transaction. Etcd takes 128 operations, and 1.5 MiB."""
 _BYTES_AT_ONCE: Final = 1 << 20
 _KEPT: Final = 10_000
 """Changes that a store remembers for those who ask for them."""
@@ -85,7 +85,7 @@ _LIST_S: Final = 300.0
 
 
 def check_form(client: EtcdClient, name: str) -> None:
-    """Check that the records of a cluster are in the form of this release; note it in a new one.
+    """Check that the records of a cluster are in the form of this release. Note it in a new one.
 
     Raises:
         UnsupportedFormat: another release has changed the form.
@@ -110,7 +110,7 @@ def check_form(client: EtcdClient, name: str) -> None:
 
 
 class _Change(Struct, frozen=True):
-    """A compare-and-set. ``text``: the value as JSON; None deletes."""
+    """A compare-and-set. ``text``: the value as JSON. None deletes."""
 
     key: str
     text: str | None
@@ -126,7 +126,7 @@ class _Change(Struct, frozen=True):
 
 
 class EtcdStore:
-    """The records of one isolog cluster, ``name``, in an etcd cluster; from any thread."""
+    """The records of one isolog cluster, ``name``, in an etcd cluster. From any thread."""
 
     def __init__(self, client: EtcdClient, name: str, *, accepts_loss: bool = False) -> None:
         """Take the client, which is closed with the store.
@@ -173,7 +173,7 @@ class EtcdStore:
         return self._range(prefix)[1]
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
-        """Write if the record's version is ``expected``; return the new version, or None."""
+        """Write if the record's version is ``expected``. Return the new version, or None."""
         return self._apply([_Change(key, _text(value), expected)])[0]
 
     def delete(self, key: str, expected: int) -> bool:
@@ -233,7 +233,7 @@ class EtcdStore:
     def _heard(
         self, since: int, *, fresh: bool, known: bool
     ) -> tuple[int, Mapping[str, StoreRecord | None]] | None:
-        """Return what the watch has told after a revision, and up to which; None: not all of it."""
+        """Return what the watch has told after a revision, and up to which. None: not all of it."""
         head = self._told if known else 0
         if fresh:
             answer = self._read_head()
@@ -308,7 +308,7 @@ class EtcdStore:
     # -- writing ----------------------------------------------------------------------------------
 
     def _apply(self, changes: Sequence[_Change]) -> Sequence[int | None]:
-        """Apply changes in one transaction; return the revision of each, None if it was not made.
+        """Apply changes in one transaction. Return the revision of each, None if it was not made.
 
         Raises:
             StorageFailure: it may be made or not.
@@ -409,7 +409,7 @@ class EtcdStore:
     def _made(
         self, changes: Sequence[_Change], mark: str, floor: int
     ) -> Sequence[int | None] | None:
-        """Look what a transaction has changed; None if it is not done.
+        """Look what a transaction has changed, or None if it is not done.
 
         It cannot be done any more. Its mark is looked for in the head's history, back to the
         revision ``floor``, which is from before it was sent.
@@ -475,7 +475,7 @@ class _Fence:
         return is_at(self.key, version)
 
     def move(self, until: float) -> None:
-        """Move the fence; try that until this moment.
+        """Move the fence. Try that until this moment.
 
         Raises:
             MetadataUnavailable: it may have moved or not.
@@ -499,14 +499,14 @@ class _Fence:
         return found != version
 
     def remove(self) -> None:
-        """Remove the key, if there is one; the store is closed."""
+        """Remove the key, if there is one. The store is closed."""
         if self.version:
             with suppress(StorageFailure):
                 self._client.write("/v3/kv/deleterange", {"key": self.key})
 
 
 class _Latest(Struct, frozen=True):
-    """What a record was at a revision; None: there was none."""
+    """What a record was at a revision. None: there was none."""
 
     revision: int
     record: StoreRecord | None
@@ -552,7 +552,7 @@ class _LastChanges:
             del self.latest[next(iter(self.latest))]  # the one that was not noted for longest
 
     def after(self, since: int) -> dict[str, StoreRecord | None] | None:
-        """Return the last states of what has changed; None if not all of it is known."""
+        """Return the last states of what has changed, or None if not all of it is known."""
         if since < self.start:
             return None
         return {key: record for at, key, record in self._kept if at > since}

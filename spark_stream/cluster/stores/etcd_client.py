@@ -1,7 +1,7 @@
 """A client of etcd: its JSON gateway over ``http.client``, a few calls, any of several members.
 
 **Failures.** A call that fails with MetadataUnavailable may have been done, or may still be done.
-Reads are asked again at the next member; for writes the caller has to look (``stores.etcd``).
+Reads are asked again at the next member. For writes the caller has to look (``stores.etcd``).
 Members are tried in turn, and the one that answered last comes first.
 
 **Members that are behind.** Reads are linearizable, so a member without its leader fails instead of
@@ -42,7 +42,7 @@ RANGE: Final = "/v3/kv/range"
 TXN: Final = "/v3/kv/txn"
 _LINEARIZABLE: Final = "/v3/kv/"  # the start of the paths of reads and changes
 _REFUSING: Final = frozenset({3, 5, 6, 7, 9, 11, 12})
-"""gRPC's codes that say that nothing was done. After any other, it may be done; another member, or
+"""gRPC's codes that say that nothing was done. After any other, it may be done. Another member, or
 the same one later, may answer."""
 _FORBIDDEN: Final = 7
 _UNAUTHENTICATED: Final = 16
@@ -77,12 +77,12 @@ def encoded(key: bytes) -> str:
 
 
 def decoded(text: str | None) -> bytes:
-    """Decode a key or a value; the gateway leaves out what is empty."""
+    """Decode a key or a value. The gateway leaves out what is empty."""
     return b64decode(text or "")
 
 
 def decoded_value(found: Mapping[str, Any]) -> str:
-    """Return the value of a key as text; "" if there is no such key."""
+    """Return the value of a key as text. "" if there is no such key."""
     return decoded(found.get("value")).decode(errors="replace")
 
 
@@ -128,7 +128,7 @@ class EtcdClient:
         self._away = _Away()
 
     def read(self, path: str, asked: Mapping[str, Any]) -> Json:
-        """Ask members in turn until one answers; for what changes nothing.
+        """Ask members in turn until one answers. For what changes nothing.
 
         Raises:
             MetadataUnavailable: none has answered in time.
@@ -194,7 +194,7 @@ class EtcdClient:
         return endpoint, found
 
     def write_again(self, path: str, asked: Mapping[str, Any]) -> Json:
-        """Ask up to three members; for a change that is not done twice, whatever was answered.
+        """Ask up to three members. For a change that is not done twice, whatever was answered.
 
         Raises: as :meth:`write`.
         """
@@ -240,7 +240,7 @@ class EtcdClient:
         return len(self._endpoints)
 
     def close(self) -> None:
-        """Close the connections; calls fail from now on."""
+        """Close the connections. Calls fail from now on."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -315,7 +315,7 @@ class EtcdClient:
             raise MetadataUnavailable(f"etcd at {endpoint} answers {status}, and no JSON") from None
         if status == http.client.OK:
             return found
-        # Up to etcd 3.5 `error` has the text too; from 3.6 on there is `message` only.
+        # Up to etcd 3.5 `error` has the text too. From 3.6 on there is `message` only.
         code = int(found.get("code", 2))
         text = str(found.get("message") or found.get("error") or status)
         if code == _UNAUTHENTICATED or "auth store is old" in text or "auth token" in text:
@@ -355,7 +355,7 @@ class EtcdClient:
 
 
 class _Away:
-    """Whether no member answers, as far as is known; from any thread."""
+    """Whether no member answers, as far as is known. From any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -380,7 +380,7 @@ class _Away:
             return True
 
     def failed(self, error: MetadataUnavailable) -> None:
-        """Note that a read has failed; another one is tried soon."""
+        """Note that a read has failed. Another one is tried soon."""
         with self._lock:
             if self._error is None:
                 self._since = time.monotonic()
@@ -403,7 +403,7 @@ def _unavailable(endpoint: str, error: Exception) -> MetadataUnavailable:
 
 
 class EtcdWatch:
-    """A watch: what it is told, until it ends. One thread reads; any thread may end it."""
+    """A watch: what it is told, until it ends. One thread reads. Any thread may end it."""
 
     def __init__(
         self,
@@ -441,7 +441,7 @@ class EtcdWatch:
             raise MetadataUnavailable(f"etcd at {self._endpoint}: a watch: {error}") from None
 
     def end(self) -> None:
-        """End it; :meth:`answers` raises."""
+        """End it. :meth:`answers` raises."""
         self._client.turn_from(self._endpoint)
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -203,7 +203,7 @@ class EtcdIdLock:
         return {"key": key, "target": "VALUE", "value": encoded(self._value.encode())}
 
     def take(self) -> bool:
-        """Take the lock; False if another process has it. Waits for a lease's duration at most."""
+        """Take the lock. Return False if another process has it. Waits for a lease's duration at most."""
         found, lease = self._found(), self._lease_found()
         if found is not None and not decoded(found.get("value")).decode().startswith(self._place):
             lasts_s = max(self._duration_s, _duration_in(found), _duration_in(lease))
@@ -285,7 +285,7 @@ class EtcdLease:
         shown: Renewal,
         has_id: Json | None = None,
     ) -> None:
-        """``has_id``: what has to hold with each renewal; it fails once another has the id."""
+        """``has_id``: what has to hold with each renewal. It fails once another has the id."""
         self._client = client
         self._loss = loss
         self._key = key
@@ -342,7 +342,7 @@ class EtcdLease:
         return {"request_put": {"key": encoded(self._key.encode()), "value": value}}
 
     def _changed(self, operation: Json, version: int) -> int | None:
-        """Change the key if it has this version and the id is held; return the new one, or None."""
+        """Change the key if it has this version and the id is held. Return the new one, or None."""
         key = encoded(self._key.encode())
         compares = [is_at(key, version), *self._conditions, self._loss.absent]
         asked = {"compare": compares, "success": [operation], "failure": [self._loss.read]}
@@ -354,7 +354,7 @@ class EtcdLease:
 
 
 class _KnownLease(Struct, frozen=True):
-    """A lease's key at a revision; ``renewal`` is None if it was removed. ``at``: first known."""
+    """A lease's key at a revision. ``renewal`` is None if it was removed. ``at``: first known."""
 
     revision: int
     renewal: Renewal | None
@@ -379,7 +379,7 @@ class _KnownRenewals:
         return known.renewal if lasts else None
 
     def note(self, broker_id: str, revision: int, renewal: Renewal | None) -> Renewal | None:
-        """Note what a key held at a revision; return what is known of it now."""
+        """Note what a key held at a revision. Return what is known of it now."""
         with self._lock:
             known = self._known.get(broker_id)
             if known is None or known.revision < revision:
@@ -422,7 +422,7 @@ def _duration_in(found: Json | None) -> float:
 
 
 def _at(found: Json | None) -> int:
-    """Return a key's version; 0 if there is no such key."""
+    """Return a key's version, or 0 if there is no such key."""
     return 0 if found is None else int(found["mod_revision"])
 
 

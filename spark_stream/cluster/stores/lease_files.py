@@ -2,10 +2,10 @@
 
 A renewal rewrites some bytes of an open file. It takes no lock, makes no room on the disk and waits
 for no flush: a lease need not outlive the host. A new incarnation puts a new file in the place of
-the old one; whoever still has the old one open writes into a file that nobody finds.
+the old one. Whoever still has the old one open writes into a file that nobody finds.
 
 The holder keeps its file locked (flock). The kernel releases the lock when the process ends,
-however it does; so a file that is not locked is nobody's lease any more. A holder locks its file
+however it does. So a file that is not locked is nobody's lease any more. A holder locks its file
 before it puts it in place, so others that check the lock never block the holder.
 """
 

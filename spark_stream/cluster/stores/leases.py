@@ -5,7 +5,7 @@ their own clocks how long ago that was. The board also shows how long the lease 
 need not be set to the same duration.
 
 Invariant: whenever an observer finds a lease over, the holder's own clock had said so before, and
-the holder's next renewal says so as well; or the holder has given the lease up; or the holder's
+the holder's next renewal says so as well. Or the holder has given the lease up. Or the holder's
 process has ended, so that it cannot act on a lease at all. (As long as their clocks run equally
 fast: a broker steps down a little earlier.) It holds because each side errs on the safe side:
 
@@ -50,16 +50,16 @@ class Renewal(Struct, frozen=True):
 
 
 class LeasePlace(Protocol):
-    """One broker's place on a board; all calls may raise ``StorageFailure``."""
+    """One broker's place on a board. All calls may raise ``StorageFailure``."""
 
     def write(self, count: int) -> bool:
-        """Write the count; False, with nothing written, if another incarnation has the place."""
+        """Write the count. False, with nothing written, if another incarnation has the place."""
 
     def clear(self) -> None:
         """Remove the lease, unless another incarnation has the place."""
 
     def close(self) -> None:
-        """Close open files; the lease stays as it is shown."""
+        """Close open files. The lease stays as it is shown."""
 
 
 class IdLock(Protocol):
@@ -70,16 +70,16 @@ class IdLock(Protocol):
 
 
 class Board(Protocol):
-    """Where leases are written, and read by all; its calls may raise ``StorageFailure``."""
+    """Where leases are written, and read by all. Its calls may raise ``StorageFailure``."""
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeasePlace:
-        """Take the broker's place; writes of its earlier incarnation are ignored from now on.
+        """Take the broker's place. Writes of its earlier incarnation are ignored from now on.
 
         Shows count 0 at once.
         """
 
     def read(self, broker_id: str) -> Renewal | None:
-        """Read the broker's place; None if it is empty, or the broker's process has ended."""
+        """Read the broker's place, or None if it is empty, or the broker's process has ended."""
 
 
 class SharedBoard(Board, Protocol):
@@ -98,7 +98,7 @@ class SharedBoard(Board, Protocol):
         """
 
     def running(self) -> list[str]:
-        """Return the ids whose brokers live; no other one, even if it is paused, keeps its lock."""
+        """Return the ids whose brokers live. No other one, even if it is paused, keeps its lock."""
 
     def close(self) -> None:
         """Close what the board has open."""
@@ -126,7 +126,7 @@ class Lease:
         duration_s: float,
         after: Lease | None = None,
     ) -> None:
-        """``after``: the incarnation's earlier lease, now over; observers see that this is new."""
+        """``after``: the incarnation's earlier lease, now over. Observers see that this is new."""
         self._clock = clock
         self._duration = duration_s
         self._count = 0
@@ -139,7 +139,7 @@ class Lease:
             self._was_over = not self._place.write(self._count)
 
     def renew(self) -> bool:
-        """Renew the lease; return False if it was over, or another incarnation took its place.
+        """Renew the lease. Return False if it was over, or another incarnation took its place.
 
         Others may have acted on that: the broker has to step down. A lease that was over once stays
         so, also if what follows on that fails and is tried again.
@@ -158,7 +158,7 @@ class Lease:
         return in_time
 
     def left_s(self) -> float:
-        """Return how long the lease lasts without a renewal; 0 or less if it is over."""
+        """Return how long the lease lasts without a renewal. 0 or less if it is over."""
         return self._renewed_at + self._duration - self._clock.monotonic()
 
     def may_serve(self) -> bool:
@@ -262,7 +262,7 @@ class Leases:
             return max(0.0, time_left(seen, asked_at))
 
     def _read(self, broker_id: str, now: float) -> Renewal | None:
-        """Read the broker's place; StorageFailure if the board cannot be read.
+        """Read the broker's place. StorageFailure if the board cannot be read.
 
         If the board could not be read for a while, or the own lease is nearly over, every lease
         lasts for at least half of its time: the others were probably cut off from the board as

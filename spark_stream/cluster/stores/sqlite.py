@@ -282,7 +282,7 @@ class SqliteStore:
 
     @property
     def lost(self) -> MetadataLost | None:
-        """Why changes are refused: the file at the path is not the open one. None if it is."""
+        """Why changes are refused: the file at the path is not the open one, or None if it is."""
         return self._lost
 
     @property
@@ -293,7 +293,7 @@ class SqliteStore:
         """Do nothing: a restored file has a number of its own."""
 
     def write_back(self) -> None:
-        """Write the open database to its path, where the file was deleted; all stores then open it.
+        """Write the open database to its path, where the file was deleted. All stores then open it.
 
         Raises:
             InvalidRequest: nothing is missing, or there is another file.
@@ -390,7 +390,7 @@ class SqliteStore:
             time.sleep(_READ_PAUSE_S)
 
     def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
-        """Carry out a change, together with all others that wait by then; return its answers."""
+        """Carry out a change, together with all others that wait by then. Return its answers."""
         if self._lost is not None:  # brokers retry all the time: this costs no turn in the line
             with self._named():
                 self._check_in_place()
@@ -404,11 +404,11 @@ class SqliteStore:
         return mine.answers
 
     def _commit_all(self, group: Sequence[_Waiting[Any]]) -> None:
-        """Carry out the changes together; one by one if one of them is at fault."""
+        """Carry out the changes together. One by one if one of them is at fault."""
         try:
             self._commit(group)
         except BaseException as error:
-            # All share trouble with the disk or the lock; anything else is the fault of one change.
+            # All share trouble with the disk or the lock. Anything else is the fault of one change.
             cause = error.__cause__ if isinstance(error, IsologError) else error
             shared = not isinstance(cause, Exception) or isinstance(cause, (sqlite3.Error, OSError))
             for each in group:
@@ -476,7 +476,7 @@ class SqliteStore:
         return all(self._try_execute(statement) for statement in (*first, *_SCHEMA))
 
     def _try_execute(self, statement: str) -> bool:
-        """Execute the statement; False, with nothing done, if another process has the file."""
+        """Execute the statement. False, with nothing done, if another process has the file."""
         try:
             self._writer.execute(statement).fetchall()
         except sqlite3.OperationalError as error:

@@ -69,13 +69,13 @@ class Changes(Struct, frozen=True):
 
 
 class MetadataStore(Protocol):
-    """What a store must do, from any thread; all calls may raise ``StorageFailure``.
+    """What a store must do, from any thread. All calls may raise ``StorageFailure``.
 
-    A key is text; keys are in the order of their code points, which is that of their UTF-8 bytes.
+    A key is text. Keys are in the order of their code points, which is that of their UTF-8 bytes.
     """
 
     def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
-        """Return the record, or None; without ``fresh`` as it was a moment ago, which is cheap."""
+        """Return the record, or None. Without ``fresh`` as it was a moment ago, which is cheap."""
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
         """Return all records whose keys start with ``prefix``, in the order of their keys."""
@@ -83,11 +83,11 @@ class MetadataStore(Protocol):
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         """Write if the record's version is ``expected`` (0: it must not exist).
 
-        Return the new version; None, with nothing changed, if the version was another.
+        Return the new version. None, with nothing changed, if the version was another.
         """
 
     def delete(self, key: str, expected: int) -> bool:
-        """Delete if the record's version is ``expected``; False, with nothing changed, if not."""
+        """Delete if the record's version is ``expected``. False, with nothing changed, if not."""
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
         """Put many records in one go: each is a compare-and-set of its own, answered as by ``put``.
@@ -112,7 +112,7 @@ class MetadataStore(Protocol):
         Since 0: every record. A caller that always asks since the revision of the answer before
         misses no lasting change. With ``fresh`` the answer has everything that was changed before
         the call: on many hosts that costs a request. Without it the answer may be a little behind,
-        and is cheap; with ``known`` it is no older than what this store has written or returned.
+        and is cheap. With ``known`` it is no older than what this store has written or returned.
         """
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class TimedStore:
         self._writes = writes
         self._errors = errors
         self.write_failure: StorageFailure | None = None
-        """The error of the last change, if the store did not take it; None otherwise."""
+        """The error of the last change, if the store did not take it. None otherwise."""
         self.write_back = store.write_back
         self.replace_identity = store.replace_identity
         self.close = store.close

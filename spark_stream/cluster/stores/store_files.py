@@ -120,7 +120,7 @@ def file_at(path: Path) -> FileId | None:
 class StorePlace:
     """The place of a store that this process opens, and the note of what is open there.
 
-    From any thread; the caller sees to it that one thread at a time calls :meth:`look`.
+    From any thread. The caller sees to it that one thread at a time calls :meth:`look`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -258,11 +258,11 @@ class StorePlace:
             self._check_log()
 
     def keep_closed(self) -> bool:
-        """Let no other process open the store until :meth:`close`; return whether none has."""
+        """Let no other process open the store until :meth:`close`. Return whether none has."""
         return _locked(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _lock_note(self) -> bool:
-        """Lock the note; return whether no other process has the store open."""
+        """Lock the note. Return whether no other process has the store open."""
         started = time.monotonic()
         while time.monotonic() < started + _OPENING_S:
             if _locked(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -437,7 +437,7 @@ class ThreadLine:
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self, timeout_s: float) -> bool:
-        """Wait for the lock; return whether the caller has got it."""
+        """Wait for the lock. Return whether the caller has got it."""
         with self._guard:
             if not self._held:
                 self._held = True
@@ -463,7 +463,7 @@ class ThreadLine:
 
 
 class WriterQueue:
-    """The line of all who write to one file. From any thread; every process has its own object.
+    """The line of all who write to one file. From any thread. Every process has its own object.
 
     ``path`` is a file that only serves as the place in the line. The kernel frees it when the
     process that holds it dies.
@@ -476,10 +476,10 @@ class WriterQueue:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self, attempt: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait in line, then call ``attempt`` until it is true; False if the time ran out.
+        """Wait in line, then call ``attempt`` until it is true. Return False if the time ran out.
 
         ``attempt`` tries to get the resource and does not wait for it. After True the caller has
-        its turn and must call :meth:`end`; after False, or an error of ``attempt``, it has no turn.
+        its turn and must call :meth:`end`. After False, or an error of ``attempt``, it has no turn.
 
         Raises:
             ValueError: the line is closed.

@@ -1,7 +1,7 @@
-"""Which broker leads a partition, which brokers have its replicas, and which are in sync.
+"""Control of a partition: its leader, its replicas and its in-sync replicas (ISR).
 
-``partition_record``  the leader, its epoch and the ISR; evidence that a leader is alive
+``partition_record``  the leader, its epoch and the ISR, and evidence that a leader is alive
 ``election``          every change of that record
-``assignment``        which brokers get the replicas of a partition
-``handover``          when a broker gives up its leadership or its place in the ISR
+``assignment``        the assignment of replicas to brokers
+``handover``          the conditions under which a broker gives up its leadership or leaves the ISR
 """

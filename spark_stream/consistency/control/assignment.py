@@ -1,11 +1,11 @@
-"""Which brokers get the replicas of each partition, and which manual assignments are refused.
+"""The assignment of partitions' replicas to brokers, and the check of manual assignments.
 
 The goals of :func:`assign`, the most important first:
 
-1. a partition's replicas are on different brokers;
-2. they are in as many racks as there are, or as there are replicas;
+1. a partition's replicas are on different brokers,
+2. they are in as many racks as there are, or as there are replicas,
 3. the brokers' numbers of replicas differ by one at most, and so do their numbers of leaders (the
-   first replica of a partition is its preferred leader), existing ones included;
+   first replica of a partition is its preferred leader), existing ones included,
 4. the followers of a leader's partitions are spread over many brokers, and so are the first
    followers, so that many brokers take over its partitions when it dies.
 
@@ -30,11 +30,11 @@ Assignment = tuple[tuple[BrokerId, ...], ...]
 """The replicas of each partition from 0 on, the preferred leader first."""
 
 Racks = Mapping[BrokerId, str | None]
-"""The brokers that may get replicas, with their racks; one without (None) is its own rack."""
+"""The brokers that may get replicas, with their racks. One without (None) is its own rack."""
 
 
 class Misfit(StrEnum):
-    """What is wrong with an assignment."""
+    """The fault of an assignment."""
 
     NO_PARTITIONS = "no partitions"
     NO_REPLICAS = "no replicas"
@@ -45,7 +45,7 @@ class Misfit(StrEnum):
 
 
 class Misassigned(Struct, frozen=True):
-    """An assignment that is not possible; ``message`` explains it to a person.
+    """An assignment that is not possible. ``message`` explains it to a person.
 
     ``partition`` and ``broker`` are set if one of them is the cause.
     """
@@ -57,7 +57,7 @@ class Misassigned(Struct, frozen=True):
 
 
 class Load(Struct):
-    """Each broker's replicas and preferred leaders, and the partitions that it shares with another.
+    """The number of replicas, preferred leaders and shared partitions of each broker.
 
     ``heirs`` counts, for a (leader, broker) pair, the partitions of the leader in which the broker
     is the first follower.
@@ -117,7 +117,7 @@ def replace_broker(
 ) -> tuple[BrokerId, ...] | Misassigned:
     """Replace the leaving broker among the replicas by another, and update ``load``.
 
-    ``racks`` are the brokers that may take over; the leaving one is ignored there.
+    ``racks`` are the brokers that may take over. The leaving one is ignored there.
     """
     stay = [broker for broker in replicas if broker != leaving]
     others = {broker: rack for broker, rack in racks.items() if broker != leaving}
@@ -134,7 +134,7 @@ def replace_broker(
 def misassigned(
     assignment: Sequence[Sequence[str]], brokers: Collection[str], *, first_partition: int = 0
 ) -> Misassigned | None:
-    """Return what is wrong with manually chosen replicas, partition by partition, or None."""
+    """Return the first fault of manually chosen replicas, or None."""
     if not assignment:
         return Misassigned(Misfit.NO_PARTITIONS, "the assignment names no partition")
     for number, replicas in enumerate(assignment, first_partition):
@@ -221,9 +221,9 @@ def _path_to_idler(
     led: Mapping[BrokerId, list[int]],
     load: Load,
 ) -> list[tuple[int, BrokerId]]:
-    """Return moves of leadership from ``begin`` to a broker that leads at least two less.
+    """Return moves of leadership from ``begin`` to a broker that leads at least two fewer.
 
-    Each is a partition and its new leader, the last move first. Empty if there is no such path.
+    Each is a partition and its new leader, the last move first, or empty if there is no such path.
     """
     came: dict[BrokerId, tuple[int, BrokerId]] = {}
     reached = deque([begin])

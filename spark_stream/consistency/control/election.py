@@ -23,14 +23,14 @@ A *live member* is a member of the ISR whose broker is alive in the member's own
 
 **Invariants**, which every change keeps:
 
-* a record has at least one in-sync replica, each is one of its replicas, and its leader is one;
-* an epoch has one leader, and one process that leads: each new leader gets a new epoch;
+* a record has at least one in-sync replica, each is one of its replicas, and its leader is one.
+* an epoch has one leader, and one process that leads: each new leader gets a new epoch.
 * a new leader was a live member, so it has all that is committed. The exception is
-  ``elect_longest``, which may lose committed records and is logged as an error;
-* only the leader of the present epoch adds a member. Others can only remove members; until the
-  leader hears of that, it waits for one member too many.
+  ``elect_longest``, which may lose committed records and is logged as an error.
+* only the leader of the present epoch adds a member. Others can only remove members. Until the
+  leader reads that change, its high watermark waits for one member too many.
 
-Source: Kafka's controller (leader election, KIP-455 for moves) and KIP-966; Raft's comparison of
+Source: Kafka's controller (leader election, KIP-455 for moves), KIP-966, and Raft's comparison of
 logs for ``elect_longest``.
 """
 
@@ -48,7 +48,7 @@ from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Leade
 from spark_stream.structs import Positional
 
 Alive = Mapping[BrokerId, Generation]
-"""The brokers that are alive, each in the generation that it registered."""
+"""The live brokers, each with the generation that it registered."""
 
 FIRST_EPOCH: Final = LeaderEpoch(0)
 
@@ -74,7 +74,7 @@ class Obstacle(StrEnum):
 
 
 class Unchanged(Struct, frozen=True):
-    """The change is not allowed, or would change nothing; ``record`` is as it was."""
+    """The change is not allowed, or would change nothing. ``record`` is as it was."""
 
     why: Obstacle
     record: PartitionRecord
@@ -84,7 +84,7 @@ Outcome = PartitionRecord | Unchanged
 
 
 class LogEnd(Positional):
-    """What a live replica reports of its log: its generation, last epoch (-1: no entry) and end.
+    """A live replica's report of its log: its generation, last epoch (-1: no entry) and end.
 
     ``entries`` is the index after the last entry.
     """
@@ -94,7 +94,7 @@ class LogEnd(Positional):
     entries: EntryIndex
 
 
-# -- what a record says ---------------------------------------------------------------------------
+# -- leader and members of a record ---------------------------------------------------------------
 
 
 def leads(record: PartitionRecord, me: Member) -> bool:
@@ -155,9 +155,9 @@ def elect_longest(
     """Make the replica with the longest log the leader, if no live member is left.
 
     The longer of two logs is the one with the higher last epoch, then the one with more entries.
-    Only live brokers of the ISR are candidates, and only once no member can come back in its
-    generation. With ``unclean``, any live replica is a candidate, at once. Either way, committed
-    records may be lost.
+    Candidates are the live brokers of the ISR, once no member can come back in its generation. With
+    ``unclean``, every live replica is a candidate immediately. Either way, committed records may be
+    lost.
     """
     alive = {broker: each.generation for broker, each in candidates.items()}
     if live_members(record, alive):
@@ -181,9 +181,9 @@ def elect_longest(
 
 
 def resume(record: PartitionRecord, me: Member) -> Outcome:
-    """Let a restarted leader whose logs are complete lead on, in a new epoch.
+    """Continue the leadership of a restarted leader with complete logs, in a new epoch.
 
-    So requests of its earlier process that are still in flight are of an old epoch. A partition
+    So requests of its earlier process that are still in flight have an old epoch. A partition
     without followers has no such requests, and keeps its epoch.
     """
     if not leads(record, me):
@@ -194,7 +194,7 @@ def resume(record: PartitionRecord, me: Member) -> Outcome:
 
 
 def renew(record: PartitionRecord, earlier: Member, me: Member) -> Outcome:
-    """Give the only in-sync replica its new generation; it has all that the earlier one had."""
+    """Give the only in-sync replica its new generation. It has all that the earlier one had."""
     if earlier.broker != me.broker or record.isr != (earlier,):
         return Unchanged(Obstacle.NOT_A_MEMBER, record)
     return _led_by(record, me.broker, (me,))
@@ -203,7 +203,7 @@ def renew(record: PartitionRecord, earlier: Member, me: Member) -> Outcome:
 def lift_epoch(record: PartitionRecord, me: Member, last_epoch: int) -> Outcome:
     """Raise the epoch above the last one in the leader's log: the store is an older copy.
 
-    Epochs never fall along a log, so nothing can be appended in the epoch on record.
+    Epochs never fall along a log, so an append in the epoch on record would be invalid.
     """
     if not leads(record, me):
         return Unchanged(Obstacle.NOT_THE_LEADER, record)
@@ -215,16 +215,16 @@ def lift_epoch(record: PartitionRecord, me: Member, last_epoch: int) -> Outcome:
 def resign(
     record: PartitionRecord, me: Member, alive: Alive, heirs: Collection[BrokerId] | None = None
 ) -> Outcome:
-    """Let the leader give up (its disk failed, it shuts down) and leave the ISR.
+    """Give the leadership to another member, and remove the leader from the ISR.
 
-    It stops appending first, and lets the others catch up if it can: entries that they lack are
-    cut.
+    The leader resigns if its disk failed, or if it shuts down. It stops appending first, and waits
+    for the others to catch up if it can: entries that they lack are truncated.
 
     Args:
         record: The partition's record.
         me: The leader.
-        alive: The brokers that are alive.
-        heirs: Who may lead, by default every live member of the ISR.
+        alive: The live brokers.
+        heirs: The candidates, by default all live members of the ISR.
     """
     if not leads(record, me):
         return Unchanged(Obstacle.NOT_THE_LEADER, record)
@@ -256,7 +256,7 @@ def _led_by(record: PartitionRecord, leader: BrokerId, isr: tuple[Member, ...]) 
 def propose_isr(
     record: PartitionRecord, me: Member, epoch: LeaderEpoch, members: Iterable[Member]
 ) -> Outcome:
-    """Set the in-sync replicas that the leader of this epoch found; they include the leader."""
+    """Set the in-sync replicas that the leader of this epoch found. They include the leader."""
     if not leads(record, me) or record.leader_epoch != epoch:
         return Unchanged(Obstacle.NOT_THE_LEADER, record)
     named = tuple(members)
@@ -341,7 +341,7 @@ def cancel_move(record: PartitionRecord, alive: Alive) -> Outcome:
 
 
 def _narrowed(record: PartitionRecord, stay: tuple[BrokerId, ...], alive: Alive) -> Outcome:
-    """Return the record with these replicas only, and with another leader if its leader goes."""
+    """Return the record with these replicas only, and another leader if its leader is removed."""
     isr = tuple(each for each in record.isr if each.broker in stay)
     if not isr:
         return Unchanged(Obstacle.NOT_IN_SYNC, record)

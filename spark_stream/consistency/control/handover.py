@@ -1,4 +1,4 @@
-"""When a broker gives up the leadership of a partition, or its place in the ISR.
+"""The conditions under which a broker gives up the leadership of a partition, or leaves the ISR.
 
 There are three causes: its log refuses writes, its log is damaged, or the preferred leader can
 lead.
@@ -12,10 +12,10 @@ until one of the logs takes them.
 
 A follower in trouble reports it to its leader, which removes it from the ISR
 (``partition.progress``). The follower requests no entries, so it cannot join again. If its leader
-dies before that, the follower can be elected, because it has all that is committed and an election
-does not check who can write; it then hands over by the same rule. The trouble ends when a write to
-its log has succeeded: a *probe*, tried every ``RETRY_US``. A broker that shuts down also hands over
-only to replicas whose logs take a probe.
+dies before that, the follower can be elected, because it has all committed entries and an election
+does not check whether writes succeed. It then hands over by the same rule. The trouble ends when a
+write to its log has succeeded: a *probe*, tried every ``RETRY_US``. A broker that shuts down also
+hands over only to replicas whose logs take a probe.
 
 | event | who acts | what changes on record |
 |---|---|---|
@@ -31,18 +31,18 @@ After a failed fsync both act. ``Registration`` does so once. If the replica was
 sync, it continues to lead, and ``Withdrawals`` hands over when a replica joins the ISR later.
 
 **A damaged log.** The entry of a damaged batch is intact, so the replica still agrees with all
-others about the log; it only cannot serve these records. Staying costs no record while another copy
-exists. Cutting the log at the damage loses records if there is no other copy.
+others about the log. It only cannot serve these records. Staying costs no record while another copy
+exists. Truncation of the log at the damage loses records if there is no other copy.
 
 The broker *leaves* by a new generation of its logs: after that one compare-and-set it is in sync in
 no partition, and leads none. It does so if another in-sync replica of the damaged partition is
-alive, which has all that is committed. Order: first the generation is on record; then the broker
-follows the leader. Its log is cut at the damage only when that leader has answered, and the removed
-part is copied from the leader (``consistency.replication.follower``).
+alive, which has all that is committed. Order: first the generation is on record. Then the broker
+follows the leader. Its log is truncated at the damage only when that leader has answered, and the
+removed part is copied from the leader (``consistency.replication.follower``).
 
-The broker *stays* if no other replica could lead: nothing is cut, the entries around the damage are
-served, and a read of damaged ones gets an error. It decides again whenever the other replicas
-change, so it leaves once an in-sync replica comes back or a follower joins the ISR.
+The broker *stays* if no other replica could lead: the log is not truncated, the entries around the
+damage are served, and a read of damaged ones gets an error. It decides again whenever the other
+replicas change, so it leaves once an in-sync replica comes back or a follower joins the ISR.
 
 The broker *waits* if leaving would leave a sound partition without a leader: one whose other
 in-sync replicas are all dead but still on the record. They are removed from that record soon, or
@@ -121,8 +121,8 @@ class Settling(Struct, frozen=True):
     """A partition whose preferred leader can lead.
 
     Attributes:
-        under: What must not change: the leader epoch, and the start of the preferred broker.
-        since: Since when it has not changed, in microseconds of the steady clock.
+        under: The leader epoch and the start of the preferred broker. Neither may change. since:
+        The time of their last change, in microseconds of the steady clock.
     """
 
     under: Hashable
@@ -148,11 +148,11 @@ def due_handovers(known: Mapping[_K, Settling], settle_us: int, now: int) -> lis
 
 
 class Verdict(Enum):
-    """What a broker does about a damaged replica."""
+    """The reaction of a broker to a damaged replica."""
 
     LEAVE = "it begins a new generation of its logs"
     WAIT = "it leaves as soon as no partition loses its leader by that"
-    STAY = "nobody else has the records"
+    STAY = "no other live in-sync replica has the records"
 
 
 def has_heir(record: PartitionRecord, me: Member, alive: Alive) -> bool:
@@ -174,7 +174,7 @@ def can_go_on(record: PartitionRecord, me: Member, alive: Alive) -> bool:
 def judge(
     damaged: PartitionRecord, others: Iterable[PartitionRecord], me: Member, alive: Alive
 ) -> Verdict:
-    """Decide about one damaged replica; ``others`` are all records of this broker's replicas."""
+    """Decide about one damaged replica. ``others`` are all records of this broker's replicas."""
     if not has_heir(damaged, me, alive):
         return Verdict.STAY
     if not all(can_go_on(each, me, alive) for each in others):

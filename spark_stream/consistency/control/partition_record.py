@@ -1,7 +1,7 @@
 """A partition's record: its leader, the leader's epoch and the in-sync replicas (ISR).
 
-The record is in the metadata store. Every change of it is one compare-and-set; ``election`` has
-the changes that are allowed.
+The record is in the metadata store. Every change of it is one compare-and-set. ``election`` has the
+valid changes.
 
 **Generations.** A member of the ISR is a broker in a *generation* of its logs. A broker begins a
 new generation when it starts and cannot be sure that its logs are complete: after an unclean end of
@@ -19,7 +19,7 @@ observer's last probe. The observer probes only while it cannot renew its own le
 renews its lease leads its partitions on record. One that only answers may have stopped with its
 lease, so it leads the partitions in its answer (``consistency.replication.promises``).
 
-Source: Kafka's partition registration; KIP-903 (a stale broker epoch keeps a replica out of the
+Source: Kafka's partition registration, KIP-903 (a stale broker epoch keeps a replica out of the
 ISR) and KIP-966 (an unclean start ends membership).
 """
 
@@ -41,12 +41,12 @@ class Member(NamedTuple):
 
 
 class PartitionRecord(Struct, frozen=True):
-    """What all brokers know of a partition.
+    """A partition's record.
 
-    ``replicas``: the brokers that should have a copy, the preferred leader first. ``adding``: those
-    of ``replicas`` that a move adds; ``removing``: those that leave once the others are in sync.
-    A broker in both was being added by a move that a later move replaced. ``leader``: None while
-    no replica can lead. ``trimmed``: readers get no record below this offset, of any replica.
+    ``replicas``: the brokers of all copies, the preferred leader first. ``adding``: those of
+    ``replicas`` that a move adds. ``removing``: those that leave once the others are in sync. A
+    broker in both was added by a move that a later move replaced. ``leader``: None while no replica
+    can lead. ``trimmed``: readers get no record below this offset, of any replica.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -62,7 +62,7 @@ class PartitionRecord(Struct, frozen=True):
         return next((each for each in self.isr if each.broker == broker), None)
 
     def is_only_member(self, broker: BrokerId) -> bool:
-        """Return whether only this broker is in sync: others need not have what is committed."""
+        """Return whether this broker is the only member: others may lack committed entries."""
         return [each.broker for each in self.isr] == [broker]
 
 
@@ -73,7 +73,7 @@ Led = Mapping[str, frozenset[int]]
 class Evidence(Struct, frozen=True):
     """An observer's evidence of one broker.
 
-    ``renews``: whether its lease was seen to change within the lease's duration. ``led``: its
+    ``renews``: whether the observer saw its lease change within the lease's duration. ``led``: its
     answer to the last probe, or None without an answer.
     """
 

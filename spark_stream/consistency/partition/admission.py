@@ -1,13 +1,13 @@
-"""Which records of a message are kept when one of them is bad.
+"""The records of a message that are kept if one of them is invalid.
 
-A message of several records is not atomic outside a transaction. Records are taken in order; the
-first bad one stops the message; those before it are kept, those after it are not tried, and the
-next message is judged by itself.
+A message of several records is not atomic outside a transaction. Records are taken in order. The
+first invalid one ends the message: the records before it are kept, those after it are not checked,
+and the next message is checked separately.
 
 Source: Fluvio's producers ("Records are processed one by one. If an error occurs, the operation
 aborts, … but Fluvio does not roll back previous records from the batch").
 
-Everything here is computed for a whole batch at once.
+All functions compute with whole batches, without a loop over records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 
 class Reason(StrEnum):
-    """Why a record is refused."""
+    """The reason for the refusal of a record."""
 
     TOO_LARGE = "too_large"
     NULL_VALUE = "null_value"
@@ -28,7 +28,7 @@ class Reason(StrEnum):
 
 
 class Flaw(Struct, frozen=True):
-    """The first record of a batch that one rule refuses; ``row`` counts from the batch's start."""
+    """The first record of a batch that one rule refuses. ``row`` counts from the batch's start."""
 
     row: int
     reason: Reason
@@ -44,7 +44,7 @@ class Admission(Struct, frozen=True):
 
 
 def first_too_large(sizes: npt.NDArray[np.int64], limit: int) -> Flaw | None:
-    """Find the first row whose size (bytes) is above the limit; ``sizes`` has shape (rows,)."""
+    """Find the first row whose size (bytes) is above the limit. ``sizes`` has shape (rows,)."""
     over = sizes > limit
     if not over.any():
         return None

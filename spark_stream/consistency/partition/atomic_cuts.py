@@ -1,17 +1,17 @@
-"""Where a read_atomic query may stop: cuts that no transaction straddles.
+"""The stops of a ``read_atomic`` query: cuts that no transaction straddles.
 
-**The rule.** A cut is one offset for each partition; a query reads what lies below. A cut is
-*atomic* if for every transaction either all its records in these partitions lie below the cut, or
-none does. Aborted records do not count.
+**The rule.** A cut is one offset for each partition. A query reads the records below it. A cut is
+*atomic* if each transaction has either all of its records in these partitions below the cut, or
+none of them. Aborted records do not count.
 
-**Why there is a greatest and a least one.** Take the elementwise minimum of two atomic cuts. A
-transaction that lies wholly below both cuts lies wholly below the minimum; one that lies wholly at
+**Existence of a greatest and a least one.** Take the elementwise minimum of two atomic cuts. A
+transaction that lies wholly below both cuts lies wholly below the minimum. One that lies wholly at
 or above one of them lies wholly at or above the minimum. The same holds, mirrored, for the maximum.
 So the minimum and the maximum of atomic cuts are atomic, and below (above) any bounds there is a
 greatest (least) atomic cut, if there is one at all. Below any bounds there is one: the cut with
 nothing below it. Lowering finds the greatest: a transaction that is not wholly below the present
 cut cannot be below any lower atomic cut, so the cut is lowered to that transaction's first records.
-Each step is necessary, so the result is the greatest; each transaction is looked at once, so the
+Each step is necessary, so the result is the greatest. Each transaction is visited one time, so the
 search ends. Raising to the least cut works in the same way, mirrored.
 
 **Two ways to take the steps.** A step by arrays looks only near the cut: with a million
@@ -22,17 +22,17 @@ sorted into clusters, and each further step is a look-up (0.3 s). The tests chec
 finds the same cuts as a search through all cuts.
 
 **Why no read is fractured.** The bounds (last stable offsets) of *all* partitions are observed
-first, and only after that where transactions lie. A transaction with a record below some bound was
+first, and the extents of transactions after that. A transaction with a record below some bound was
 decided before, because an undecided one holds the bound back. A decided one writes no more, so all
-its records are in the logs when the extents are read. What is written later belongs to no
-transaction with a record below a bound.
+its records are in the logs when the extents are read. Later records belong to no transaction with a
+record below a bound.
 
-**Transactions that overlap without end.** While at every offset some transaction is under way, no
-atomic cut is above the first of them: the cut does not move, and read_committed goes on meanwhile.
-Nothing is lost. As soon as there is an offset that no transaction straddles, the cut moves there.
+**Transactions that overlap without end.** While each offset is straddled by some transaction, no
+atomic cut is above the first of them. The cut does not move, but ``read_committed`` continues. No
+record is lost: the cut moves to the first offset that no transaction straddles.
 
-**A start in the middle of a transaction** is the reader's choice: the part below the start is not
-seen, and the part from the start on is read as a whole.
+**A start in the middle of a transaction** is the reader's choice: it does not see the part below
+the start, and reads the part from the start on as a whole.
 
 **Extents.** An extent is the first and the last offset of what one producer id wrote in one
 transaction. Aborted records have none: readers never get them. Extents are stored small and quick
@@ -61,7 +61,7 @@ _STEPS_MIN: Final = 16
 
 
 def greatest_cut(bounds: Sequence[int] | Offsets, spans: Sequence[SpansSnapshot]) -> Offsets:
-    """Return the greatest atomic cut at or below the bounds; all by partition, int64."""
+    """Return the greatest atomic cut at or below the bounds. All arrays are by partition, int64."""
     floors = np.full(len(spans), _NO_FLOOR, np.int64)
     return _lower(np.array(bounds, np.int64), floors, spans)
 
@@ -80,11 +80,11 @@ def next_cut(
     bounds: Sequence[int] | Offsets,
     spans: Sequence[SpansSnapshot],
 ) -> Offsets:
-    """Return how far a read from ``lower`` goes, if possible not beyond ``upper``.
+    """Return the end of a read from ``lower``, if possible not beyond ``upper``.
 
-    That is the greatest cut at or below ``upper`` and ``bounds``, atomic for what lies at or above
-    ``lower``. If that is no progress although ``bounds`` allow some, it is the least cut that is
-    not below ``upper``: a transaction larger than the limit is read whole.
+    It is the greatest cut at or below ``upper`` and ``bounds`` that is atomic for the records from
+    ``lower`` on. If that is no progress although ``bounds`` allow some, it is the least cut that is
+    not below ``upper``: a transaction larger than the limit is read as a whole.
     """
     start = np.array(lower, np.int64)
     limit = np.maximum(np.asarray(bounds, np.int64), start)
@@ -104,7 +104,7 @@ def next_cut(
 
 
 def _lower(cut: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]) -> Offsets:
-    """Lower ``cut`` in place to the greatest atomic one; what lies below ``floors`` is ignored."""
+    """Lower ``cut`` in place to the greatest atomic one. Offsets below ``floors`` are ignored."""
     blocks = [(place, block) for place, each in enumerate(spans) for block in each.blocks]
     above = [len(block) for _, block in blocks]  # the items from here on are at or above the cut
     steps = _steps_max(blocks)
@@ -135,7 +135,7 @@ def _lower(cut: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]) -> Off
 def _raise(
     cut: Offsets, limit: Offsets, floors: Offsets, spans: Sequence[SpansSnapshot]
 ) -> Offsets:
-    """Raise ``cut`` in place to the least atomic cut; offsets below ``floors`` are ignored."""
+    """Raise ``cut`` in place to the least atomic cut. Offsets below ``floors`` are ignored."""
     blocks = [(place, block) for place, each in enumerate(spans) for block in each.blocks]
     below = [block.cluster(int(floors[place])) for place, block in blocks]
     steps = _steps_max(blocks)
@@ -163,7 +163,7 @@ def _raise(
 
 
 def _steps_max(blocks: Sequence[tuple[int, Block]]) -> int:
-    """Return how many steps are taken before all extents are sorted instead."""
+    """Return the number of steps to take before all extents are sorted instead."""
     extents = sum(len(block) for _, block in blocks)
     return _STEPS_MIN + extents // (_STEP_EXTENTS * max(1, len(blocks)))
 
@@ -189,12 +189,12 @@ def _raise_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> 
 
 
 def _lower_by_clusters(cut: Offsets, columns: Sequence[tuple[Offsets, ...]]) -> Offsets:
-    """Return the greatest atomic cut at or below ``cut``; ``columns`` come from :func:`_columns`.
+    """Return the greatest atomic cut at or below ``cut``. ``columns`` come from :func:`_columns`.
 
     A cluster is a part of a partition whose extents are connected: a cut lies at its first offset
     or after it. Clusters are numbered by partition and offset, so those of a partition at or above
     the cut are the ones from some number on. This is a Python loop because each step depends on the
-    one before; it touches every extent once.
+    one before. It touches every extent once.
     """
     sizes = [len(number) for number, _, _ in columns]
     if not sum(sizes):
@@ -252,7 +252,7 @@ _UNSETTLED_MAX: Final = 4096
 
 
 class Block:
-    """Extents in arrays, ordered by their first offsets; it never changes.
+    """Extents in arrays, ordered by their first offsets. It never changes.
 
     One item for a (transaction, producer id), or several: each holds a part of its records.
     """
@@ -279,7 +279,7 @@ class Block:
 
     @cached_property
     def _opens(self) -> npt.NDArray[np.bool_]:
-        """Which items overlap none before them: an atomic cut may be at their first offsets."""
+        """A mask of items that overlap none before them: a cut may be at their first offsets."""
         opens = np.ones(len(self), np.bool_)
         np.greater(self.firsts[1:], self._reach[:-1], out=opens[1:])
         return opens
@@ -297,7 +297,7 @@ class Block:
         return numbers[starts], firsts, np.maximum.reduceat(self.lasts[order], starts)
 
     def below(self, offset: int) -> int:
-        """Return how many items begin below the offset."""
+        """Return the number of items that begin below the offset."""
         return int(np.searchsorted(self.firsts, offset, side="left"))
 
     def cluster(self, offset: int) -> int:
@@ -350,7 +350,7 @@ class Block:
         return self._only(kept, self.firsts)
 
     def since(self, offset: int) -> Block:
-        """Return the block without what lies below the offset."""
+        """Return the block without the offsets below this one."""
         if not len(self) or self.firsts[0] >= offset:
             return self
         return self._only(self.lasts >= offset, np.maximum(self.firsts, offset))
@@ -360,7 +360,7 @@ class Block:
 
 
 class SpansSnapshot:
-    """The extents of one partition's transactions at one moment; any thread may use it."""
+    """The extents of one partition's transactions at one moment. Any thread may use it."""
 
     def __init__(self, blocks: tuple[Block, ...], recent: dict[Key, tuple[int, int]]) -> None:
         self._blocks = blocks
@@ -382,7 +382,7 @@ class Spans:
     def __init__(self, block: Block | None = None) -> None:
         self._blocks = [block] if block is not None and len(block) else []
         self._recent: dict[Key, tuple[int, int]] = {}
-        self._aborted: set[Key] = set()  # not yet taken from the blocks
+        self._aborted: set[Key] = set()  # not yet removed from the blocks
         self._start = 0
 
     @classmethod
@@ -434,7 +434,7 @@ class Spans:
                 self._settle()
 
     def on_evicted(self, before: int) -> None:
-        """Forget what lies below ``before``, the log's new start."""
+        """Remove the offsets below ``before``, the log's new start."""
         if before <= self._start:
             return
         self._start = before
@@ -446,7 +446,7 @@ class Spans:
         }
 
     def snapshot(self) -> SpansSnapshot:
-        """Return a copy of the present state; working on it needs no lock."""
+        """Return a copy of the present state. Working on it needs no lock."""
         self._settle()
         return SpansSnapshot(tuple(self._blocks), self._recent.copy())
 

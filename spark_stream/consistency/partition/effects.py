@@ -1,4 +1,4 @@
-"""A replica's effects: what its core requests from its caller after an event; and its waiters.
+"""A replica's effects, which its caller carries out after an event, and its waiters.
 
 A waiter is a read or an append. The caller chooses its number. Reads wait for one of three bounds
 to pass an offset, appends for their acknowledgement. Each waiter is named in one effect, once.
@@ -37,27 +37,27 @@ BOUND_OF: Final = {
 
 
 class Wake(Struct, frozen=True):
-    """These reads have something to see."""
+    """Wake these reads: their bounds have passed their offsets."""
 
     waiters: tuple[int, ...]
 
 
 class Answer(Struct, frozen=True):
-    """These appends have reached the isolation they asked for: acknowledge them."""
+    """Acknowledge these appends: they have reached the isolation of their requests."""
 
     tickets: tuple[int, ...]
 
 
 class Disown(Struct, frozen=True):
-    """The records of these appends were cut off before they were acknowledged."""
+    """Refuse these appends: their records were truncated before the acknowledgement."""
 
     tickets: tuple[int, ...]
 
 
 class Abandon(Struct, frozen=True):
-    """These appends were still waiting when the replica ceased to lead.
+    """Give up these appends: the replica ceased to lead before it could acknowledge them.
 
-    Their records may stay or be cut off: only the next leader knows.
+    The next leader keeps or truncates their records.
     """
 
     tickets: tuple[int, ...]
@@ -66,7 +66,7 @@ class Abandon(Struct, frozen=True):
 class ProposeIsr(Struct, frozen=True):
     """Put these members on the partition's record, by a compare-and-set on this version of it.
 
-    Report the outcome by ``isr_changed`` or ``isr_refused``; if it is unknown, call neither.
+    Report the outcome by ``isr_changed`` or ``isr_refused``. If it is unknown, call neither.
     """
 
     members: tuple[Member, ...]
@@ -74,7 +74,7 @@ class ProposeIsr(Struct, frozen=True):
 
 
 class ProposeRecord(Struct, frozen=True):
-    """Replace the record of this version by this one: the leader cannot lead by the old one."""
+    """Replace the record of this version by another one: the leader cannot lead by the old one."""
 
     me: Member
     before: PartitionRecord
@@ -83,7 +83,7 @@ class ProposeRecord(Struct, frozen=True):
 
 
 class HighWatermarkMoved(Struct, frozen=True):
-    """Tell followers the leader's high watermark."""
+    """Send the leader's high watermark to the followers."""
 
     entry: EntryIndex
 
@@ -93,7 +93,7 @@ Effects = list[Effect]
 
 
 def offset_of(bounds: Bounds, bound: WaitBound) -> Offset:
-    """Return where the bound is."""
+    """Return the offset of the bound."""
     if bound is WaitBound.LOG_END:
         return bounds.log_end_offset
     if bound is WaitBound.HIGH_WATERMARK:
@@ -105,7 +105,7 @@ _STALE_MIN: Final = 64
 
 
 class Waiters:
-    """Waiters by the offset that the bound must pass. The caller chooses a waiter's number."""
+    """Waiters by the offset that their bound must pass. The caller chooses their numbers."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
@@ -120,7 +120,7 @@ class Waiters:
         heapq.heappush(self._heap, (offset, waiter))
 
     def cancel(self, waiter: int) -> bool:
-        """Remove the waiter; return False if it was not waiting."""
+        """Remove the waiter. Return False if it was not waiting."""
         if self._offsets.pop(waiter, None) is None:
             return False
         if len(self._heap) > max(_STALE_MIN, 2 * len(self._offsets)):
@@ -138,7 +138,7 @@ class Waiters:
         return found
 
     def beyond(self, end: int) -> list[int]:
-        """Remove and return the waiters whose offset is not below ``end``: records were cut off."""
+        """Remove and return the waiters whose offset is not below ``end``, after a truncation."""
         found = [waiter for waiter, offset in self._offsets.items() if offset >= end]
         for waiter in found:
             self.cancel(waiter)

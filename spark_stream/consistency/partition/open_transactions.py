@@ -1,22 +1,22 @@
-"""The open transactions of a partition: who may write in them, and the last stable offset.
+"""The open transactions of a partition: their joins, and the last stable offset.
 
 **Joins.** A batch in a transaction is accepted only under a *confirmed join* of its (transaction,
 producer id). The order of steps keeps every batch out of a transaction that has ended:
 
-1. the leader opens a pending join;
-2. it puts the join on record, then reads the transaction's record: an ended one refuses;
-3. it confirms the join, unless that was cancelled since 1;
+1. the leader opens a pending join,
+2. it puts the join on record, then reads the transaction's record: an ended one refuses,
+3. it confirms the join, unless that was cancelled after 1,
 4. it accepts the batches.
 
 Whoever decides a transaction seals it in all partitions on its record before any is marked. A seal
-cancels the transaction's joins, pending and confirmed; the drop of a branch cancels those of the
+cancels the transaction's joins, pending and confirmed. The drop of a branch cancels those of the
 branch. Joins are looked up after the decision. If the decision came before the read in 2, the
 record refuses. If it came later, the join was on record before the decision, and this partition is
-sealed. A seal before 3 cancels the join; after a seal later than 3, the batches accepted until then
+sealed. A seal before 3 cancels the join. After a seal later than 3, the batches accepted until then
 are marked with the rest.
 
 So ended transactions need not be remembered: only those under way take memory. Joins hold for one
-epoch of one leader; the next leader makes them again.
+epoch of one leader. The next leader makes them again.
 
 **Undecided transactions.** Invariant: while a transaction is open, or its marker is not below the
 high watermark, no offset from its first record on is stable. A marker alone does not decide for
@@ -65,7 +65,7 @@ class Joins:
         self._transactions: dict[int, _Joins] = {}
 
     def __len__(self) -> int:
-        """Return how many joins are remembered."""
+        """Return the number of confirmed and pending joins."""
         return sum(len(each.confirmed) + len(each.pending) for each in self._transactions.values())
 
     def __contains__(self, key: Key) -> bool:
@@ -74,13 +74,13 @@ class Joins:
         return found is not None and key[1] in found.confirmed
 
     def open(self, transaction: int, producer_id: int) -> PendingJoin:
-        """Note that a join is about to be recorded."""
+        """Open a pending join, before it is recorded."""
         pending = PendingJoin(transaction, producer_id)
         self._transactions.setdefault(transaction, _Joins()).pending.add(pending)
         return pending
 
     def confirm(self, pending: PendingJoin) -> bool:
-        """Confirm a recorded join; False if it was cancelled meanwhile, and must not be used."""
+        """Confirm a recorded join. Return False if it was cancelled and must not be used."""
         found = self._transactions.get(pending.transaction)
         if found is None or pending not in found.pending:
             return False
@@ -89,7 +89,7 @@ class Joins:
         return True
 
     def give_up(self, pending: PendingJoin) -> None:
-        """Give up a join that could not be recorded; an earlier confirmed one still holds."""
+        """Give up a join that could not be recorded. An earlier confirmed one still holds."""
         found = self._transactions.get(pending.transaction)
         if found is not None:
             found.pending.discard(pending)
@@ -148,7 +148,7 @@ class Undecided:
 
     @classmethod
     def derived(cls, tables: Sequence[Table], high_watermark: EntryIndex) -> Undecided:
-        """Derive them from a log's entries tables; entries below the watermark are replicated."""
+        """Derive them from a log's entries tables. Entries below the watermark are replicated."""
         found = cls()
         parts = _parts(tables, high_watermark)
         for transaction, producer_id, part, _ in parts:
@@ -169,7 +169,7 @@ class Undecided:
             self._producers.setdefault(transaction, {})[producer_id] = None
 
     def on_marked(self, transaction: int, producer_id: int, marker: int) -> None:
-        """Note that the marker of this part is the entry with the index ``marker``."""
+        """Record the marker of this part, the entry with the index ``marker``."""
         part = self._open.pop((transaction, producer_id), None)
         if part is None:
             return
@@ -180,7 +180,7 @@ class Undecided:
             del self._producers[transaction]
 
     def on_replicated(self, upto: EntryIndex) -> None:
-        """Note that entries below ``upto`` are below the high watermark."""
+        """Record that entries below ``upto`` are below the high watermark."""
         while self._marked and self._marked[0][1] < upto:
             heapq.heappop(self._marked)
 

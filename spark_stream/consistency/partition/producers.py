@@ -1,23 +1,24 @@
-"""What a partition knows of its producers: duplicates, order, fencing, open transactions.
+"""The producers of a partition: idempotence (duplicates and order), fencing, open transactions.
 
-A producer numbers its batches in each partition 0, 1, 2, … (after 2^31-1 comes 0), anew with each
-epoch. So the leader can distinguish a batch that is sent again, a new one, and a gap.
+A producer numbers its batches in each partition 0, 1, 2, … (after 2^31-1 comes 0), and starts again
+with each epoch. So the leader can distinguish a retry of a batch (a duplicate), a new batch, and a
+gap.
 
 Invariants of a producer's state:
 
-* its epoch never falls, and a batch of a lower epoch is fenced;
-* the recent batches, at most five, have consecutive sequences, apart from refused ones;
+* its epoch never falls, and a batch of a lower epoch is fenced.
+* the recent batches, at most five, have consecutive sequences, apart from refused ones.
 * it has at most one open transaction, which ends with a marker. The marker ends the epoch too: the
   next transaction has a higher epoch, so a delayed batch of the earlier transaction cannot get into
-  the later one;
-* a state with an open transaction never expires;
+  the later one.
+* a state with an open transaction never expires.
 * a partition has at most ``PRODUCERS_MAX`` states. For a new one it evicts those that have ended,
   and those that were not used for ``IDLE_AGE``. If there are none, the new producer is refused.
 
 Everything but the sequences of refused batches is derived from the entries table when a log opens.
-Followers do not judge: they take what the leader decided.
+Followers do not judge batches: they accept the leader's decisions.
 
-Source: Kafka's ProducerStateManager (the window of five batches); KIP-890 (one epoch per
+Source: Kafka's ProducerStateManager (the window of five batches), KIP-890 (one epoch per
 transaction).
 """
 
@@ -43,7 +44,7 @@ from spark_stream.structs import INT64_MAX, OffsetField, Positional
 
 WINDOW: Final = 5
 ENDED_AGE: Final = 300 * 1_000_000  # microseconds
-IDLE_AGE: Final = 900 * 1_000_000  # microseconds; no client retries a batch for so long
+IDLE_AGE: Final = 900 * 1_000_000  # microseconds. No client retries a batch for so long
 PRODUCERS_MAX: Final = 50_000
 """Producers that a partition remembers. Each has up to a kibibyte."""
 SEQUENCE_MAX: Final = (1 << 31) - 1
@@ -51,9 +52,9 @@ EPOCH_MAX: Final = (1 << 15) - 1
 
 
 class Stamp(Positional):
-    """Who writes a batch, and the batch's place in that producer's order in the partition.
+    """The producer of a batch, and the batch's place in the producer's order in the partition.
 
-    ``sequence`` counts batches, from 0 in each partition; after 2^31-1 comes 0.
+    ``sequence`` counts batches, from 0 in each partition. After 2^31-1 comes 0.
     """
 
     producer_id: OffsetField
@@ -95,12 +96,12 @@ class ProducerState(Struct, frozen=True):
 
 
 class Wrong(StrEnum):
-    """Why a batch is refused."""
+    """The reason for the refusal of a batch."""
 
     FENCED = "fenced"  # a higher epoch was seen
     ENDED = "ended"  # its transaction has ended here
     GAP = "gap"  # a batch before it is missing
-    TOO_OLD = "too_old"  # before the window: nobody knows any more whether it is a duplicate
+    TOO_OLD = "too_old"  # before the window: it cannot be compared with a stored batch
     OTHER_BATCH = "other_batch"  # its sequence was another batch's
     OUTSIDE = "outside"  # a write outside the producer's open transaction
     ANOTHER = "another"  # a second transaction while one is open
@@ -111,7 +112,7 @@ class Accepted(Struct, frozen=True):
 
 
 class Duplicate(Struct, frozen=True):
-    """The batch is in the log already: it gets the same answer as the first time.
+    """The batch is in the log already. It gets the same acknowledgement as the first time.
 
     ``crc``: of the stored batch. A batch with another checksum is a duplicate only if its records
     are those of the stored batch in another encoding.
@@ -123,7 +124,7 @@ class Duplicate(Struct, frozen=True):
 
 
 class RefusedBatch(Struct, frozen=True):
-    """The batch changes nothing; ``expected`` is the sequence that would be taken."""
+    """The batch changes nothing. ``expected`` is the sequence that would be taken."""
 
     wrong: Wrong
     expected: int
@@ -167,7 +168,7 @@ def judge(
 def appended(
     state: ProducerState | None, stamp: Stamp, offset: int, records: int, now: int, crc: int = 0
 ) -> ProducerState:
-    """Return the state after an accepted batch; with 0 records it only used up its sequence."""
+    """Return the state after an accepted batch. A batch of 0 records only uses up its sequence."""
     before = state if state is not None and state.epoch == stamp.epoch else None
     recent = before.recent if before else ()
     if records:
@@ -182,7 +183,7 @@ def appended(
 
 
 def ended(state: ProducerState | None, epoch: int, now: int) -> ProducerState:
-    """Return the state after a marker; a higher epoch than the known one is adopted."""
+    """Return the state after a marker. A higher epoch than the state's is adopted."""
     if state is None or epoch > state.epoch:
         return ProducerState(epoch, ended=True, used=now)
     return replace(state, transaction=NO_TRANSACTION, first_offset=-1, ended=True, used=now)
@@ -198,16 +199,16 @@ def folded(state: ProducerState | None, entry: Entry) -> ProducerState:
             state, stamp, entry.base_offset, entry.count, entry.appended, entry.data_crc
         )
     if state is not None and state.epoch > entry.producer_epoch:
-        return state  # a lost marker, written again after the producer has gone on
+        return state  # a lost marker, written again after the producer began a later epoch
     return ended(state, entry.producer_epoch, entry.appended)
 
 
 def expires(state: ProducerState, age: int) -> int | None:
-    """Return when a state that is not used for longer than ``age`` (µs) may be forgotten.
+    """Return the time from which a state may be removed if its producer does not use it again.
 
-    After a transaction has ended, only its delayed requests can still come, and the transaction's
-    record refuses those too. So a state that has ended is remembered only for as long as a request
-    may be delayed.
+    ``age``: the expiry of an unused state, in microseconds. After a transaction has ended, only its
+    delayed requests can still arrive, and the transaction's record refuses those too. So a state
+    that has ended is kept only for the longest delay of a request.
     """
     if state.open:
         return None
@@ -215,7 +216,7 @@ def expires(state: ProducerState, age: int) -> int | None:
 
 
 def expired(state: ProducerState, now: int, age: int) -> bool:
-    """Return whether a state may be forgotten by now."""
+    """Return whether a state has expired."""
     since = expires(state, age)
     return since is not None and since <= now
 
@@ -277,7 +278,7 @@ class _Log:
         if rows is None:
             parts = [table[name] for table in self._tables]
             return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        if len(self._tables) == 1:  # most logs are short; a broker opens thousands of them
+        if len(self._tables) == 1:  # most logs are short, and a broker opens thousands of them
             values: np.ndarray = self._tables[0][name][rows].astype(np.int64)
             return values
         where = np.searchsorted(self._starts, rows, side="right") - 1
@@ -289,9 +290,9 @@ class _Log:
 
 
 def _late_markers(log: _Log, rows: np.ndarray, producer: np.ndarray) -> np.ndarray:
-    """Return which rows are markers of an epoch that their producer had left before.
+    """Return a mask of the markers of an epoch that their producer had left before.
 
-    A lost marker is written again, perhaps after its producer has gone on.
+    A lost marker is written again, perhaps after its producer began a later epoch.
     """
     epochs = log.column("producer_epoch", rows)
     late = np.zeros(len(rows), np.bool_)

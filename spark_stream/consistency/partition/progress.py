@@ -1,37 +1,37 @@
-"""What a leader knows of its followers: how far they are, who is in sync, what is replicated.
+"""A leader's followers: their progress, the in-sync replicas, and the replicated entries.
 
-**Invariant.** Every broker that is in the partition's ISR, or may be in it by now, has every entry
-below the high watermark. So the leader waits for the *maximal* ISR: the members on the record as
-the leader knows it, those whom it has proposed, and those whom it is about to propose. A member
-that is leaving counts until its removal is on record.
+**Invariant.** Every broker that is in the partition's ISR, or that an unfinished proposal may have
+added to it, has every entry below the high watermark. So the leader waits for the *maximal* ISR:
+the members on the last record that the leader has read, the members that it has proposed, and those
+that it is about to propose. A member that leaves counts until its removal is on record.
 
 **Sessions.** A follower reports under a session, in the generation of its logs. Its reports count
-only for the member of that generation, also when the session is over; a new session begins with
-what both logs share. Reports of earlier sessions are ignored. If a broker is found dead, its
-session is over. A replica that is moved away loses its log: its reports are forgotten with its
-session.
+only for the member of that generation, also after the end of the session. A new session begins with
+the common part of both logs. Reports of earlier sessions are ignored. The session of a dead broker
+ends. A replica that is moved away loses its log: its reports are removed with its session.
 
-**Who leaves.** A member leaves if it lacks an entry which the leader appended longer than
+**Leaving the ISR.** A member leaves if it lacks an entry which the leader appended longer than
 ``lag_max_us`` ago, if it has not reported for that long since the election, if it is not alive in
-its generation, or if it has said that its log refuses writes and has not reported since.
+its generation, or if it has reported that its log refuses writes, with no report of progress since.
 
-**Who joins.** A follower joins if it has reported in its session, would not leave at once, has
-reached the high watermark, and has all that the leader had when that was elected (the leader's
-*inherited end*: all that earlier leaders may have committed is below it). Before its first report,
-its log may not have been cut to what both share: it could be elected with entries that nobody else
-has. A follower that is close behind is *admitted* first: from then on the high watermark waits for
-the follower, so that the follower can reach it while appends go on.
+**Joining the ISR.** A follower joins if it has reported in its session, does not meet a condition
+for leaving, has reached the high watermark, and has all entries that the leader had at its election
+(up to the leader's *inherited end*: all entries that earlier leaders may have committed are below
+it). Before its first report, its log may not have been truncated to the common part: it could be
+elected with entries that no other replica has. A follower that is close behind is *admitted* first:
+from then on the high watermark waits for the follower, so that the follower can reach it while
+appends go on.
 
-**Who may have more.** Until its first report in the leader's epoch, even a member of the ISR may
-have entries of an earlier leader. If that member is elected next, these entries are there again. So
-a transaction is over only when all members have reported (:attr:`Progress.all_cut`): otherwise it
-could be open again in a partition where it has its markers, or needs none.
+**Surplus entries.** Until its first report in the leader's epoch, even a member of the ISR may have
+entries of an earlier leader. If that member is elected next, these entries return. So a transaction
+is finished only when all members have reported (:attr:`Progress.all_truncated`): otherwise it could
+be open again in a partition where it has its markers, or needs none.
 
 **Order.** Only one proposal at a time is under way. Its outcome is the record after the
 compare-and-set, or the other record that was found. While the outcome is unknown, the proposed
 members count. A later version of the record ends a proposal too, because the store cannot take it
-any more. The outcome of such a proposal may come while the next one is under way, and says nothing
-of the next one.
+any more. The outcome of such a proposal may arrive while the next one is under way. It is no
+outcome of the next one.
 
 Source: Kafka's Partition (maximal ISR, caught-up time, leader epoch start) and KIP-903.
 """
@@ -53,14 +53,15 @@ GenerationOf = Callable[[BrokerId], Generation | None]
 """The generation in which a broker is registered and alive, or None if it is not alive."""
 
 _NEAR: Final = 16  # a follower is close behind if it lacks nothing older than lag_max_us / this
-_MARKS: Final = 64  # how many times are remembered within the greatest lag
+_MARKS: Final = 64  # the number of append times that are kept within the greatest lag
 
 
 class IsrSettings(Struct, frozen=True):
-    """``min_insync``: with fewer in-sync replicas the high watermark stands still.
+    """The settings of a partition's ISR.
 
-    A partition with fewer replicas than that needs all of them. ``lag_max_us``: how long a member
-    may lack an entry, in microseconds. ``unclean``: a replica that is not in sync may be elected.
+    ``min_insync``: with fewer in-sync replicas the high watermark does not move. A partition with
+    fewer replicas than that needs all of them. ``lag_max_us``: the greatest age of an entry that a
+    member may lack, in microseconds. ``unclean``: a replica that is not in sync may be elected.
     """
 
     min_insync: int = 1
@@ -71,10 +72,10 @@ class IsrSettings(Struct, frozen=True):
 class _Follower(Struct):
     """A follower in one generation: it has the entries below ``acked``.
 
-    ``reported``: it has reported in its present session. ``was_cut``: it has reported in some
-    session, so its log has been cut to what it shares with the leader's. ``refuses``: it has said
-    that its log refuses writes, and has not reported since. ``promised_until``: until when it has
-    promised not to lead, by the leader's monotonic clock (``replication.promises``).
+    ``reported``: it has reported in its present session. ``was_truncated``: it has reported in some
+    session, so its log has been truncated to the common part with the leader's log. ``refuses``:
+    its last report was that its log refuses writes. ``promised_until``: the end of its promise not
+    to lead, by the leader's monotonic clock (``replication.promises``).
     """
 
     member: Member
@@ -82,27 +83,27 @@ class _Follower(Struct):
     session: int | None = None
     admitted: bool = False
     reported: bool = False
-    was_cut: bool = False
+    was_truncated: bool = False
     refuses: bool = False
     promised_until: float = 0.0
 
 
 class Ages:
-    """When a leader appended its entries: for the last ``span``, to within ``step``."""
+    """The append times of a leader's entries: for the last ``span``, to within ``step``."""
 
     def __init__(self, now: int, span: int) -> None:
-        """Start; entries that are in the log count as appended now."""
+        """Start. The entries of the log count as appended now."""
         self.span = span
         self._entries = [0]
         self._times = [now]
 
     @property
     def step(self) -> int:
-        """The error of :meth:`time_of`: an entry may be this much newer than it says."""
+        """The error of :meth:`time_of`: an entry may be newer by this much."""
         return self.span // _MARKS
 
     def on_appended(self, entry: int, now: int) -> None:
-        """Note that the entry of this index was appended, and maybe some after it."""
+        """Record the append of the entry with this index, and perhaps of some after it."""
         if now - self._times[-1] >= self.step:
             self._entries.append(entry)
             self._times.append(now)
@@ -111,7 +112,7 @@ class Ages:
                 del self._entries[:old], self._times[:old]
 
     def time_of(self, entry: int) -> int:
-        """Return when the entry was appended: at this time, or up to a step later."""
+        """Return the append time of the entry, or up to a step before it."""
         return self._times[max(0, bisect_right(self._entries, entry) - 1)]
 
 
@@ -128,7 +129,7 @@ class Progress:
         generation_of: GenerationOf,
         now: int,
     ) -> None:
-        """``record``, at ``version`` in the store, says that ``me`` leads."""
+        """``record``, at ``version`` in the store, has ``me`` as its leader."""
         if not leads(record, me):
             raise ValueError(f"{me} does not lead by this record: {record}")
         self.me = me
@@ -145,11 +146,11 @@ class Progress:
         self._began = now
         self._find_maximal()
 
-    # -- what is known ----------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     @property
     def maximal(self) -> tuple[Member, ...]:
-        """The members that the high watermark waits for, besides the leader."""
+        """The members whose reports the high watermark requires, besides the leader."""
         return tuple(each.member for each in self._awaited)
 
     @property
@@ -164,29 +165,29 @@ class Progress:
         return not self._awaited and self.enough
 
     @property
-    def all_cut(self) -> bool:
+    def all_truncated(self) -> bool:
         """Whether no member of the maximal ISR can have entries that the leader lacks."""
-        return all(each.was_cut for each in self._awaited)
+        return all(each.was_truncated for each in self._awaited)
 
     @property
     def waits(self) -> int:
-        """How many followers a record waits for at least; 1 if the ISR is too small."""
+        """How many followers a record waits for at least, or 1 if the ISR is too small."""
         return len(self._awaited) or (0 if self.enough else 1)
 
     def leads_until(self) -> float | None:
-        """Return until when the leader may go on without its lease; None: not at all."""
+        """Return the time until which the leader may continue without its lease, or None."""
         if self.settings.unclean:
             return None
         return promises.leads_until([each.promised_until for each in self._awaited])
 
     def acked(self, member: Member) -> EntryIndex | None:
-        """Return how far the member is by its last report, or None if there was none."""
+        """Return the end of the member's acknowledged entries, or None without a report."""
         found = self._followers.get(member)
         return None if found is None else found.acked
 
     @property
     def session_numbers(self) -> Collection[int]:
-        """The numbers of the sessions that are not over."""
+        """The numbers of the open sessions."""
         return self._sessions.keys()
 
     def sessions(self) -> Iterator[tuple[int, Member, EntryIndex]]:
@@ -194,7 +195,7 @@ class Progress:
         return ((number, each.member, each.acked) for number, each in self._sessions.items())
 
     def followers(self) -> dict[BrokerId, EntryIndex]:
-        """Return how far each replica is that has a session, or is waited for; for any thread."""
+        """Return the progress of replicas with a session or in the maximal ISR. For any thread."""
         return {
             each.member.broker: each.acked
             for each in list(self._followers.values())
@@ -202,7 +203,7 @@ class Progress:
         }
 
     def replicated(self, log_end: EntryIndex) -> EntryIndex:
-        """Return the index below which the maximal ISR has all; 0 if the ISR is too small."""
+        """Return the index below which the maximal ISR has all, or 0 if the ISR is too small."""
         if not self.enough:
             return EntryIndex(0)
         return min((each.acked for each in self._awaited), default=log_end)
@@ -210,11 +211,11 @@ class Progress:
     # -- events -----------------------------------------------------------------------------------
 
     def on_appended(self, entry: int, now: int) -> None:
-        """Note that the leader appended this entry, and maybe some after it."""
+        """Record that the leader appended this entry, and perhaps some after it."""
         self._ages.on_appended(entry, now)
 
     def on_started(self, session: int, member: Member, acked: EntryIndex) -> None:
-        """Start a follower's session; its entries below ``acked`` equal the leader's.
+        """Start a follower's session. Its entries below ``acked`` equal the leader's.
 
         This ends an earlier session of the broker.
         """
@@ -231,28 +232,28 @@ class Progress:
         self._find_maximal()
 
     def on_reported(self, session: int, acked: EntryIndex) -> bool:
-        """Note that the follower has the entries below ``acked``; True if it may now join."""
+        """Record the follower's entries, those below ``acked``. Return whether it may now join."""
         found = self._sessions.get(session)
         if found is None or (found.reported and acked <= found.acked):
             return False
-        found.reported, found.was_cut, found.refuses = True, True, False
+        found.reported, found.was_truncated, found.refuses = True, True, False
         found.acked = max(found.acked, acked)
         return found.member not in self.record.isr
 
     def refuses_writes(self, session: int) -> None:
-        """Note that the log of this session's follower refuses writes."""
+        """Record that the log of this session's follower refuses writes."""
         found = self._sessions.get(session)
         if found is not None:
             found.refuses = True
 
     def on_promised(self, session: int, until: float) -> None:
-        """Note that this session's follower will not lead before ``until``."""
+        """Record the promise of this session's follower not to lead before ``until``."""
         found = self._sessions.get(session)
         if found is not None:
             found.promised_until = max(found.promised_until, until)
 
     def on_left(self, session: int) -> None:
-        """End the session; what its follower reported and promised still holds."""
+        """End the session. Its follower's reports and promises still hold."""
         found = self._sessions.pop(session, None)
         if found is not None:
             found.session = None
@@ -262,18 +263,18 @@ class Progress:
     def end_sessions_of_dead(self) -> None:
         """End the sessions of dead brokers: a returning one must report again before it may join.
 
-        Its connection may have ended unnoticed, and it may come back without the entries that it
-        had reported.
+        The leader may not have detected the end of its connection, and it may come back without the
+        entries that it had reported.
         """
         for number, each in list(self._sessions.items()):
             if self._generation_of(each.member.broker) is None:
                 self.on_left(number)
 
     def on_changed(self, record: PartitionRecord, version: int) -> bool:
-        """Take over the record at this version; return False if it is not newer or not ours.
+        """Adopt the record at this version. Return False if it is not newer or of another leader.
 
-        A record with another leader, or another epoch, ends this leader's epoch: it is not taken
-        over, the counts stay as they are, and nothing is proposed any more.
+        A record with another leader, or another epoch, ends this leader's epoch. It is not adopted,
+        the followers' progress stays as it is, and there are no further proposals.
         """
         if version <= self.version:
             return False
@@ -289,10 +290,10 @@ class Progress:
         return True
 
     def _forget_moved(self, record: PartitionRecord) -> None:
-        """Forget sessions of moved replicas: another has changed the record, maybe several times.
+        """Remove the sessions of moved replicas after another broker's change of the record.
 
-        A replica that was removed, and maybe is added again, has lost its log in between: its
-        session no longer counts. A replica that was only just added asks for a session again.
+        A replica that was removed, and perhaps added again by a later change, has lost its log: its
+        session no longer counts. A replica that was just added requests a session again.
         """
         for number, each in list(self._sessions.items()):
             broker = each.member.broker
@@ -301,10 +302,10 @@ class Progress:
                 del self._followers[each.member]
 
     def on_refused(self, proposed_at: int, record: PartitionRecord, version: int) -> None:
-        """Drop a finally refused proposal for version ``proposed_at``; the record was this one.
+        """Drop a finally refused proposal for version ``proposed_at``. The record was this one.
 
-        If that ends this leader's epoch, the proposal still counts: it may have been on record when
-        the successor was elected.
+        If that ends this leader's epoch, the proposal still counts: it may have been on record at
+        the election of the successor.
         """
         is_present = proposed_at == self.version  # any later version has ended it
         self.on_changed(record, version)
@@ -313,7 +314,7 @@ class Progress:
             self._find_maximal()
 
     def configure(self, settings: IsrSettings) -> None:
-        """Take over the topic's settings."""
+        """Adopt the topic's settings."""
         self.settings = settings
         self._ages.span = settings.lag_max_us
 
@@ -322,8 +323,8 @@ class Progress:
     ) -> tuple[Member, ...] | None:
         """Return the ISR to propose, or None if it is unchanged or a proposal is under way.
 
-        What is proposed counts from now on, until :meth:`on_changed` or :meth:`on_refused`.
-        Followers that are close behind are admitted, and those that fell back are removed.
+        The proposed members count until :meth:`on_changed` or :meth:`on_refused`. Followers that
+        are close behind are admitted, and those that fell behind are removed.
         """
         if self.proposed is not None or self._over:
             return None
@@ -347,7 +348,7 @@ class Progress:
         return self.proposed
 
     def due(self, log_end: EntryIndex) -> int | None:
-        """Return when :meth:`propose` may change its result without a report, or None if never."""
+        """Return the time at which :meth:`propose` may differ without a report, or None."""
         if self.proposed is not None or self._over:
             return None
         return min(
@@ -359,10 +360,10 @@ class Progress:
             default=None,
         )
 
-    # -- who is waited for ------------------------------------------------------------------------
+    # -- the maximal ISR --------------------------------------------------------------------------
 
     def _is_near(self, follower: _Follower, log_end: EntryIndex, now: int) -> bool:
-        """Return whether to wait for a follower that is not in sync yet, so that it gets there."""
+        """Return whether the high watermark waits for a follower that is not in sync yet."""
         member = follower.member
         if follower.acked < self.inherited_end or member.broker not in self.record.replicas:
             return False
@@ -382,22 +383,22 @@ class Progress:
         return behind_since is None or now - behind_since <= self._patience(follower)
 
     def _behind_since(self, follower: _Follower, log_end: EntryIndex) -> int | None:
-        """Return since when a follower lacks an entry or has not reported, or None."""
+        """Return the time since which a follower lacks an entry or has not reported, or None."""
         if follower.acked < log_end:
             return self._ages.time_of(follower.acked)
-        return None if follower.was_cut else self._began
+        return None if follower.was_truncated else self._began
 
     def _patience(self, follower: _Follower) -> int:
-        """Return how long a follower that is waited for may lack an entry."""
+        """Return the time for which a follower of the maximal ISR may lack an entry."""
         lag = self.settings.lag_max_us
         return (2 * (lag // _NEAR) if follower.admitted else lag) + self._ages.step
 
     def _lag(self, acked: EntryIndex, log_end: EntryIndex, now: int) -> int:
-        """Return the age of the oldest entry that a follower lacks; 0 if it lacks none."""
+        """Return the age of the oldest entry that a follower lacks, or 0 if it lacks none."""
         return 0 if acked >= log_end else now - self._ages.time_of(acked)
 
     def _find_maximal(self) -> None:
-        """Find the replicas the high watermark waits for, and forget followers without a place."""
+        """Find the maximal ISR, and remove followers that are neither in it nor in a session."""
         admitted = [each.member for each in self._followers.values() if each.admitted]
         members = {*self.record.isr, *(self.proposed or ()), *admitted} - {self.me}
         self._followers = {

@@ -1,35 +1,35 @@
-"""The core of a replica: what it knows of its partition, and what follows from each event.
+"""The core of a replica: the state of its partition, and the effects of each event.
 
-A replica's log is in files, its lock and its threads are in the broker; all the rest is here, and
-nothing here waits. An event is a method: it changes the state and returns effects, which the caller
+A replica's log is in files, its lock and its threads are in the broker. All the rest is here, and
+no method waits. An event is a method: it changes the state and returns effects, which the caller
 carries out. The same code runs at a leader, at a follower and in a simulation.
 
-**One fold.** What is derived from a log (producers, open transactions, extents, epochs) comes from
-:meth:`Replica.apply` entry by entry, at a leader and at a follower alike. When a log opens or was
-cut back, it comes from the entries tables at once. Both ways give the same.
+**One fold.** The state that is derived from a log (producers, open transactions, extents, epochs)
+comes from :meth:`Replica.apply` entry by entry, at a leader and at a follower alike. After a log
+was opened or truncated, it is computed from the entries tables. Both ways give the same result.
 
 **Order.** An entry is in the log before it is applied, and its derived state is complete before the
-assignment of ``bounds_state`` publishes the new bounds. So whoever reads the bounds without a lock
+assignment of ``bounds_state`` publishes the new bounds. So a reader of the bounds without a lock
 never sees an end without the transaction that holds it back.
 
-**Acknowledgements.** A batch outside a transaction that asks for ``read_uncommitted`` is answered
-once it is appended. Every other one, and each batch of a transaction, is answered when its records
-are below the high watermark: so a commit never takes a transaction whose tail a failover lost. A
-duplicate of a batch is answered by the same rule as the first.
+**Acknowledgements.** A batch outside a transaction that requires only ``read_uncommitted`` is
+acknowledged once it is appended. Every other one, and each batch of a transaction, is acknowledged
+when its records are below the high watermark: so a commit never takes a transaction whose tail a
+failover lost. The same rule holds for a duplicate of a batch.
 
-**Roles.** A replica that was just opened has none. ``lead_replicas`` makes it the
-leader of an epoch, ``follow`` a follower in one; epochs never fall. A leader keeps its followers'
-progress (``consistency.partition.progress``). A follower takes what its leader sends
-(``consistency.replication.follower``) and uses the leader's high watermark as far as its own log
-goes.
+**Roles.** A replica that was just opened has none. ``lead_replicas`` makes it the leader of an
+epoch, ``follow`` a follower in one. Epochs never fall. A leader keeps its followers' progress
+(``consistency.partition.progress``). A follower takes what its leader sends
+(``consistency.replication.follower``) and adopts the leader's high watermark, up to its own log
+end.
 
-**What a new leader knows.** Its high watermark is a lower bound until all that it had when it was
-elected is replicated: earlier leaders may have shown readers more. Until then ``hw_known`` is
-False, and the high watermark and the last stable offset are not given out; records below them are
+**The high watermark of a new leader** is a lower bound until all entries that it had at its
+election are replicated: readers of earlier leaders may have seen more. Until then ``hw_known`` is
+False, and calls do not return the high watermark and the last stable offset. Records below them are
 readable.
 
 **Waiters** are numbers that the caller chooses. They wait for one of three bounds to pass an
-offset. A waiter whose bound has passed is named in an effect, once, and forgotten.
+offset. A waiter whose bound has passed is named in one effect, and removed.
 """
 
 from __future__ import annotations
@@ -85,28 +85,28 @@ from spark_stream.consistency.replication.follower import (
 from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
-def _nowhere(entry: EntryIndex) -> Boundary:
-    raise ValueError(f"this replica was not told where entry {entry} begins")
+def _no_boundary(entry: EntryIndex) -> Boundary:
+    raise ValueError(f"no look-up of the place of entry {entry}")
 
 
-class Surroundings(Struct, frozen=True):
-    """Functions that a replica calls, and that answer at once.
+class ReplicaLookups(Struct, frozen=True):
+    """Functions that a replica calls. None of them blocks.
 
     ``boundary_of`` finds the place before an entry of its log, ``generation_of`` the generation in
     which a broker is registered and alive.
     """
 
-    boundary_of: Callable[[EntryIndex], Boundary] = _nowhere
+    boundary_of: Callable[[EntryIndex], Boundary] = _no_boundary
     generation_of: GenerationOf = lambda _: None
 
 
-_ALONE: Final = Surroundings()
+_ALONE: Final = ReplicaLookups()
 
 _FULL_US: Final = 1_000_000
 
 
 class Replica:
-    """One replica of a partition. One caller at a time; ``bounds_state`` may be read by any."""
+    """One replica of a partition. One caller at a time. ``bounds_state`` may be read by any."""
 
     def __init__(
         self,
@@ -116,15 +116,15 @@ class Replica:
         now: int,
         producer_expiry_us: int,
         followers: int = 0,
-        surroundings: Surroundings = _ALONE,
+        lookups: ReplicaLookups = _ALONE,
     ) -> None:
         """``tables``: the log's entries. ``now`` is in microseconds.
 
-        ``followers``: how many other replicas there are; if there is one, no entry is known to be
-        replicated yet.
+        ``followers``: the number of other replicas. With one or more, no entry counts as replicated
+        yet.
         """
         self._producer_expiry_us = producer_expiry_us
-        self._surroundings = surroundings
+        self._lookups = lookups
         self._isr_settings = IsrSettings()
         self._session_numbers = itertools.count()
         self.progress: Progress | None = None
@@ -139,7 +139,7 @@ class Replica:
         self._derive(tables, state, now)
 
     def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
-        """Derive everything anew from the log's entries."""
+        """Derive all state from the log's entries."""
         self.derived += 1
         self.producers = producers.derived(tables, now, self._producer_expiry_us)
         self.spans = Spans.derived(tables)
@@ -148,7 +148,7 @@ class Replica:
         self.bounds_state = leader.undecided_from(state, self.undecided.first())
         self._end_before = state.log_end  # the log's end before the last entries were applied
 
-    # -- what is known ----------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------
 
     @property
     def leader_epoch(self) -> LeaderEpoch:
@@ -175,9 +175,9 @@ class Replica:
         return high >= progress.inherited_end
 
     def is_settled(self, entry: EntryIndex) -> bool:
-        """Return whether the ISR has all below ``entry``, and nothing that this leader lacks."""
+        """Return whether the ISR has all entries below ``entry``, and no surplus ones."""
         high = self.bounds_state.high_watermark.entry
-        return high >= entry and (self.progress is None or self.progress.all_cut)
+        return high >= entry and (self.progress is None or self.progress.all_truncated)
 
     def sessions(self) -> Collection[int]:
         """Return the current sessions of followers."""
@@ -196,7 +196,7 @@ class Replica:
     # -- roles ------------------------------------------------------------------------------------
 
     def lead_replicas(self, me: Member, record: PartitionRecord, version: int, now: int) -> Effects:
-        """Become the leader of the record's epoch; the store has the record at this version."""
+        """Become the leader of the record's epoch. The store has the record at this version."""
         self._begin(record.leader_epoch)
         self.progress = Progress(
             me,
@@ -204,15 +204,15 @@ class Replica:
             version,
             self.bounds_state.log_end.entry,
             self._isr_settings,
-            self._surroundings.generation_of,
+            self._lookups.generation_of,
             now,
         )
         return self._settle(now)
 
     def follow(self, epoch: LeaderEpoch) -> Effects:
-        """Follow another leader, or nobody, from this epoch on.
+        """Become a follower in this epoch, of a leader that may not be elected yet.
 
-        Waiting appends are abandoned. Waiting reads are woken, to find another leader.
+        Waiting appends are abandoned. Waiting reads are woken, so that they find another leader.
         """
         self._begin(epoch)
         self.progress = None
@@ -251,9 +251,10 @@ class Replica:
         shared, start = agreement(history, self.history()), state.log_start.entry
         if shared is None and member in progress.maximal:
             # The follower has every committed entry, and only committed entries are evicted. So the
-            # logs agree up to the later start. The follower must not begin anew: a crash on the way
-            # would leave it in sync with only a part of its log. Any other follower begins anew:
-            # since it evicted entries, committed ones may have been lost and replaced by others.
+            # logs agree up to the later start. The follower must not start from an empty log: a
+            # crash on the way would leave it in sync with only a part of its log. Any other
+            # follower starts from an empty log: since it evicted entries, committed ones may have
+            # been lost and replaced by others.
             later = max(int(start), int(history.start))
             if later <= min(int(state.log_end.entry), int(history.end)):
                 shared = EntryIndex(later)
@@ -266,7 +267,7 @@ class Replica:
         return LeaderAnswer(session, agreed), self._settle(now)
 
     def follower_acked(self, session: int, entry: EntryIndex, now: int) -> Effects:
-        """Note that the follower of this session has the entries below ``entry``."""
+        """Record that the follower of this session has the entries below ``entry``."""
         progress = self.progress
         if progress is None:
             return []
@@ -277,33 +278,33 @@ class Replica:
         return self._advance()
 
     def follower_refuses_writes(self, session: int, now: int) -> Effects:
-        """Note that this session's follower cannot write, so that it leaves the ISR."""
+        """Record that this session's follower cannot write, so that it leaves the ISR."""
         if self.progress is None:
             return []
         self.progress.refuses_writes(session)
         return self._settle(now)
 
     def follower_left(self, session: int, now: int) -> Effects:
-        """End the session; what was reported in it still holds."""
+        """End the session. Its reports still hold."""
         if self.progress is None:
             return []
         self.progress.on_left(session)
         return self._settle(now)
 
     def tick(self, now: int) -> Effects:
-        """Check the ISR after some time, or after brokers have come or gone."""
+        """Check the ISR after some time, or after brokers joined or left."""
         if self.progress is None:
             return []
         self.progress.end_sessions_of_dead()
         return self._settle(now)
 
     def tick_due(self) -> int | None:
-        """Return when ``tick`` may have an effect without a report, or None if never."""
+        """Return the time at which ``tick`` may have an effect without a report, or None."""
         progress = self.progress
         return None if progress is None else progress.due(self.bounds_state.log_end.entry)
 
     def isr_changed(self, record: PartitionRecord, version: int, now: int) -> Effects:
-        """Take over the record at this version, after a proposal or another's change.
+        """Adopt the record at this version, after a proposal or another broker's change.
 
         A record of another leader or epoch is for ``lead_replicas`` or ``follow``.
         """
@@ -325,7 +326,7 @@ class Replica:
         return self._settle(now)
 
     def configure(self, settings: IsrSettings, now: int) -> Effects:
-        """Take over the topic's settings."""
+        """Adopt the topic's settings."""
         self._isr_settings = settings
         if self.progress is None:
             return []
@@ -362,7 +363,7 @@ class Replica:
         for known in (end, self._end_before):
             if entry == known.entry:
                 return known
-        return self._surroundings.boundary_of(entry)
+        return self._lookups.boundary_of(entry)
 
     # -- the follower's log -----------------------------------------------------------------------
 
@@ -378,18 +379,18 @@ class Replica:
             self._publish(self._learned(state, committed))
 
     def committed(self) -> tuple[EntryIndex, LeaderEpoch] | None:
-        """Return the arguments for a later :meth:`recall`; None if no committed entry is known."""
+        """Return the arguments for a later :meth:`recall`, or None without a committed entry."""
         entry = self.bounds_state.high_watermark.entry
         epoch = self.epochs.epoch_of(entry - 1)
         return None if epoch is None else (entry, epoch)
 
     def learn_high_watermark(self, leader_hw: EntryIndex) -> Effects:
-        """Learn that the leader's high watermark is at this entry, which may not be here yet."""
+        """Adopt the leader's high watermark, an entry that may not be in this log yet."""
         known = self._learned(self.bounds_state, leader_hw)
         return [] if known is self.bounds_state else self._publish(known)
 
     def _learned(self, state: LeaderState, leader_hw: EntryIndex) -> LeaderState:
-        """Return the state of a follower that learns its leader's high watermark."""
+        """Return the state of a follower with its leader's high watermark, or with its log end."""
         upto = min(leader_hw, state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return state
@@ -398,7 +399,7 @@ class Replica:
     # -- events -----------------------------------------------------------------------------------
 
     def apply(self, *entries: Entry) -> Effects:
-        """Make appended entries visible, all at once."""
+        """Make appended entries visible, all together."""
         return self._publish(self._folded(entries))
 
     def _folded(self, entries: Sequence[Entry]) -> LeaderState:
@@ -433,7 +434,7 @@ class Replica:
 
     def _fold(self, entry: Entry) -> None:
         writer, transaction = entry.producer_id, entry.transaction
-        self.make_room(writer, entry.appended)  # a follower takes what its leader had room for
+        self.make_room(writer, entry.appended)  # a follower has room for its leader's producers
         self.producers[writer] = producers.folded(self.producers.get(writer), entry)
         if transaction == NO_TRANSACTION:
             return
@@ -449,7 +450,7 @@ class Replica:
     def use_up(self, stamp: Stamp, now: int) -> None:
         """Use up the sequence of a refused batch without valid records.
 
-        No entry records that, so it holds for this leader only.
+        No entry has that sequence, so this holds for the present leader only.
         """
         known = self.producers.get(stamp.producer_id)
         end = self.bounds_state.log_end.offset
@@ -458,18 +459,18 @@ class Replica:
     def acknowledge(
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
     ) -> bool:
-        """Return whether to answer an append at once; else a later effect asks for the answer."""
+        """Return whether to acknowledge an append now. Else a later effect requests it."""
         if not _waits(stamp, level) or last_offset < self.bounds_state.high_watermark.offset:
             return True
         self._tickets.add(ticket, last_offset)
         return False
 
     def give_up(self, ticket: int) -> None:
-        """Forget this append: nobody waits for its answer any more."""
+        """Remove this append: its caller waits no longer."""
         self._tickets.cancel(ticket)
 
     def wait(self, waiter: int, bound: WaitBound, offset: int) -> bool:
-        """Let a read wait until the bound is above the offset; return False if it is already."""
+        """Register a read until the bound is above the offset. Return False if it is already."""
         if offset_of(self.bounds_state.bounds(), bound) > offset:
             return False
         self._waiters[bound].add(waiter, offset)
@@ -477,13 +478,13 @@ class Replica:
         return True
 
     def stop_waiting(self, waiter: int) -> None:
-        """Remove a waiting read: its time is over, or its caller is gone."""
+        """Remove a waiting read: its time expired, or its caller disconnected."""
         bound = self._bound_of.pop(waiter, None)
         if bound is not None:
             self._waiters[bound].cancel(waiter)
 
     def evict(self, log_start: Boundary) -> None:
-        """Note that retention removed the entries below this place."""
+        """Move the log start after retention removed the entries below this place."""
         self.bounds_state = leader.evicted(self.bounds_state, log_start)
         self.spans.on_evicted(self.bounds_state.log_start.offset)
 
@@ -494,9 +495,9 @@ class Replica:
         return self._publish(leader.trimmed_below(self.bounds_state, before))
 
     def forget_producers(self, now: int) -> int | None:
-        """Forget the producers that have written nothing for too long.
+        """Remove the producers that expired without a write.
 
-        Return when the next producer may be forgotten if it writes nothing meanwhile, or None.
+        Return the time at which the next producer expires if it does not write, or None.
         """
         times = {
             producer_id: expires
@@ -511,18 +512,18 @@ class Replica:
     def truncate(
         self, tables: Sequence[Table], log_end: Boundary, now: int, *, lost: bool = False
     ) -> Effects:
-        """Note that the log was truncated to ``log_end``; ``tables`` are the entries left.
+        """Update the state after a truncation to ``log_end``. ``tables`` are the remaining entries.
 
         The effects of the removed entries on producers, transactions and epochs are undone.
         ``lost``: the removed entries include committed ones that the leader no longer has.
         """
         self._derive(tables, leader.truncated(self.bounds_state, log_end, lost=lost), now)
         disowned = self._tickets.beyond(log_end.offset)
-        effects = self._publish(self.bounds_state)  # a whole open transaction may be gone
+        effects = self._publish(self.bounds_state)  # a whole open transaction may be truncated
         return [Disown(tuple(disowned)), *effects] if disowned else effects
 
     def reset(self, log_start: Boundary, now: int) -> None:
-        """Note that the follower's log is now empty and begins at this position."""
+        """Update the state of a follower whose log is now empty and begins at this position."""
         self._derive([], leader.emptied(self.bounds_state, log_start), now)
 
     # -- effects ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What leader and follower do to their logs.
+"""Replication of a log from its leader to its followers.
 
-``leader``    how log end, high watermark and last stable offset move
-``follower``  what a follower does with its leader's answer, frames and readers
-``epochs``    leader epochs of a log, what two logs share, which records a reader lost
+``leader``    log end, high watermark and last stable offset, and their transitions
+``follower``  a follower's reaction to its leader's answer and frames, and its reads
+``epochs``    leader epochs of a log, the common part of two logs, lost records of a reader
 ``promises``  leading without the metadata store
 """

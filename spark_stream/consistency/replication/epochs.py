@@ -1,4 +1,4 @@
-"""Leader epochs of a log: where they begin, what two logs share, and which records a reader lost.
+"""Leader epochs of a log, the common part of two logs, and the lost records of a reader.
 
 Every entry carries the epoch of the leader that appended it, and epochs never fall along a log. An
 epoch ends where the first entry of a later one begins, or at the log's end if there is none.
@@ -15,19 +15,19 @@ ends where the next claim's epoch began. The claims go back to the newest epoch 
 the high watermark: no failover takes its first record back, so every later log has this epoch. So a
 lineage is nearly always one claim. If the claims would go back beyond the first record that the log
 has, that record's epoch comes twice: first with the record's own offset. Retention removes only
-what is replicated, so every later log had what was before that.
+replicated records, so every later log had the records before that one.
 
 Invariant: if a log holds a record of an epoch right before ``end``, it holds all that the reader
-has read up to there. The reason is that of an agreement. So the newest claim that holds shows what
-survives. If a claim does not hold but the log has its epoch, its records survive up to the end of
-that epoch. If the log does not have the epoch, none of it survives, and the claim before it
+has read up to there. The reason is that of an agreement. So the newest claim that holds shows the
+surviving records. If a claim does not hold but the log has its epoch, its records survive up to the
+end of that epoch. If the log does not have the epoch, none of it survives, and the claim before it
 decides.
 
 A claim has the epoch of the record, not that of the leader who served it. Two successive leaders
-may never have followed each other; then the later one has records of an *earlier* epoch at offsets
-where the reader got records of a later one.
+may never have followed each other. Then the later leader has records of an *earlier* epoch at
+offsets where the reader got records of a later one.
 
-Source: Raft's log matching property; Kafka's leader epoch cache (KIP-101, KIP-279). Kafka's
+Source: Raft's log matching property, Kafka's leader epoch cache (KIP-101, KIP-279). Kafka's
 consumer carries the epoch of the last batch that it fetched (KIP-320), but compares offsets only if
 a log does not have that epoch.
 """
@@ -50,7 +50,7 @@ from spark_stream.structs import OffsetField, Positional
 class EpochStarts:
     """The first entry of each epoch in a log, without epochs that have no entry.
 
-    One writer at a time; any thread may read.
+    One writer at a time. Any thread may read.
     """
 
     def __init__(self) -> None:
@@ -71,33 +71,33 @@ class EpochStarts:
 
     @property
     def last(self) -> LeaderEpoch | None:
-        """The epoch of the last entry; None if there is none."""
+        """The epoch of the last entry, or None in an empty log."""
         return LeaderEpoch(self._epochs[-1]) if self._epochs else None
 
     def on_appended(self, epoch: LeaderEpoch, at: Boundary) -> None:
-        """Note that an entry of this epoch is at this place, after all others."""
+        """Record an entry of this epoch at this place, after all others."""
         if not self._epochs or epoch > self._epochs[-1]:
             self._places.append(at)
             self._epochs.append(epoch)
 
     def epoch_of(self, entry: int) -> LeaderEpoch | None:
-        """Return the epoch of an entry that the log has; None if it lies before the first one."""
+        """Return the epoch of an entry of the log, or None if it is before the first one."""
         at = bisect_right(self._places, entry, hi=len(self._epochs), key=lambda each: each.entry)
         return LeaderEpoch(self._epochs[at - 1]) if at else None
 
     def start_of(self, epoch: int) -> Boundary | None:
-        """Return where the epoch's first entry is, or None if the log has none."""
+        """Return the place of the epoch's first entry, or None if the log has no entry of it."""
         at = bisect_left(self._epochs, epoch)
         found = at < len(self._epochs) and self._epochs[at] == epoch
         return self._places[at] if found else None
 
     def end_of(self, epoch: int, log_end: Boundary) -> Boundary:
-        """Return where the epoch ended: the offsets from there on may be of a later epoch."""
+        """Return the end of the epoch: the offsets from there on may belong to a later epoch."""
         later = bisect_right(self._epochs, epoch)
         return self._places[later] if later < len(self._epochs) else log_end
 
     def before(self, offset: Offset) -> tuple[LeaderEpoch, Boundary] | None:
-        """Return the epoch of the record before the offset and its start, or None if none is."""
+        """Return the epoch of the record before the offset, and the epoch's start, or None."""
         known = len(self._epochs)
         at = bisect_left(self._places, offset, hi=known, key=lambda each: each.offset) - 1
         return None if at < 0 else (LeaderEpoch(self._epochs[at]), self._places[at])
@@ -118,9 +118,9 @@ class EpochStarts:
 
 
 class EpochHistory(Positional, array_like=True):
-    """Which epoch each entry of a log has, in a form small enough to send to another replica.
+    """The epoch of each entry of a log, in a form small enough to send to another replica.
 
-    The log holds the entries ``start`` to ``end - 1``; what was before ``start`` is evicted.
+    The log holds the entries ``start`` to ``end - 1``. Earlier entries are evicted.
     ``epochs``: (epoch, index of its first entry), both rising.
     """
 
@@ -137,7 +137,7 @@ class EpochHistory(Positional, array_like=True):
         structs.force_setattr(self, "epochs", kept)
 
     def end_of(self, place: int) -> int:
-        """Return where the epoch at this index of ``epochs`` ends."""
+        """Return the end of the epoch at this index of ``epochs``."""
         return self.epochs[place + 1][1] if place + 1 < len(self.epochs) else self.end
 
     def below(self, end: int) -> EpochHistory:
@@ -147,14 +147,14 @@ class EpochHistory(Positional, array_like=True):
 
 
 def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
-    """Return the index up to which two logs hold the same entries, or None if it cannot be known.
+    """Return the index up to which two logs hold the same entries, or None if it is undecidable.
 
     Take the greatest epoch of which both logs have an entry at the same index: they agree up to the
-    earlier of that epoch's two ends. An epoch that only one log has says nothing, because its
-    leader may never have reached the other replica.
+    earlier of that epoch's two ends. An epoch of only one log is no evidence, because its leader
+    may never have reached the other replica.
 
-    None means that what the logs share, if anything, is evicted from one of them: a follower then
-    starts again from the leader's first entry, unless it is known to have had all that is evicted.
+    None means that any common part is evicted from one of the logs. Then the follower starts again
+    from the leader's first entry, unless it is certain that it had all evicted entries.
     """
     low, high = max(one.start, other.start), min(one.end, other.end)
     theirs = {epoch: place for place, (epoch, _) in enumerate(other.epochs)}
@@ -165,7 +165,8 @@ def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
         end = min(one.end_of(place), other.end_of(there), high)
         if end > low:
             return EntryIndex(end)
-    # No entry is shared: they are empty, or the first entries differ. Nothing is before entry 0.
+    # No entry is shared: they are empty, or the first entries differ. Entry 0 has no entry before
+    # it.
     return EntryIndex(0) if low == 0 else None
 
 
@@ -177,7 +178,7 @@ NOTHING_KNOWN: Final[Lineage] = ()
 
 
 def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Lineage:
-    """Return an offset's lineage; entries below ``replicated`` are never taken back."""
+    """Return an offset's lineage. Entries below ``replicated`` are never taken back."""
     claims = []
     end = offset
     while (found := starts.before(end)) is not None:
@@ -187,7 +188,7 @@ def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Linea
         if end < replicated:
             break
     else:
-        if claims:  # the log can claim nothing before the first record that it knows
+        if claims:  # the log has no evidence before its first record
             claims.append((claims[-1][0], int(end)))
     return tuple(reversed(claims))
 
@@ -195,12 +196,12 @@ def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Linea
 def surviving(
     lineage: Lineage, starts: EpochStarts, log_start: Offset, log_end: Boundary
 ) -> Offset:
-    """Return up to which offset the log still holds the records of a (not empty) lineage.
+    """Return the offset up to which the log still holds the records of a (not empty) lineage.
 
     Records that retention has removed count as held: their removal is reported elsewhere. If the
-    log knows none of the epochs, records that were replicated are lost (an unclean election, an
-    older copy of the log). Then the result is below the last claim, and as near to the real place
-    as the log can tell.
+    log has none of the epochs, replicated records are lost (an unclean election, an older copy of
+    the log). Then the result is below the last claim, and as near to the real place as the log's
+    epochs allow.
     """
     return max(log_start, _left_behind(lineage, starts, log_start, log_end))
 
@@ -225,7 +226,7 @@ def _left_behind(
 def lost_above(offset: int, lineage: Lineage, held: int) -> int | None:
     """Return the offset from which a reader at ``offset`` has lost records, or None if none.
 
-    ``held``: up to where its lineage survives. The reader should continue there.
+    ``held``: the offset up to which its lineage survives. The reader should continue there.
 
     The last claim may be above the offset, if the reader has not read as far as the position it was
     given, or below it.

@@ -1,21 +1,24 @@
-"""What a follower does: with its leader's answer, with the frames of its session, and with readers.
+"""A follower: its reaction to its leader's answer, the frames of its session, and its reads.
 
-**Order.** A follower sends the epochs of its log; the leader answers with the place up to which
-both logs are the same (``epochs.agreement``). The follower cuts off what it has beyond that place
-*before* it takes a frame and before it reports anything. From then on its log is a prefix of its
+**Order.** A follower sends the epochs of its log. The leader answers with the place up to which
+both logs are the same (``epochs.agreement``). The follower truncates its log to that place *before*
+it takes a frame and before it reports its log end. From then on its log is a prefix of its
 leader's, and each frame starts where the log ends.
 
-**Cutting below the high watermark.** What is below a follower's high watermark is on every in-sync
-replica, so also on any leader that was elected from them. A leader that asks for a deeper cut was
-elected because all of those were lost, or by an unclean election. The follower obeys, because
-otherwise the replicas would never agree again, and logs what is lost (:attr:`Cut.lost_from`).
+**Truncation below the high watermark.** The entries below a follower's high watermark are on every
+in-sync replica, so also on any leader that was elected from them. A leader that requires a deeper
+truncation was elected because all of those were lost, or by an unclean election. The follower
+obeys, because otherwise the replicas would never agree again. It logs the lost entries
+(:attr:`CutBack.lost_from`).
 
 **Damage.** A follower with a damaged batch reports to its leader only the epochs of the log before
-that batch's entry. So the leader's answer is a cut there at the latest, and the entries that were
-cut are copied again from the leader. That loses nothing, although it is below the high watermark.
+that batch's entry. So the leader's answer is a truncation there at the latest, and the truncated
+entries are copied again from the leader. No entry is lost by that, although it is below the high
+watermark.
 
-**Epochs.** A frame of an older epoch comes from a leader that has been replaced. One of a newer
-epoch comes from a leader that this replica has not heard of yet, and is requested again later.
+**Epochs.** A frame of an older epoch comes from a leader that has been replaced. A frame of a newer
+epoch comes from a leader whose election this replica has not read yet, and is requested again
+later.
 
 **Reads at a follower.** A reader that names its rack reads at the replica that is *near*: an
 in-sync follower in the rack on the reader's own machine, else the leader if it is in the rack, else
@@ -28,7 +31,7 @@ same entries. The follower derives transactions, aborted ranges and cuts from th
 as the leader, so a follower never has a bound that the leader has not had.
 
 *Why they are not old.* The high watermark waits for every member of the ISR. So a member lacks no
-record that is visible at the leader; only its high watermark may rise a little later.
+record that is visible at the leader. Only its high watermark may rise a little later.
 
 *The limits of a follower.* It has neither the present end of the leader's log nor the lost records.
 So readers use the leader for the end of a log and for ``read_uncommitted``. A refusal of a follower
@@ -55,7 +58,7 @@ from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
 class Refusal(Enum):
-    """Why a request, or a frame, of another broker is refused."""
+    """The reason for the refusal of a request, or a frame, of another broker."""
 
     NOT_LEADING = "this broker does not lead the partition"
     FENCED = "it is of an epoch that is over"
@@ -91,7 +94,7 @@ class GoOn(Struct, frozen=True):
 class CutBack(Struct, frozen=True):
     """Cut the log back so that it ends at ``entry``.
 
-    ``lost_from``: where committed entries are lost from, or None if none are.
+    ``lost_from``: the first lost committed entry, or None without a loss.
     """
 
     entry: EntryIndex
@@ -99,7 +102,7 @@ class CutBack(Struct, frozen=True):
 
 
 class BeginAnew(Struct, frozen=True):
-    """Remove all entries; the log is empty and begins at this place.
+    """Remove all entries. The log is empty and begins at this place.
 
     ``lost_from``: as in :class:`CutBack`.
     """
@@ -114,9 +117,9 @@ Preparation = GoOn | CutBack | BeginAnew
 def preparation(
     state: LeaderState, agreed: Agreement, hole: EntryIndex | None = None
 ) -> Preparation | Refusal:
-    """Decide what the follower does with its log before it takes frames.
+    """Decide how the follower prepares its log before it takes frames.
 
-    ``hole``: its first damaged entry; what the follower sent to the leader ended before it.
+    ``hole``: its first damaged entry. The epochs that it sent to the leader ended before it.
     """
     wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
     if wrong is not None:
@@ -138,7 +141,7 @@ def preparation(
 
 
 class Take(Struct, frozen=True):
-    """Append the frame's entries, without the first ``skip``, which are there already."""
+    """Append the frame's entries without the first ``skip``, which the log has already."""
 
     skip: int = 0
 
@@ -146,7 +149,7 @@ class Take(Struct, frozen=True):
 def judge_frame(
     epoch: LeaderEpoch, log_end: EntryIndex, frame_epoch: int, first: int, count: int
 ) -> Take | Refusal:
-    """Decide what a follower in this epoch, whose log ends here, does with a frame of its session.
+    """Judge a frame of the session of a follower in this epoch, whose log ends here.
 
     The frame holds ``count`` entries from the index ``first`` on.
     """
@@ -159,10 +162,10 @@ def judge_frame(
 
 
 def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
-    """Return how to start again if the leader's next entry does not have this offset, or None.
+    """Return the new beginning if the leader's next entry has another offset, or None.
 
-    The offsets of one entry differ only if records were given up that this replica had evicted: its
-    log has another history. It removes everything, and then asks its leader again from entry 0 on.
+    The offsets of one entry differ only if records were lost that this replica had evicted: its log
+    has another history. It removes all entries, and starts again at its leader from entry 0 on.
     """
     if base_offset == log_end.offset:
         return None
@@ -170,14 +173,14 @@ def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
 
 
 def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:
-    """Return why a request of the epoch ``asked`` is refused, or None if it is of this epoch."""
+    """Return the refusal of a request of the epoch ``asked``, or None if it is of this epoch."""
     if asked < epoch:
         return Refusal.FENCED
     return Refusal.UNKNOWN_EPOCH if asked > epoch else None
 
 
 class Spot(Struct, frozen=True):
-    """Where a broker or a reader is: its rack, and the boot id of its machine (None: unknown)."""
+    """The location of a broker or a reader: its rack, and its machine's boot id (None: unknown)."""
 
     rack: str | None = None
     machine: str | None = None
@@ -199,7 +202,7 @@ def may_answer(record: PartitionRecord, me: Member, epoch: LeaderEpoch) -> bool:
 def nearest(
     record: PartitionRecord, spots: Mapping[BrokerId, Spot], reader: Spot
 ) -> BrokerId | None:
-    """Return the follower that a reader asks, or None: it asks the leader.
+    """Return the follower at which a reader reads, or None: it reads at the leader.
 
     It is a follower in the reader's rack, on its machine if there is one, and nearer than the
     leader.

@@ -1,19 +1,18 @@
-"""How a replica's bounds (LEO, HW and LSO) move: functions from a state to the next one.
+"""A replica's bounds (LEO, HW and LSO), and their transitions from a state to the next one.
 
 Invariants, after every transition:
 
-* ``log_start <= LSO <= HW <= LEO``;
-* LEO, HW and the log start never move back, with two exceptions: a follower's truncation moves
-  LEO back, and also HW if committed records were lost, which is logged. Readers never see HW move
-  back;
-* HW = LEO if there are no followers to wait for;
+* ``log_start <= LSO <= HW <= LEO``.
+* LEO, HW and the log start never move back, with two exceptions: a follower's truncation moves LEO
+  back, and also HW if committed records were lost, which is logged. Readers never see HW move back.
+* HW = LEO if there are no followers to wait for.
 * LSO is the first undecided offset, or HW if there is none at or below it.
 
 Replication counts entries: a replica keeps the HW as an entry index together with its offset,
 because a marker moves only the index.
 
 Source: Fluvio ("If there are no followers in the partition, the state is always COMMITTED once a
-record gets acknowledged"); Kafka's last stable offset.
+record gets acknowledged"), and Kafka's last stable offset.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Boundary(NamedTuple):
 
 
 class LeaderState(Struct, frozen=True):
-    """What a replica of a partition knows of its log's bounds.
+    """The bounds of a replica's log.
 
-    ``followers``: the least number of others that a record waits for; 0: HW = LEO. ``trimmed``:
+    ``followers``: the least number of others that must have a record (0: HW = LEO). ``trimmed``:
     readers get no record below this offset, although the log may still have it. A trim is at most
     the LSO of an earlier moment, so it also bounds HW and LSO from below.
     """
@@ -138,15 +137,15 @@ def trimmed_below(state: LeaderState, offset: Offset) -> LeaderState:
 
 
 def waiting_for(state: LeaderState, followers: int) -> LeaderState:
-    """Set how many other replicas a record waits for.
+    """Set the number of other replicas that must have a record.
 
-    HW does not move until these report what they have.
+    HW does not move until these report their log ends.
     """
     return state if state.followers == followers else replace(state, followers=followers)
 
 
 def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> LeaderState:
-    """Cut the log back to ``log_end``.
+    """Truncate the log to ``log_end``.
 
     Never below the HW, because entries below it are never taken back, unless a leader without them
     was elected: then ``lost`` is true, and HW goes back with the log.
@@ -160,5 +159,5 @@ def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> L
 
 
 def emptied(state: LeaderState, at: Boundary) -> LeaderState:
-    """Empty the log and let it begin at this place: what was before is evicted on the leader."""
+    """Empty the log and begin it at this place, the start of the leader's log."""
     return replace(state, log_start=at, log_end=at, high_watermark=at, first_undecided=None)

@@ -1,4 +1,4 @@
-"""How each event changes a transaction's record: one function per event, as the table allows.
+"""Events of a transaction, and their changes of its record: one function per event of the table.
 
 The table and the record are in ``transactions``, with the invariants. Events that only sinks use
 are in ``sinks``.
@@ -66,11 +66,11 @@ def begin(
     if denied is not None:
         return denied
     if transaction.state is State.OPEN and transaction.after == after and not transaction.unused:
-        return transaction  # asked again: the first answer was lost
+        return transaction  # a retry: the first answer was lost
     if transaction.state in DECIDED:
         return Denied(Denial.PENDING, transaction)
     follows = transaction.unused if after == -1 else after == transaction.number
-    # A new one may also follow an expired or killed one: its owner may not know that it had begun.
+    # It may also follow an expired or killed one: its owner may have missed the answer to BEGIN.
     follows |= transaction.cause in (Cause.EXPIRED, Cause.KILLED)
     if moved(transaction, Event.BEGIN) is None or not follows:
         return Denied(Denial.INVALID, transaction)
@@ -91,7 +91,7 @@ def needs_producer_id(transaction: Transaction) -> bool:
 
 
 def join(transaction: Transaction, number: int, producer_id: int, epoch: int) -> Outcome:
-    """Return whether a partition may take batches of this producer id in the transaction.
+    """Check whether a partition may accept batches of this producer id in the transaction.
 
     The caller has put the partition's join on record before.
     """
@@ -120,7 +120,7 @@ def commit(
     positions: Iterable[PositionOf] = (),
     content: Iterable[Content] | None = None,
 ) -> Outcome:
-    """Decide to commit what these producer ids wrote; the other branches abort.
+    """Decide to commit what these producer ids wrote. The other branches abort.
 
     A call that is repeated after the decision gets the same answer, whichever instance owns the id
     then.
@@ -181,7 +181,7 @@ def expire(transaction: Transaction, number: int, deadline_ms: int) -> Outcome:
 
 
 def kill(transaction: Transaction, number: int | None = None) -> Outcome:
-    """Abort the transaction for an operator; with ``number``, only if that is its number.
+    """Abort the transaction for an operator. With ``number``, only if that is its number.
 
     With ``number``, a repeated call gets the same answer.
     """
@@ -208,7 +208,7 @@ def _writers(transaction: Transaction) -> set[int]:
 def announce(
     transaction: Transaction, instance: str, number: int, positions: Iterable[PositionOf]
 ) -> Outcome:
-    """Record which positions the owner's commit is about to move."""
+    """Record the positions that the owner's commit is about to move."""
     denied = not_owner(transaction, instance) or not_open(transaction, number, Event.ANNOUNCE)
     return denied or entered(transaction, Event.ANNOUNCE, positions=tuple(positions))
 

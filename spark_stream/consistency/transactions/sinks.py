@@ -1,16 +1,16 @@
 """A sink's events on its id's record: one transaction per batch, one branch per task attempt.
 
 A sink writes numbered batches. All its task attempts write under branches of one transaction, and
-its driver decides which of them count (``transaction_events.commit``). The events are those of the
-table in ``transactions``; this module maps a sink's calls to them.
+its driver decides which of them count (``events.commit``). The events are those of the table in
+``transactions``. This module maps a sink's calls to them.
 
 Invariants:
 
-* a batch is committed once, and batches are committed in the order of their numbers;
-* a new run of the query displaces the runs before it before it writes anything: what they left
-  open is aborted;
+* a batch is committed once, and batches are committed in the order of their numbers.
+* a new run of the query displaces the earlier runs before its first write: their open transaction
+  is aborted.
 * a branch that was dropped is never part of a commit, and takes no more writes: first comes the
-  event, then its partitions are sealed against its producer id and marked;
+  event, then its partitions are sealed against its producer id and marked.
 * a batch that a driver has given up stays given up: a task of it that starts late opens no
   transaction that would stay open (``Stop``).
 """
@@ -46,15 +46,15 @@ from spark_stream.structs import Name, OffsetField
 BATCH_WRITES: Final = "batch writes of "
 """The beginning of the ``query`` of batch writes with a ``sinkId``. No streaming query has it."""
 BATCH_WRITE_LISTED_MS: Final = 3_600_000
-"""How long lists have a finished id of batch writes. Clients repeat no call for so long."""
+"""The time for which lists have a finished id of batch writes, longer than clients retry calls."""
 
 
 class Claim(Struct, frozen=True):
-    """Which run of which query writes which batch of a sink.
+    """The claim of a query's run to write a batch of a sink.
 
     ``query`` owns the sink permanently, ``instance`` is the query's present run. ``run`` names the
-    driver that planned the batch, ``planned`` when it did, on a clock of that driver that never
-    goes back. ``query_name`` is for people.
+    driver that planned the batch, ``planned`` is the time of the plan, on a clock of that driver
+    that never goes back. ``query_name`` is for people.
     """
 
     query: Name
@@ -67,7 +67,7 @@ class Claim(Struct, frozen=True):
 
 
 class Stop(Struct, frozen=True):
-    """A driver gives up a batch: all that it planned for the batch until ``planned``."""
+    """A driver's end of a batch: it gives up all plans of the batch up to ``planned``."""
 
     run: Name
     planned: OffsetField
@@ -75,15 +75,15 @@ class Stop(Struct, frozen=True):
 
 
 def is_sink(transaction: Transaction) -> bool:
-    """Return whether the record is a sink's; that of a batch write without an id is not."""
+    """Return whether the record is a sink's, not that of a batch write without an id."""
     return transaction.query not in ("", transaction.transactional_id)
 
 
 def is_listed(transaction: Transaction, now_ms: int) -> bool:
     """Return whether lists of transactions have the record.
 
-    Finished ids of batch writes leave the lists after an hour. Each job has an id of its own. The
-    records of ids with a ``sinkId`` stay, so a repeated batch is recognised.
+    Finished ids of batch writes leave the lists after an hour, as each job has a separate id. The
+    records of ids with a ``sinkId`` stay, so that a duplicate of a batch is detected.
     """
     query = transaction.query
     is_batch_write = query.startswith(BATCH_WRITES) or query == transaction.transactional_id
@@ -99,8 +99,8 @@ def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: i
     """Add a branch (the allotted producer id) to the transaction that writes the claimed batch.
 
     The first branch begins the transaction. A new run of the query takes the sink over, and the
-    open transaction of the run before is aborted; a caller that asks again after that gets a branch
-    of a new transaction.
+    open transaction of the run before is aborted. A retry after that gets a branch of a new
+    transaction.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
@@ -129,10 +129,10 @@ def branch(transaction: Transaction, claim: Claim, allotted: Allotted, now_ms: i
 
 
 def settle(transaction: Transaction, claim: Claim) -> Outcome:
-    """Abort what the sink still has open: the claimed batch has nothing to commit.
+    """Abort the sink's open transaction, because the claimed batch is empty.
 
-    A dead run or failed attempts of this batch left it open. A sink that never wrote still gets no
-    record.
+    A dead run or failed attempts of this batch left the transaction open. A sink that never wrote
+    gets no record.
     """
     denied = _not_next(transaction, claim)
     if denied is not None:
@@ -155,9 +155,9 @@ def renew(transaction: Transaction, instance: str, batch: int, now_ms: int) -> O
 
 
 def drop(transaction: Transaction, instance: str, number: int, producer_id: int) -> Outcome:
-    """Drop a failed branch: no commit takes it, and it writes no more. The others go on.
+    """Drop a failed branch: no commit includes it, and its writes are refused. Others continue.
 
-    If the transaction is decided or over, do nothing.
+    This is a no-op if the transaction is decided or finished.
     """
     if number != transaction.number or moved(transaction, Event.DROP) is None:
         return transaction
@@ -186,7 +186,7 @@ def stop(transaction: Transaction, asked: Stop) -> Outcome:
 
 
 def hand_over(transaction: Transaction, instance: str) -> Outcome:
-    """Take the sink over to leave nothing open: its query now uses another transactional id."""
+    """Displace the sink's run and abort its transaction: its query now uses another id."""
     if instance in transaction.fenced:
         return Denied(Denial.FENCED, transaction)
     if transaction.state in DECIDED:
@@ -197,7 +197,7 @@ def hand_over(transaction: Transaction, instance: str) -> Outcome:
 
 
 def inherit(transaction: Transaction, before: Transaction) -> Transaction:
-    """Return the record with what its query last committed under another id, if that is later."""
+    """Return the record with its query's last commit under another id, if that is later."""
     news = before.committed_batch > transaction.committed_batch
     if transaction.query not in ("", before.query) or not news:
         return transaction
@@ -212,7 +212,7 @@ def inherit(transaction: Transaction, before: Transaction) -> Transaction:
 
 
 def revive(transaction: Transaction, expired: Sequence[Transaction]) -> Transaction:
-    """Return the record with what its query committed under ids that expired.
+    """Return the record with its query's commits under ids that expired.
 
     If the same id expired, its whole record is restored, with its fences and its number.
     """
@@ -225,7 +225,7 @@ def revive(transaction: Transaction, expired: Sequence[Transaction]) -> Transact
 
 
 def _not_next(transaction: Transaction, claim: Claim) -> Denied | None:
-    """Return why the claimed batch is not the one to write now, or None if it is."""
+    """Return the denial if the claimed batch is not the next one to write, or None."""
     if transaction.query not in ("", claim.query):
         return Denied(Denial.IN_USE, transaction)
     if claim.instance in transaction.fenced:

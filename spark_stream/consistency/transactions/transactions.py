@@ -1,12 +1,13 @@
-"""A transaction's life as a table, and the record of it.
+"""The life of a transaction as a table of states and events, and its record.
 
-There is one record for each transactional id: which instance owns the id now, and its present or
+There is one record for each transactional id: the instance that owns the id, and its present or
 last transaction. An event leads from one record to the next (or is denied, and changes nothing).
 The caller replaces the old record by the new one in one compare-and-set, which decides.
 
-Each partition that the transaction may have written to has a record of its own
-(``cluster.transactions``), so this record stays small however many there are. JOIN does not change
-this record: it says whether the partition's record, just written, came before the decision.
+Each partition that the transaction may have written to has a separate record
+(``cluster.transactions``), so this record stays small with any number of partitions. JOIN does not
+change this record: its outcome shows whether the partition's record, just written, came before the
+decision.
 
 ::
 
@@ -16,17 +17,18 @@ this record: it says whether the partition's record, just written, came before t
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
                                       a new owner
 
-Who may ask: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are for the owner (the
-``instance`` that took the id over last); JOIN for a partition's leader, before the transaction's
-first batch there; WITHDRAW for the new owner of a consumer's name; EXPIRE for any broker that has
-watched the record for its timeout; KILL for an operator; FINISH for the broker that wrote the
-markers. What each event does is in ``events``. Events that only sinks use (BRANCH,
-DROP, and their forms of the others) are in ``sinks``.
+Permitted callers: BEGIN, BRANCH, RENEW, DROP, ANNOUNCE, COMMIT and ABORT are for the owner (the
+``instance`` that took the id over last). JOIN for a partition's leader, before the transaction's
+first batch there. WITHDRAW for the new owner of a consumer's name. EXPIRE for any broker that has
+watched the record for its timeout. KILL for an operator. FINISH for the broker that wrote the
+markers. ``events`` has the changes by each event. Events that only sinks use (BRANCH, DROP, and
+their forms of the others) are in ``sinks``.
 
 Invariants:
 
-* a number names one transaction forever; numbers rise with each transaction of an id;
+* a number names one transaction forever. Numbers rise with each transaction of an id.
 * the owner's epoch rises with every transaction, and each branch has a producer id that is used in
+<<<<<<< HEAD
   no other, so a delayed request of an earlier transaction can do nothing to a later one;
 * no partition takes a batch whose join was not on record before the decision. So only the joins
   that are on record after it need a marker, and any broker can finish the transaction;
@@ -36,12 +38,23 @@ Invariants:
 * a commit that moves positions of named consumers announces them in the record, then checks who
   owns the names, and decides only while its announcement is on record
   (``scripts.transactions.deciding`` explains why).
+=======
+  no other, so a delayed request of an earlier transaction has no effect on a later one.
+* no partition accepts a batch whose join was not on record before the decision. So only the joins
+  that are on record after it need a marker, and any broker can finish the transaction.
+* once COMMITTING, always committed. Once ABORTING, always aborted. A repeated call gets the same
+  answer. The opposite one is denied.
+* the next transaction begins after the one before is finished in all partitions.
+* a commit that moves positions of named consumers announces them in the record, then checks the
+  owners of the names, and decides only while its announcement is on record
+  (``scripts.transactions.consumers`` has the reason).
+>>>>>>> 47f401d9 (consistency: rewrite docstrings in plain English)
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
 may come later than the answer). A crash between any two leaves a decided record, which is finished
 again from its first step: no markers are written in a partition where the transaction is not open.
 
-Source: Kafka's TransactionCoordinator; KIP-890 (one epoch per transaction); KIP-360.
+Source: Kafka's TransactionCoordinator, KIP-890 (one epoch per transaction), KIP-360.
 """
 
 from __future__ import annotations
@@ -71,7 +84,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What may happen to a transaction."""
+    """An event in the life of a transaction."""
 
     INIT = "init"
     BEGIN = "begin"
@@ -122,7 +135,7 @@ COMMITS: Final = frozenset({State.COMMITTING, State.COMMITTED})
 
 
 class Cause(StrEnum):
-    """Why a transaction was aborted."""
+    """The cause of an abort."""
 
     NONE = ""
     ASKED = "asked"
@@ -132,14 +145,14 @@ class Cause(StrEnum):
 
 
 class Denial(StrEnum):
-    """Why an event changes nothing."""
+    """The reason for the denial of an event."""
 
     FENCED = "fenced"  # another instance owns the id
     ABORTED = "aborted"  # the transaction was aborted: it expired, or an operator did it
-    OVER = "over"  # the transaction is no longer the present one
+    OVER = "over"  # the id has a later transaction
     UNKNOWN = "unknown"  # there never was such a transaction
     INVALID = "invalid"  # the table has no such transition
-    PENDING = "pending"  # a decided transaction has to be finished first, then ask again
+    PENDING = "pending"  # a decided transaction has to be finished first, then retry
     FOREIGN = "foreign"  # a producer id that is no branch of this transaction
     IN_USE = "in_use"  # the sink belongs to another query
     STALE = "stale"  # a batch below the last committed one
@@ -164,10 +177,10 @@ class ReadPosition(Positional):
 
 
 class PositionOf(Positional):
-    """Where a named consumer continues in a partition.
+    """The position from which a named consumer continues in a partition.
 
-    ``lineage``: the offset's lineage, if it is known: with it the consumer notices later if records
-    below the offset were cut off.
+    ``lineage``: the offset's lineage, if it is known. By it the consumer later detects a truncation
+    of records below the offset.
     """
 
     consumer: Name
@@ -179,11 +192,11 @@ class PositionOf(Positional):
 
 
 class Content(Positional):
-    """What a batch put into a topic: enough to notice a replay that differs.
+    """The content that a batch wrote to a topic: enough to detect a replay that differs.
 
-    The digests depend neither on the order of the rows nor on how tasks share them: ``floats`` is
-    of all values, ``digest`` of all but floating-point values. (Records of the previous release:
-    ``floats`` is of floating-point values only.)
+    The digests depend neither on the order of the rows nor on their distribution to tasks:
+    ``floats`` is of all values, ``digest`` of all but floating-point values. (Records of the
+    previous release: ``floats`` is of floating-point values only.)
     """
 
     topic: Name
@@ -197,7 +210,7 @@ class Content(Positional):
 
 
 class Transaction(Struct, frozen=True):
-    """The record of a transactional id: who owns it, and its present or last transaction.
+    """The record of a transactional id: its owner, and its present or last transaction.
 
     Times are in milliseconds since the epoch, by the clock of the broker that got the call. They
     are for people: expiry does not use them (``scripts.transactions.finishing``).
@@ -207,9 +220,9 @@ class Transaction(Struct, frozen=True):
     """The record's id: any name that its users chose."""
 
     principal: str = ""
-    """To whom the id belongs; "": to nobody, as at a broker that does not ask who calls."""
+    """The principal to whom the id belongs, or "" at a broker without authentication."""
     instance: str = ""
-    """The producer (or the run of a query) that took the id over last; "": nobody has."""
+    """The producer (or the run of a query) that took the id over last, or "" without one."""
     fenced: tuple[str, ...] = ()
     """Instances that were displaced, the latest last."""
     displaced: int = -1
@@ -217,7 +230,7 @@ class Transaction(Struct, frozen=True):
     unused: bool = True
     """The instance has begun no transaction yet."""
     timeout_ms: int = 60_000
-    """How long a transaction may go without a renewal by its owner."""
+    """The longest time between two renewals by the owner."""
     coordinator: str = ""
     """The broker that expires and finishes the transaction if its owner does not.
 
@@ -226,11 +239,11 @@ class Transaction(Struct, frozen=True):
     state: State = State.EMPTY
     """The transaction's state."""
     number: int = -1
-    """The transaction's number; -1 before the id's first transaction."""
+    """The transaction's number. -1 before the id's first transaction."""
     after: int = -1
-    """The number that its BEGIN named as the one before."""
+    """The number of the transaction before it, as its BEGIN named it."""
     producer_id: int = -1
-    """The producer id that its owner writes under; -1: it writes under branches only."""
+    """The producer id of the owner's writes, or -1 if it writes under branches only."""
     epoch: int = -1
     """The epoch of that producer id that its owner writes in."""
     is_restored: bool = False
@@ -242,18 +255,18 @@ class Transaction(Struct, frozen=True):
     dropped: tuple[int, ...] = ()
     """Branches that failed: aborted, and never taken."""
     taken: tuple[int, ...] = ()
-    """The producer ids that its commit named; what others wrote is aborted."""
+    """The producer ids that its commit named. The records of others are aborted."""
     positions: tuple[PositionOf, ...] = ()
-    """Where consumers continue after it is committed; while open, what its commit announced."""
+    """The positions of consumers after the commit. While open, those that the commit announced."""
     began_ms: int = 0
     """When the transaction began."""
     deadline_ms: int = 0
     """When its timeout ends, or the id was last used. Each renewal changes it."""
 
     query: str = ""
-    """The query whose sink this is; "": it is not a sink."""
+    """The query of the sink, or "" if this is no sink."""
     query_name: str = ""
-    """The name of that query, as its user and Spark's web page have it; "": it has none."""
+    """The name of that query, as its user and Spark's web page have it, or ""."""
     batch: int = -1
     """The batch that the present transaction writes."""
     run: str = ""
@@ -261,13 +274,13 @@ class Transaction(Struct, frozen=True):
     planned: int = -1
     """When that driver planned the batch, on the driver's own clock."""
     committed_batch: int = -1
-    """The last batch that was committed; -1: none."""
+    """The last committed batch, or -1."""
     content: tuple[Content, ...] | None = None
-    """What that batch wrote, or None if it is not known."""
+    """The content of that batch, or None if it is unknown."""
 
 
 class Denied(Struct, frozen=True):
-    """The event changed nothing; ``transaction`` is the record as it is."""
+    """The event changed nothing. ``transaction`` is the record as it is."""
 
     why: Denial
     transaction: Transaction
@@ -277,9 +290,9 @@ Outcome = Transaction | Denied
 
 
 class Allotted(Struct, frozen=True):
-    """What a broker gives a transaction that begins.
+    """The numbers that a broker allots to a transaction that begins.
 
-    ``number`` is above those of all earlier ones of the id, and nobody has used ``producer_id``.
+    ``number`` is above those of all earlier transactions of the id. ``producer_id`` is unused.
     """
 
     number: int
@@ -332,7 +345,7 @@ def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transact
 
 
 def owned(transaction: Transaction, instance: str) -> Transaction:
-    """Return the record owned by this instance; the owner before it is fenced."""
+    """Return the record with this instance as its owner. The owner before it is fenced."""
     if transaction.instance == instance:
         return transaction
     fenced = transaction.fenced
@@ -355,7 +368,7 @@ def aborting(transaction: Transaction, event: Event, cause: Cause) -> Transactio
 
 
 def not_owner(transaction: Transaction, instance: str) -> Denied | None:
-    """Return why the instance may not ask for anything of the id, or None if it may."""
+    """Return the denial of all events of this instance, or None if it owns the id."""
     if instance == transaction.instance:
         return None
     known = bool(transaction.instance)
@@ -363,7 +376,7 @@ def not_owner(transaction: Transaction, instance: str) -> Denied | None:
 
 
 def not_open(transaction: Transaction, number: int, event: Event) -> Denied | None:
-    """Return why the event cannot apply to this transaction now, or None if it can."""
+    """Return the denial of an event of this transaction, or None if the table allows it."""
     if number > transaction.number:
         return Denied(Denial.UNKNOWN, transaction)
     if number <= transaction.displaced:

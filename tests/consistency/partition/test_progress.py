@@ -54,11 +54,11 @@ def test_until_its_first_report_a_member_may_have_more_than_the_leader():
     progress = leading()
     progress.on_started(1, B, 0)
     begun(progress, 2, C, 0)
-    assert not progress.all_cut
+    assert not progress.all_truncated
     progress.on_reported(1, 0)
-    assert progress.all_cut
+    assert progress.all_truncated
     progress.on_started(3, B, 0)  # in another session it has no more
-    assert progress.all_cut
+    assert progress.all_truncated
 
 
 def test_a_member_that_never_reports_is_proposed_out_of_an_empty_partition_too():

@@ -20,7 +20,7 @@ from spark_stream.consistency.partition.effects import (
 )
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
-from spark_stream.consistency.partition.replica import Replica, Surroundings
+from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import Agreement, LeaderAnswer, Refusal
 from spark_stream.consistency.replication.leader import Boundary
@@ -40,8 +40,8 @@ class Partition(Leader):
 
     def __init__(self, record: PartitionRecord | None = None, **settings: Any) -> None:
         super().__init__(followers=1)
-        around = Surroundings(lambda entry: end_of(self.entries[:entry]), ALIVE.get)
-        self.replica = Replica([], START, START, 0, AGE, 1, surroundings=around)
+        lookups = ReplicaLookups(lambda entry: end_of(self.entries[:entry]), ALIVE.get)
+        self.replica = Replica([], START, START, 0, AGE, 1, lookups=lookups)
         self.replica.configure(IsrSettings(**settings), 0)
         if record is not None:
             self.replica.lead_replicas(A, record, 1, 0)
