@@ -194,7 +194,7 @@ def _message(schema: pa.Schema, facts: Mapping[str, str]) -> bytes:
 
 
 def facts_of(header: pa.Buffer) -> dict[str, str] | None:
-    """Return the facts that :func:`with_facts` wrote, or None if the bytes are not such a message."""
+    """Return the facts that :func:`with_facts` wrote, or None for other bytes."""
     try:
         metadata = pa.ipc.read_schema(header).metadata or {}
         facts = {

@@ -40,7 +40,7 @@ class Machine(Protocol):
     """The machine whose kernel keeps what a process has written."""
 
     def boot_id(self) -> str | None:
-        """Return an id of the current boot, or None if unknown: then any start may follow a reboot."""
+        """Return an id of the current boot, or None: then any start may follow a reboot."""
 
 
 class SystemClock:

@@ -59,8 +59,8 @@ class Caller(Struct, frozen=True):
     ``source_id``: the version of the user's password, or the id of the token. ``is_super``: whether
     the caller may do everything. ``grants``: what the token is limited to, or None if it is good
     for all that the principal may do. ``address``: where the call comes from. ``expires_ms``: when
-    the identity expires, on the wall clock, or None if never. ``is_session``: it has shown a session
-    that a broker has signed.
+    the identity expires, on the wall clock, or None if never. ``is_session``: it has presented a
+    session that a broker signed.
     """
 
     principal: str
@@ -214,7 +214,7 @@ def sign_session(caller: Caller, key: bytes) -> str:
 
 
 def session_of(token: str, key: bytes) -> Caller | None:
-    """Return who the token says the caller is, or None if no broker of the cluster has signed it."""
+    """Return the caller in a session token, or None if no broker of the cluster signed it."""
     stated, dot, signature = token.removeprefix(SESSION_PREFIX).partition(".")
     if not token.startswith(SESSION_PREFIX) or not dot:
         return None

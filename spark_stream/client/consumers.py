@@ -12,7 +12,7 @@ from spark_stream.client.leaders import Partitions, see_partitions
 from spark_stream.client.reading.named_reader import check_name
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve_with_lineages
 from spark_stream.consistency.isolation import Isolation, lag_of
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidRequest, UnknownConsumer, UnknownPartition, UnknownTopic
 from spark_stream.wire.consumer_messages import (
@@ -82,7 +82,7 @@ class ConsumersClient:
                 old, new = before.get((topic, number)), offsets[number]
                 at = None if old is None or old.topic_id != topic_id else old.offset
                 moved.append(MovedPosition(topic, number, at, new))
-                lineage = lineages.get(number, NOTHING_KNOWN)
+                lineage = lineages.get(number, NO_LINEAGE)
                 positions.append(PositionOf(name, topic, topic_id, number, new, lineage))
         if not dry_run:
             instance = uuid.uuid4().hex

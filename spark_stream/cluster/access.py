@@ -34,12 +34,11 @@ class User(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """A token of a principal. ``grants``: what it may be used for. None: all its principal may.
+    """A token of a principal. ``grants``: its limits, or None for all that its principal may do.
 
-    Times are in ms since 1970. ``expires_ms`` None: never. ``sliding_ms``: a token that is used
-    lives for this long from then on, but not beyond ``until_ms``, or None if use does not extend its
-    life. ``parent``: the id of the token with which it was made, and with which it ends. Empty: of
-    none.
+    Times are in ms since 1970. ``expires_ms``: None if it never expires. ``sliding_ms``: each use
+    extends the token's life by this time, but not beyond ``until_ms``. None: use does not extend
+    it. ``parent``: the id of the token that created it, and whose end is its end, or "".
     """
 
     id: str

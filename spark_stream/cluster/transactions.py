@@ -186,7 +186,7 @@ class Numbers:
             return number
 
     def pass_over(self, used: int) -> bool:
-        """Never give out a number up to ``used`` again. Return True if the stored counter was behind."""
+        """Skip all numbers up to ``used``. Return True if the stored counter was behind."""
         with self._lock:
             while True:
                 record = self._store.get(self._key)

@@ -322,7 +322,7 @@ def stored_bytes(tables: Sequence[Table], start: int, end: int) -> int:
     )
 
 
-def reached(tables: Sequence[Table], start: int, end: int, budget: int) -> Offset:
+def end_within(tables: Sequence[Table], start: int, end: int, budget: int) -> Offset:
     """Return the end offset of the records from ``start`` that take at most ``budget`` bytes.
 
     It is at most ``end``. Only whole records count.

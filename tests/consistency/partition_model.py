@@ -23,10 +23,10 @@ from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.replication import follower
 from spark_stream.consistency.replication.follower import (
     Agreement,
-    BeginAnew,
-    CutBack,
     LeaderAnswer,
     Refusal,
+    StartOver,
+    Truncate,
 )
 from tests.consistency.partition_parts import Acked, Follow, Frame, Link, Log, Process, Write
 
@@ -306,7 +306,7 @@ class Cluster:
             if isinstance(verdict, Refusal):
                 return self.cut(taker.me.broker)
             entries = [replace(each) for each in message.entries[verdict.skip :]]
-            anew = follower.estranged(taker.log.end, entries[0].base_offset) if entries else None
+            anew = follower.diverged(taker.log.end, entries[0].base_offset) if entries else None
             if anew is not None:
                 assert self.lost, f"two logs of one partition differ in offsets: {anew}"
                 self.begin_anew(taker, anew)
@@ -322,13 +322,13 @@ class Cluster:
         if isinstance(plan, Refusal):
             return False
         log = taker.log
-        if isinstance(plan, CutBack):
+        if isinstance(plan, Truncate):
             assert self.lost or plan.lost_from is None, f"committed entries are cut: {plan}"
             log.cut(plan.entry)
             lost = plan.lost_from is not None
             taker.core.truncate(log.tables(), log.end, self.now, lost=lost)
             taker.checked = min(taker.checked, log.end.entry)
-        elif isinstance(plan, BeginAnew):
+        elif isinstance(plan, StartOver):
             assert self.lost or plan.lost_from is None, f"committed entries are gone: {plan}"
             # A crash on the way would leave a member of the ISR with a part of its log.
             empty = log.start == log.end
@@ -339,7 +339,7 @@ class Cluster:
         taker.core.learn_high_watermark(agreed.high_watermark)
         return True
 
-    def begin_anew(self, taker: Process, plan: BeginAnew) -> None:
+    def begin_anew(self, taker: Process, plan: StartOver) -> None:
         log = taker.log
         log.entries.clear()
         log.start, log.forced = plan.at, plan.at.entry

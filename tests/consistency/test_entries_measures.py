@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.consistency.entries import ENTRY, Kind, Table, reached, stored_bytes
+from spark_stream.consistency.entries import ENTRY, Kind, Table, end_within, stored_bytes
 
 batches = st.lists(
     st.lists(
@@ -59,7 +59,7 @@ def test_stored_bytes_are_the_sum_of_the_records_parts(segments, first, start, l
 def test_a_budget_reaches_as_far_as_whole_records_fit(segments, first, start, length, budget):
     sizes = [0] * first + parts(segments)
     end = start + length
-    found = reached(tables_of(segments, first), start, end, budget)
+    found = end_within(tables_of(segments, first), start, end, budget)
     assert start <= found <= end
     assert sum(sizes[start:found]) <= budget
     assert found == end or sum(sizes[start : found + 1]) > budget
@@ -67,4 +67,4 @@ def test_a_budget_reaches_as_far_as_whole_records_fit(segments, first, start, le
 
 def test_an_empty_log_has_no_bytes_and_any_budget_reaches_the_end():
     assert stored_bytes([], 3, 9) == 0
-    assert reached([], 3, 9, 0) == 9
+    assert end_within([], 3, 9, 0) == 9

@@ -20,7 +20,7 @@ from spark_stream.client.reading.core import AskRange, FetchCore, RangeCore, Ran
 from spark_stream.client.reading.fetching import decoded_rows
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NO_LINEAGE
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.protocol import Credited, Received
 from spark_stream.transport.streams import (
@@ -85,7 +85,7 @@ class SimulatedReader:
     def go_back(self, place: Place, offset: int) -> None:
         """Read on from an offset, where its records are the leader's."""
         self._got[place].clear()
-        self._core.go_back(place, offset, NOTHING_KNOWN)
+        self._core.go_back(place, offset, NO_LINEAGE)
         self._left.add(place)
 
     def go_on(self, place: Place) -> None:

@@ -51,7 +51,7 @@ from spark_stream.consistency.partition.effects import Abandon, Answer, Disown, 
 from spark_stream.consistency.partition.producers import NOBODY, Duplicate, RefusedBatch, Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.replication.epochs import (
-    NOTHING_KNOWN,
+    NO_LINEAGE,
     lineage_of,
     lost_above,
     surviving,
@@ -107,7 +107,7 @@ class Story:
         self.failures: defaultdict[str | None, Failures] = defaultdict(Failures)
         self.transactions: dict[str, int] = {}
         self.producers: dict[str, tuple[int, int]] = {}
-        self.lineage = NOTHING_KNOWN
+        self.lineage = NO_LINEAGE
         self.got: list[str] = []
         self._partition: _Partition | None = None
 

@@ -15,7 +15,7 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.topics import lone_replica_warning, missing_replicas_warning
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.entries import RecordRun, reached, stored_bytes
+from spark_stream.consistency.entries import RecordRun, end_within, stored_bytes
 from spark_stream.consistency.ids import BrokerId, Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
 from spark_stream.consistency.replication.follower import NOWHERE, Spot, nearest
@@ -288,7 +288,7 @@ def _size(partition: Partition, asked: tuple[int, int] | None) -> tuple[int, int
 
 
 def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | None:
-    return None if asked is None else int(reached(partition.log.tables(), *asked))
+    return None if asked is None else int(end_within(partition.log.tables(), *asked))
 
 
 def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordRun]:

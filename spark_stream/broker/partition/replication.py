@@ -29,12 +29,12 @@ from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import (
     Agreement,
-    BeginAnew,
-    CutBack,
-    GoOn,
+    Continue,
     LeaderAnswer,
     Refusal,
-    estranged,
+    StartOver,
+    Truncate,
+    diverged,
     judge_frame,
     preparation,
 )
@@ -250,7 +250,7 @@ class Followed(Struct, frozen=True):
             before, now = log.end.entry, state.clock.steady_us()
             before_offset = log.end.offset
             effects: Effects = []
-            if isinstance(prepared, CutBack | BeginAnew) and prepared.lost_from is not None:
+            if isinstance(prepared, Truncate | StartOver) and prepared.lost_from is not None:
                 logger.error(
                     "%s: committed entries are lost: the leader of epoch %d has no entries from %d"
                     " on",
@@ -258,7 +258,7 @@ class Followed(Struct, frozen=True):
                     epoch,
                     prepared.lost_from,
                 )
-            if isinstance(prepared, CutBack):
+            if isinstance(prepared, Truncate):
                 end = log.truncate(prepared.entry)
                 below = end.entry < core.bounds_state.high_watermark.entry
                 effects = core.truncate(log.tables(), end, now, lost=below)
@@ -270,7 +270,7 @@ class Followed(Struct, frozen=True):
                         state.name,
                         log.directory / CUT_FOLDER,
                     )
-            elif isinstance(prepared, BeginAnew):
+            elif isinstance(prepared, StartOver):
                 log.reset(prepared.at)
                 core.reset(prepared.at, now)
                 logger.info("%s: reset the log to begin at entry %d", state.name, prepared.at.entry)
@@ -283,7 +283,7 @@ class Followed(Struct, frozen=True):
                         start=int(log.end.offset),
                         end=int(before_offset),
                         at_ms=state.clock.wall_us() // 1000,
-                        were_committed=not isinstance(prepared, GoOn)
+                        were_committed=not isinstance(prepared, Continue)
                         and prepared.lost_from is not None,
                     )
                 )
@@ -384,7 +384,7 @@ class Followed(Struct, frozen=True):
         """
         state = self.role.state
         log_end = state.core.bounds_state.log_end
-        estrangement = estranged(log_end, base_offset)
+        estrangement = diverged(log_end, base_offset)
         if estrangement is None:
             return
         logger.error(

@@ -53,7 +53,7 @@ from spark_stream.client.topics import (
 )
 from spark_stream.client.values import Record
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
@@ -597,7 +597,7 @@ class Consumer(ProcessBound):
                         self._source(view_of(key[0]), key),
                         start,
                         None if ends is None else ends[key],
-                        self._lineages.get(key, NOTHING_KNOWN),
+                        self._lineages.get(key, NO_LINEAGE),
                     )
                     for key, start in self._position.items()
                     if not self._atomic or ends is None or start < ends[key]
@@ -697,7 +697,7 @@ class Consumer(ProcessBound):
         for key, offset in self._position.items():
             source = self._source(view_of(key[0]), key)
             try:
-                check_place(source, offset, offset, self._lineages.get(key, NOTHING_KNOWN))
+                check_place(source, offset, offset, self._lineages.get(key, NO_LINEAGE))
             except GONE as error:
                 self._position[key] = where_to_go_on(error, fail=self._fail_on_loss)
                 self._lineages.pop(key, None)

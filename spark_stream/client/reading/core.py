@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from msgspec import Struct, field
 
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.errors import (
     DataLoss,
     InvalidOption,
@@ -96,7 +96,7 @@ class RangeCore:
         self,
         start: int,
         end: int | None,
-        lineage: Lineage = NOTHING_KNOWN,
+        lineage: Lineage = NO_LINEAGE,
         *,
         patience_s: float,
         checks: bool = False,
@@ -171,7 +171,7 @@ class RangeCore:
             return None
         if isinstance(error, GONE):
             self.position = where_to_go_on(error, fail=self._fail_on_loss)
-            self.lineage = NOTHING_KNOWN
+            self.lineage = NO_LINEAGE
             return self.position
         if not error.retriable:
             raise error

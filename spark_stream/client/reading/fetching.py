@@ -43,7 +43,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.reading.columns import Spans, View, offsets_of, runs_of
 from spark_stream.consistency.isolation import Bounds, Isolation
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.environment import SystemMachine
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
@@ -85,7 +85,7 @@ class Fetched(Struct, frozen=True):
     batch: pa.RecordBatch
     spans: Spans | None = None
     partitions: int | None = None
-    lineage: Lineage = NOTHING_KNOWN
+    lineage: Lineage = NO_LINEAGE
     scattered: npt.NDArray[np.int64] | None = None
     bounds: Bounds | None = None
 
@@ -108,7 +108,7 @@ class Source(Struct, frozen=True):
     topic_id: str
     partition: int
     isolation: Isolation
-    lineage: Lineage = NOTHING_KNOWN
+    lineage: Lineage = NO_LINEAGE
     maps: bool = True
 
     def route(self) -> Route:

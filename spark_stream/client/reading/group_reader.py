@@ -24,7 +24,7 @@ from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import Key, Place, TopicsClient, resolve_with_lineages
 from spark_stream.consistency.groups import Assigned
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import (
     ConsumerFenced,
@@ -276,7 +276,7 @@ class GroupReader:
                 offsets, known = resolve_with_lineages(self._topics, topic, start, self._isolation)
                 for key in keys:
                     if key[0] == topic:
-                        lineage = known.get(key[1], NOTHING_KNOWN)
+                        lineage = known.get(key[1], NO_LINEAGE)
                         places[key] = offsets[key[1]], lineage, False
         return places
 

@@ -44,7 +44,7 @@ from spark_stream.client.reading.fetching import (
 )
 from spark_stream.client.topics import Key
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received
@@ -90,7 +90,7 @@ class Asked(NamedTuple):
     source: Source
     start: int
     end: int | None
-    lineage: Lineage = NOTHING_KNOWN
+    lineage: Lineage = NO_LINEAGE
     checks: bool = False
 
 

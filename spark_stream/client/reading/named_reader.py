@@ -24,7 +24,7 @@ from spark_stream.client.connecting.threads import call_elsewhere, weakly
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import Key, TopicsClient, resolve
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import InvalidOption, InvalidRequest, IsologError
 from spark_stream.loggers import logger_of
@@ -124,7 +124,7 @@ class NamedPositions:
                 self._subscription.ids[topic],
                 number,
                 offset,
-                self._lineages.get((topic, number), NOTHING_KNOWN),
+                self._lineages.get((topic, number), NO_LINEAGE),
             )
             for (topic, number), offset in self._position.items()
         ]

@@ -17,7 +17,7 @@ from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import Asked, Feed
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.errors import IsologError, OffsetEvicted, UnknownPartition
 from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
@@ -40,7 +40,7 @@ def read_range(
     source: Source,
     start: int,
     end: int,
-    lineage: Lineage = NOTHING_KNOWN,
+    lineage: Lineage = NO_LINEAGE,
     *,
     wait_ms: int = 0,
     checks: bool = False,
@@ -72,7 +72,7 @@ def read_range(
         feed.stop()
 
 
-def check_place(source: Source, start: int, end: int, lineage: Lineage = NOTHING_KNOWN) -> None:
+def check_place(source: Source, start: int, end: int, lineage: Lineage = NO_LINEAGE) -> None:
     """Ask the leader whether it has, or had, these offsets; ``start`` is not below ``end``.
 
     Raises:

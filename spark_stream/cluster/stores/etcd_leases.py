@@ -203,7 +203,7 @@ class EtcdIdLock:
         return {"key": key, "target": "VALUE", "value": encoded(self._value.encode())}
 
     def take(self) -> bool:
-        """Take the lock. Return False if another process has it. Waits for a lease's duration at most."""
+        """Take the lock, within a lease's duration. Return False if another process has it."""
         found, lease = self._found(), self._lease_found()
         if found is not None and not decoded(found.get("value")).decode().startswith(self._place):
             lasts_s = max(self._duration_s, _duration_in(found), _duration_in(lease))

@@ -80,7 +80,7 @@ from spark_stream.consistency.replication.follower import (
     Agreement,
     LeaderAnswer,
     Refusal,
-    misfit_of,
+    epoch_refusal,
 )
 from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
@@ -240,7 +240,7 @@ class Replica:
         From then on the follower is sent frames.
         """
         progress = self.progress
-        wrong = misfit_of(self.leader_epoch, epoch)
+        wrong = epoch_refusal(self.leader_epoch, epoch)
         if wrong is not None:
             return wrong, []
         if progress is None:

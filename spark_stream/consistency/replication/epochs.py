@@ -173,7 +173,7 @@ def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
 Lineage = tuple[tuple[int, int], ...]
 """Claims ``(epoch, end)``, both rising."""
 
-NOTHING_KNOWN: Final[Lineage] = ()
+NO_LINEAGE: Final[Lineage] = ()
 """The lineage of an offset that a user named, or that has no record before it."""
 
 

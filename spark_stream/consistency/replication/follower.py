@@ -9,7 +9,7 @@ leader's, and each frame starts where the log ends.
 in-sync replica, so also on any leader that was elected from them. A leader that requires a deeper
 truncation was elected because all of those were lost, or by an unclean election. The follower
 obeys, because otherwise the replicas would never agree again. It logs the lost entries
-(:attr:`CutBack.lost_from`).
+(:attr:`Truncate.lost_from`).
 
 **Damage.** A follower with a damaged batch reports to its leader only the epochs of the log before
 that batch's entry. So the leader's answer is a truncation there at the latest, and the truncated
@@ -87,11 +87,11 @@ class LeaderAnswer(Struct, frozen=True):
     agreement: Agreement
 
 
-class GoOn(Struct, frozen=True):
+class Continue(Struct, frozen=True):
     """The follower's log is a prefix of its leader's already."""
 
 
-class CutBack(Struct, frozen=True):
+class Truncate(Struct, frozen=True):
     """Cut the log back so that it ends at ``entry``.
 
     ``lost_from``: the first lost committed entry, or None without a loss.
@@ -101,17 +101,17 @@ class CutBack(Struct, frozen=True):
     lost_from: EntryIndex | None = None
 
 
-class BeginAnew(Struct, frozen=True):
+class StartOver(Struct, frozen=True):
     """Remove all entries. The log is empty and begins at this place.
 
-    ``lost_from``: as in :class:`CutBack`.
+    ``lost_from``: as in :class:`Truncate`.
     """
 
     at: Boundary
     lost_from: EntryIndex | None = None
 
 
-Preparation = GoOn | CutBack | BeginAnew
+Preparation = Continue | Truncate | StartOver
 
 
 def preparation(
@@ -121,23 +121,23 @@ def preparation(
 
     ``hole``: its first damaged entry. The epochs that it sent to the leader ended before it.
     """
-    wrong = misfit_of(state.leader_epoch, agreed.leader_epoch)
+    wrong = epoch_refusal(state.leader_epoch, agreed.leader_epoch)
     if wrong is not None:
         return wrong
     high = state.high_watermark.entry
     if agreed.begin is not None:
         if state.log_start == state.log_end == agreed.begin:
-            return GoOn()
+            return Continue()
         has_committed = state.log_start.entry < high and agreed.begin.entry < high
         first = max(state.log_start.entry, agreed.begin.entry)
         is_lost = has_committed and (hole is None or first < hole)
-        return BeginAnew(agreed.begin, first if is_lost else None)
+        return StartOver(agreed.begin, first if is_lost else None)
     if agreed.entry > state.log_end.entry:
         raise ValueError(f"agreed past the log end: {agreed.entry} > {state.log_end}")
     if agreed.entry == state.log_end.entry:
-        return GoOn()
+        return Continue()
     is_lost = agreed.entry < high and (hole is None or agreed.entry < hole)
-    return CutBack(agreed.entry, agreed.entry if is_lost else None)
+    return Truncate(agreed.entry, agreed.entry if is_lost else None)
 
 
 class Take(Struct, frozen=True):
@@ -153,7 +153,7 @@ def judge_frame(
 
     The frame holds ``count`` entries from the index ``first`` on.
     """
-    wrong = misfit_of(epoch, frame_epoch)
+    wrong = epoch_refusal(epoch, frame_epoch)
     if wrong is not None:
         return wrong
     if first > log_end:
@@ -161,7 +161,7 @@ def judge_frame(
     return Take(min(log_end - first, count))
 
 
-def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
+def diverged(log_end: Boundary, base_offset: int) -> StartOver | None:
     """Return the new beginning if the leader's next entry has another offset, or None.
 
     The offsets of one entry differ only if records were lost that this replica had evicted: its log
@@ -169,10 +169,10 @@ def estranged(log_end: Boundary, base_offset: int) -> BeginAnew | None:
     """
     if base_offset == log_end.offset:
         return None
-    return BeginAnew(Boundary(EntryIndex(0), Offset(0)), lost_from=EntryIndex(0))
+    return StartOver(Boundary(EntryIndex(0), Offset(0)), lost_from=EntryIndex(0))
 
 
-def misfit_of(epoch: LeaderEpoch, asked: int) -> Refusal | None:
+def epoch_refusal(epoch: LeaderEpoch, asked: int) -> Refusal | None:
     """Return the refusal of a request of the epoch ``asked``, or None if it is of this epoch."""
     if asked < epoch:
         return Refusal.FENCED

@@ -66,7 +66,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NO_LINEAGE
 from spark_stream.structs import Name, OffsetField, PartitionField, Positional
 
 FENCED_KEPT: Final = 64
@@ -188,7 +188,7 @@ class PositionOf(Positional):
     topic_id: str
     partition: PartitionField
     offset: OffsetField
-    lineage: tuple[tuple[OffsetField, OffsetField], ...] = NOTHING_KNOWN
+    lineage: tuple[tuple[OffsetField, OffsetField], ...] = NO_LINEAGE
 
 
 class Content(Positional):

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage, lost_above
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage, lost_above
 from spark_stream.datasource.values.offsets import Found, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
 from spark_stream.loggers import logger_of
@@ -53,7 +53,7 @@ class Losses:
                 continue
             offsets = {
                 number: self._kept(
-                    name, number, offset, topic.lineages.get(number, NOTHING_KNOWN), latest
+                    name, number, offset, topic.lineages.get(number, NO_LINEAGE), latest
                 )
                 for number, offset in topic.offsets.items()
             }
@@ -188,7 +188,7 @@ class Losses:
 def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
     """Return the bounds, raised to what was read: another level may have shown more."""
     above = {n: at for n, at in before.offsets.items() if at > bounds.offsets.get(n, at)}
-    lineages = {n: before.lineages.get(n, NOTHING_KNOWN) for n in above}
+    lineages = {n: before.lineages.get(n, NO_LINEAGE) for n in above}
     return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.errors import InvalidRequest
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets
@@ -69,7 +69,7 @@ class Range(Struct, frozen=True):
     partition: int
     start: int
     end: int
-    lineage: Lineage = NOTHING_KNOWN
+    lineage: Lineage = NO_LINEAGE
 
 
 def to_json(offsets: Offsets, cluster_id: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def to_json(offsets: Offsets, cluster_id: str) -> dict[str, Any]:
             "id": topic.id,
             "cluster": cluster_id,
             "partitions": {
-                str(number): _place(offset, topic.lineages.get(number, NOTHING_KNOWN))
+                str(number): _place(offset, topic.lineages.get(number, NO_LINEAGE))
                 | ({"held_back": held} if (held := topic.held_back.get(number)) else {})
                 for number, offset in sorted(topic.offsets.items())
             },
@@ -155,7 +155,7 @@ def _place(offset: int, lineage: Lineage) -> dict[str, Any]:
 def _lineage(place: Mapping[str, Any]) -> Lineage:
     """Parse the lineage of a logged offset. ValueError if it is none."""
     if "epoch" not in place and "lineage" not in place:
-        return NOTHING_KNOWN
+        return NO_LINEAGE
     last = _number(place["epoch"])
     if "lineage" not in place:
         return ((last, _number(place["offset"])),)
@@ -200,5 +200,5 @@ def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
         for number, last in sorted(topic.offsets.items()):
             first = known.get(number, 0)
             if first < last:
-                lineage = topic.lineages.get(number, NOTHING_KNOWN)
+                lineage = topic.lineages.get(number, NO_LINEAGE)
                 yield Range(name, topic.id, number, first, last, lineage)

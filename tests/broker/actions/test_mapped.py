@@ -12,7 +12,7 @@ import pytest
 from spark_stream.broker.actions.mapped import Holder, in_groups, places
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.protocol.connection import ConnectionLimits
 from spark_stream.storage.format.stored import TIMESTAMP, Chunk, Stored
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
@@ -44,7 +44,7 @@ def chunk(entries: int) -> Chunk:
 
 
 def told(entries: int) -> Iterator[tuple[Chunk, Lineage]]:
-    return ((chunk(entries), NOTHING_KNOWN) for _ in range(CHUNKS))
+    return ((chunk(entries), NO_LINEAGE) for _ in range(CHUNKS))
 
 
 @pytest.mark.parametrize("holder", [Holder(), Holder(FOLLOWER)])

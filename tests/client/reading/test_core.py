@@ -21,7 +21,7 @@ from spark_stream.client.reading.core import (
     RangeMoved,
     RangeOver,
 )
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from tests.client.reading.test_core_ranges import PATIENCE_S, Leader
 
 SILENCE_S = 5.0
@@ -110,7 +110,7 @@ class Shell:
         places = [(self.ranges[key].position, self.ranges[key].lineage)]
         queued = [each for each in self.queue if isinstance(each, Given) and each.key == key]
         places += [each.before for each in queued]
-        unknown = [at for at, lineage in places if lineage == NOTHING_KNOWN]
+        unknown = [at for at, lineage in places if lineage == NO_LINEAGE]
         for call in self.calls:
             for act, *arguments in call.answer:
                 if act in (self.core.on_failed, self.core.on_lost) and arguments[2].key == key:
@@ -318,7 +318,7 @@ def test_a_failure_of_one_range_leaves_the_others_alone():
     core.on_failed(first.number, UnknownTopic("gone"), 0.0)
     (over,) = core.out
     assert (over.key, over.error.code) == ("a", UnknownTopic("gone").code)
-    assert core.on_received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(second.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     core.out.clear()
     core.on_ended(call)
     assert core.next(0.0) == []
@@ -340,7 +340,7 @@ def test_a_call_is_overdue_only_if_nothing_of_it_waits_to_be_taken():
     core = two()
     first, second = core.next(0.0)
     calls = [core.begin([ask.number], 0.0) for ask in (first, second)]
-    assert core.on_received(second.number, 4, NOTHING_KNOWN, 1, None, ITEM_BYTES, 1.0)
+    assert core.on_received(second.number, 4, NO_LINEAGE, 1, None, ITEM_BYTES, 1.0)
     assert core.wake_at() == SILENCE_S
     assert core.overdue(SILENCE_S) == [calls[0]]
     core.on_lost(calls[0], BrokerUnavailable("silent"), SILENCE_S)
@@ -354,7 +354,7 @@ def test_of_a_range_of_which_enough_waits_no_more_is_asked_for():
     first, _ = core.next(0.0)
     call = core.begin([first.number], 0.0)
     for upto in (1, 2, 3):
-        assert core.on_received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+        assert core.on_received(first.number, upto, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     core.on_ended(call)
     assert core.next(0.0) == []
     core.on_taken("a", first.number, ITEM_BYTES)
@@ -365,11 +365,11 @@ def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_give
     core = two()
     first, _ = core.next(0.0)
     call = core.begin([first.number], 0.0)
-    assert core.on_received(first.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(first.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     core.on_ended(call)
     assert core.next(0.0) == []
     (over,) = core.out
-    assert core.go_back("a", 4, NOTHING_KNOWN) is None
+    assert core.go_back("a", 4, NO_LINEAGE) is None
     assert not core.is_current("a", over.number)
     (again,) = core.next(0.0)
     assert (again.key, again.start) == ("a", 4)
@@ -381,11 +381,11 @@ def test_of_a_range_that_is_given_up_nothing_more_is_given_and_the_others_go_on(
     first, second = core.next(0.0)
     call = core.begin([first.number, second.number], 0.0)
     for upto in (1, 2):
-        assert core.on_received(first.number, upto, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+        assert core.on_received(first.number, upto, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     assert core.give_up("a") is None  # the other range goes on in their call
     assert not core.is_current("a", first.number)
-    assert not core.on_received(first.number, 3, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
-    assert core.on_received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert not core.on_received(first.number, 3, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(second.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     core.on_ended(call)
     assert core.next(0.0) == []
     assert [each.key for each in core.out] == ["b"]
@@ -414,7 +414,7 @@ def test_the_first_range_is_over_when_it_is_answered_although_its_call_goes_on()
     asks = core.next(0.0)
     core.begin([ask.number for ask in asks], 0.0)
     for ask in asks[:2]:
-        assert core.on_received(ask.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+        assert core.on_received(ask.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     for key in (0, 1):
         core.first = key
         assert core.next(0.0) == []
@@ -425,11 +425,11 @@ def test_the_first_range_is_asked_for_again_when_a_leader_has_no_more_of_it():
     core = in_turn(10, 10)
     first, second = core.next(0.0)
     core.begin([first.number, second.number], 0.0)
-    assert core.on_received(first.number, 4, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(first.number, 4, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     assert core.next(0.0) == []
     for _ in range(2):  # the second one has no news, and is taken all the same
         received = core.on_received(
-            first.number, 4, NOTHING_KNOWN, 0, 1, ITEM_BYTES, 0.0, is_last=True
+            first.number, 4, NO_LINEAGE, 0, 1, ITEM_BYTES, 0.0, is_last=True
         )
         assert received
     core.on_taken(0, first.number, ITEM_BYTES)
@@ -445,7 +445,7 @@ def test_there_is_room_for_a_call_if_all_that_may_come_is_within_the_budget():
     assert core.has_room
     call = core.begin([second.number], 0.0)
     assert not core.has_room
-    assert core.on_received(second.number, 10, NOTHING_KNOWN, 1, None, ITEM_BYTES, 0.0)
+    assert core.on_received(second.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     core.on_ended(call)
     assert not core.has_room  # it is held
     core.on_taken(1, second.number, ITEM_BYTES)

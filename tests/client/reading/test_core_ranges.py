@@ -22,7 +22,7 @@ from spark_stream.client.reading.core import (
     PauseUntil,
     RangeCore,
 )
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN, Lineage
+from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 
 PATIENCE_S = 30.0
 
@@ -61,7 +61,7 @@ class Leader:
         return ((len(self.snapshots) - 1, offset),)
 
     def check(self, ask: Ask) -> None:
-        if ask.lineage != NOTHING_KNOWN:
+        if ask.lineage != NO_LINEAGE:
             seen = self.snapshots[ask.lineage[0][0]]
             same = [a == b for a, b in zip(seen, self.records, strict=False)]
             left = same.index(False) if False in same else len(same)
@@ -171,7 +171,7 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
         )
         reader = Reader(leader, read)
         for _ in range(60):
-            unknown = reader.core.lineage == NOTHING_KNOWN  # then a cut cannot be noticed
+            unknown = reader.core.lineage == NO_LINEAGE  # then a cut cannot be noticed
             leader.happen(reader.core.position if unknown else 0)
             if chance.random() < 0.7:
                 reader.step()
@@ -205,7 +205,7 @@ def core(**options: object) -> RangeCore:
 def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over():
     tried = core()
     for now in (1.0, 10.0, 1 + PATIENCE_S - 0.1):
-        assert tried.next(now) == Ask(5, NOTHING_KNOWN)
+        assert tried.next(now) == Ask(5, NO_LINEAGE)
         assert tried.on_failed(BrokerUnavailable("no broker"), now) is None
         assert tried.next(now) == PauseUntil(now + RETRY_PAUSE_S)
     with pytest.raises(BrokerUnavailable):
@@ -235,13 +235,13 @@ def test_a_loss_is_an_error_or_where_to_go_on():
         core().on_failed(DataLoss("cut", left=3), 0)
     tried = core(lineage=((1, 5),), fail_on_loss=False)
     assert tried.on_failed(DataLoss("cut", left=3), 0) == 3
-    assert tried.next(0) == Ask(3, NOTHING_KNOWN)
+    assert tried.next(0) == Ask(3, NO_LINEAGE)
 
 
 def test_an_empty_range_is_asked_about_once_if_it_is_to_be_checked():
     assert core(start=9).next(0) is None
     tried = core(start=9, checks=True)
-    assert tried.next(0) == Ask(9, NOTHING_KNOWN)
+    assert tried.next(0) == Ask(9, NO_LINEAGE)
     tried.on_ended()
     assert tried.next(0) is None
 

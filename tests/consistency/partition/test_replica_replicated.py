@@ -22,7 +22,7 @@ from spark_stream.consistency.partition import progress, replica
 from spark_stream.consistency.partition.progress import Progress
 from spark_stream.consistency.partition.replica import Replica
 from spark_stream.consistency.replication import follower, leader
-from spark_stream.consistency.replication.follower import GoOn, Refusal
+from spark_stream.consistency.replication.follower import Continue, Refusal
 from tests.consistency.partition_model import Cluster
 from tests.consistency.partition_steps import WEIGHTS, run
 from tests.examples import examples
@@ -88,7 +88,7 @@ def mistake(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 @mistake
 def a_follower_keeps_what_its_leader_does_not_have(patch: Patch) -> None:
-    patch.setattr(follower, "preparation", lambda state, agreed, hole: GoOn())
+    patch.setattr(follower, "preparation", lambda state, agreed, hole: Continue())
 
 
 @mistake
@@ -203,7 +203,7 @@ def a_new_leader_takes_its_high_watermark_for_the_partitions(patch: Patch) -> No
 @mistake
 def epochs_are_not_checked(patch: Patch) -> None:
     for each in (follower, replica):
-        patch.setattr(each, "misfit_of", lambda epoch, asked: None)
+        patch.setattr(each, "epoch_refusal", lambda epoch, asked: None)
 
 
 @mistake
@@ -231,7 +231,7 @@ def a_follower_that_is_behind_its_leaders_start_goes_on(patch: Patch) -> None:
     real = follower.preparation
 
     def prepared(state, agreed, hole):
-        return GoOn() if agreed.begin is not None else real(state, agreed, hole)
+        return Continue() if agreed.begin is not None else real(state, agreed, hole)
 
     patch.setattr(follower, "preparation", prepared)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.replication.epochs import (
-    NOTHING_KNOWN,
+    NO_LINEAGE,
     EpochStarts,
     Lineage,
     lineage_of,
@@ -61,7 +61,7 @@ def test_a_lineage_goes_back_to_the_first_epoch_that_every_later_log_knows():
     assert told(log, 11, 0) == ((0, 0), (0, 5), (2, 8), (4, 10), (7, 11))
     assert told(log, 9, 8) == ((2, 8), (4, 9))
     assert told(log, 8, 8) == ((2, 8),)
-    assert told(log, 0, 0) == told([], 0, 0) == NOTHING_KNOWN
+    assert told(log, 0, 0) == told([], 0, 0) == NO_LINEAGE
 
 
 def test_records_of_an_earlier_epoch_at_the_same_offsets_are_others():
@@ -110,7 +110,7 @@ def test_a_log_that_knows_no_epoch_of_a_reader_has_lost_what_was_replicated():
 def test_a_place_above_what_was_told_is_held_with_it():
     assert lost_above(20, ((3, 9),), 9) is None
     assert lost_above(20, ((3, 9),), 8) == 8
-    assert lost_above(20, NOTHING_KNOWN, 0) is None
+    assert lost_above(20, NO_LINEAGE, 0) is None
 
 
 TERM = st.tuples(

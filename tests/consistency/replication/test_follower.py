@@ -10,13 +10,13 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from spark_stream.consistency.replication.follower import (
     Agreement,
-    BeginAnew,
-    CutBack,
-    GoOn,
+    Continue,
     Refusal,
     Spot,
+    StartOver,
     Take,
-    estranged,
+    Truncate,
+    diverged,
     judge_frame,
     may_answer,
     nearest,
@@ -48,18 +48,18 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreemen
 @pytest.mark.parametrize(
     ("state", "answer", "plan"),
     [
-        (log(0, 3, 7), agreed(7), GoOn()),
-        (log(0, 3, 7), agreed(5), CutBack(5)),
-        (log(0, 3, 7), agreed(3), CutBack(3)),
-        (log(0, 3, 7), agreed(2), CutBack(2, lost_from=2)),
-        (log(0, 3, 7), agreed(9, begin=9), BeginAnew(at(9))),
-        (log(0, 3, 7), agreed(3, begin=3), BeginAnew(at(3))),
-        (log(0, 3, 7), agreed(2, begin=2), BeginAnew(at(2), lost_from=2)),
-        (log(4, 6, 7), agreed(0, begin=0), BeginAnew(at(0), lost_from=4)),
-        (log(4, 4, 7), agreed(0, begin=0), BeginAnew(at(0))),
-        (log(4, 4, 4), agreed(4, begin=4), GoOn()),
-        (log(4, 4, 4), agreed(0, begin=0), BeginAnew(at(0))),
-        (log(0, 0, 0), agreed(0), GoOn()),
+        (log(0, 3, 7), agreed(7), Continue()),
+        (log(0, 3, 7), agreed(5), Truncate(5)),
+        (log(0, 3, 7), agreed(3), Truncate(3)),
+        (log(0, 3, 7), agreed(2), Truncate(2, lost_from=2)),
+        (log(0, 3, 7), agreed(9, begin=9), StartOver(at(9))),
+        (log(0, 3, 7), agreed(3, begin=3), StartOver(at(3))),
+        (log(0, 3, 7), agreed(2, begin=2), StartOver(at(2), lost_from=2)),
+        (log(4, 6, 7), agreed(0, begin=0), StartOver(at(0), lost_from=4)),
+        (log(4, 4, 7), agreed(0, begin=0), StartOver(at(0))),
+        (log(4, 4, 4), agreed(4, begin=4), Continue()),
+        (log(4, 4, 4), agreed(0, begin=0), StartOver(at(0))),
+        (log(0, 0, 0), agreed(0), Continue()),
         (log(0, 3, 7), agreed(7, epoch=4), Refusal.FENCED),
         (log(0, 3, 7), agreed(7, epoch=6), Refusal.UNKNOWN_EPOCH),
     ],
@@ -92,8 +92,8 @@ def test_a_frame_is_taken_where_the_log_ends_and_in_its_own_epoch(epoch, first, 
 
 def test_a_log_of_another_past_begins_anew():
     """Of the same entry index, but of other offsets: what it had evicted was given up elsewhere."""
-    assert estranged(at(7), 70) is None
-    assert estranged(at(7), 69) == BeginAnew(at(0), lost_from=0)
+    assert diverged(at(7), 70) is None
+    assert diverged(at(7), 69) == StartOver(at(0), lost_from=0)
 
 
 A, B, C, D = (BrokerId(name) for name in "abcd")

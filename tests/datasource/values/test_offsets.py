@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isolog.errors import InvalidRequest
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NO_LINEAGE
 from spark_stream.datasource.values.offsets import (
     Range,
     TopicOffsets,
@@ -28,7 +28,7 @@ topics = st.builds(
     numbers,
     st.permutations(
         [
-            lambda _: NOTHING_KNOWN,
+            lambda _: NO_LINEAGE,
             lambda at: ((3, at),),
             lambda at: ((3, at + 1),),
             lambda at: ((3, at // 2), (4, at)),
@@ -44,7 +44,7 @@ def test_offsets_survive_a_round_trip_through_json(value: dict[str, TopicOffsets
 
 
 def test_the_json_is_the_public_one() -> None:
-    lineages = {0: ((3, 42),), 1: ((3, 40), (5, 42)), 2: NOTHING_KNOWN}
+    lineages = {0: ((3, 42),), 1: ((3, 40), (5, 42)), 2: NO_LINEAGE}
     value = {"flights": TopicOffsets("a1b2", dict.fromkeys(lineages, 42), lineages)}
     partitions = {
         "0": {"offset": 42, "epoch": 3},

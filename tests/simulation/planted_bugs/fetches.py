@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_stream.client.reading.core import FetchCore, RangeCore
-from spark_stream.consistency.replication.epochs import NOTHING_KNOWN
+from spark_stream.consistency.replication.epochs import NO_LINEAGE
 from tests.simulation.planted_bugs.planting import Patch, bug
 
 
@@ -54,6 +54,6 @@ def a_reader_forgets_whose_records_it_has(patch: Patch) -> None:
     original = RangeCore.on_received
 
     def received(self: Any, following: int, lineage: Any, *rest: Any) -> bool:
-        return original(self, following, NOTHING_KNOWN, *rest)
+        return original(self, following, NO_LINEAGE, *rest)
 
     patch.setattr(RangeCore, "on_received", received)

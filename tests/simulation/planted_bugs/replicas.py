@@ -23,7 +23,7 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition import replica
 from spark_stream.consistency.partition.progress import Progress
 from spark_stream.consistency.replication import leader
-from spark_stream.consistency.replication.follower import GoOn, LeaderAnswer
+from spark_stream.consistency.replication.follower import Continue, LeaderAnswer
 from spark_stream.scripts.transactions import finishing
 from spark_stream.storage.log import log, retention
 from spark_stream.storage.log.log import PartitionLog
@@ -32,7 +32,7 @@ from tests.simulation.planted_bugs.planting import Patch, bug, bug_in_trims, no_
 
 @bug
 def a_follower_keeps_what_its_leader_lacks(patch: Patch) -> None:
-    patch.setattr(following, "preparation", lambda state, agreed, hole: GoOn())
+    patch.setattr(following, "preparation", lambda state, agreed, hole: Continue())
 
 
 @bug
