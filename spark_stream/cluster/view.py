@@ -129,7 +129,7 @@ class ClusterView:
             return news
 
     def is_deletion_announced(self, topic_id: str) -> bool:
-        """Return whether the deletion of the topic is on record, or False if the store is unavailable."""
+        """Return whether the deletion is on record. False if the store is unavailable."""
         try:
             return self._store.get(REMOVED + topic_id) is not None
         except IsologError:
