@@ -47,7 +47,7 @@ Invariants:
 * the next transaction begins after the one before is finished in all partitions.
 * a commit that moves positions of named consumers announces them in the record, then checks the
   owners of the names, and decides only while its announcement is on record
-  (``scripts.transactions.consumers`` has the reason).
+  (``scripts.transactions.deciding`` has the reason).
 >>>>>>> 47f401d9 (consistency: rewrite docstrings in plain English)
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
