@@ -34,7 +34,7 @@ from spark_stream.broker.node.handover import Balance, Withdrawals, handing_over
 from spark_stream.broker.node.members import LeaseKeeper, Members, Observer
 from spark_stream.broker.node.registration import Registration, Runs
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.replication.promises import Promising
+from spark_stream.broker.replication.promises import Promises
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.broker.scripting.driver import Driver, Peers, StepTable
 from spark_stream.broker.scripting.topics import TopicAdmin
@@ -107,7 +107,7 @@ class BrokerCore:
         self.leases = leases
         self._network = network
         promises = disk.promises or PromiseFile(disk.directory.path)
-        self.promising = Promising(promises, clock, leases.is_overdue)
+        self.promising = Promises(promises, clock, leases.is_overdue)
         """What the streams from leaders need for their promises."""
         view = ClusterView(store)
         self.members = members = Members(view, leases)
@@ -177,7 +177,7 @@ class BrokerCore:
         if self.members.look():
             self.host.tick_all()
         yield from self.registration.looking()
-        self.promising.forget_ended()
+        self.promising.remove_expired()
         self.host.upkeep.tick_due()
         yield from self.controlling.rounds()
 

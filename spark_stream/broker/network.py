@@ -13,7 +13,7 @@ from spark_stream.broker.core import BrokerCore
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.interfaces import Background, ReplicationContext
-from spark_stream.broker.replication.leader_stream import Leading
+from spark_stream.broker.replication.leader_stream import LeaderStreams
 from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.peers import ConnectedPeers
@@ -48,7 +48,7 @@ class ConnectedNetwork:
             Background(self._pool.submit, self._pool.submit_after, loop.call_later),
         )
         self._fetchers: Fetchers | None = None
-        self.leading: Leading | None = None
+        self.leading: LeaderStreams | None = None
         """The streams of followers; None before the broker's core is made."""
 
     def peers(self, core: BrokerCore) -> ConnectedPeers:
@@ -60,7 +60,7 @@ class ConnectedNetwork:
             self._addresses,
             self._tls,
         )
-        self.leading = Leading(self._context, core.host, core.promise_to_ask_s)
+        self.leading = LeaderStreams(self._context, core.host, core.promise_to_ask_s)
         lines = Lines(self._context, self._tls)
         self._fetchers = Fetchers(self._context, peers.endpoint_of, lines.call, core.promising)
         return peers

@@ -129,7 +129,7 @@ def replicate(
         while (found := session.read_entries(end, 1 << 20)) is not None:
             end = followed.append_frame(end, found.rows, found.data, session.high_watermark)
     except (DiskFull, StorageFailure):
-        session.refuses_writes()
+        session.on_writes_refused()
         session.close()
         raise
     session.on_acked(end)

@@ -29,7 +29,7 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.interfaces import ReplicationContext
-from spark_stream.broker.replication.leader_stream import Leading
+from spark_stream.broker.replication.leader_stream import LeaderStreams
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.scripting.coordinator import StreamJoins, TransactionCoordinator
 from spark_stream.broker.scripting.driver import Answer, Peers
@@ -163,7 +163,7 @@ class SimulatedBroker:
         self.transactions: TransactionCoordinator
         self.driver: SimulatedDriver
         self.leases: WatchedLeases
-        self._leading: Leading
+        self._leading: LeaderStreams
         self._me: BrokerIdentity
         self._store: MortalStore
         self._proposed: Signal
@@ -269,7 +269,7 @@ class SimulatedBroker:
         self.driver = SimulatedDriver(core.table, self._ask_peer, around.chance, self._carried_out)
         self._changing = set()
         context = self._replication_context(self._threads())
-        self._leading = Leading(context, core.host, core.promise_to_ask_s)
+        self._leading = LeaderStreams(context, core.host, core.promise_to_ask_s)
         core.registration.register(
             RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", rack=self.broker_id)
         )

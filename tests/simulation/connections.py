@@ -18,7 +18,7 @@ from typing import Final, Protocol, TypeVar, cast
 
 from isolog.errors import BrokerUnavailable
 from spark_stream.broker.replication.interfaces import Background, Ts
-from spark_stream.broker.replication.lines import Happened, ReplicationLine, limits
+from spark_stream.broker.replication.lines import OnEvent, ReplicationLine, limits
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.protocol import (
     Bytes,
@@ -408,9 +408,9 @@ class SimulatedLines:
         self._brokers = brokers
         self._network = network
 
-    def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
+    def call(self, address: str, opening: bytes, on_event: OnEvent) -> ReplicationLine:
         """Open a line; the address is the broker's id."""
-        line = ReplicationLine(opening, happened)
+        line = ReplicationLine(opening, on_event)
 
         def ready(channel: SimulatedChannel) -> None:
             try:

@@ -124,7 +124,7 @@ def test_a_release_that_is_two_versions_away_is_refused_and_both_sides_say_why(
         cluster.restart(3)
         reason = f"the client speaks {its}, the broker {mine}"
         refused = "no version of the protocol in common: " + reason
-        followed = f"following broker 1: [UNSUPPORTED_VERSION] {older.peer_address}"
+        followed = f"following broker 1 failed: [UNSUPPORTED_VERSION] {older.peer_address}"
         eventually(lambda: refused in older.log_text())
         eventually(lambda: followed in newest.log_text() and reason in newest.log_text())
         ran = call(later, cluster, "too new")

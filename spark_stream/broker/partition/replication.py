@@ -145,7 +145,7 @@ class FollowerSession:
             self._state.sessions.recent.clear()
         return ()
 
-    def refuses_writes(self) -> None:
+    def on_writes_refused(self) -> None:
         """Record that the follower's log refuses writes."""
         self._state.lock.run_soon(self._take_refusal)
 

@@ -1,14 +1,14 @@
-"""The stream of replication between two brokers: entries go out, acknowledgements come back.
+"""The replication stream between two brokers: entries one way, acknowledgements the other.
 
-A follower opens one stream to each broker that leads partitions of which it has copies;
-``wire.replication_messages`` has the messages.
+A follower opens one stream to each broker that leads partitions of which it has replicas.
+``wire.replication_messages`` defines the messages.
 
-``interfaces``     what the stream needs: partitions, at both ends, and threads for slow work
-``settings``       how much may be under way, and when a silent peer counts as dead
-``leader_core``    the rules of the leader's end of a stream, and whose entries it sends next
-``leader_stream``  its shell, and all of them in a broker
+``interfaces``     the requirements of the streams: partitions at both ends, and other threads
+``settings``       limits of bytes in flight, heartbeats and timeouts
+``leader_core``    the rules of the leader's end of a stream, and the queue of partitions to send
+``leader_stream``  the shell of the leader's end, and all such streams of a broker
 ``follower_core``  the rules by which a broker follows one leader
-``fetchers``       their shells, one for each leader
+``fetchers``       the shells of the follower's end, one for each leader
 ``lines``          a follower's connection to its leader
 ``promises``       the promises of a broker not to lead
 """

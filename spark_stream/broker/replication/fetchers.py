@@ -1,9 +1,9 @@
-"""The follower's end of the streams of replication (``follower_core`` has the rules).
+"""The follower's end of replication streams (``follower_core`` has the rules).
 
-A :class:`Fetcher` follows one leader; :class:`Fetchers` has one for each leader that the broker
-follows. A fetcher has no thread: what the leader says is taken on the loop's thread, and a pool
-does the work on partitions and brings its results back. What is to be followed may change at any
-time, from any thread.
+A :class:`Fetcher` follows one leader, and :class:`Fetchers` has one for each leader of the broker.
+A fetcher has no thread: the leader's messages are handled on the loop's thread, and a pool does the
+work on partitions and returns its results. The followed partitions may change at any time, from any
+thread.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from spark_stream.broker.replication.follower_core import (
     Job,
 )
 from spark_stream.broker.replication.interfaces import FollowedPartition, ReplicationContext
-from spark_stream.broker.replication.lines import Call, ReplicationLine
-from spark_stream.broker.replication.promises import Promising
+from spark_stream.broker.replication.lines import OpenLine, ReplicationLine
+from spark_stream.broker.replication.promises import Promises
 from spark_stream.broker.replication.settings import ENDING_S
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId
@@ -44,9 +44,9 @@ class Fetcher:
         context: ReplicationContext,
         leader: BrokerId,
         endpoint_of: Callable[[BrokerId], Endpoint | None],
-        call: Call,
+        open_line: OpenLine,
         window_bytes: int,
-        promising: Promising,
+        promising: Promises,
     ) -> None:
         self._me = context.me
         self._leader = leader
@@ -54,11 +54,14 @@ class Fetcher:
         self._settings = settings = context.settings
         self._clock = clock = context.clock
         self._background = context.background
-        self._call = call
+        self._open_line = open_line
         self._promising = promising
-        self._changed = threading.Condition(threading.RLock())  # guards what follows
+        self._changed = threading.Condition(threading.RLock())  # guards the fields below
         self.promised_until = 0.0
-        """Until when what is followed here may not be led, by this broker's monotonic clock."""
+        """The time before which this broker must not lead its partitions of this leader.
+
+        It is on this broker's monotonic clock.
+        """
         self._core = FollowerStreamCore(leader, window_bytes, settings, clock.monotonic())
         self._line: ReplicationLine | None = None
         self._stream_id = ""
@@ -69,45 +72,48 @@ class Fetcher:
 
     @property
     def failures(self) -> int:
-        """Sessions that were refused, or ended by an error of one partition."""
+        """The number of sessions that were refused or ended by an error of one partition."""
         return self._core.failures
 
     @property
     def is_at_work(self) -> bool:
-        """Whether work on a partition is under way."""
+        """Whether a thread works on a partition."""
         return self._core.at_work > 0
 
     def _is_at_rest(self) -> bool:
         return not self._core.at_work
 
     def follow(self, partition: FollowedPartition) -> None:
-        """Follow a partition from now on, in place of any earlier one with the same key."""
+        """Follow a partition, in place of an earlier one with the same key."""
         with self._changed:
             self._core.follow(partition, self._clock.monotonic())
             self._carry_out()
 
     def unfollow(self, key: PartitionId) -> bool:
-        """Stop following; return whether other partitions are left. Work may still be under way."""
+        """Stop following a partition, though its work may still run.
+
+        Return whether other partitions are left.
+        """
         with self._changed:
             others = self._core.unfollow(key)
             self._carry_out()
             return others
 
     def set_window(self, window_bytes: int) -> None:
-        """Set how many bytes may be on their way, or not yet appended."""
+        """Set the limit of bytes in flight, or not yet appended."""
         with self._changed:
             self._core.set_window(window_bytes)
             self._carry_out()
 
     def begin_stop(self) -> None:
-        """End the stream; wait for nothing."""
+        """End the stream. Never block."""
         with self._changed:
             self._stopped = True
             self._core.stop()
             self._carry_out()
 
     def stop(self) -> None:
-        """End the stream, and wait a while for the work that is under way."""
+        """End the stream, and wait for running work, up to ``ENDING_S``."""
         self.begin_stop()
         with self._changed:
             self._changed.wait_for(self._is_at_rest, ENDING_S)
@@ -126,7 +132,7 @@ class Fetcher:
             except IsologError as error:
                 self._core.on_lost(error, now)
             except Exception as error:
-                logger.exception("handling what leader %s says failed", self._leader)
+                logger.exception("a message of leader %s could not be handled", self._leader)
                 self._core.on_lost(InternalError(f"{type(error).__name__}: {error}"), now)
             self._carry_out()
 
@@ -143,7 +149,7 @@ class Fetcher:
             case Failed() | Cancelled() | Lost():
                 if isinstance(event, Lost) and event.code == "SILENT":
                     limit = self._settings.death_s
-                    logger.warning("leader %s gave no sign of life for %g s", self._leader, limit)
+                    logger.warning("leader %s sent no heartbeat for %g s", self._leader, limit)
                 raise failure_of(error_of(event, self._address), self._address)
             case _:
                 assert_never(event)
@@ -166,7 +172,7 @@ class Fetcher:
                     case bytes():
                         self._unsent.append(effect)
                     case Job():
-                        self._flush()  # earlier messages do not wait for it
+                        self._flush()  # earlier messages are sent first
                         self._background.submit(self._do, effect)
                     case Connect():
                         self._connect(effect.window_bytes)
@@ -207,7 +213,7 @@ class Fetcher:
             proof=self._me.call_proof(self._leader, endpoint.incarnation),
             window_bytes=window_bytes,
         )
-        self._line = self._call(endpoint.address, opened.to_bytes(), self._on_event)
+        self._line = self._open_line(endpoint.address, opened.to_bytes(), self._on_event)
 
     def _hang_up(self) -> None:
         self._unsent.clear()
@@ -218,12 +224,12 @@ class Fetcher:
     # -- on the pool's threads -------------------------------------------------------------------
 
     def _promise(self, stream_id: str, asked: AskPromise) -> None:
-        """Promise the leader what it has asked for on a stream, if this broker may."""
+        """Make a promise that the leader has requested on a stream, if this broker may."""
 
         def promise(until: float) -> None:
             with self._changed:
                 if stream_id != self._stream_id:
-                    return  # the leader may be another process by now
+                    return  # the leader may have been restarted
                 self.promised_until = max(self.promised_until, until)
                 self._core.on_promised(asked)
                 self._carry_out()
@@ -250,31 +256,31 @@ class Fetcher:
 
 
 class Fetchers:
-    """Which partition follows which leader. What is received and not appended is bounded.
+    """The fetchers of a broker. The bytes that are received and not yet appended are limited.
 
-    ``endpoint_of`` returns a broker's present address, or None if it is not registered.
+    ``endpoint_of`` returns a broker's current address, or None if it is not registered.
     """
 
     def __init__(
         self,
         context: ReplicationContext,
         endpoint_of: Callable[[BrokerId], Endpoint | None],
-        call: Call,
-        promising: Promising,
+        open_line: OpenLine,
+        promising: Promises,
     ) -> None:
         self._context = context
         self._endpoint_of = endpoint_of
-        self._call = call
+        self._open_line = open_line
         self._promising = promising
         self._lock = threading.Lock()
         self._fetchers: dict[BrokerId, Fetcher] = {}
         self._leaders: dict[PartitionId, BrokerId] = {}
-        self._promised: dict[PartitionId, float] = {}  # of partitions that are followed no more
+        self._promised: dict[PartitionId, float] = {}  # of partitions that are no longer followed
         self._ending: list[Fetcher] = []
         self._stopped = False
 
     def follow(self, leader: BrokerId, partition: FollowedPartition) -> None:
-        """Follow this leader from now on, and no other. Do nothing once stopped."""
+        """Follow a partition's leader, and no other. Do nothing after :meth:`stop`."""
         with self._lock:
             if self._stopped:
                 return
@@ -287,12 +293,12 @@ class Fetchers:
             fetcher.follow(partition)
 
     def unfollow(self, key: PartitionId) -> None:
-        """Stop following. A call of the partition may still be under way."""
+        """Stop following a partition, though a call of it may still run."""
         with self._lock:
             self._unfollow(key)
 
     def may_lead_at(self, key: PartitionId) -> float:
-        """Return when a partition that is not followed any more may lead here."""
+        """Return the time from which an unfollowed partition may lead here."""
         with self._lock:
             return max(self._promised.get(key, 0.0), self._promising.earlier_until)
 
@@ -314,7 +320,7 @@ class Fetchers:
             self._context,
             leader,
             self._endpoint_of,
-            self._call,
+            self._open_line,
             window,
             self._promising,
         )
@@ -328,7 +334,7 @@ class Fetchers:
         self._note_promise(key, self._fetchers[leader].promised_until)
         if has_others:
             return
-        idle = self._fetchers.pop(leader)  # it follows nothing any more
+        idle = self._fetchers.pop(leader)  # it has no partitions left
         idle.begin_stop()
         self._ending = [each for each in self._ending if each.is_at_work]
         self._ending.append(idle)
@@ -341,7 +347,7 @@ class Fetchers:
             self._promised[key] = max(until, self._promised.get(key, 0.0))
 
     def _share(self, streams: int) -> int:
-        """Set the window of the open streams for this many of them. Return it."""
+        """Set the window of each open stream for this number of streams. Return it."""
         window = self._context.settings.window(streams)
         for fetcher in self._fetchers.values():
             fetcher.set_window(window)

@@ -1,40 +1,41 @@
 """The rules by which a broker follows one leader: no thread, lock, clock or socket.
 
-The shell (``fetchers``) hands in what is to be followed, what the leader says, what came of the
-work, and the time. It carries out the effects in their order: :meth:`FollowerStreamCore.effects`.
+The shell (``fetchers``) passes in the partitions to follow, the leader's messages, the results of
+the work, and the time. It carries out the effects in order: :meth:`FollowerStreamCore.effects`.
 
 ============  ==========================================  =====================================
-stream        what may happen                             next state
+stream        event                                       next state
 ============  ==========================================  =====================================
-resting       its pause is over (``tick``)                calling: ``Connect``
-calling       ``Welcome`` with the leader's proof         welcome: sessions are asked for
-any           the stream is lost, or the leader says      resting: ``HangUp``; all sessions are
-              what makes no sense                         over; the pause is longer each time
+resting       its pause has passed (``tick``)             calling: ``Connect``
+calling       ``Welcome`` with the leader's proof         welcome: sessions are requested
+any           the stream is lost, or the leader sends     resting: ``HangUp``, all sessions end,
+              an invalid message                          the pause doubles until a ``Welcome``
 any           ``stop``                                    stopped: ``HangUp``
 ============  ==========================================  =====================================
 
 A partition on a stream that is welcome:
 
 ============  ==========================================  =========================================
-partition     what may happen                             next state
+partition     event                                       next state
 ============  ==========================================  =========================================
-waiting       its pause is over, and no work of it or of  asking: its history is read (``Begin``)
-              its predecessor is under way                and sent with a new slot number
-asking        ``Agreed``: the log is cut back             following
+waiting       its pause has passed, and no work of it or  asking: its history is read (``Begin``)
+              of its predecessor is running               and sent with a new slot number
+asking        ``Agreed``: the log is truncated            following
 following     ``Frame``: appended, then acknowledged      following
-any           ``Refused``, work that failed, or the end   waiting, or gone if it was dropped
-              of the stream
+any           ``Refused``, failed work, or the end of     waiting, or removed if it was dropped
+              the stream
 ============  ==========================================  =========================================
 
 Invariants:
 
-* The leader is sent nothing before it has proved who it is, and nothing is taken from it.
-* The work of a partition is done one piece at a time, in the order in which the leader sent it.
-* Work of a slot that is over is dropped; the result of work that is under way then is ignored. A
-  slot number is never used again, on any stream of this leader.
-* Nothing is appended before the log was cut back to what it shares with the leader's.
-* Entries are acknowledged after they were appended, on the slot and stream on which they came.
-* A partition that fails ends its session and no other.
+* Before the leader has proved its identity, no message is sent to it, and only its ``Welcome`` is
+  accepted.
+* The jobs of a partition run one at a time, in the order of the leader's messages.
+* When a slot ends, its queued jobs are dropped, and the result of a running job is ignored. A slot
+  number is never used again on any stream of this leader.
+* The log is truncated to the part that it shares with the leader's before the first append.
+* Entries are acknowledged after their append, on the slot and stream on which they arrived.
+* The failure of a partition ends its session and no other.
 """
 
 from __future__ import annotations
@@ -89,42 +90,42 @@ logger = logger_of(__name__)
 
 
 class Begin(Struct, frozen=True):
-    """Work: read the history of a log."""
+    """The first job of a session: read the history of the log."""
 
 
 class Following(Struct, eq=False):
-    """A partition that is to be followed, over all streams and sessions."""
+    """A followed partition, across all streams and sessions."""
 
     partition: FollowedPartition
-    earlier: Following | None = None  # of the same partition: its work ends first
-    slot: int | None = None  # that of its present session
-    has_agreed: bool = False  # whether the leader has said where the session begins
+    earlier: Following | None = None  # of the same partition, whose work must end first
+    slot: int | None = None  # of its present session
+    has_agreed: bool = False  # whether the leader has sent the start of the session
     retry_at: float = 0.0
-    jobs: deque[Job] = field(default_factory=deque)  # jobs that wait for the one under way
+    jobs: deque[Job] = field(default_factory=deque)  # jobs behind the running one
     is_at_work: bool = False
-    failure: str = ""  # the last one
+    failure: str = ""  # the latest one
     pause_s: float = _PAUSE_FIRST_S
 
     @property
     def is_busy(self) -> bool:
-        """Whether its work, or that of the one before it, is under way."""
+        """Whether a job of it, or of its predecessor, is running."""
         if self.earlier is not None and not self.earlier.is_busy:
             self.earlier = None
         return self.is_at_work or self.earlier is not None
 
 
 class Job(Struct, frozen=True):
-    """Work on a partition, as the leader has sent it; an int is a high watermark."""
+    """A job on a partition for a message of the leader. An int is a high watermark."""
 
     following: Following
     slot: int
     what: Begin | Agreed | Frame | Refused | int
 
     def run(self) -> EpochHistory | EntryIndex | None:
-        """Do the work; return the log's history, or where the log ends after it.
+        """Run the job. Return the log's history or its new end.
 
         Raises:
-            IsologError: as the partition's methods.
+            IsologError: the partition's method has failed.
         """
         partition = self.following.partition
         match self.what:
@@ -146,21 +147,21 @@ class Job(Struct, frozen=True):
 
 
 class Connect(Struct, frozen=True):
-    """Open a stream to the leader, wherever it is now."""
+    """An effect: open a stream to the leader's current address."""
 
     window_bytes: int
 
 
 class HangUp(Struct, frozen=True):
-    """End the stream, whatever its state is."""
+    """An effect: end the stream in any state."""
 
 
 Effect = bytes | Job | Connect | HangUp | AskPromise
-"""Send a message, do work on another thread, or connect, or end the stream, or promise."""
+"""Send a message, run a job on another thread, connect, end the stream, or make a promise."""
 
 
 class FollowerState(Enum):
-    """The state of the stream."""
+    """The state of the stream to the leader."""
 
     RESTING = "resting"
     CALLING = "calling"
@@ -169,7 +170,7 @@ class FollowerState(Enum):
 
 
 class FollowerStreamCore:
-    """The follower of one leader, over one stream after the other."""
+    """The follower of one leader, across successive streams."""
 
     def __init__(
         self, leader: BrokerId, window_bytes: int, settings: ReplicationSettings, now: float
@@ -180,24 +181,24 @@ class FollowerStreamCore:
         self._state = FollowerState.RESTING
         self._retry_at = now
         self._pause_s = _PAUSE_FIRST_S
-        self._said = ""
+        self._last_error = ""
         self._followings: dict[PartitionId, Following] = {}
         self._waiting: dict[PartitionId, Following] = {}  # those without a session
         self._slots: dict[int, Following] = {}
         self._numbers = itertools.count()
         self._effects: list[Effect] = []
         self.at_work = 0
-        """How many jobs are under way."""
+        """The number of running jobs."""
         self.failures = 0
-        """Sessions that were refused, or ended by an error of one partition."""
+        """The number of sessions that were refused or ended by an error of one partition."""
 
     def effects(self) -> list[Effect]:
-        """Return what is to be done, in order, and forget it."""
+        """Remove and return the pending effects, in order."""
         effects, self._effects = self._effects, []
         return effects
 
     def wake_at(self) -> float | None:
-        """Return when to call :meth:`tick` even if nothing else happens; None: not at all."""
+        """Return the time of the next :meth:`tick` without other events. None: never."""
         if self._state is FollowerState.RESTING:
             return self._retry_at
         if self._state is not FollowerState.WELCOME:
@@ -206,28 +207,31 @@ class FollowerStreamCore:
             (each.retry_at for each in self._waiting.values() if not each.is_busy), default=None
         )
 
-    # -- what is to be followed ------------------------------------------------------------------
+    # -- partitions ------------------------------------------------------------------------------
 
     def follow(self, partition: FollowedPartition, now: float) -> None:
-        """Follow a partition from now on, in place of any earlier one with the same key."""
+        """Follow a partition, in place of an earlier one with the same key."""
         following = Following(partition, self._drop(partition.key))
         self._followings[partition.key] = self._waiting[partition.key] = following
         self.tick(now)
 
     def unfollow(self, key: PartitionId) -> bool:
-        """Stop following; return whether other partitions are left. Work may still be under way."""
+        """Stop following a partition, though its job may still run.
+
+        Return whether other partitions are left.
+        """
         self._drop(key)
         return bool(self._followings)
 
     def set_window(self, window_bytes: int) -> None:
-        """Set how many bytes the leader may have under way from now on."""
+        """Set the limit of the leader's bytes in flight."""
         if window_bytes != self._window_bytes:
             self._window_bytes = window_bytes
             if self._state is FollowerState.WELCOME:
-                self._say(Room(window_bytes))
+                self._send(Room(window_bytes))
 
     def stop(self) -> None:
-        """Follow nothing more."""
+        """Drop all partitions and end the stream."""
         self._end_sessions()
         self._waiting.clear()
         self._followings.clear()
@@ -238,11 +242,11 @@ class FollowerStreamCore:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a stream, or one is being opened."""
+        """Whether the stream is open or being opened."""
         return self._state in (FollowerState.CALLING, FollowerState.WELCOME)
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Connect, or begin the sessions that are due."""
         if self._state is FollowerState.RESTING and now >= self._retry_at:
             self._state = FollowerState.CALLING
             self._effects.append(Connect(self._window_bytes))
@@ -255,12 +259,12 @@ class FollowerStreamCore:
                     self._do(Job(following, number, Begin()))
 
     def on_lost(self, error: IsologError, now: float) -> None:
-        """Note that the stream is over, or could not be opened."""
+        """Handle the end of the stream, or a failed connection."""
         if not self.is_connected:
             return
-        if str(error) != self._said:
-            self._said = str(error)
-            logger.info("following broker %s: %s", self._leader, error)
+        if str(error) != self._last_error:
+            self._last_error = str(error)
+            logger.info("following broker %s failed: %s", self._leader, error)
         was_welcome = self._state is FollowerState.WELCOME
         self._pause_s = (
             _PAUSE_FIRST_S if was_welcome else min(_STREAM_PAUSE_MAX_S, 2 * self._pause_s)
@@ -271,10 +275,10 @@ class FollowerStreamCore:
         self._effects.append(HangUp())
 
     def on_received(self, message: Said, check: Callable[[str], None], now: float) -> None:
-        """Take what the leader says. ``check`` raises if a proof is not the leader's.
+        """Handle a message of the leader. ``check`` raises if a proof is not the leader's.
 
         Raises:
-            IsologError: the message makes no sense, or the leader stops; the stream is to end.
+            IsologError: the message is invalid, or the leader is stopping. The stream must end.
         """
         if isinstance(message, Welcome):
             check(message.proof)
@@ -282,7 +286,7 @@ class FollowerStreamCore:
             self.tick(now)
             return
         if self._state is not FollowerState.WELCOME:
-            raise InvalidRequest("a leader must first say who it is")
+            raise InvalidRequest("the first message of a leader must be Welcome")
         match message:
             case Frame() | Agreed() | Refused():
                 self._take(message.slot, message, now)
@@ -290,61 +294,61 @@ class FollowerStreamCore:
                 for number, entry in message.entries:
                     self._take(number, entry, now)
             case Beat():
-                self._say(Beat())
+                self._send(Beat())
             case AskPromise():
                 self._effects.append(message)
             case Bye():
-                raise BrokerStopping(f"broker {self._leader} is about to stop")
+                raise BrokerStopping(f"broker {self._leader} is stopping")
             case Acked() | Follow() | Unfollow() | Room() | Promised():
-                raise InvalidRequest(f"a leader does not say {type(message).__name__}")
+                raise InvalidRequest(f"a leader must not send {type(message).__name__}")
             case _:
                 assert_never(message)
 
     def on_promised(self, asked: AskPromise) -> None:
-        """Tell the leader that this broker will not lead what it follows here, for a while."""
+        """Send the leader a promise of this broker not to lead its partitions for a time."""
         if self._state is FollowerState.WELCOME:
-            self._say(Promised(asked.asked_at, asked.lasts_s))
+            self._send(Promised(asked.asked_at, asked.lasts_s))
 
-    # -- the work --------------------------------------------------------------------------------
+    # -- jobs ------------------------------------------------------------------------------------
 
     def on_done(self, job: Job, result: EpochHistory | EntryIndex | None, now: float) -> None:
-        """Note what came of a job."""
+        """Handle the result of a job."""
         following = job.following
         if self._slots.get(job.slot) is following:
             match job.what:
                 case Begin():
                     assert isinstance(result, EpochHistory)
-                    self._ask(job.slot, following.partition, result)
+                    self._request(job.slot, following.partition, result)
                 case Frame() | Agreed():
                     assert isinstance(result, int)
                     if isinstance(job.what, Frame):
                         following.pause_s = _PAUSE_FIRST_S
-                    self._say(Acked(((job.slot, int(result)),)))
+                    self._send(Acked(((job.slot, int(result)),)))
                 case Refused():
                     self._end_session(following)
                     self._pause(following, now)
-        self._go_on(following, now)
+        self._finish_job(following, now)
 
     def on_failed(self, job: Job, error: IsologError, now: float) -> None:
-        """Note that a job has failed: its session ends, and another one begins after a pause."""
+        """Handle a failed job: its session ends, and another one begins after a pause."""
         if self._slots.get(job.slot) is job.following:
             self._fail(job.following, error, now)
-        self._go_on(job.following, now)
+        self._finish_job(job.following, now)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
-    def _say(self, message: Packed) -> None:
+    def _send(self, message: Packed) -> None:
         self._effects.append(message.pack())
 
     def _take(self, number: int, what: Agreed | Frame | Refused | int, now: float) -> None:
         following = self._slots.get(number)
         if following is None:
-            return  # the session has ended, and this was on its way
+            return  # the message was in flight when the session ended
         epoch = following.partition.epoch
         if isinstance(what, Agreed):
             following.has_agreed = True
         elif not following.has_agreed and not isinstance(what, Refused):
-            self._fail(following, InvalidRequest("entries before the logs were compared"), now)
+            self._fail(following, InvalidRequest("the leader sent entries before Agreed"), now)
             return
         if isinstance(what, Frame) and what.leader_epoch != epoch:
             text = f"entries of leader epoch {what.leader_epoch} in a session of {epoch}"
@@ -360,24 +364,24 @@ class FollowerStreamCore:
             self.at_work += 1
             self._effects.append(job)
 
-    def _go_on(self, following: Following, now: float) -> None:
+    def _finish_job(self, following: Following, now: float) -> None:
         following.is_at_work = False
         self.at_work -= 1
         if following.jobs:
             self._do(following.jobs.popleft())
         elif self._waiting:
-            self.tick(now)  # a waiting partition may need this work to end
+            self.tick(now)  # a waiting partition may have waited for this job
 
-    def _ask(self, number: int, partition: FollowedPartition, history: EpochHistory) -> None:
+    def _request(self, number: int, partition: FollowedPartition, history: EpochHistory) -> None:
         key, epoch = partition.key, int(partition.epoch)
         generation = partition.generation
-        self._say(Follow(number, key.topic_id, key.number, epoch, generation, history))
+        self._send(Follow(number, key.topic_id, key.number, epoch, generation, history))
 
     def _drop(self, key: PartitionId) -> Following | None:
         found = self._followings.pop(key, None)
         self._waiting.pop(key, None)
         if found is not None and found.slot is not None:
-            self._say(Unfollow(found.slot))
+            self._send(Unfollow(found.slot))
             self._end_session(found)
         return found
 
@@ -392,18 +396,18 @@ class FollowerStreamCore:
             self._end_session(following)
 
     def _fail(self, following: Following, error: IsologError, now: float) -> None:
-        """End a session with which the follower cannot go on; the other sessions go on."""
+        """End one session after a failure. The other sessions continue."""
         if following.failure != str(error):
             following.failure = str(error)
-            logger.warning("the copy of %s: %s", following.partition.key, error)
+            logger.warning("replication of %s failed: %s", following.partition.key, error)
         damaged = error.details.get("entry") if isinstance(error, DamagedEntries) else None
         assert following.slot is not None
-        self._say(Unfollow(following.slot, damaged, isinstance(error, DiskFull | StorageFailure)))
+        self._send(Unfollow(following.slot, damaged, isinstance(error, DiskFull | StorageFailure)))
         self._end_session(following)
         self._pause(following, now)
 
     def _pause(self, following: Following, now: float) -> None:
-        """Let the partition wait for another session; longer each time."""
+        """Schedule another session after a pause, which doubles with each failure."""
         self.failures += 1
         following.retry_at = now + following.pause_s
         following.pause_s = min(_PARTITION_PAUSE_MAX_S, 2 * following.pause_s)

@@ -1,10 +1,10 @@
-"""What the stream of replication needs: partitions, at leader and follower, and other threads.
+"""The requirements of replication streams: partitions at both ends, and other threads.
 
-The shells have no threads of their own: :class:`Background` does what takes time.
+The shells have no threads. :class:`Background` runs their slow work.
 
-Of a partition: nothing here may wait for another broker. What a leader's session does, except
-reading, must not wait for a disk either: it runs on the thread that takes the follower's messages,
-and what waits there holds up all partitions of the stream.
+No method of a partition may wait for another broker. The methods of a leader's session, except
+reading, must not wait for a disk either: they run on the thread that receives the follower's
+messages, so a wait would delay all partitions of the stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class LeaderSession(Protocol):
-    """A leader with one of its followers, in one leader epoch.
+    """A leader's session with one of its followers, in one leader epoch.
 
     A new session ends the earlier one of the same follower. Calls to an ended session have no
     effect.
@@ -41,35 +41,33 @@ class LeaderSession(Protocol):
 
     @property
     def end(self) -> EntryIndex:
-        """The end of the leader's log."""
+        """The log end of the leader, as an entry index."""
 
     @property
     def high_watermark(self) -> EntryIndex: ...
 
     def read_entries(self, first: EntryIndex, max_bytes: int) -> StoredEntries | None:
-        """Return entries from ``first`` on: at least one, and about ``max_bytes``.
-
-        None if there are none yet.
+        """Return one or more entries from ``first`` on, about ``max_bytes``. None: none yet.
 
         Raises:
-            IsologError: the broker leads the partition no longer, the entries are gone, or they
-                cannot be read. The session ends, and the follower is told the error.
+            IsologError: the broker no longer leads the partition, or the entries were removed or
+                cannot be read. The session ends with this error at the follower.
         """
 
     def on_acked(self, entry: EntryIndex) -> None:
-        """Take a follower's report: it has all entries before this one."""
+        """Record that the follower has all entries below this one."""
 
     def on_damaged(self, entry: EntryIndex) -> None:
-        """Note that an entry arrived damaged: it is to be sent again from what is stored."""
+        """Drop the copies in memory, because the follower has received this entry damaged."""
 
-    def refuses_writes(self) -> None:
-        """Note that the follower's log refuses writes: it is to leave the ISR."""
+    def on_writes_refused(self) -> None:
+        """Remove the follower from the ISR, because its log refuses writes."""
 
     def on_promised(self, until: float) -> None:
-        """Note that the follower will not lead before ``until``, by this broker's clock."""
+        """Record that the follower will not lead before ``until``, by this broker's clock."""
 
     def close(self) -> None:
-        """End the session: the follower is gone. May be called more than once."""
+        """End the session. Further calls have no effect."""
 
 
 class LeadPartitions(Protocol):
@@ -86,17 +84,18 @@ class LeadPartitions(Protocol):
     ) -> LeaderSession:
         """Begin a session.
 
-        ``news(True)`` is to be called when entries were appended or the broker ceased to lead,
-        ``news(False)`` when only the high watermark moved, which is less urgent: from any thread
-        and under any lock. It waits for nothing and calls nothing of the session.
+        The partition calls ``news(True)`` after an append or a change of leadership. It calls
+        ``news(False)``, which is less urgent, if only the high watermark has moved. It may call
+        from any thread and under any lock, because ``news`` never blocks and never calls the
+        session.
 
         Raises:
-            IsologError: unknown topic id, not the leader, an older or a newer epoch.
+            IsologError: the topic id is unknown, this broker does not lead, or the epoch differs.
         """
 
 
 class FollowedPartition(Protocol):
-    """A follower's copy, in one leader epoch. One thread at a time calls it."""
+    """A follower's replica, in one leader epoch. One thread at a time calls it."""
 
     @property
     def key(self) -> PartitionId: ...
@@ -111,27 +110,30 @@ class FollowedPartition(Protocol):
         """Return the epochs of the log."""
 
     def cut_back(self, agreement: Agreement) -> EntryIndex:
-        """Cut the log back to the agreement, or begin it anew; return its end after that."""
+        """Truncate the log to the agreement, or reset it. Return its new end."""
 
     def append_frame(
         self, first: EntryIndex, rows: Table, data: pa.Buffer, high_watermark: EntryIndex
     ) -> EntryIndex:
-        """Check and append entries that follow the log's end. Return its end after that.
+        """Check and append entries that follow the log's end. Return the new end.
 
         Raises:
-            IsologError: the entries do not follow, are damaged, or cannot be written. None of them
-                are kept. The session ends, and another one begins after a pause.
+            IsologError: the entries do not follow the log's end, are damaged, or cannot be written.
+                The session ends, and another one begins after a pause.
         """
 
     def take_high_watermark(self, high_watermark: EntryIndex) -> None:
-        """Take the leader's high watermark."""
+        """Apply the leader's high watermark."""
 
     def on_refused(self, error: IsologError) -> None:
-        """Take the leader's refusal, or its end of the session; it is asked again after a pause."""
+        """Handle the leader's error, before another session begins after a pause."""
 
 
 class Submit(Protocol):
-    """Calls a function on another thread. Returns False once the threads have stopped."""
+    """A function that runs another one on a different thread.
+
+    It returns False after the threads have stopped.
+    """
 
     def __call__(self, function: Callable[[*Ts], None], /, *args: *Ts) -> bool: ...
 
@@ -139,8 +141,9 @@ class Submit(Protocol):
 class Background(Struct, frozen=True):
     """Other threads, and the loop's timers.
 
-    After ``submit_after`` a thread that has appended may do short work itself. ``call_later`` calls
-    a function after so many seconds, on the loop's thread. The function must not block.
+    With ``submit_after``, a thread that has appended may run the work itself afterwards.
+    ``call_later`` calls a function after a number of seconds, on the loop's thread. That function
+    must not block.
     """
 
     submit: Submit
@@ -149,7 +152,7 @@ class Background(Struct, frozen=True):
 
 
 class ReplicationContext(Struct, frozen=True):
-    """What all streams of one broker share, at both ends."""
+    """The shared context of a broker's replication streams, at both ends."""
 
     me: BrokerIdentity
     settings: ReplicationSettings

@@ -1,33 +1,34 @@
-"""The rules of the leader's end of a stream of replication: no thread, lock, clock or socket.
+"""The rules of the leader's end of a replication stream: no thread, lock, clock or socket.
 
-The shell (``leader_stream``) hands in what the follower says (:meth:`LeaderStreamCore.take`), news
-of partitions, and the time, and carries out one step after the other while there is any. What a
-session is to be told comes back as calls, to be made in their order and not under the shell's lock.
+The shell (``leader_stream``) passes in the follower's messages (:meth:`LeaderStreamCore.take`), the
+partitions' notifications, and the time, and carries out one step after the other. Calls of sessions
+are returned to the shell, which makes them in order and without its lock.
 
 =============  ==================================================  ===========================
-state          what may happen                                     next state
+state          event                                               next state
 =============  ==================================================  ===========================
-open           Follow, Acked, Unfollow, Room, Beat, Promised;      open
-               frames; news
+open           Follow, Acked, Unfollow, Room, Beat, Promised,      open
+               frames, notifications
 open           ``end``                                             ending: Bye, then LAST
-open, ending   ``close``: the stream is lost or has failed         over: nothing is sent
+open, ending   ``close``: the stream is lost or has failed         over: no more messages
 =============  ==================================================  ===========================
 
-A slot is *asked for* (Follow), then *starting* (its session is being made), then *sending*, and
-over by Unfollow, by a refusal, or with the stream. Its number is never used again.
+A slot is *requested* (Follow), then *starting* (its session is being opened), then *sending*, until
+Unfollow, a refusal, or the stream's end. Its number is never used again.
 
 Invariants:
 
-* The welcome is sent before everything else.
-* ``Agreed`` of a slot is sent before its first frame, and after ``Refused`` there is none. A frame
-  begins where the one before it ended, the first one where the two logs were found to be equal.
-* An acknowledgement counts only for a slot that is sending, and for entries that were sent.
-* A promise counts for the slots that are sending when it arrives.
-* What is under way keeps within the bounds of :class:`SendQueue`.
-* Every session that was started is closed, once its slot or the stream is over.
-* A high watermark that no frame has taken along is told ``HIGH_WATERMARK_LINGER_S`` later.
+* The welcome is the first message.
+* ``Agreed`` of a slot is sent before its first frame, and after ``Refused`` it has no more frames.
+  A frame begins at the end of the previous one, and the first frame at the end of the part that
+  both logs share.
+* An acknowledgement counts only for a sending slot, and for entries that were sent.
+* A promise counts for the slots that are sending on its arrival.
+* The bytes in flight stay within the limits of :class:`SendQueue`.
+* Every started session is closed after the end of its slot or of the stream.
+* A high watermark that no frame has carried is sent ``HIGH_WATERMARK_LINGER_S`` later.
 
-Order of the steps: messages, the end, sessions to start, high watermarks that are due, frames.
+Order of the steps: messages, the end, sessions to start, due high watermarks, frames.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ from spark_stream.wire.replication_messages import (
 
 
 class Slot:
-    """One session on the stream, as its leader sees it."""
+    """The leader's state of one session on the stream."""
 
     def __init__(
         self, number: int, epoch: int, session: LeaderSession, *, is_behind: bool = False
@@ -77,7 +78,7 @@ class Slot:
         self.epoch = epoch
         self.session = session
         self.next = session.agreement.entry
-        self.high_watermark_told = session.agreement.high_watermark
+        self.high_watermark_sent = session.agreement.high_watermark
         self.has_news = False
         self.is_behind = is_behind
         self.is_queued = False
@@ -86,21 +87,22 @@ class Slot:
 
 
 class SendQueue:
-    """The slots of one stream, and what they have under way: whose entries are sent next.
+    """The slots of one stream, the bytes that each has in flight, and the order of sending.
 
-    Slots that have something to send take turns. Those that are *behind* (their last frame did not
-    reach the log's end) have a queue of their own. The two queues alternate, and the slots of a
-    queue take turns. What is not acknowledged is bounded three times:
+    Slots with entries to send take turns. Slots that are *behind* (their last frame did not reach
+    the log's end) are in a separate queue. The two queues alternate, and within a queue the slots
+    take turns. There are three limits of unacknowledged bytes:
 
-    * of the stream, by the window that the follower has given;
-    * of the slots that are behind, all together, by a share of it: a catch-up leaves room for live
-      records, and puts little ahead of them on the line;
-    * of a slot, by the same share: one partition whose follower does not append holds up no other.
+    * The stream's limit is the window that the follower has granted.
+    * All slots that are behind share a fraction of the window, so that a catch-up leaves room for
+      live records and puts few bytes ahead of them on the line.
+    * Each slot has the same fraction, so that a partition whose follower does not append delays no
+      other.
 
-    Within each bound one frame is always allowed, however large it is.
+    Within each limit one frame of any size is always allowed.
 
-    No session is called here: that takes the partition's lock, while news takes the stream's lock
-    under the partition's.
+    The queue never calls a session. Such a call takes the partition's lock, and a notification
+    takes the stream's lock under the partition's, so the two could deadlock.
     """
 
     def __init__(self, window_bytes: int) -> None:
@@ -120,12 +122,12 @@ class SendQueue:
         return self._slots.get(number)
 
     def add(self, slot: Slot) -> None:
-        """Add a session's slot; it may have something to send at once."""
+        """Add a session's slot, which may have entries to send."""
         self._slots[slot.number] = slot
         self.take_news(slot)
 
     def remove(self, number: int) -> Slot | None:
-        """Remove a session's slot; its bytes in flight count no more."""
+        """Remove a session's slot, and its bytes in flight from the limits."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             for _, size, was_behind in slot.unacked:
@@ -134,16 +136,16 @@ class SendQueue:
         return slot
 
     def take_news(self, slot: Slot) -> None:
-        """Note that the slot may have something to send."""
+        """Queue a slot that may have entries to send."""
         slot.has_news = True
         self._queue(slot)
 
     def can_send(self) -> bool:
-        """Return whether a slot has a turn."""
+        """Return whether a slot may send now."""
         return self._queue_of_turn() is not None
 
     def next_slot(self) -> Slot | None:
-        """Return the slot whose turn it is, if any, and forget its news."""
+        """Remove the next slot from its queue, clear its notification, and return it."""
         while (queue := self._queue_of_turn()) is not None:
             slot = queue.popleft()
             slot.is_queued = False
@@ -155,7 +157,7 @@ class SendQueue:
         return None
 
     def on_sent(self, slot: Slot, end: EntryIndex, size: int, *, is_behind: bool) -> None:
-        """Note a frame in flight, up to entry ``end``; more follows if ``is_behind``."""
+        """Count a frame in flight, up to entry ``end``. ``is_behind``: the log has more entries."""
         if slot.number not in self._slots:
             return
         slot.next = end
@@ -169,7 +171,7 @@ class SendQueue:
             self._queue(slot)
 
     def on_acked(self, slot: Slot, entry: EntryIndex) -> None:
-        """Note that the follower has what was sent before this entry."""
+        """Remove the acknowledged frames, which end at or below this entry, from the limits."""
         while slot.unacked and slot.unacked[0][0] <= entry:
             _, size, was_behind = slot.unacked.popleft()
             slot.unacked_bytes -= size
@@ -201,24 +203,24 @@ class SendQueue:
 
 
 Call = tuple[Callable[..., None], tuple[object, ...]]
-"""A method of a session, with its arguments: it tells the session something."""
+"""A call of a session's method, with its arguments."""
 Sent = tuple[bytes, Bytes]
-"""A message as it is sent: the header and the body of a frame."""
+"""A packed message: the header and the body of its frame."""
 
 
 class Last(Enum):
-    """The step after which nothing is sent."""
+    """The last step of a stream."""
 
     LAST = "last"
 
 
 LAST: Final = Last.LAST
 Step = bytes | Follow | tuple[Slot, ...] | Slot | Last
-"""Send a message, start a session, tell high watermarks, read and send a frame, or end."""
+"""Send a message, start a session, send high watermarks, read and send a frame, or end."""
 
 
 class LeaderStreamCore:
-    """What is sent to one follower, for all partitions that it follows here."""
+    """The leader's end of one follower's stream, for all partitions that the follower has here."""
 
     def __init__(
         self, window_bytes: int, welcome: Welcome, settings: ReplicationSettings, now: float
@@ -226,24 +228,24 @@ class LeaderStreamCore:
         self._settings = settings
         self._queue = SendQueue(window_bytes)
         self._outbox: deque[bytes] = deque((welcome.pack(),))
-        self._asked: deque[Follow] = deque()
+        self._requested: deque[Follow] = deque()
         self._starting: set[int] = set()
-        self._moved: dict[int, Slot] = {}  # whose high watermark no frame has told yet
-        self._moved_since = now  # while there are any
-        self._tell_at: float | None = None  # when to look whether they are to be told
-        self._heard_at = self._ticked_at = self._beat_at = now
+        self._moved: dict[int, Slot] = {}  # slots with a new high watermark to send
+        self._moved_at = now  # the time of the first of them
+        self._report_at: float | None = None  # the time of their next check
+        self._received_at = self._ticked_at = self._beat_at = now
         self._ending = False
         self._over = False
 
-    # -- what happens ----------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def take(self, message: Said, now: float) -> list[Call]:
-        """Take what the follower says; return the calls that tell sessions of it.
+        """Handle a message of the follower. Return the resulting calls of sessions.
 
         Raises:
-            InvalidRequest: the message makes no sense.
+            InvalidRequest: the message is invalid.
         """
-        self._heard_at = now
+        self._received_at = now
         match message:
             case Acked():
                 return self._take_acks(message)
@@ -253,7 +255,7 @@ class LeaderStreamCore:
                 return self._take_unfollow(message)
             case Promised():
                 if message.asked_at > now:
-                    raise InvalidRequest("a promise that nobody has asked for")
+                    raise InvalidRequest("the follower sent an unsolicited promise")
                 until = holds_until(message.asked_at, message.lasts_s)
                 return [(slot.session.on_promised, (until,)) for slot in self._queue]
             case Room():
@@ -263,13 +265,13 @@ class LeaderStreamCore:
             case (
                 Welcome() | Agreed() | Frame() | HighWatermarks() | Refused() | Bye() | AskPromise()
             ):
-                raise InvalidRequest(f"a follower does not say {type(message).__name__}")
+                raise InvalidRequest(f"a follower must not send {type(message).__name__}")
             case _:
                 assert_never(message)
         return []
 
     def take_news(self, number: int, now: float, *, is_urgent: bool) -> None:
-        """Note that a slot's log has more entries, or else that its high watermark has moved."""
+        """Record new entries (urgent) or a new high watermark of a slot."""
         slot = self._queue.get(number)
         if slot is None or slot.has_news:
             return
@@ -277,26 +279,27 @@ class LeaderStreamCore:
             self._queue.take_news(slot)
             return
         if not self._moved:
-            self._moved_since = now
+            self._moved_at = now
         self._moved[number] = slot
-        if self._tell_at is None:
-            self._tell_at = now + HIGH_WATERMARK_LINGER_S
+        if self._report_at is None:
+            self._report_at = now + HIGH_WATERMARK_LINGER_S
 
     def tick(self, now: float, promise_s: float | None = None) -> None:
-        """Note the time, every :attr:`tick_s`. A call that is late judges nothing.
+        """Check the follower's silence and send heartbeats. Call this every :attr:`tick_s`.
 
-        It is late if this process was paused: what the follower said is yet to be received then.
-        ``promise_s``: for how long the follower is to promise that it will not lead; None: no need.
+        A late call checks nothing: this process was paused, and the follower's messages may wait to
+        be received. ``promise_s`` is the time for which the follower should promise not to lead.
+        None: no promise is needed.
 
         Raises:
-            BrokerUnavailable: the follower is dead.
+            BrokerUnavailable: the follower has been silent for too long.
         """
         is_late, self._ticked_at = now - self._ticked_at > 3 * self.tick_s, now
-        silent_s = now - self._heard_at
+        silent_s = now - self._received_at
         if is_late:
             return
         if silent_s > self.silence_s:
-            raise BrokerUnavailable(f"gave no sign of life for {silent_s:.1f} s")
+            raise BrokerUnavailable(f"sent no heartbeat for {silent_s:.1f} s")
         if promise_s is not None and not self._ending:
             self._outbox.append(AskPromise(now, promise_s).pack())
         if silent_s >= self.tick_s and now - self._beat_at >= self._settings.beat_s:
@@ -304,24 +307,24 @@ class LeaderStreamCore:
             self._outbox.append(Beat().pack())
 
     def end(self) -> None:
-        """Send no more frames, and tell the follower so."""
+        """End the stream after a last message to the follower."""
         if not self._ending:
             self._ending = True
             self._outbox.append(Bye().pack())
 
     def close(self) -> list[Call]:
-        """Note that the stream is over; return the calls that close its sessions."""
+        """Drop all work of a stream that has ended. Return the calls that close its sessions."""
         self._ending = self._over = True
         self._outbox.clear()
-        self._asked.clear()
+        self._requested.clear()
         self._starting.clear()
         return [call for slot in list(self._queue) for call in self._end_slot(slot.number)]
 
-    # -- what to do ------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
     @property
     def silence_s(self) -> float:
-        """How long the follower may be silent: receiving what is under way takes it a while."""
+        """The allowed silence of the follower, with the time to receive the bytes in flight."""
         return self._settings.death_s + self._queue.unacked_bytes / SLOWEST_LINE
 
     @property
@@ -331,23 +334,25 @@ class LeaderStreamCore:
 
     @property
     def unacked_bytes(self) -> int:
-        """The bytes that are under way, or not yet appended."""
+        """The bytes in flight, or not yet appended."""
         return self._queue.unacked_bytes
 
     @property
-    def tell_at(self) -> float | None:
-        """When there is a step to do even if nothing happens."""
-        return self._tell_at
+    def report_at(self) -> float | None:
+        """The time of the next step without any event. None: there is none."""
+        return self._report_at
 
     def has_step(self, now: float) -> bool:
         """Return whether there is a step to do."""
         if self._over:
             return False
-        is_due = self._tell_at is not None and now >= self._tell_at
-        return bool(self._outbox or self._ending or self._asked or is_due or self._queue.can_send())
+        is_due = self._report_at is not None and now >= self._report_at
+        return bool(
+            self._outbox or self._ending or self._requested or is_due or self._queue.can_send()
+        )
 
     def next_step(self, now: float) -> Step | None:
-        """Return what to do next; None if there is nothing to do now."""
+        """Remove and return the next step. None: there is none now."""
         if self._over:
             return None
         if self._outbox:
@@ -355,25 +360,25 @@ class LeaderStreamCore:
         if self._ending:
             self._over = True
             return LAST
-        if self._asked:
-            return self._asked.popleft()
-        if self._tell_at is not None and now >= self._tell_at:
-            due_at = self._moved_since + HIGH_WATERMARK_LINGER_S
-            self._tell_at = due_at if self._moved and due_at > now else None
-            if self._moved and self._tell_at is None:
+        if self._requested:
+            return self._requested.popleft()
+        if self._report_at is not None and now >= self._report_at:
+            due_at = self._moved_at + HIGH_WATERMARK_LINGER_S
+            self._report_at = due_at if self._moved and due_at > now else None
+            if self._moved and self._report_at is None:
                 moved, self._moved = tuple(self._moved.values()), {}
                 return moved
         slot = self._queue.next_slot()
         if slot is not None:
-            # The frame is read after this, so it tells the moves that are noted by now. One that is
-            # noted while it is read may not be in it.
+            # The frame is read after this, so it carries the high watermarks recorded so far. One
+            # that is recorded during the read may be missing from it.
             self._moved.pop(slot.number, None)
         return slot
 
-    # -- what came of it -------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------
 
     def session_started(self, number: int, epoch: int, session: LeaderSession) -> bool:
-        """Begin to send on a slot; return False if it is over: then close the session."""
+        """Begin to send on a slot. Return False if it has ended: then close the session."""
         if number not in self._starting or self._ending:
             return False
         self._starting.discard(number)
@@ -386,7 +391,7 @@ class LeaderStreamCore:
         return True
 
     def refuse(self, number: int, error: IsologError) -> list[Call]:
-        """End a slot whose session could not start, or cannot go on."""
+        """End a slot whose session has failed."""
         self._starting.discard(number)
         if not self._over:
             self._outbox.append(Refused(number, error).pack())
@@ -400,9 +405,9 @@ class LeaderStreamCore:
         end: EntryIndex,
         now: float,
     ) -> Sent | None:
-        """Return the frame to send in a turn; None if there is nothing, or the slot is over.
+        """Return the frame of a turn. None: there are no entries, or the slot has ended.
 
-        ``end``: where the log ends.
+        ``end`` is the log's end.
         """
         if self._queue.get(slot.number) is not slot:
             return None
@@ -410,34 +415,34 @@ class LeaderStreamCore:
             self.take_news(slot.number, now, is_urgent=False)  # the high watermark may have moved
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
-        slot.high_watermark_told = high_watermark
+        slot.high_watermark_sent = high_watermark
         self._queue.on_sent(slot, EntryIndex(frame.end), frame.size, is_behind=end > frame.end)
         return frame.pack()
 
     def high_watermarks(self, found: list[tuple[Slot, EntryIndex]]) -> bytes | None:
-        """Return the message with these high watermarks; None if frames have told them all."""
-        told = []
+        """Return the message with these high watermarks. None: frames have carried all of them."""
+        sent = []
         for slot, high_watermark in found:
-            if high_watermark > slot.high_watermark_told:
-                slot.high_watermark_told = high_watermark
-                told.append((slot.number, int(high_watermark)))
-        return HighWatermarks(tuple(told)).pack() if told else None
+            if high_watermark > slot.high_watermark_sent:
+                slot.high_watermark_sent = high_watermark
+                sent.append((slot.number, int(high_watermark)))
+        return HighWatermarks(tuple(sent)).pack() if sent else None
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _ask(self, asked: Follow) -> None:
         if asked.slot in self._starting or self._queue.get(asked.slot) is not None:
-            raise InvalidRequest(f"slot {asked.slot} was given twice")
+            raise InvalidRequest(f"the follower used slot {asked.slot} twice")
         if not self._ending:
             self._starting.add(asked.slot)
-            self._asked.append(asked)
+            self._requested.append(asked)
 
     def _take_acks(self, message: Acked) -> list[Call]:
         calls: list[Call] = []
         for number, entry in message.entries:
             slot = self._queue.get(number)
             if slot is None:
-                continue  # the slot is over, and this was on its way
+                continue  # the message was in flight when the slot ended
             if entry > slot.next:
                 raise InvalidRequest(f"entry {entry} was acknowledged before it was sent")
             self._queue.on_acked(slot, EntryIndex(entry))
@@ -451,7 +456,7 @@ class LeaderStreamCore:
         if slot is not None and message.damaged is not None:
             calls.append((slot.session.on_damaged, (EntryIndex(message.damaged),)))
         if slot is not None and message.refuses_writes:
-            calls.append((slot.session.refuses_writes, ()))
+            calls.append((slot.session.on_writes_refused, ()))
         return calls + self._end_slot(message.slot)
 
     def _end_slot(self, number: int) -> list[Call]:

@@ -1,10 +1,11 @@
-"""The shell of a leader's end of a stream of replication (``leader_core`` has the rules).
+"""The shell of the leader's end of a replication stream (``leader_core`` has the rules).
 
-It has no thread. What the follower says is taken on the loop's thread; steps that take time (to
-start a session, to read entries) are done by a pool, one at a time and one after the other. The
-thread that has appended sends new entries itself, unless other steps are under way.
+It has no thread. The follower's messages are handled on the loop's thread. A pool does the slow
+steps (to start a session, to read entries), one at a time and in order. A thread that has appended
+sends the new entries itself, unless another step is running.
 
-A session is never called under the stream's lock: news comes under the partition's.
+A session is never called under the stream's lock, because notifications arrive under the
+partition's lock and then take the stream's.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ logger = logger_of(__name__)
 
 
 class LeaderStream:
-    """One follower's stream. ``ended``, and then ``over``, are called once, when it is over."""
+    """One follower's stream. At its end, ``ended`` and then ``over`` are called once."""
 
     def __init__(
         self,
@@ -73,33 +74,33 @@ class LeaderStream:
         self._ended = ended
         self._promise_s = promise_s if stream.version >= PROMISES_SINCE else None
         self._on_over = over
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._core = LeaderStreamCore(opened.window_bytes, welcome, settings, clock.monotonic())
-        self._held: Sent | None = None  # a frame for which there was no credit
+        self._held: Sent | None = None  # a frame that waits for credit
         self._is_stepping = False  # or about to
         self._has_timer = False
         self._over = False
         stream.handle = self._handle
 
     def begin(self) -> None:
-        """Welcome the follower; on the loop's thread."""
+        """Welcome the follower, on the loop's thread."""
         with self._lock:
             self._wake()
         self._background.call_later(self._core.tick_s, self._tick)
 
     @property
     def unacked_bytes(self) -> int:
-        """The bytes that are under way, or not yet appended."""
+        """The bytes in flight, or not yet appended."""
         return self._core.unacked_bytes
 
     def stop(self) -> None:
-        """Send no more, and tell the follower so; it ends the stream."""
+        """Send the last message. The follower then ends the stream."""
         with self._lock:
             self._core.end()
             self._wake()
 
     def end(self, error: IsologError | None = None) -> None:
-        """End the stream at once, and tell the follower the error if it is still there."""
+        """End the stream now. Send the error to the follower if it is still connected."""
         with self._lock:
             if self._over:
                 return
@@ -107,7 +108,7 @@ class LeaderStream:
             calls = self._core.close()
         if error is not None:
             self._stream.fail(error_bytes(error))
-        self._make(calls)
+        self._run_calls(calls)
         self._ended(self)
         if self._on_over is not None:
             self._on_over()
@@ -125,7 +126,7 @@ class LeaderStream:
             except IsologError as error:
                 self.end(error)
             except Exception as error:
-                logger.exception("handling what follower %s says failed", self.follower)
+                logger.exception("a message of follower %s could not be handled", self.follower)
                 self.end(InternalError(f"{type(error).__name__}: {error}"))
         else:
             self.end()
@@ -137,7 +138,7 @@ class LeaderStream:
                 return
             calls = self._core.take(message, self._clock.monotonic())
             self._wake()
-        self._make(calls)
+        self._run_calls(calls)
 
     def _tick(self) -> None:
         with self._lock:
@@ -152,10 +153,10 @@ class LeaderStream:
                 self._wake()
                 self._background.call_later(self._core.tick_s, self._tick)
                 return
-        logger.warning("%s", silent.message)
+        logger.warning("replication stream ended: %s", silent.message)
         self.end(silent)
 
-    def _tell(self) -> None:
+    def _report_high_watermarks(self) -> None:
         with self._lock:
             self._has_timer = False
             self._wake()
@@ -168,9 +169,9 @@ class LeaderStream:
             self._wake(after_append=is_urgent)
 
     def _wake(self, *, after_append: bool = False) -> None:
-        """Do the steps that there are; the caller holds the lock.
+        """Start the pending steps, under the lock.
 
-        ``after_append``: the thread that has appended sends the new entries itself, if it can.
+        ``after_append``: the thread that has appended may do the steps itself.
         """
         now = self._clock.monotonic()
         if self._is_stepping or self._over:
@@ -182,12 +183,12 @@ class LeaderStream:
             else:
                 self._is_stepping = self._background.submit(self._do_steps)
             return
-        tell_at = self._core.tell_at
-        if tell_at is not None and not self._has_timer:
+        report_at = self._core.report_at
+        if report_at is not None and not self._has_timer:
             self._has_timer = True
-            self._background.call_later(max(0.0, tell_at - now), self._tell)
+            self._background.call_later(max(0.0, report_at - now), self._report_high_watermarks)
 
-    def _make(self, calls: list[Call]) -> None:
+    def _run_calls(self, calls: list[Call]) -> None:
         for method, args in calls:
             try:
                 method(*args)
@@ -210,7 +211,7 @@ class LeaderStream:
         self._background.submit(self._do_steps)
 
     def _do_step(self) -> bool:
-        """Do one step; return whether there may be more."""
+        """Do one step. Return whether there may be more."""
         with self._lock:
             held, step = self._held, None
             if held is None:
@@ -241,8 +242,8 @@ class LeaderStream:
                 return False
 
     def _send(self, sent: Sent) -> bool:
-        """Send a frame; return False, and keep it, if there is no credit for it."""
-        if not self._stream.send(*sent):  # without the lock: a large frame takes a while
+        """Send a frame. Without credit for it, keep it and return False."""
+        if not self._stream.send(*sent):  # without the lock, because large frames take long
             with self._lock:
                 if not self._stream.send(*sent):
                     self._held, self._is_stepping = sent, False
@@ -265,8 +266,8 @@ class LeaderStream:
             self._refuse(number, error)
             return
         with self._lock:
-            goes_on = self._core.session_started(number, asked.leader_epoch, session)
-        if not goes_on:
+            is_open = self._core.session_started(number, asked.leader_epoch, session)
+        if not is_open:
             session.close()
 
     def _take_turn(self, slot: Slot) -> bool:
@@ -287,11 +288,11 @@ class LeaderStream:
             error = InternalError(f"{type(error).__name__}: {error}")
         with self._lock:
             calls = self._core.refuse(number, error)
-        self._make(calls)
+        self._run_calls(calls)
 
 
-class Leading:
-    """Serves followers. A follower has one stream: a second one ends the first."""
+class LeaderStreams:
+    """The replication streams of a broker's followers. A follower's second one ends its first."""
 
     def __init__(
         self,
@@ -299,12 +300,12 @@ class Leading:
         partitions: LeadPartitions,
         promise_s: Callable[[], float | None] | None = None,
     ) -> None:
-        """``promise_s`` returns for how long followers are to promise not to lead, or None."""
+        """``promise_s`` returns the time for which followers should promise not to lead."""
         self._context = context
         self._me = context.me
         self._partitions = partitions
         self._promise_s = promise_s
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._streams: dict[BrokerId, LeaderStream] = {}
         self._stopped = False
 
@@ -315,12 +316,12 @@ class Leading:
         over: Callable[[], None] | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        """Serve a follower from now on; ``over`` is called at the end. On the loop's thread.
+        """Serve a follower's stream, on the loop's thread. ``over`` is called at its end.
 
-        ``names``: those in the follower's certificate, if it has shown one.
+        ``names`` are the names in the follower's certificate, if it has one.
 
         Raises:
-            Unauthenticated, InvalidRequest, BrokerStopping: nothing has begun.
+            Unauthenticated, InvalidRequest, BrokerStopping: the stream was refused.
         """
         self._check(opened, names)
         welcome = Welcome(VERSION, self._me.answer_proof(opened.stream))
@@ -330,7 +331,7 @@ class Leading:
             welcome,
             stream,
             self._partitions,
-            self._forget,
+            self._remove,
             self._promise_s,
             over,
         )
@@ -340,11 +341,11 @@ class Leading:
             earlier = self._streams.get(served.follower)
             self._streams[served.follower] = served
         if earlier is not None:
-            earlier.end(BrokerStopping("the follower has another stream"))
+            earlier.end(BrokerStopping("the follower has opened another stream"))
         served.begin()
 
     def stop(self) -> None:
-        """End all streams, and serve no more."""
+        """End all streams, and refuse new ones."""
         with self._changed:
             self._stopped = True
             streams = list(self._streams.values())
@@ -358,7 +359,7 @@ class Leading:
     def _has_no_stream(self) -> bool:
         return not self._streams
 
-    def _forget(self, stream: LeaderStream) -> None:
+    def _remove(self, stream: LeaderStream) -> None:
         with self._changed:
             if self._streams.get(stream.follower) is stream:
                 del self._streams[stream.follower]
@@ -369,4 +370,4 @@ class Leading:
         if opened.follower == self._me.broker_id:
             raise InvalidRequest(f"broker {opened.follower} cannot follow itself")
         if opened.window_bytes <= 0:
-            raise InvalidRequest(f"a window has at least one byte, not {opened.window_bytes}")
+            raise InvalidRequest(f"window_bytes must be at least 1, not {opened.window_bytes}")

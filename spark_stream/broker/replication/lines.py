@@ -1,6 +1,6 @@
-"""A line to a leader: a connection of its own, and the stream of replication on it.
+"""A follower's line to its leader: a separate connection with one replication stream.
 
-It is lost when the leader is silent for too long.
+The line is lost after a long silence of the leader.
 """
 
 from __future__ import annotations
@@ -29,36 +29,37 @@ class LineChannel(Protocol):
     def open_with(
         self, begin: Callable[[Stream], Handle], method: str, header: bytes, body: Bytes, /
     ) -> Stream:
-        """Open a stream; raises one of ``TRANSPORT_ERRORS``."""
+        """Open a stream. It raises one of ``TRANSPORT_ERRORS``."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 class ReplicationLine:
-    """A line, from the request for it on. ``opening``: the bytes that open the stream."""
+    """A line, from its request on. ``opening`` has the bytes that open the stream."""
 
-    def __init__(self, opening: bytes, happened: Happened) -> None:
+    def __init__(self, opening: bytes, on_event: OnEvent) -> None:
         self._opening = opening
-        self._happened = happened
+        self._report = on_event
         self._channel: LineChannel | None = None
         self._stream: Stream | None = None
         self._is_over = False
 
     def open(self, channel: LineChannel) -> None:
-        """Open the stream on a connection, which is the line's own.
+        """Open the stream on a connection, which the line closes at its end.
 
-        Raises: as :meth:`LineChannel.open_with`.
+        Raises:
+            Exception: one of ``TRANSPORT_ERRORS``.
         """
         self._channel = channel
         if not self._is_over:
             channel.open_with(self._begin, REPLICATE, b"", self._opening)
-        if self._is_over:  # it was ended meanwhile
+        if self._is_over:  # ended during the opening
             self.end()
 
     @property
     def is_open(self) -> bool:
-        """Whether its stream was opened: events of the stream then tell what becomes of it."""
+        """Whether the stream is open, so that its events report its end."""
         return self._stream is not None
 
     def _begin(self, stream: Stream) -> Handle:
@@ -66,26 +67,30 @@ class ReplicationLine:
         return self._on_event
 
     def _on_event(self, event: StreamEvent) -> None:
-        self._happened(self, event)
+        self._report(self, event)
 
     def fail(self, error: IsologError) -> None:
-        """Note that there is no stream."""
+        """Report that no stream could be opened."""
         if not self._is_over:
             self.end()
-            self._happened(self, error)
+            self._report(self, error)
 
     def send(self, header: Bytes) -> bool:
-        """Send a message if there is credit for it; raises StreamOver."""
+        """Send a message and return True, or return False if there is no credit for it.
+
+        Raises:
+            StreamOver: the stream has ended.
+        """
         assert self._stream is not None
         return self._stream.send(header)
 
     def grant_credit(self, size: int) -> None:
-        """Let the leader send so many bytes more."""
+        """Grant the leader credit for more bytes."""
         assert self._stream is not None
         self._stream.grant_credit(size)
 
     def end(self) -> None:
-        """End it, whatever its state is; this waits for nothing."""
+        """End the line in any state. Never block."""
         self._is_over = True
         if self._stream is not None:
             self._stream.cancel()
@@ -93,14 +98,14 @@ class ReplicationLine:
             self._channel.close()
 
 
-Happened = Callable[[ReplicationLine, StreamEvent | IsologError], None]
-"""Takes the events of a line, on the loop's thread; an error means that there is no line."""
-Call = Callable[[str, bytes, Happened], ReplicationLine]
-"""Opens a line to an address, with the bytes that open the stream; waits for nothing."""
+OnEvent = Callable[[ReplicationLine, StreamEvent | IsologError], None]
+"""Receives the events of a line on the loop's thread. An error means that no line was opened."""
+OpenLine = Callable[[str, bytes, OnEvent], ReplicationLine]
+"""Opens a line to an address, with the bytes that open the stream. It never blocks."""
 
 
 def limits(settings: ReplicationSettings) -> ConnectionLimits:
-    """Return what a follower's connection allows, and how long it waits."""
+    """Return the credit and the timeouts of a follower's connection."""
     return ConnectionLimits(
         credit=_CREDIT_PER_WINDOW * settings.stream_bytes,
         heartbeat_s=settings.beat_s,
@@ -109,7 +114,7 @@ def limits(settings: ReplicationSettings) -> ConnectionLimits:
 
 
 class Lines:
-    """Opens lines over sockets."""
+    """A factory of lines over sockets."""
 
     def __init__(
         self,
@@ -120,14 +125,14 @@ class Lines:
         self._background = context.background
         self._tls = tls
 
-    def call(self, address: str, opening: bytes, happened: Happened) -> ReplicationLine:
-        """Open a line."""
-        line = ReplicationLine(opening, happened)
+    def call(self, address: str, opening: bytes, on_event: OnEvent) -> ReplicationLine:
+        """Open a line. Its connection is made on another thread."""
+        line = ReplicationLine(opening, on_event)
         self._background.submit(self._connect, line, address)
         return line
 
     def _connect(self, line: ReplicationLine, address: str) -> None:
-        """Connect; on a thread that may wait."""
+        """Connect, on a thread that may block."""
         settings = self._settings
         try:
             line.open(
@@ -143,5 +148,5 @@ class Lines:
         except TRANSPORT_ERRORS as error:
             line.fail(failure_of(error, address))
         except Exception as error:
-            logger.exception("connecting to %s failed", address)
+            logger.exception("connection to leader at %s failed", address)
             line.fail(InternalError(f"{type(error).__name__}: {error}"))

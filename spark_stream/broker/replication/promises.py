@@ -1,16 +1,17 @@
-"""The promises that a broker gives its leaders (``consistency.replication.promises``).
+"""The promises of a broker to its leaders not to lead (``consistency.replication.promises``).
 
-A broker notes on its disk that it promises before it promises for the first time, and removes the
-note when all its promises are over. If the note is there when the broker starts, it leads nothing
-until the longest promise that it may have given just before it stopped is over.
+Before its first promise a broker writes a note to its disk, and after the end of its last promise
+it removes the note. If a broker finds the note at its start, an earlier process may have promised
+just before it stopped. Then the broker leads no partition until the longest such promise has
+expired.
 
-A promise on its way:
+The path of a promise:
 
 ========  ==========================================================================================
-leader    ``LeaderStreamCore.tick`` asks; ``take`` tells each session until when it holds
-          (``holds_until``); ``Progress.leads_until`` is the least of all members
-follower  :meth:`Promising.promise` notes it; ``Fetcher.promised_until`` says when it is over;
-          ``Fetchers.may_lead_at`` keeps that for partitions that are followed no more
+leader    ``LeaderStreamCore.tick`` requests it, ``take`` passes its end (``holds_until``) to each
+          session, and ``Progress.leads_until`` is the earliest end of all members
+follower  :meth:`Promises.promise` records it, ``Fetcher.promised_until`` is its end, and
+          ``Fetchers.may_lead_at`` keeps the end for partitions that are no longer followed
 ========  ==========================================================================================
 """
 
@@ -31,29 +32,29 @@ logger = logger_of(__name__)
 _RETRY_S: Final = 60.0
 
 
-class Promising:
+class Promises:
     """The promises of one broker, from any thread."""
 
     def __init__(self, file: PromiseFile, clock: Clock, cut_off: Callable[[], bool]) -> None:
-        """``cut_off`` returns whether this broker cannot renew its lease at the moment."""
+        """``cut_off`` returns whether this broker currently cannot renew its lease."""
         self._file = file
         self._clock = clock
         self._cut_off = cut_off
         self._lock = threading.Lock()
         self._noted_s = file.recorded() or 0.0
         self.earlier_until = free_at(clock.monotonic(), self._noted_s) if self._noted_s else 0.0
-        """When all promises of earlier processes of this broker are over."""
+        """The latest end of the promises of this broker's earlier processes."""
         self._until = self.earlier_until
         self._given_until = 0.0
 
     def is_bound(self) -> bool:
-        """Return whether a promise of this process lasts."""
+        """Return whether a promise of this process has not expired."""
         return self._clock.monotonic() < self._given_until
 
     def promise(self, lasts_s: float, give: Callable[[float], None]) -> None:
-        """Call ``give`` with the end of a promise that lasts so long, if this broker may promise.
+        """Make a promise for ``lasts_s`` and call ``give`` with its end.
 
-        It may not while it can reach the metadata store itself, or if it cannot note the promise.
+        Do nothing while this broker can reach the metadata store, or if it cannot write the note.
         """
         if not self._cut_off():
             return
@@ -62,26 +63,26 @@ class Promising:
                 try:
                     self._file.record(lasts_s)
                 except IsologError as error:
-                    logger.warning("no promise is given, for it cannot be noted: %s", error.message)
+                    logger.warning("promise refused; its note cannot be written: %s", error.message)
                     return
                 self._noted_s = lasts_s
                 logger.warning(
-                    "the lease cannot be renewed; this broker promises its leaders, for %g s each"
-                    " time, that it will not lead in their place",
+                    "lease renewal fails; this broker promises its leaders not to replace them, for"
+                    " %g s at a time",
                     lasts_s,
                 )
             self._given_until = free_at(self._clock.monotonic(), lasts_s)
             self._until = max(self._until, self._given_until)
             give(self._until)
 
-    def forget_ended(self) -> None:
-        """Remove the note if all promises are over; to be called now and then."""
+    def remove_expired(self) -> None:
+        """Remove the note if all promises have expired. Call this regularly."""
         with self._lock:
             if self._noted_s and self._clock.monotonic() >= self._until:
                 try:
                     self._file.forget()
                 except IsologError as error:
-                    logger.warning("the note of promises cannot be removed: %s", error.message)
+                    logger.warning("removal of the note of promises failed: %s", error.message)
                     self._until += _RETRY_S
                     return
                 self._noted_s = 0.0

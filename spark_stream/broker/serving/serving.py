@@ -40,7 +40,7 @@ from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.node.identity import BrokerIdentity
 from spark_stream.broker.partition.waiters import WakeUp, wake_all
-from spark_stream.broker.replication.leader_stream import Leading
+from spark_stream.broker.replication.leader_stream import LeaderStreams
 from spark_stream.broker.scripting.driver import StepTable
 from spark_stream.broker.scripting.peers import run_steps
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
@@ -108,7 +108,7 @@ class Serving:
         loop: Loop,
         peer_loop: Loop,
         memory_bytes: int,
-        leading: Leading | None = None,
+        leading: LeaderStreams | None = None,
         boot_id: str | None = None,
     ) -> None:
         """Serve the clients on ``loop``, and the other brokers on ``peer_loop``.

@@ -1,15 +1,15 @@
-"""A process that replicates: ``python -m tests.broker.replication.node NAME DIRECTORY PARTITIONS``.
+"""A replicating process: ``python -m tests.broker.replication.node NAME DIRECTORY PARTITIONS``.
 
-It keeps its logs in the directory, leads the partitions of the topic of its name, and follows those
-of its peers. Lines in, each answered by one line out:
+It stores its logs in the directory, leads the partitions of the topic of its name, and follows
+those of its peers. It answers each line of input by one line of output:
 
-``peer NAME ADDRESS COUNT``     follow that many partitions of that peer, wherever it is now
-``append NUMBER SIZE COUNT``   append batches of so many bytes, and wait until they are replicated
-``load NUMBER SIZE COUNT``     append them and do not wait
-``latency NUMBER TIMES``       append small batches, one after the other; the seconds of each
-``await-sessions``             wait until all that it leads is followed
-``digests``                    of what it leads, then of its copies
-``stop``                       end in order
+``peer NAME ADDRESS COUNT``     follow that many partitions of a peer at this address
+``append NUMBER SIZE COUNT``   append batches of a size in bytes, and wait for their replication
+``load NUMBER SIZE COUNT``     append them without a wait
+``latency NUMBER TIMES``       append small batches in sequence, and print the seconds of each
+``await-sessions``             wait until all its partitions are followed
+``digests``                    print the digests of its led partitions, then of its replicas
+``stop``                       shut down
 """
 
 from __future__ import annotations

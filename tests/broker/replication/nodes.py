@@ -1,6 +1,6 @@
-"""Servers that only replicate: the real streams of replication, without a store and clients.
+"""Nodes with the real replication streams, but without a metadata store and clients.
 
-A test holds the partitions at both ends. A whole broker would replace them by its own.
+The test supplies the partitions at both ends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from isolog.errors import IsologError
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.interfaces import Background, ReplicationContext
-from spark_stream.broker.replication.leader_stream import Leading
+from spark_stream.broker.replication.leader_stream import LeaderStreams
 from spark_stream.broker.replication.lines import Lines
-from spark_stream.broker.replication.promises import Promising
+from spark_stream.broker.replication.promises import Promises
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.broker.sockets import listening_socket, port_of
@@ -36,7 +36,7 @@ START = "the only start"
 
 
 def identity(name: str, cluster_id: str = "c") -> BrokerIdentity:
-    """The broker of this name; brokers of one cluster have one secret."""
+    """Return the identity of a broker. The brokers of one cluster share a secret."""
     return BrokerIdentity(cluster_id, BrokerId(name), START, ClusterSecret(cluster_id.encode()))
 
 
@@ -44,7 +44,7 @@ QUICK = ReplicationSettings(beat_s=0.1, death_s=1.0)
 
 
 class Node:
-    """Leads ``partitions``, and follows whomever it is told to; ends with the ``with`` block."""
+    """A node that leads ``partitions`` and follows other nodes, in a ``with`` block."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Node:
         listen: str = "127.0.0.1:0",
         promise_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """``promise_s``: for how long it asks for promises, and gives them; None: it does not."""
+        """``promise_s``: the duration of the promises that it requests and makes, or None."""
         clock = SystemClock()
         self.name = name
         self.partitions = partitions or {}
@@ -67,11 +67,11 @@ class Node:
         self._pool = Pool(self._loop)
         background = Background(self._pool.submit, self._pool.submit_after, self._loop.call_later)
         context = ReplicationContext(me, settings, clock, background)
-        self.leading = Leading(context, self.lead, promise_s)
+        self.leading = LeaderStreams(context, self.lead, promise_s)
         call = Lines(context).call
         self._notes = tempfile.TemporaryDirectory()
         note = PromiseFile(Path(self._notes.name))
-        promising = Promising(note, clock, lambda: promise_s() is not None)
+        promising = Promises(note, clock, lambda: promise_s() is not None)
         self.fetchers = Fetchers(context, self._endpoint_of, call, promising)
         bound = listening_socket(listen)
         self.address = listen.replace(":0", f":{port_of(bound)}")
@@ -97,7 +97,7 @@ class Node:
         self.stop()
 
 
-def _served(leading: Leading) -> Serve:
+def _served(leading: LeaderStreams) -> Serve:
     def serve(opened: StreamOpened, stream: Stream) -> None:
         try:
             leading.serve(OpenReplication.from_bytes(bytes(opened.body)), stream)

@@ -1,4 +1,4 @@
-"""Partitions for streams of replication: logs in memory or on the disk, with the real rules."""
+"""Partitions for replication streams: logs in memory or on the disk, with the real rules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MemoryLog:
         self.epochs = [each for each in self.epochs if each[1] < entry]
 
     def evict(self, entry: int) -> None:
-        """Removes what is before an entry, as retention does."""
+        """Remove the entries below this one, as retention does."""
         del self.entries[: entry - self.start]
         self.start = entry
 
@@ -84,7 +84,7 @@ class MemoryLog:
         return StoredEntries(rows, pa.py_buffer(b"".join(data for _, data in found)))
 
     def take(self, rows: Table, data: pa.Buffer) -> None:
-        """Appends entries once their checksums hold."""
+        """Append entries after a check of their checksums."""
         if int(rows[0]["entry_index"]) != self.end:
             raise InvalidRequest(f"entry {rows[0]['entry_index']} does not follow {self.end}")
         whole = data.to_pybytes()
@@ -103,7 +103,7 @@ class MemoryLog:
 
 
 class DiskLog:
-    """The same over files."""
+    """The same interface over files."""
 
     SCHEMA = pa.schema([pa.field("payload", pa.binary())])
 
@@ -181,7 +181,7 @@ class MemorySession:
         with self.partition.lock:
             self.partition.complaints.append(entry)
 
-    def refuses_writes(self):
+    def on_writes_refused(self):
         with self.partition.lock:
             self.partition.refusals.append(self.follower)
 
@@ -200,7 +200,7 @@ class MemorySession:
 
 @dataclass(eq=False)
 class LeadPartition:
-    """A partition at its leader. Its high watermark is the least that its sessions have acked."""
+    """A partition at its leader. Its high watermark is the lowest entry acked by its sessions."""
 
     epoch: int = 1
     log: MemoryLog | DiskLog = field(default_factory=MemoryLog)
@@ -217,38 +217,38 @@ class LeadPartition:
         self.moved = threading.Condition(self.lock)
 
     def append(self, data: bytes, count: int = 1) -> int:
-        """Appends the bytes so many times; the log's end."""
+        """Append the bytes ``count`` times. Return the log's end."""
         with self.lock:
             for _ in range(count):
                 self.log.append(self.epoch, data)
-            self._tell()
+            self._notify()
             return self.log.end
 
     def depose(self) -> None:
-        """Another broker leads now."""
+        """End the leadership of this broker."""
         with self.lock:
             self.epoch = -1
-            self._tell()
+            self._notify()
 
     def take_progress(self) -> None:
         least = min((each.acked_entry for each in self.sessions.values()), default=0)
         if least > self.high_watermark:
             self.high_watermark = least
             self.moved.notify_all()
-            self._tell(is_urgent=False)
+            self._notify(is_urgent=False)
 
     def wait_for(self, high_watermark: int, timeout_s: float = 20.0) -> None:
         with self.lock:
             reached = self.moved.wait_for(lambda: self.high_watermark >= high_watermark, timeout_s)
         assert reached, f"{self.high_watermark}, not {high_watermark}"
 
-    def _tell(self, *, is_urgent: bool = True) -> None:
+    def _notify(self, *, is_urgent: bool = True) -> None:
         for session in self.sessions.values():
             session.news(is_urgent)
 
 
 class LeadPartitions:
-    """What a broker leads."""
+    """The partitions that a broker leads."""
 
     def __init__(self, partitions: dict[PartitionId, LeadPartition]) -> None:
         self.partitions = partitions
@@ -280,7 +280,7 @@ class LeadPartitions:
 
 @dataclass(eq=False)
 class Copy:
-    """A follower's copy."""
+    """A follower's replica."""
 
     key: PartitionId
     epoch: int = 1
@@ -289,11 +289,11 @@ class Copy:
     high_watermark: int = 0
     refusals: list[IsologError] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
-    damage: int = 0  # of so many frames a byte is turned before their checksums are looked at
-    full: threading.Event = field(default_factory=threading.Event)  # the disk takes nothing
-    stuck: threading.Event = field(default_factory=threading.Event)  # the disk does not answer
+    damage: int = 0  # the number of frames in which a byte is flipped before the check
+    full: threading.Event = field(default_factory=threading.Event)  # the disk refuses writes
+    stuck: threading.Event = field(default_factory=threading.Event)  # the disk hangs
     freed: threading.Event = field(default_factory=threading.Event)
-    entered: int = 0  # threads that are in a call
+    entered: int = 0  # threads within a call
     most_entered: int = 0
 
     def history(self):
@@ -334,7 +334,7 @@ class Copy:
 
 
 class _Alone:
-    """Counts the threads in a copy: there is to be one."""
+    """A check that only one thread at a time is within a replica."""
 
     def __init__(self, copy: Copy) -> None:
         self._copy = copy

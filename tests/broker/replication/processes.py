@@ -1,4 +1,4 @@
-"""Drives processes that replicate (``node``)."""
+"""Replicating processes (``node``) under the control of a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import eventually
 
 
 class NodeProcess:
-    """One of them; killed at the end of the ``with`` block. May be started again."""
+    """A replicating process, which can be restarted. The ``with`` block kills it at its end."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class NodeProcess:
         self.address = self._line()
 
     def ask(self, *words: object) -> str:
-        """Says something, and waits for the answer."""
+        """Send a command and return the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
@@ -57,12 +57,12 @@ class NodeProcess:
         self.ask("peer", peer.name, address or peer.address, peer.partitions)
 
     def digests(self) -> Any:
-        """Of the partitions that it leads, and of its copies."""
+        """Return the digests of the partitions that it leads, and of its replicas."""
         found = json.loads(self.ask("digests"))
         return found[: self.partitions], found[self.partitions :]
 
     def log_text(self) -> str:
-        """What it wrote to standard error."""
+        """Return its standard error."""
         return self._errors.read_text()
 
     def signal(self, number: int) -> None:
@@ -78,7 +78,7 @@ class NodeProcess:
         self.process.communicate()
 
     def cpu(self) -> float:
-        """Seconds of processor time so far."""
+        """Return its processor time in seconds."""
         return sum(psutil.Process(self.process.pid).cpu_times()[:2])
 
     def __enter__(self) -> Self:

@@ -1,11 +1,11 @@
-"""Streams of replication under cuts, kills and pauses: the process lives, and all copies are equal.
+"""A stress test of replication streams under cuts, kills and pauses.
 
 ``python -m tests.broker.replication.stress --seconds 600`` replicates both ways between this
-process and another one, through proxies that cut all connections every few milliseconds, while the
-other process is killed, or stopped for longer than a peer may be silent, and this one follows and
-unfollows. At the end all copies are the same as what they are copies of, and this process has its
-threads and files back. It prints one line of what happened; exit code 0 if all held, 1 if not. An
-abort inside gRPC ends it with a signal and a trace.
+process and another one, through proxies that cut all connections every few milliseconds. The other
+process is killed, or paused for longer than the timeout of a silent peer, and this one follows and
+unfollows partitions. At the end all replicas must equal their leaders' logs, and this process must
+have released its threads and files. The test prints one line of counts. Its exit code is 0 for
+success and 1 for a failure. An abort inside gRPC ends it with a signal and a trace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ THREADS_MORE, FILES_MORE = 24, 8  # pools that gRPC holds on to
 
 
 class World:
-    """This process's node, the other process, and a proxy in front of each."""
+    """The node of this process, the other process, and a proxy in front of each."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -58,7 +58,7 @@ class World:
         self.peer = NodeProcess("y", folder / "peer", PARTITIONS)
         self.to_peer = Proxy(self.peer.address)
         self.to_node = Proxy(self.node.address)
-        self.asking = threading.Lock()  # the peer answers one question at a time
+        self.asking = threading.Lock()  # the peer answers one command at a time
         self.node.addresses["y"] = self.to_peer.address
         for copy in self.copies.values():
             self.node.fetchers.follow("y", copy)
@@ -73,9 +73,9 @@ class World:
         self.stop.wait(self.chance.choice((0.002, 0.02, 0.2)) * self.chance.random())
 
     def strike(self) -> None:
-        """Kills the other process and starts it anew, or stops it for a while."""
+        """Kill and restart the other process, or pause it for a while."""
         with self.asking:
-            # Every run, however short, has one of each; what comes after them is left to chance.
+            # Every run has one of each. Later strikes are random.
             if not self.kills or (self.pauses and self.chance.random() < 0.5):
                 self.peer.kill()
                 self.peer.start()
@@ -90,7 +90,7 @@ class World:
         self.stop.wait(self.chance.uniform(0.2, 2))
 
     def load(self) -> None:
-        """Appends on both sides, now and then a large batch."""
+        """Append on both sides, sometimes a large batch."""
         number = self.chance.randrange(PARTITIONS)
         size = 2 << 20 if self.chance.random() < 0.02 else self.chance.randrange(3000)
         self.lead[PartitionId("x", number)].append(os.urandom(size), 5)
@@ -99,7 +99,7 @@ class World:
         self.stop.wait(0.005)
 
     def move(self) -> None:
-        """Follows a partition no more, and then again."""
+        """Stop following a partition, and then follow it again."""
         copy = self.chance.choice(list(self.copies.values()))
         self.node.fetchers.unfollow(copy.key)
         self.stop.wait(self.chance.random() / 10)
@@ -131,14 +131,14 @@ class World:
 
 
 def threads_of_the_run() -> list[str]:
-    """The names of all Python threads but the one that begins writes: it is there for good."""
+    """Return the names of all Python threads but the permanent one that begins writes."""
     return sorted(each.name for each in threading.enumerate() if each.name != THREAD_NAME)
 
 
 def run(folder: Path, seconds: float, seed: int) -> int:
-    """The exit code."""
+    """Run the test. Return the exit code."""
     me = psutil.Process()
-    client_loop()  # it stays: all connections of a process share it
+    client_loop()  # permanent: all connections of a process share it
     before = me.num_threads(), me.num_fds(), len(threads_of_the_run())
     world = World(folder, seed)
     steps = (world.cut, world.strike, world.load, world.move)

@@ -1,4 +1,4 @@
-"""Streams between processes: a peer that is stopped or killed, and a process that outlives it."""
+"""Streams between processes, of which one is stopped or killed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ from tests.broker.replication.processes import NodeProcess
 from tests.support import eventually
 
 PATIENT = ReplicationSettings(beat_s=0.1, death_s=3.0)
-"""Two processes on a busy machine may each be silent for a second, again and again."""
+"""On a busy machine each of two processes may repeatedly be silent for a second."""
 
 
-def test_a_leader_that_is_stopped_is_noticed_and_one_that_goes_on_is_followed_again(
-    tmp_path, caplog
-):
+def test_paused_leader_is_detected_and_followed_again_after_it_resumes(tmp_path, caplog):
     copy = Copy(PartitionId("1", 0))
     with (
         NodeProcess("1", tmp_path, 1, death_s=PATIENT.death_s) as leader,
@@ -36,14 +34,14 @@ def test_a_leader_that_is_stopped_is_noticed_and_one_that_goes_on_is_followed_ag
         leader.ask("append", 0, 100, 10)
         leader.pause()
         began = time.monotonic()
-        eventually(lambda: "leader 1 gave no sign of life" in caplog.text)
+        eventually(lambda: "leader 1 sent no heartbeat" in caplog.text)
         assert time.monotonic() - began < 20 * PATIENT.death_s
         leader.signal(signal.SIGCONT)
         leader.ask("append", 0, 100, 10)
         assert leader.digests()[0] == [copy.log.digest()]
 
 
-def test_a_follower_that_is_stopped_is_noticed_however_much_is_under_way_to_it(tmp_path):
+def test_paused_follower_is_detected_with_many_bytes_in_flight(tmp_path):
     partition = LeadPartition(log=DiskLog(tmp_path / "log"))
     leads = {PartitionId("1", 0): partition}
     with (
@@ -61,7 +59,7 @@ def test_a_follower_that_is_stopped_is_noticed_however_much_is_under_way_to_it(t
         assert follower.digests()[1] == [partition.log.digest()]
 
 
-def test_a_leader_that_is_killed_is_followed_again_where_it_comes_back(tmp_path):
+def test_restarted_leader_is_followed_at_its_new_address(tmp_path):
     copy = Copy(PartitionId("1", 0))
     with (
         NodeProcess("1", tmp_path, 1, death_s=PATIENT.death_s) as leader,
@@ -78,8 +76,8 @@ def test_a_leader_that_is_killed_is_followed_again_where_it_comes_back(tmp_path)
         assert leader.digests()[0] == [copy.log.digest()]
 
 
-def test_a_thousand_partitions_at_rest_cost_next_to_nothing(tmp_path):
-    """Neither side may have anything to do for a partition: one beat a second is all there is."""
+def test_thousand_idle_partitions_use_little_processor_time(tmp_path):
+    """Neither side works on an idle partition. The only message is one heartbeat per second."""
     keys = [PartitionId("1", number) for number in range(1000)]
     partitions = {key: LeadPartition() for key in keys}
     with Node("1", partitions) as leader, Node("2") as follower:
@@ -94,7 +92,7 @@ def test_a_thousand_partitions_at_rest_cost_next_to_nothing(tmp_path):
         assert time.process_time() - before[1] < 0.6
 
 
-def test_an_end_takes_no_longer_than_a_moment_while_the_leader_is_stopped(tmp_path):
+def test_shutdown_does_not_wait_for_a_paused_leader(tmp_path):
     copy = Copy(PartitionId("1", 0))
     patient = ReplicationSettings(beat_s=1.0, death_s=60.0)
     before = threading.active_count()
@@ -110,8 +108,8 @@ def test_an_end_takes_no_longer_than_a_moment_while_the_leader_is_stopped(tmp_pa
         eventually(lambda: threading.active_count() <= before)
 
 
-def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
-    """Its clock went on while it could not listen: what came meanwhile waits in its sockets."""
+def test_paused_process_keeps_its_streams_after_it_resumes(tmp_path):
+    """Its clock advances while it is stopped, and the peer's messages wait in its sockets."""
     partition = LeadPartition(log=DiskLog(tmp_path / "log"))
     leads = {PartitionId("1", 0): partition}
     settings = ReplicationSettings(beat_s=0.5, death_s=1.0)
@@ -134,8 +132,8 @@ def test_a_process_that_was_stopped_itself_does_not_end_its_streams(tmp_path):
 @pytest.mark.chaos
 @pytest.mark.timeout(200)
 @pytest.mark.full
-def test_a_process_lives_through_cuts_kills_and_pauses_and_all_copies_are_equal():
-    """A short run of ``stress``: an abort inside gRPC would end that process."""
+def test_replicas_are_equal_after_cuts_kills_and_pauses():
+    """A short run of ``stress``, in a separate process that an abort in gRPC may end."""
     program = [sys.executable, "-m", "tests.broker.replication.stress", "--seconds", "12"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -1,4 +1,4 @@
-"""The cores of a leader and of a follower with nothing between them but chance."""
+"""The cores of a leader and of a follower, connected by a random schedule."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ KEYS = [PartitionId("t", number) for number in range(3)]
 
 
 class Pair:
-    """A leader and a follower; chance decides what happens next.
+    """A leader and a follower with a random next event.
 
-    A third replica of each partition acknowledges now and then, and at the end no more: so the high
-    watermark moves, and stays behind, whatever the follower does.
+    A third replica of each partition acknowledges now and then, and stops at the end. So the high
+    watermark advances and stays behind the log's end, independently of the follower.
     """
 
     def __init__(self, seed: int) -> None:
@@ -149,7 +149,7 @@ class Pair:
         return True
 
     def end_turn(self, slot: Slot, found: StoredEntries | None, high: int, end: int) -> None:
-        """What was read is sent; meanwhile anything may have happened."""
+        """Send the entries that were read, perhaps after other events."""
         assert self.leader is not None
         self.turn = None
         sent = self.leader.frame(slot, found, high, end, self.now)
@@ -180,7 +180,7 @@ class Pair:
                 self.follower.on_done(job, result, self.now)
 
     def happen(self) -> None:
-        """Something does, mostly progress."""
+        """Run a random event, mostly progress."""
         chance = self.chance.random()
         key = self.chance.choice(KEYS)
         if chance < 0.1:
@@ -207,7 +207,7 @@ class Pair:
         ]()
 
     def settle(self) -> None:
-        """All is followed and nothing goes wrong, until nothing is left to do."""
+        """Follow all partitions and run without failures until no work is left."""
         for copy in self.copies.values():
             copy.damage = 0
             self.follower.follow(copy, self.now)
@@ -225,7 +225,7 @@ class Pair:
     "broker/replication/leader_core.py",
 )
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_whatever_happens_copies_become_equal_and_nothing_counts_before_it_is_appended(first):
+def test_replicas_converge_and_entries_are_acknowledged_only_after_their_append(first):
     for seed in range(first, first + 100):
         pair = Pair(seed)
         for _ in range(300):
@@ -257,7 +257,7 @@ def refuse(proof: str) -> None:
 
 
 def welcome(core: FollowerStreamCore) -> Job:
-    """The work of the partition's new session."""
+    """Welcome the follower. Return the first job of the partition's session."""
     core.on_received(Welcome(1, ""), lambda proof: None, 0.0)
     (job,) = core.effects()
     assert isinstance(job, Job)
@@ -265,7 +265,7 @@ def welcome(core: FollowerStreamCore) -> Job:
 
 
 @pytest.mark.parametrize("message", [Beat(), Agreed(0, 0, None, 0)])
-def test_a_leader_that_has_not_proved_who_it_is_is_told_nothing_and_nothing_is_taken(message):
+def test_unproven_leader_receives_no_message_and_its_messages_are_refused(message):
     core = follower()
     with pytest.raises(InvalidRequest):
         core.on_received(message, refuse, 0.0)
@@ -275,21 +275,21 @@ def test_a_leader_that_has_not_proved_who_it_is_is_told_nothing_and_nothing_is_t
 
 
 @pytest.mark.parametrize("message", [Room(1), Unfollow(0), Acked(())])
-def test_a_leader_says_no_words_of_followers(message):
+def test_messages_of_followers_are_refused_from_a_leader(message):
     core = follower()
     welcome(core)
-    with pytest.raises(InvalidRequest, match="does not say"):
+    with pytest.raises(InvalidRequest, match="must not send"):
         core.on_received(message, refuse, 0.0)
 
 
-def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
+def test_results_of_jobs_of_an_earlier_stream_are_ignored():
     core = follower()
     job = welcome(core)
     core.on_lost(BrokerUnavailable("a cut"), 0.0)
     core.tick(10.0)
     assert core.effects() == [HangUp(), Connect(1_000)]
     core.on_received(Welcome(1, ""), lambda proof: None, 10.0)
-    assert core.effects() == []  # not while the earlier work goes on
+    assert core.effects() == []  # not while the earlier job runs
     core.on_done(job, EpochHistory(0, 0, ()), 10.0)
     (again,) = core.effects()
     assert isinstance(again, Job)
@@ -297,7 +297,7 @@ def test_what_comes_of_work_for_an_earlier_stream_counts_for_nothing():
 
 
 @pytest.mark.parametrize(("epoch", "has_agreed"), [(2, True), (1, False)])
-def test_entries_of_another_epoch_or_before_the_agreement_end_their_session(epoch, has_agreed):
+def test_entries_of_another_epoch_or_before_agreement_end_their_session(epoch, has_agreed):
     core = follower()
     job = welcome(core)
     core.on_done(job, EpochHistory(0, 0, ()), 0.0)
@@ -314,7 +314,7 @@ def test_entries_of_another_epoch_or_before_the_agreement_end_their_session(epoc
     assert core.failures == 1
 
 
-def test_the_pause_before_a_session_and_before_a_stream_is_longer_each_time():
+def test_pauses_before_sessions_and_streams_double():
     core, now, pauses = follower(), 0.0, []
     for _ in range(7):
         core.on_lost(BrokerUnavailable("no"), now)
@@ -324,11 +324,11 @@ def test_the_pause_before_a_session_and_before_a_stream_is_longer_each_time():
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
 
 
-def test_a_follower_promises_on_the_stream_that_it_was_asked_on_only():
+def test_follower_promises_only_on_the_stream_of_the_request():
     core, asked = follower(), AskPromise(1.0, 4.0)
     welcome(core)
     core.on_received(asked, refuse, 1.0)
-    assert core.effects() == [asked]  # whether it promises is not for the core
+    assert core.effects() == [asked]  # the shell decides whether to promise
     core.on_promised(asked)
     assert core.effects() == [Promised(1.0, 4.0).pack()]
     core.on_lost(BrokerUnavailable("no"), 1.5)
@@ -338,7 +338,7 @@ def test_a_follower_promises_on_the_stream_that_it_was_asked_on_only():
 
 
 class Session:
-    """Of a log of nothing."""
+    """A session over an empty log."""
 
     agreement = Agreement(1, 0, 0)
     end = high_watermark = 0
@@ -360,7 +360,7 @@ def leader(now: float = 0.0) -> LeaderStreamCore:
     return core
 
 
-def test_a_promise_counts_from_when_it_was_asked_for_and_for_what_is_followed_by_then():
+def test_promise_lasts_from_its_request_and_covers_the_sending_slots():
     now, session = 10.0, Session()
     core = leader(now)
     core.take(Follow(1, "t", 0, 1, "g", EpochHistory(0, 0, ())), now)
@@ -374,28 +374,28 @@ def test_a_promise_counts_from_when_it_was_asked_for_and_for_what_is_followed_by
     assert asked == AskPromise(now + 0.5, 4.0)
     for method, args in core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.0):
         method(*args)
-    assert session.promised == [now + 0.5 + 4.0 * (1 - MARGIN)]  # and slot 2 has no session yet
+    assert session.promised == [now + 0.5 + 4.0 * (1 - MARGIN)]  # slot 2 has no session yet
     core.take(Unfollow(1), now + 2.1)
     assert core.take(Promised(asked.asked_at, asked.lasts_s), now + 2.2) == []
-    with pytest.raises(InvalidRequest, match="nobody has asked"):
+    with pytest.raises(InvalidRequest, match="unsolicited promise"):
         core.take(Promised(now + 9.0, 4.0), now + 3.0)
 
 
-def test_a_follower_that_says_nothing_is_asked_and_then_dead_but_a_late_tick_judges_nothing():
+def test_silent_follower_gets_heartbeats_then_times_out_but_not_on_a_late_tick():
     core = leader()
     for tenth in range(5, 30, 5):
         core.tick(tenth / 10)
     assert unpack(core.next_step(2.5), b"") == Beat()
-    core.tick(60.0)  # this process stood still
+    core.tick(60.0)  # this process was paused
     core.take(Beat(), 60.1)
     core.tick(60.5)
     for tenth in range(610, 635, 5):
         core.tick(tenth / 10)
-    with pytest.raises(BrokerUnavailable, match="no sign of life"):
+    with pytest.raises(BrokerUnavailable, match="no heartbeat"):
         core.tick(63.5)
 
 
-def test_an_end_is_told_and_nothing_comes_after_it():
+def test_bye_is_the_last_message_of_a_stream():
     core = leader()
     core.take(Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ())), 0.0)
     core.end()
@@ -405,14 +405,14 @@ def test_an_end_is_told_and_nothing_comes_after_it():
     assert not core.session_started(0, 1, Session())
 
 
-def test_a_slot_that_is_over_before_its_session_has_started_gets_none():
+def test_slot_that_ended_during_the_start_gets_no_session():
     core = leader()
     core.take(Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ())), 0.0)
     core.take(Unfollow(0), 0.0)
     assert not core.session_started(0, 1, Session())
 
 
-def test_a_slot_number_is_given_once_and_what_was_not_sent_is_not_acknowledged():
+def test_reused_slot_and_acknowledgement_of_unsent_entries_are_refused():
     core, session = leader(), Session()
     asked = Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ()))
     core.take(asked, 0.0)
@@ -426,7 +426,7 @@ def test_a_slot_number_is_given_once_and_what_was_not_sent_is_not_acknowledged()
     assert session.closed == 1
 
 
-def test_a_stream_that_ends_orderly_is_followed_by_another_one_at_once():
+def test_stream_is_reopened_after_the_shortest_pause_if_it_was_welcome():
     core = follower()
     welcome(core)
     with pytest.raises(BrokerStopping):

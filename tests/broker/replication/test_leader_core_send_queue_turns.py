@@ -1,4 +1,4 @@
-"""Turns: nobody starves, and what is under way keeps within its bounds."""
+"""The turns of slots: no slot starves, and the bytes in flight stay within the limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @dataclass
 class Session:
-    """What a turn asks of a session."""
+    """The parts of a session that a turn reads."""
 
     agreement: Agreement = field(default_factory=lambda: Agreement(1, 0, 0))
 
@@ -28,7 +28,7 @@ def added(turns: SendQueue, number: int, *, is_behind: bool = False) -> Slot:
     return slot
 
 
-def test_slots_take_turns_and_each_has_one_frame():
+def test_slots_take_turns_of_one_frame():
     turns = SendQueue(16 * MIB)
     slots = [added(turns, number) for number in range(3)]
     seen = []
@@ -41,7 +41,7 @@ def test_slots_take_turns_and_each_has_one_frame():
     assert not any(slot.is_behind for slot in slots)
 
 
-def test_a_live_slot_waits_for_one_frame_of_those_behind_however_many_they_are():
+def test_live_slot_waits_for_at_most_one_frame_of_slots_behind():
     turns = SendQueue(16 * MIB)
     for number in range(50):
         added(turns, number, is_behind=True)
@@ -50,7 +50,7 @@ def test_a_live_slot_waits_for_one_frame_of_those_behind_however_many_they_are()
     assert live in seen[:2]
 
 
-def test_live_slots_and_those_behind_have_every_other_frame():
+def test_live_slots_and_slots_behind_alternate():
     turns = SendQueue(16 * MIB)
     slots = [added(turns, number, is_behind=number < 2) for number in range(4)]
     seen = []
@@ -64,7 +64,7 @@ def test_live_slots_and_those_behind_have_every_other_frame():
     assert seen in ([True, False] * 4, [False, True] * 4)
 
 
-def test_a_frame_is_under_way_until_its_last_entry_is_acknowledged():
+def test_frame_is_in_flight_until_its_last_entry_is_acknowledged():
     turns = SendQueue(16 * MIB)
     slot = added(turns, 0)
     turns.on_sent(turns.next_slot(), 5, MIB, is_behind=False)
@@ -74,7 +74,7 @@ def test_a_frame_is_under_way_until_its_last_entry_is_acknowledged():
     assert turns.unacked_bytes == slot.unacked_bytes == 0
 
 
-def test_those_behind_leave_room_for_live_ones():
+def test_slots_behind_leave_room_for_live_slots():
     turns = SendQueue(16 * MIB)
     for number in range(50):
         added(turns, number, is_behind=True)
@@ -85,7 +85,7 @@ def test_those_behind_leave_room_for_live_ones():
     assert turns.next_slot() is live
 
 
-def test_a_slot_that_is_not_acknowledged_stops_and_no_other():
+def test_unacknowledged_slot_stops_and_no_other():
     turns = SendQueue(16 * MIB)
     silent, good = added(turns, 0), added(turns, 1)
     sent = {0: 0, 1: 0}
@@ -102,7 +102,7 @@ def test_a_slot_that_is_not_acknowledged_stops_and_no_other():
     assert silent in (turns.next_slot(), turns.next_slot())
 
 
-def test_one_frame_goes_however_large_it_is():
+def test_one_frame_of_any_size_is_allowed():
     turns = SendQueue(MIB)
     slot = added(turns, 0, is_behind=True)
     assert turns.next_slot() is slot
@@ -112,7 +112,7 @@ def test_one_frame_goes_however_large_it_is():
     assert turns.next_slot() is slot
 
 
-def test_what_an_ended_slot_had_under_way_counts_no_more():
+def test_bytes_in_flight_of_an_ended_slot_are_released():
     turns = SendQueue(MIB)
     slot = added(turns, 0, is_behind=True)
     turns.next_slot()
@@ -122,7 +122,7 @@ def test_what_an_ended_slot_had_under_way_counts_no_more():
     turns.remove(0)
     assert turns.next_slot() is other
     assert turns.unacked_bytes == 0
-    turns.on_sent(slot, 2, 5, is_behind=False)  # its turn was under way when it ended
+    turns.on_sent(slot, 2, 5, is_behind=False)  # sent after the slot ended
     assert turns.unacked_bytes == 0
 
 
@@ -142,10 +142,10 @@ steps = st.lists(
     "broker/replication/leader_core.py",
 )
 @given(steps, st.integers(1, 8 * MIB))
-def test_bounds_hold_and_news_is_never_forgotten(steps, window):
+def test_limits_hold_and_no_notification_is_lost(steps, window):
     turns = SendQueue(window)
     slots = {number: added(turns, number) for number in range(5)}
-    pending = set(slots)  # those that have something which was not sent
+    pending = set(slots)  # slots with unsent entries
     for what, number, size, is_behind in steps:
         slot = slots.get(number)
         if what == "news" and slot is not None:
@@ -171,7 +171,7 @@ def test_bounds_hold_and_news_is_never_forgotten(steps, window):
         assert turns.unacked_bytes == sum(
             size for each in slots.values() for _, size, _ in each.unacked
         )
-    for _ in range(20):  # once all is acknowledged, everybody who has something gets a turn
+    for _ in range(20):  # after all acknowledgements every pending slot has a turn
         for slot in slots.values():
             turns.on_acked(slot, slot.next)
         having = turns.next_slot()
@@ -182,6 +182,6 @@ def test_bounds_hold_and_news_is_never_forgotten(steps, window):
     assert turns.next_slot() is None
 
 
-def test_what_all_streams_take_together_is_bounded():
+def test_windows_of_all_streams_together_are_limited():
     settings = ReplicationSettings(stream_bytes=16 * MIB, follower_bytes=64 * MIB)
     assert [settings.window(streams) // MIB for streams in (0, 1, 4, 8, 64)] == [16, 16, 16, 8, 1]

@@ -1,4 +1,4 @@
-"""Two brokers in one process, a real stream between them."""
+"""Two brokers in one process with a real stream between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def equal(copy: Copy, partition: LeadPartition) -> bool:
     return copy.log.digest() == partition.log.digest()
 
 
-def test_what_a_leader_appends_is_at_its_follower_and_the_high_watermark_follows():
+def test_appended_entries_are_replicated_and_high_watermark_advances():
     partition, copy = LeadPartition(), Copy(KEY)
     partition.append(b"early", 10)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
@@ -37,9 +37,9 @@ def test_what_a_leader_appends_is_at_its_follower_and_the_high_watermark_follows
         assert equal(copy, partition)
 
 
-def test_brokers_on_unix_sockets_replicate_as_well():
+def test_brokers_replicate_over_unix_sockets():
     partition, copy = LeadPartition(), Copy(KEY)
-    with TemporaryDirectory() as folder:  # a short path: a socket's has 107 bytes at most
+    with TemporaryDirectory() as folder:  # the path of a socket has at most 107 bytes
         bind = f"unix:{folder}/leader"
         with Node("1", {KEY: partition}, listen=bind) as leader, Node("2") as follower:
             follow(follower, leader, copy)
@@ -66,14 +66,14 @@ def test_many_partitions_share_a_stream():
         assert len(leader.leading._streams) == 1
 
 
-def test_a_follower_that_went_apart_is_cut_back_and_one_that_shares_nothing_begins_anew():
+def test_diverged_follower_is_truncated_and_one_without_common_entries_is_reset():
     apart, evicted = LeadPartition(epoch=3), LeadPartition(epoch=3)
     other = PartitionId("t", 1)
     copies = Copy(KEY, epoch=3), Copy(other, epoch=3)
     for number in range(8):
         apart.log.append(1, b"%d" % number)
     for _ in range(5):
-        copies[0].log.append(2, b"lost")  # never of the leader's
+        copies[0].log.append(2, b"lost")  # not in the leader's log
     copies[0].log = _copied(apart, 4)
     for _ in range(5):
         copies[0].log.append(2, b"lost")
@@ -98,7 +98,7 @@ def _copied(partition, entries):
     return log
 
 
-def test_an_ending_takes_no_longer_than_a_moment():
+def test_shutdown_is_fast():
     partition, copy = LeadPartition(), Copy(KEY)
     before = set(threading.enumerate())
     leader, follower = Node("1", {KEY: partition}), Node("2")

@@ -1,4 +1,4 @@
-"""What one partition, one broker or the network does wrong, and what goes on all the same."""
+"""Failures of a partition, a broker or the network, and their effects on the other partitions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pair() -> tuple[dict[PartitionId, LeadPartition], Copy, Copy]:
     return {KEY: LeadPartition(), OTHER: LeadPartition()}, Copy(KEY), Copy(OTHER)
 
 
-def test_a_damaged_frame_ends_its_session_the_leader_is_told_and_it_is_asked_for_again():
+def test_damaged_frame_is_reported_and_requested_again_in_a_new_session():
     partitions, bad, good = pair()
     bad.damage = 3
     with Node("1", partitions) as leader, Node("2") as follower:
@@ -54,7 +54,7 @@ def test_a_damaged_frame_ends_its_session_the_leader_is_told_and_it_is_asked_for
         assert follower.fetchers._fetchers["1"].failures == 3
 
 
-def test_a_full_disk_stops_its_partition_and_no_other_and_the_leader_hears_of_it():
+def test_full_disk_stops_its_partition_only_and_is_reported_to_the_leader():
     partitions, bad, good = pair()
     with Node("1", partitions) as leader, Node("2") as follower:
         follow(follower, leader, bad, good)
@@ -73,7 +73,7 @@ def test_a_full_disk_stops_its_partition_and_no_other_and_the_leader_hears_of_it
 
 
 @pytest.mark.rule("what a slow or failed replica delays", "broker/replication/follower_core.py")
-def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bounded_memory():
+def test_hanging_partition_delays_others_briefly_and_uses_bounded_memory():
     partitions, bad, good = pair()
     settings = ReplicationSettings(beat_s=0.1, death_s=1.0, stream_bytes=4 << 20)
     leader = Node("1", partitions, settings=settings)
@@ -87,7 +87,7 @@ def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bound
         assert time.monotonic() - began < 15
         for _ in range(50):
             partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
-        time.sleep(2 * settings.death_s)  # the stream lives on although one partition hangs
+        time.sleep(2 * settings.death_s)  # the stream survives a hanging partition
         partitions[OTHER].wait_for(partitions[OTHER].append(b"x"))
         (stream,) = leader.leading._streams.values()
         assert 1 << 20 <= stream.unacked_bytes <= 4 << 20
@@ -99,7 +99,7 @@ def test_a_partition_that_hangs_holds_the_others_up_for_a_moment_and_takes_bound
         assert len(good.agreements) == len(bad.agreements) == 1
 
 
-def test_a_stream_that_ends_while_a_partition_hangs_is_followed_by_another():
+def test_stream_is_reopened_while_a_partition_hangs():
     partition, copy = LeadPartition(), Copy(KEY)
     with (
         Node("1", {KEY: partition}) as leader,
@@ -117,7 +117,7 @@ def test_a_stream_that_ends_while_a_partition_hangs_is_followed_by_another():
         eventually(lambda: first not in leader.leading._streams.values())
         eventually(lambda: leader.leading._streams)
         time.sleep(QUICK.death_s)
-        assert len(copy.agreements) == 1  # no new session before the old one's work has ended
+        assert len(copy.agreements) == 1  # no new session before the last job of the old one
         copy.stuck.clear()
         copy.freed.set()
         partition.wait_for(2)
@@ -125,7 +125,7 @@ def test_a_stream_that_ends_while_a_partition_hangs_is_followed_by_another():
         assert copy.most_entered == 1
 
 
-def test_a_stream_whose_follower_is_gone_before_the_first_word_is_forgotten():
+def test_stream_is_removed_if_its_follower_disconnects_before_its_first_message():
     with Node("1", {KEY: LeadPartition()}) as leader:
         channel, _ = _raw(leader)
         assert leader.leading._streams
@@ -133,7 +133,7 @@ def test_a_stream_whose_follower_is_gone_before_the_first_word_is_forgotten():
         eventually(lambda: not leader.leading._streams)
 
 
-def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
+def test_replica_without_readable_history_delays_no_other():
     partitions, bad, good = pair()
     bad.history = lambda: 1 / 0
     with Node("1", partitions) as leader, Node("2") as follower:
@@ -145,7 +145,7 @@ def test_a_copy_that_cannot_tell_its_history_holds_no_other_up():
         assert len(good.agreements) == 1
 
 
-def test_an_unforeseen_error_ends_a_stream_and_another_one_begins(monkeypatch, caplog):
+def test_stream_is_reopened_after_an_unexpected_error(monkeypatch, caplog):
     partition, copy = LeadPartition(), Copy(KEY)
     fail = iter([True, True])
 
@@ -167,7 +167,7 @@ def test_an_unforeseen_error_ends_a_stream_and_another_one_begins(monkeypatch, c
     assert caplog.text.count("ZeroDivisionError: division by zero") >= 4
 
 
-def test_a_leader_that_is_deposed_tells_its_followers_at_once():
+def test_followers_of_a_deposed_leader_are_notified():
     partition, copy = LeadPartition(), Copy(KEY)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
         follow(follower, leader, copy)
@@ -177,7 +177,7 @@ def test_a_leader_that_is_deposed_tells_its_followers_at_once():
         assert isinstance(copy.refusals[0], NotLeader)
 
 
-def test_what_is_refused_is_asked_for_again_and_less_and_less_often():
+def test_refused_partition_is_retried_with_growing_pauses():
     partition, copy, unknown = LeadPartition(epoch=2), Copy(KEY, epoch=1), Copy(OTHER)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
         follow(follower, leader, copy, unknown)
@@ -190,10 +190,10 @@ def test_what_is_refused_is_asked_for_again_and_less_and_less_often():
         partition.wait_for(partition.append(b"x"))
         refused = len(copy.refusals)
         time.sleep(0.3)
-        assert len(copy.refusals) == refused  # the earlier one is followed no more
+        assert len(copy.refusals) == refused  # the earlier one is no longer followed
 
 
-def test_a_partition_is_followed_no_more_once_it_is_said_so():
+def test_unfollowed_partition_receives_no_more_entries():
     partitions, copy, other = pair()
     with Node("1", partitions) as leader, Node("2") as follower:
         follow(follower, leader, copy, other)
@@ -204,12 +204,12 @@ def test_a_partition_is_followed_no_more_once_it_is_said_so():
         partitions[OTHER].wait_for(partitions[OTHER].append(b"z"))
         assert copy.log.end == 1
         follower.fetchers.unfollow(OTHER)
-        eventually(lambda: not leader.leading._streams)  # nothing is left to follow there
+        eventually(lambda: not leader.leading._streams)  # no partition is left to follow
         follow(follower, leader, copy)
         partitions[KEY].wait_for(2)
 
 
-def test_a_partition_moves_to_another_leader():
+def test_partition_follows_a_new_leader():
     one, two, copy = LeadPartition(), LeadPartition(epoch=2), Copy(KEY)
     with Node("1", {KEY: one}) as first, Node("2", {KEY: two}) as second, Node("3") as follower:
         follow(follower, first, copy)
@@ -224,7 +224,7 @@ def test_a_partition_moves_to_another_leader():
         eventually(lambda: not one.sessions)
 
 
-def test_a_stream_at_rest_stays_the_same():
+def test_idle_stream_stays_open():
     partition, copy = LeadPartition(), Copy(KEY)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
         follow(follower, leader, copy)
@@ -234,7 +234,7 @@ def test_a_stream_at_rest_stays_the_same():
         assert len(copy.agreements) == 1
 
 
-def test_who_has_nothing_to_follow_any_more_says_nothing_of_its_leader(caplog):
+def test_fetcher_without_partitions_logs_no_failures(caplog):
     caplog.set_level("INFO")
     partition = LeadPartition()
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
@@ -253,7 +253,7 @@ def test_who_has_nothing_to_follow_any_more_says_nothing_of_its_leader(caplog):
     "broker/replication/leader_core.py",
 )
 @pytest.mark.parametrize("lost", ["answers", "all"])
-def test_a_peer_that_says_nothing_is_noticed_in_time_by_both_sides(lost, caplog):
+def test_both_sides_detect_a_silent_peer_in_time(lost, caplog):
     partition, copy = LeadPartition(), Copy(KEY)
     with (
         Node("1", {KEY: partition}) as leader,
@@ -270,16 +270,16 @@ def test_a_peer_that_says_nothing_is_noticed_in_time_by_both_sides(lost, caplog)
             proxy.pause()
         began = time.monotonic()
         eventually(lambda: stream not in leader.leading._streams.values())
-        eventually(lambda: "leader 1 gave no sign of life" in caplog.text)
+        eventually(lambda: "leader 1 sent no heartbeat" in caplog.text)
         if lost == "all":
-            assert "follower 2 gave no sign of life" in caplog.text
+            assert "follower 2 sent no heartbeat" in caplog.text
         assert time.monotonic() - began < 20 * QUICK.death_s
         proxy.cut()
         partition.wait_for(partition.append(b"y"))
         assert equal(copy, partition)
 
 
-def test_a_large_batch_on_a_slow_line_is_not_silence():
+def test_large_batch_on_a_slow_line_is_no_timeout():
     partition, copy = LeadPartition(), Copy(KEY)
     with (
         Node("1", {KEY: partition}) as leader,
@@ -290,7 +290,7 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
         follower.fetchers.follow("1", copy)
         partition.wait_for(partition.append(b"x"))
         proxy.slow_down(8 << 20)
-        partition.wait_for(partition.append(bytes(12 << 20)))  # 1.5 s, and death is after 1
+        partition.wait_for(partition.append(bytes(12 << 20)))  # takes 1.5 s, and the timeout is 1 s
         assert len(copy.agreements) == 1
 
 
@@ -310,7 +310,7 @@ def test_a_large_batch_on_a_slow_line_is_not_silence():
         ({"window_bytes": 0}, InvalidRequest),
     ],
 )
-def test_a_wrong_peer_is_refused_before_anything_else(asked, error):
+def test_stream_request_of_false_or_invalid_follower_is_refused(asked, error):
     with Node("1", {KEY: LeadPartition()}) as leader:
         channel = ClientChannel(leader.address, timeout_s=20)
         wire = channel.open("replicate", b"", opening(**asked).to_bytes())
@@ -320,7 +320,7 @@ def test_a_wrong_peer_is_refused_before_anything_else(asked, error):
 
 
 @pytest.mark.parametrize("wrong", ["cluster", "broker"])
-def test_a_follower_that_meets_a_wrong_leader_follows_nothing(wrong, caplog):
+def test_follower_rejects_a_false_leader(wrong, caplog):
     partition, copy = LeadPartition(), Copy(KEY)
     caplog.set_level("INFO")
     named = {"cluster_id": "another"} if wrong == "cluster" else {}
@@ -334,7 +334,7 @@ def test_a_follower_that_meets_a_wrong_leader_follows_nothing(wrong, caplog):
 
 
 class FalseLeader:
-    """Welcomes any follower without the cluster's secret, and notes what it says then."""
+    """A leader without the cluster's secret. It records the messages of its followers."""
 
     def __init__(self):
         self.said = []
@@ -345,7 +345,7 @@ class FalseLeader:
         self._server.open(Door(bound, lambda _: self._serve))
 
     def _serve(self, opened, stream):
-        proof = OpenReplication.from_bytes(bytes(opened.body)).proof  # the only one that it knows
+        proof = OpenReplication.from_bytes(bytes(opened.body)).proof  # the only proof that it has
         stream.handle = lambda event: (
             self.said.append(event) if isinstance(event, Received) else None
         )
@@ -359,7 +359,7 @@ class FalseLeader:
         self._loop.close()
 
 
-def test_what_took_the_place_of_a_dead_leader_is_told_nothing(caplog):
+def test_server_at_the_address_of_a_dead_leader_receives_no_messages(caplog):
     copy = Copy(KEY)
     caplog.set_level("INFO")
     with FalseLeader() as leader, Node("2") as follower:
@@ -370,7 +370,7 @@ def test_what_took_the_place_of_a_dead_leader_is_told_nothing(caplog):
         assert copy.agreements == []
 
 
-def test_a_follower_that_says_what_makes_no_sense_is_cut_off():
+def test_stream_of_an_invalid_message_is_closed():
     partition, copy = LeadPartition(), Copy(KEY)
     partition.append(b"x")
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
@@ -410,7 +410,7 @@ def opening(**fields: object) -> OpenReplication:
 
 
 def _raw(leader: Node, follower: str = "7"):
-    """Return a stream, with the leader's welcome taken, and its connection."""
+    """Return a stream after the leader's welcome, and its connection."""
     channel = ClientChannel(leader.address, timeout_s=20)
     wire = channel.open("replicate", b"", opening(follower=follower).to_bytes())
     received = wire.receive(20)
@@ -418,7 +418,7 @@ def _raw(leader: Node, follower: str = "7"):
     return channel, wire
 
 
-def test_a_follower_that_reads_nothing_is_cut_off_and_its_threads_come_back():
+def test_follower_that_reads_nothing_is_disconnected_and_its_threads_are_freed():
     partition = LeadPartition()
     before = threading.active_count()
     with Node("1", {KEY: partition}) as leader:
@@ -433,7 +433,7 @@ def test_a_follower_that_reads_nothing_is_cut_off_and_its_threads_come_back():
     eventually(lambda: threading.active_count() <= before)
 
 
-def test_a_second_stream_of_a_follower_ends_the_first():
+def test_second_stream_of_a_follower_ends_the_first():
     partition, copy = LeadPartition(), Copy(KEY)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
         channel, _ = _raw(leader, follower="2")
@@ -443,12 +443,12 @@ def test_a_second_stream_of_a_follower_ends_the_first():
         channel.close()
 
 
-def test_a_leader_that_cannot_be_reached_keeps_nobody_from_stopping():
+def test_unreachable_leader_does_not_delay_shutdown():
     copy = Copy(KEY)
     with Node("2") as follower:
-        follower.addresses["1"] = "127.0.0.1:1"  # nobody listens there
+        follower.addresses["1"] = "127.0.0.1:1"  # no server listens there
         follower.fetchers.follow("1", copy)
-        follower.fetchers.follow("3", Copy(OTHER))  # nobody knows where that is
+        follower.fetchers.follow("3", Copy(OTHER))  # it has no address
         time.sleep(0.2)
         began = time.monotonic()
     assert time.monotonic() - began < 10

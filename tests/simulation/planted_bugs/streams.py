@@ -33,7 +33,7 @@ def a_frame_is_acknowledged_before_it_is_appended(patch: Patch) -> None:
     def take(self: Any, number: int, what: Any, now: float) -> None:
         original(self, number, what, now)
         if isinstance(what, Frame) and number in self._slots:
-            self._say(Acked(((number, what.end),)))
+            self._send(Acked(((number, what.end),)))
 
     patch.setattr(FollowerStreamCore, "_take", take)
 
