@@ -28,17 +28,6 @@ Invariants:
 
 * a number names one transaction forever. Numbers rise with each transaction of an id.
 * the owner's epoch rises with every transaction, and each branch has a producer id that is used in
-<<<<<<< HEAD
-  no other, so a delayed request of an earlier transaction can do nothing to a later one;
-* no partition takes a batch whose join was not on record before the decision. So only the joins
-  that are on record after it need a marker, and any broker can finish the transaction;
-* once COMMITTING, always committed; once ABORTING, always aborted. A repeated call gets the same
-  answer; the opposite one is denied;
-* the next transaction begins after the one before is finished everywhere;
-* a commit that moves positions of named consumers announces them in the record, then checks who
-  owns the names, and decides only while its announcement is on record
-  (``scripts.transactions.deciding`` explains why).
-=======
   no other, so a delayed request of an earlier transaction has no effect on a later one.
 * no partition accepts a batch whose join was not on record before the decision. So only the joins
   that are on record after it need a marker, and any broker can finish the transaction.
@@ -48,7 +37,6 @@ Invariants:
 * a commit that moves positions of named consumers announces them in the record, then checks the
   owners of the names, and decides only while its announcement is on record
   (``scripts.transactions.deciding`` has the reason).
->>>>>>> 47f401d9 (consistency: rewrite docstrings in plain English)
 
 Order of steps: the decision, then the markers, then the consumers' positions, then FINISH (which
 may come later than the answer). A crash between any two leaves a decided record, which is finished
