@@ -30,11 +30,16 @@ from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
-from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.connections import (
+    Certificates,
+    is_local,
+    listening_socket,
+    port_of,
+    shared_backend,
+)
 from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.counts import BrokerCounts
-from spark_stream.broker.metadata import shared_backend
 from spark_stream.broker.metrics.endpoint import MetricsEndpoint
 from spark_stream.broker.metrics.scrape import ScrapedBroker
 from spark_stream.broker.network import ConnectedNetwork
@@ -46,7 +51,6 @@ from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
 from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
 from spark_stream.broker.serving.pool import Activity
 from spark_stream.broker.serving.serving import Serving
-from spark_stream.broker.sockets import is_local, listening_socket, port_of
 from spark_stream.cluster.access import TOKENS, Token, encode
 from spark_stream.cluster.backup import check_not_moved
 from spark_stream.cluster.brokers import RegisteredBroker
@@ -295,9 +299,9 @@ class Broker:
             here,
             self._config.rack or "",
             self._config.memory_bytes,
-            connections=lambda: self._server.connections + self._peer_server.connections,
-            calls=lambda: self.activity.calls,
-            fetches_waiting=lambda: self._serving.fetches_waiting,
+            (self._server, self._peer_server),
+            self.activity,
+            self._serving,
             holds_lease=self._holds_lease,
             problem=self._why_not_ready,
         )
@@ -442,7 +446,10 @@ class Broker:
     def heed_signals(self) -> None:
         """Let SIGTERM and SIGINT end :meth:`run`, even if they come before it begins."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._stop_asked.set())
+            signal.signal(number, self._heed)
+
+    def _heed(self, *_: object) -> None:
+        self._stop_asked.set()
 
     def run(self) -> None:
         """Serve until a signal, or until no call came for too long; then stop cleanly."""

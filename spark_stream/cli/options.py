@@ -309,7 +309,7 @@ def metadata_backend(metadata: str, conf: Path | None) -> Backend:
     Raises:
         InvalidConfig: the URL, or a setting, cannot be used.
     """
-    from spark_stream.broker.metadata import named_backend  # most commands need no broker's code
+    from spark_stream.broker.connections import named_backend  # most commands need no broker's code
 
     return named_backend(metadata, conf)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_stream.broker.certificates import Certificates
 from spark_stream.broker.config import BrokerConfig
+from spark_stream.broker.connections import Certificates
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.errors import InvalidConfig
 from spark_stream.scripts.transactions.finishing import TransactionSettings

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 from spark_stream.access.callers import Caller, KnownBy
@@ -176,7 +175,14 @@ class Throttle:
     """The quota of one stream: what a caller writes by it, or what it reads."""
 
     def __init__(self, quotas: Quotas, caller: Caller, operation: Operation) -> None:
-        self.charge: Callable[[int], int] = partial(quotas.charge, caller, operation)
-        """Charges bytes, and returns the mark to wait for."""
-        self.seconds_left: Callable[[int], float] = partial(quotas.seconds_left, caller, operation)
-        """Returns how long to wait for a mark."""
+        self._quotas = quotas
+        self._caller = caller
+        self._operation = operation
+
+    def charge(self, nbytes: int) -> int:
+        """Charge bytes. Return the mark to wait for."""
+        return self._quotas.charge(self._caller, self._operation, nbytes)
+
+    def seconds_left(self, mark: int) -> float:
+        """Return how long to wait for the mark."""
+        return self._quotas.seconds_left(self._caller, self._operation, mark)

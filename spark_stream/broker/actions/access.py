@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -78,7 +78,7 @@ def put_user(context: BrokerContext, asked: PutUser) -> None:
         USERS + asked.name,
         encode(made),
         is_new=asked.is_new,
-        is_done=lambda present: present["version"] == request_id,
+        unless_version=request_id,
     )
     if found is not None and found["version"] == request_id:
         return  # an earlier attempt of this request was carried out
@@ -420,12 +420,12 @@ def _put(
     value: dict[str, Any] | None,
     *,
     is_new: bool | None = None,
-    is_done: Callable[[Mapping[str, Any]], bool] = lambda present: False,
+    unless_version: str | None = None,
 ) -> Mapping[str, Any] | None:
     """Write a record, or remove it (None). Return the value of the record that was found.
 
-    ``is_new``: write only if there is none (True), or only if there is one (False). ``is_done``:
-    returns whether a value makes the change unnecessary.
+    ``is_new``: write only if there is none (True), or only if there is one (False).
+    ``unless_version``: a record with this version in its value stays as it is.
     """
 
     def change() -> Script[Mapping[str, Any] | None]:
@@ -434,7 +434,7 @@ def _put(
             if record is None:
                 if value is None or is_new is False:
                     return None
-            elif is_new is True or is_done(record.value):
+            elif is_new is True or record.value.get("version", "") == unless_version:
                 return record.value
             version = 0 if record is None else record.version
             done: object

@@ -11,6 +11,10 @@ from spark_stream.errors import MetadataLost, MetadataUnavailable
 _AWAY_S: Final = 2.0
 
 
+def _serves_always() -> bool:
+    return True
+
+
 class StoreContact:
     """One broker's contact with the metadata store, for any thread."""
 
@@ -30,7 +34,7 @@ class StoreContact:
         self._clock = clock
         self._refresh = refresh
         self._others_are_cut_off = others_are_cut_off
-        self.serves: Callable[[], bool] = lambda: True
+        self.serves: Callable[[], bool] = _serves_always
         """Whether this broker's lease lasts."""
         self._away_until = 0.0  # by the monotonic clock: the store did not answer a moment ago
 

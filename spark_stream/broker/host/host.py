@@ -61,6 +61,10 @@ from spark_stream.storage.settings import LogSettings, parse_settings
 logger = logger_of(__name__)
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing: the default of a callback."""
+
+
 class Host:
     """The replicas of one broker, for any thread; one at a time runs :meth:`refresh`."""
 
@@ -72,11 +76,11 @@ class Host:
         clock: Clock,
         *,
         logs: FileLogs | None = None,
-        losing: Callable[[], None] = lambda: None,
-        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = lambda _, __: None,
-        generation_of: GenerationOf = lambda _: None,
+        losing: Callable[[], None] = _ignore,
+        proposed: Callable[[Partition, ProposeIsr | ProposeRecord], None] = _ignore,
+        generation_of: GenerationOf = _ignore,
         marks: CommittedMarks | None = None,
-        promises: Callable[[], bool] = lambda: False,
+        promises: Callable[[], bool] = bool,
         counts: BrokerCounts | None = None,
     ) -> None:
         """Open the replicas that the view assigns to this broker.

@@ -7,7 +7,7 @@ waits. So it may be a moment old, and two parts of it may be of two moments.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -16,6 +16,8 @@ from msgspec import Struct
 from spark_stream.broker.actions.cluster import disk_room, known_cluster
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.partition.partition import Partition
+from spark_stream.broker.serving.pool import Activity
+from spark_stream.broker.serving.serving import Serving
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of, state_of
 from spark_stream.consistency.transactions.transactions import (
@@ -29,18 +31,19 @@ from spark_stream.errors import IsologError
 from spark_stream.scripts.readers import Named, read_named
 from spark_stream.scripts.transactions.records import read_numbered
 from spark_stream.scripts.transactions.sinks import read_sinks
+from spark_stream.transport.server import Server
 from spark_stream.wire.cluster_messages import ClusterDescription, ProblemKind
 
 
 class ScrapedBroker(Struct, frozen=True):
-    """Where a scrape finds what it reads. The functions answer at once."""
+    """Inputs of a scrape. None of the callables blocks."""
 
     here: BrokerContext
     rack: str
     memory_bytes: int
-    connections: Callable[[], int]
-    calls: Callable[[], int]
-    fetches_waiting: Callable[[], int]
+    servers: Sequence[Server]
+    activity: Activity
+    serving: Serving
     holds_lease: Callable[[], bool]
     problem: Callable[[], str | None]
     """Why the broker is not ready; None if it is."""

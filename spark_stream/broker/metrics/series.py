@@ -467,9 +467,9 @@ class LoadFigures(Figures, subject=Subject.LOAD):
             batches_memory_limit_bytes=broker.memory_bytes,
             follower_cache_bytes=scrape.host.recent_bytes,
             quota_held_bytes=scrape.here.quotas.held_bytes,
-            connections=broker.connections(),
-            streams=broker.calls(),
-            fetches_waiting=broker.fetches_waiting(),
+            connections=sum(each.connections for each in broker.servers),
+            streams=broker.activity.calls,
+            fetches_waiting=broker.serving.fetches_waiting,
             throttled_seconds=scrape.throttled_by_operation(),
         )
 

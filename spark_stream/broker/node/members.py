@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from spark_stream.broker.host.host import Host
 from spark_stream.cluster import brokers
 from spark_stream.cluster.brokers import BrokerState, RegisteredBroker
-from spark_stream.cluster.stores.leases import Lease, Leases
+from spark_stream.cluster.stores.leases import Leases
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control.assignment import Racks
 from spark_stream.consistency.control.election import Alive
@@ -102,11 +102,11 @@ class LeaseKeeper:
         self, leases: Leases, broker_id: str, incarnation: str, refresh: Callable[[], None]
     ) -> None:
         """``refresh`` reads the records again, and acts on them."""
-        self._hold: Callable[[Lease | None], Lease] = lambda after: leases.hold(
-            broker_id, incarnation, after
-        )
+        self._leases = leases
+        self._broker_id = broker_id
+        self._incarnation = incarnation
         self._refresh = refresh
-        self._lease = self._hold(None)
+        self._lease = leases.hold(broker_id, incarnation, None)
         self._has_looked = True  # at the records, since it has this lease
         self.failure: StorageFailure | None = None
         """The error of the last renewal; None if it succeeded."""
@@ -132,7 +132,7 @@ class LeaseKeeper:
                     " have promised that they do not"
                 )
             self._has_looked = False
-            self._lease = self._hold(self._lease)
+            self._lease = self._leases.hold(self._broker_id, self._incarnation, self._lease)
         if not self._has_looked:
             self._refresh()
             self._has_looked = True

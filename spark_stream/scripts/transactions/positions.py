@@ -45,7 +45,8 @@ def own_name(
     """
     owner = {"instance": instance, "principal": principal}
 
-    def take(value: Value) -> Value:
+    def take(value: Value) -> Script[Value]:
+        yield from ()
         group = group_of(value)
         if group is not None and group.members:
             raise _group_in_use(consumer)
@@ -53,7 +54,7 @@ def own_name(
             return {**value, "instance": instance}
         return {key: each for key, each in value.items() if key != "group"} | owner
 
-    yield from _change(consumer, lambda value: _constant(take(value)))
+    yield from _change(consumer, take)
 
 
 def check_owners(owners: Mapping[str, str], positions: Sequence[PositionOf] = ()) -> Script[None]:
@@ -110,7 +111,8 @@ def store_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) 
 
 
 def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> Script[None]:
-    def merge(value: Value) -> Value:
+    def merge(value: Value) -> Script[Value]:
+        yield from ()
         if name in owners:
             _check_owner(name, value, owners[name], mine)
         group, owner = group_of(value), Owner.parse(owners.get(name, ""))
@@ -121,7 +123,7 @@ def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> 
         after, new = groups.store(group, owner, mine, decode_positions(value["positions"]))
         return _merged(with_group(value, after), new)
 
-    yield from _change(name, lambda value: _constant(merge(value)))
+    yield from _change(name, merge)
 
 
 def store_decided(decided: Transaction) -> Script[None]:
@@ -148,7 +150,9 @@ def _store_decided_for(name: str, mine: list[PositionOf], decided: Transaction) 
     yield from _change(name, merge)
 
 
-def _change(name: str, judge: Callable[[Value], Script[Value | None]]) -> Script[None]:
+def _change(
+    name: str, judge: Callable[[Value], Script[Value] | Script[Value | None]]
+) -> Script[None]:
     """Replace the record by the judge's result, by compare-and-set; None changes nothing."""
     while True:
         record = yield from Get(CONSUMERS + name)
@@ -157,11 +161,6 @@ def _change(name: str, judge: Callable[[Value], Script[Value | None]]) -> Script
             return
         if (yield from PutRecord(CONSUMERS + name, value, 0 if record is None else record.version)):
             return
-
-
-def _constant(value: Value) -> Script[Value | None]:
-    yield from ()
-    return value
 
 
 def _by_consumer(positions: Sequence[PositionOf]) -> dict[str, list[PositionOf]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from isolog.errors import IsologError
+from spark_stream.broker.connections import listening_socket, port_of
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.interfaces import Background, ReplicationContext
@@ -19,7 +20,6 @@ from spark_stream.broker.replication.lines import Lines
 from spark_stream.broker.replication.promises import Promises
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.broker.serving.pool import Pool
-from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.brokers import ClusterSecret
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId

@@ -14,11 +14,11 @@ from isolog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
+from spark_stream.broker.connections import listening_socket, port_of
 from spark_stream.broker.replication import lines
 from spark_stream.broker.replication.follower_core import FollowerStreamCore
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
 from spark_stream.broker.replication.settings import ReplicationSettings
-from spark_stream.broker.sockets import listening_socket, port_of
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.protocol import Received
 from spark_stream.transport.client import ClientChannel
