@@ -23,7 +23,7 @@ from spark_stream.cli.terminal import bar, standard_output
 from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.loop import Asked, Feed
+from spark_stream.client.reading.loop import Feed, WantedRange
 from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import Place, TopicsClient, resolve
 from spark_stream.consistency.isolation import Isolation as Level
@@ -342,14 +342,7 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
 
     ``idle`` is called from time to time while nothing comes.
     """
-    feed = Feed(
-        [
-            Asked(
-                (span.source.view.topic, span.source.partition), span.source, span.start, span.end
-            )
-            for span in spans
-        ]
-    )
+    feed = Feed([WantedRange(span.source, span.start, span.end) for span in spans])
     try:
         with _interruptible() as interrupt:
             while feed.running and not interrupt.asked:

@@ -30,7 +30,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.core import FAIL, GONE, fails_on, where_to_go_on
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
-from spark_stream.client.reading.loop import WATCH_S, Asked, Feed
+from spark_stream.client.reading.loop import WATCH_S, Feed, WantedRange
 from spark_stream.client.reading.named_reader import NamedPositions, ReaderHeartbeats, check_name
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import (
@@ -592,8 +592,7 @@ class Consumer(ProcessBound):
             seeks = self._seeks
             feed = self._feed = Feed(
                 [
-                    Asked(
-                        key,
+                    WantedRange(
                         self._source(view_of(key[0]), key),
                         start,
                         None if ends is None else ends[key],

@@ -80,18 +80,22 @@ TOGETHER: Final = AheadLimits(total=32 << 20, call=4 << 20)
 """The limits of ranges that are read together, besides one answer of each call."""
 
 
-class Asked(NamedTuple):
+class WantedRange(NamedTuple):
     """A range to read; ``lineage``: that of ``start``; ``end`` is None if it has no end.
 
     ``checks``: ask whether the log has, or had, such an offset, even if the range is empty.
     """
 
-    key: Key
     source: Source
     start: int
     end: int | None
     lineage: Lineage = NO_LINEAGE
     checks: bool = False
+
+    @property
+    def key(self) -> Key:
+        """The topic and the partition."""
+        return self.source.view.topic, self.source.partition
 
 
 class _FetchCall(Struct):
@@ -145,7 +149,7 @@ class Feed:
 
     def __init__(
         self,
-        ranges: Sequence[Asked],
+        ranges: Sequence[WantedRange],
         watch: Callable[[], None] | None = None,
         *,
         fail_on_loss: bool = True,
@@ -502,7 +506,7 @@ class Feed:
 
     def _range_of(self, sending: Sending, *, is_alone: bool) -> FetchRange:
         ask, route, follower = sending
-        source, _, end = self._ranges[ask.key][1:4]
+        source, _, end = self._ranges[ask.key][:3]
         # A follower that lacks the rest of a range is not waited for: the leader has it.
         wait_ms = self._wait_of(ask.key) if follower is None or end is None else 0
         asked = source.fetch(ask.start, end, wait_ms, self._max_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 from msgspec import Struct
@@ -14,7 +14,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.threads import in_parallel
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
-from spark_stream.client.reading.loop import Asked, Feed
+from spark_stream.client.reading.loop import Feed, WantedRange
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
@@ -26,14 +26,6 @@ from spark_stream.wire.topic_messages import TopicDescription
 logger = logger_of(__name__)
 
 _READERS_MAX: Final = 4
-
-
-class WantedRange(NamedTuple):
-    """The records ``[start, end)`` of a source."""
-
-    source: Source
-    start: int
-    end: int
 
 
 def read_range(
@@ -57,9 +49,8 @@ def read_range(
         BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retried for as long as
             a call may take.
     """
-    key = source.view.topic, source.partition
     feed = Feed(
-        [Asked(key, source, start, end, lineage, checks)],
+        [WantedRange(source, start, end, lineage, checks)],
         wait_ms=wait_ms,
         max_bytes=FETCH_BYTES_DEFAULT,
     )
@@ -93,7 +84,7 @@ def read_together(wanted: Sequence[WantedRange]) -> Generator[Iterator[Fetched],
     caller then reads the rest alone, or gets the error. All sources must share one router.
     """
     feed = Feed(
-        [Asked((each.source.view.topic, each.source.partition), *each) for each in wanted],
+        wanted,
         max_bytes=FETCH_BYTES_DEFAULT,
         together=True,
         patience_s=0.0,

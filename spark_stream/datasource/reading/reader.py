@@ -26,7 +26,8 @@ from pyspark.sql.types import StructType
 
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
-from spark_stream.client.reading.ranges import WantedRange, read_range, read_together
+from spark_stream.client.reading.loop import WantedRange
+from spark_stream.client.reading.ranges import read_range, read_together
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.reading.losses import gone_with_topic, removed_by_retention

@@ -16,7 +16,7 @@ from spark_stream.client.reading import loop as feed
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.core import AheadLimits
 from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.ranges import WantedRange
+from spark_stream.client.reading.loop import WantedRange
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.protocol import Cancelled, Lost, Received
 from spark_stream.protocol.connection import ConnectionLimits
