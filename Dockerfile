@@ -1,4 +1,4 @@
-# Two images from one file; docker-compose.yml uses both.
+# Two images from one file. docker-compose.yml uses both.
 #
 #   broker   the log, its command line and its Python client:        docker build --target broker -t isolog .
 #   demo     that, PySpark, a Java, and the flights of 2013:         docker build --target demo -t isolog-demo .
@@ -28,7 +28,7 @@ ENV PATH=/opt/isolog/bin:$PATH PYTHONUNBUFFERED=1
 USER isolog
 WORKDIR /home/isolog
 EXPOSE 9092
-# For a broker whose port is published on this host; -e ISOLOG_ADVERTISE=NAME:PORT names another.
+# For a broker whose port is published on this host. -e ISOLOG_ADVERTISE=NAME:PORT sets another name.
 ENV ISOLOG_ADVERTISE=localhost:9092
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 \
     CMD ["isolog", "broker", "status", "--bootstrap", "127.0.0.1:9092"]
@@ -44,7 +44,7 @@ RUN apt-get update \
 COPY --from=build-demo /opt/isolog /opt/isolog
 COPY conf /demo/conf
 COPY examples /demo/examples
-# Spark starts its workers by the second name.
+# Spark starts its workers with the second name.
 ENV SPARK_CONF_DIR=conf PYSPARK_PYTHON=/opt/isolog/bin/python
 USER isolog
 WORKDIR /demo

@@ -1,5 +1,5 @@
-# `make` says what there is to make. A target makes what it needs first: the virtual environment
-# (.venv) and, as root on a Debian or Ubuntu without one, a Java.
+# `make` lists the targets. A target first creates its prerequisites: the virtual environment (.venv)
+# and, as root on a Debian or Ubuntu without one, a Java.
 
 PYTHON ?= python3
 GO ?= go
@@ -12,8 +12,8 @@ RUNS ?= 1000
 SEED ?=
 ORDER ?= 0
 ETCD_VERSIONS ?= 3.5.35 3.6.16 3.7.3
-# Most tests wait for processes: more of them than there are cores keep the cores busy. Each has a
-# Spark and brokers of its own, so it needs 3 GB.
+# Most tests wait for other processes, so two test processes for each core keep the cores busy. Each
+# test process starts its own brokers, and one of them a Spark, so it needs 3 GB.
 FREE_BYTES := cat /proc/meminfo /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null \
   | awk '/^MemAvailable/ {n = $$2 * 1024} /^[0-9]+$$/ && (!n || $$1 < n) {n = $$1} END {print (n ? n : 9e9)}'
 TEST_PROCESSES ?= $(shell $(FREE_BYTES) | awk '{n = int($$1 / 3e9); print (n < 1 ? 1 : n > 4 ? 4 : n)}')
@@ -23,21 +23,21 @@ INSTALLED := .venv/.installed
 KAFKA_VENV := $(CURDIR)/.cache/kafka/venv
 KAFKA_INSTALLED := .cache/kafka/.installed
 
-# A Spark, or Python modules, that the calling shell points to would win over those of .venv.
+# SPARK_HOME and PYTHONPATH of the calling shell would override the packages of .venv.
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME VIRTUAL_ENV
-# Without bytecode on disk each of the many processes that the tests start compiles all modules anew.
+# Without bytecode on disk each of the many processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Spark starts its Python workers by these names, and finds its own scripts through PATH.
 IN_VENV = PATH="$(VENV)/bin:$$PATH" PYSPARK_PYTHON="$(VENV)/bin/python" PYSPARK_DRIVER_PYTHON="$(VENV)/bin/python"
 WITH_SPARK = $(IN_VENV) JAVA_HOME="$$(scripts/ensure-java)"
 
-# Of what pip prints, what takes long: errors come on standard error.
+# Only the slow steps of pip's output. Errors are on standard error.
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check
 LARGE := sed -un 's/^ *\(Downloading .* MB)\).*/  \1/p; s/^\(Installing\) collected packages.*/  \1 what was downloaded/p'
 
-# A file's tests stay together, for they share a broker or a Spark session.
-# After a crash xdist would deal out a file's tests twice and then wait for ever: the run ends instead.
+# The tests of a file run in one process, because they share a broker or a Spark session.
+# After the crash of a test process xdist would repeat a file and then hang. So the run ends instead.
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # The theme advertises its successor in every build.
@@ -58,7 +58,7 @@ help:  ## Show this list
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
 
-java:  ## Find a Java that Spark can run on; install one if there is none (root, apt-get)
+java:  ## Find a Java for Spark, or install one (root, apt-get)
 	@home=$$(scripts/ensure-java) && echo "Java: $$home"
 
 demo: venv java  ## Stream the flights of 2013 through three brokers, and kill one (DEMO_ARGS="--help" shows the options)
@@ -67,18 +67,18 @@ demo: venv java  ## Stream the flights of 2013 through three brokers, and kill o
 test: venv java  ## Run the tests that each change must pass
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-test-all: venv java  ## Run all tests: kills, notebooks, clusters of Spark and thousands of simulated runs too
+test-all: venv java  ## Run all tests, with kills, notebooks, clusters of Spark and thousands of simulated runs
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute
 	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-test-etcd: venv java  ## Run the tests that need etcd with other releases of it, which are built with Go (ETCD_VERSIONS)
+test-etcd: venv java  ## Run the tests of etcd with other releases, built with Go (ETCD_VERSIONS)
 	@for version in $(ETCD_VERSIONS); do \
 	    etcd="$$(scripts/build-etcd $$version)" && echo "etcd $$version" && \
 	    $(WITH_SPARK) ETCD="$$etcd" .venv/bin/pytest tests -m etcd $(SIDE_BY_SIDE) $(PYTEST_ARGS) || exit 1; done
 
-stress: venv  ## Cut connections and end brokers under load for SECONDS; the process must live
+stress: venv  ## Cut connections and end brokers under load for SECONDS
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
 	@$(IN_VENV) .venv/bin/python -m tests.broker.replication.stress --seconds $(SECONDS)
 
@@ -108,21 +108,21 @@ lint: venv  ## Check style and types
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 
-format: venv  ## Bring the code into shape
+format: venv  ## Format the code
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-docs: venv  ## Write into the docs what is made from the code: tables of options, settings, commands, errors …, and pictures
+docs: venv  ## Generate tables and pictures of the docs from the code
 	@.venv/bin/python -m docs_site.tables
 	@.venv/bin/python -m docs_site.pictures
 	@.venv/bin/python -m bench.kafka.page
 	@.venv/bin/python -m tests.rules
 
-docs-site: venv  ## Build the documentation site into build/site/; a link that leads nowhere fails
+docs-site: venv  ## Build the documentation site into build/site/, and check its links
 	@$(MKDOCS) build
 	@echo "build/site/index.html"
 
-docs-site-serve: venv  ## Serve the site at http://127.0.0.1:8000, and build it again when a page changes
+docs-site-serve: venv  ## Serve the site at http://127.0.0.1:8000, and rebuild it when a page changes
 	@$(MKDOCS) serve
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
@@ -131,12 +131,12 @@ bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_AR
 bench-kafka: $(KAFKA_INSTALLED) java  ## Measure next to a real Kafka and Spark's connector for it (QUICK=1, PAGE=1, BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(subst $(VENV),$(KAFKA_VENV),$(WITH_SPARK)) $(KAFKA_VENV)/bin/python -m bench kafka $(if $(QUICK),--quick) $(if $(PAGE),--page) $(BENCH_ARGS)
 
-clean:  ## Remove what runs and builds leave behind; .venv and .cache stay
+clean:  ## Remove the output of runs and builds, except .venv and .cache
 	rm -rf build dist *.egg-info demo-output bench/results spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . \( -path ./.venv -o -path ./.cache \) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
-# Debian and Ubuntu pack venv apart from Python: then `-m venv` fails and leaves half an environment.
+# Debian and Ubuntu package venv separately. Without it `-m venv` fails and leaves half an environment.
 $(INSTALLED): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "isolog needs Python 3.11 or newer, and $(PYTHON) is not. Name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
@@ -153,7 +153,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 	@.venv/bin/isolog prepare-spark
 	@touch $@
 
-# Spark's Kafka connector goes with another PySpark than the rest runs on.
+# Spark's Kafka connector needs another PySpark than the other targets.
 $(KAFKA_INSTALLED): setup.cfg pyproject.toml | $(INSTALLED)
 	@.venv/bin/python -m venv $(KAFKA_VENV)
 	@echo "installing into .cache/kafka/venv"
