@@ -29,7 +29,7 @@ from spark_stream.environment import Ids, Machine
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.partition_records import Changed, resume
 from spark_stream.scripts.steps import Script
-from spark_stream.storage.log.damage import WAS_NOTED
+from spark_stream.storage.log.damage import DAMAGE_FOUND
 
 logger = logger_of(__name__)
 
@@ -171,7 +171,7 @@ class DamagedReplicas:
 
         Call it often: it costs nothing while no log has had damage.
         """
-        if not WAS_NOTED.is_set():
+        if not DAMAGE_FOUND.is_set():
             return False
         damaged = {
             each: hole for each in self._host.open_replicas() if (hole := each.log.hole) is not None

@@ -5,7 +5,7 @@
 ``segment_files``  the content of a segment's files, before anything is changed
 ``reading``        reads by offset, and look-ups by entry and by time
 ``truncation``     removes the end of a log, or all of it
-``retention``      when a log rolls, removes old segments, and is flushed
-``damage``         known damaged entries, and the files that damage cut out of a log
+``retention``      the times at which a log rolls, removes old segments and is flushed
+``damage``         damaged entries, and the files that damage cut out of a log
 ``committed``      stored high watermarks
 """

@@ -1,10 +1,10 @@
-"""Up to where a broker knew the entries of its partitions to be committed: one file per broker.
+"""The recorded high watermarks of a broker's partitions: one file per broker.
 
 A partition's *mark* is its high watermark and the epoch of the entry before that. A mark stays true
-whatever becomes of this broker's logs: a log that has this entry of this epoch has all that is
-committed before it, because two logs that share an entry are the same up to there
+even if this broker's logs change: a log that has this entry of this epoch has everything that is
+committed before it, because two logs that share an entry are equal up to it
 (``consistency.replication.epochs``). So a log uses a mark only if it has that entry, the file may
-lag behind, and nothing has to be written before a log is truncated.
+be out of date, and no mark has to be written before a log is truncated.
 
 The file ``committed.json`` is a line with a CRC-32C, then one line of JSON. It is replaced as a
 whole. An unreadable file counts as empty.
@@ -30,7 +30,7 @@ logger = logger_of(__name__)
 
 
 class Mark(NamedTuple):
-    """The entries below ``entry`` are committed; the last of them is of this epoch."""
+    """A high watermark: the entries below ``entry`` are committed. The last one has this epoch."""
 
     entry: EntryIndex
     epoch: LeaderEpoch
@@ -45,7 +45,7 @@ class CommittedMarks:
     def __init__(self, directory: Path, disk: Disk = HOST_DISK) -> None:
         self._disk = disk
         self._path = directory / NAME
-        self._lock = threading.Lock()  # also while the file is written: one thread at a time
+        self._lock = threading.Lock()  # held during a write of the file too
         self._marks = self._read()
         self._is_new = False
 
@@ -55,14 +55,14 @@ class CommittedMarks:
             return self._marks.get(key)
 
     def note(self, key: str, mark: Mark) -> None:
-        """Remember the mark of a partition; :meth:`write` puts it on the disk."""
+        """Set the mark of a partition. :meth:`write` writes it to the disk."""
         with self._lock:
             if self._marks.get(key) != mark:
                 self._marks[key] = mark
                 self._is_new = True
 
     def forget(self, key: str) -> None:
-        """Drop the mark of a partition that has no replica here any more."""
+        """Drop the mark of a partition without a replica here."""
         with self._lock:
             self._is_new |= self._marks.pop(key, None) is not None
 
@@ -74,10 +74,10 @@ class CommittedMarks:
             self._marks = kept
 
     def write(self, *, forced: bool) -> None:
-        """Write the marks if there are new ones, and force them if asked to.
+        """Write the marks if one has changed. ``forced``: fsync them.
 
         Raises:
-            DiskFull, StorageFailure: The file is as it was; the next call tries again.
+            DiskFull, StorageFailure: the file is unchanged. The next call tries again.
         """
         with self._lock:
             if self._is_new:
@@ -105,11 +105,11 @@ class CommittedMarks:
                 return {}
             crc, text = bytes(self._disk.map(self._path)).splitlines()
             if int(crc, 16) != crc32c(text):
-                raise ValueError("its checksum fails")
+                raise ValueError("wrong checksum")
             return {
                 key: Mark(EntryIndex(int(entry)), LeaderEpoch(int(epoch)))
                 for key, (entry, epoch) in json.loads(text).items()
             }
         except (IsologError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("%s cannot be read, and is not believed: %s", self._path, error)
+            logger.warning("ignoring unreadable high watermarks in %s: %s", self._path, error)
             return {}

@@ -1,4 +1,4 @@
-"""Damage of a log: the known damaged entries, and everything that damage has cut out of the log.
+"""Damage of a log: the damaged entries found so far, and the files that damage cut out of the log.
 
 A log keeps an entry whose batch fails its checksum: the entry still counts, and its neighbours stay
 readable. :class:`Damage` has the entries that a replica must not vouch for. It is in memory only:
@@ -7,12 +7,12 @@ after the log is opened again, the damage has to be found again.
 **Cut at an open.** A recovery deletes nothing. It keeps the files in a new folder, ``cut/1``,
 ``cut/2``, … (:class:`CutFolder`). Segments after a hole are moved there whole. If a file is
 shortened, the removed bytes are copied: ``<file>.from.<position>`` has the file's old bytes from
-that position on. If sound entries lie after the damage, the whole files are kept too, by a second
+that position on. If intact entries lie after the damage, the whole files are kept too, by a second
 name: a follower takes from them the entries that its leader cannot give.
 
 **Cut by a follower.** A follower with a damaged entry cuts its log there, and takes the entries
 after the cut from its leader. That leader may turn out to be damaged too, at a later entry of which
-this log has just given up a sound copy. So the files of the segments are linked first, in
+this log has just cut an intact copy. So the files of the segments are linked first, in
 ``cut/healing-N``, which copies nothing. Entries that the leader cannot give are taken from there
 (:class:`CutSegments`). A kept segment is removed once the log has its last entry again. Segments
 that an open has cut are read too, and never removed.
@@ -50,11 +50,11 @@ CUT_FOLDER: Final = "cut"
 
 
 class LostTail(Struct, frozen=True):
-    """What a log lost when it opened, and where the remains are kept.
+    """The loss of a log at its open. ``kept_in``: the folder of the remains.
 
-    ``entries_lost`` with ``records_lost`` records were certainly in the log: something after
-    them, or the mark of what was forced, says so. ``entries_doubtful`` more may have been
-    acknowledged or not: each is complete, but fails its checksum.
+    ``entries_lost`` with ``records_lost`` records were certainly in the log: an entry after them or
+    the mark of fsyncs proves it. ``entries_doubtful`` more may have been acknowledged: each is
+    complete, but fails its checksum.
     """
 
     segment: str
@@ -69,24 +69,24 @@ class LostTail(Struct, frozen=True):
 
     @property
     def grave(self) -> bool:
-        """Whether something is lost that was acknowledged, or may have been."""
+        """Whether an entry is lost that was acknowledged, or may have been."""
         return bool(self.entries_lost or self.records_lost or self.entries_doubtful)
 
     def __str__(self) -> str:
         doubt = ""
         if self.entries_doubtful:
             doubt = f", and {self.entries_doubtful} more entries that may have been acknowledged"
-        kept = f"; what is left of them is kept in {self.kept_in}" if self.kept_in else ""
+        kept = f"; the remains are in {self.kept_in}" if self.kept_in else ""
         where = f"{self.partition}: " if self.partition else ""
         return (
-            f"{where}{self.segment}: {self.reason}; the log ends at offset {self.end}, lost are"
-            f" {self.entries_lost} entries with {self.records_lost} records{doubt}"
+            f"{where}{self.segment}: {self.reason}; the log ends at offset {self.end};"
+            f" lost {self.entries_lost} entries with {self.records_lost} records{doubt}"
             f" ({self.bytes_lost} bytes){kept}"
         )
 
 
 class CutFolder:
-    """A folder for what one open takes out of the log; it is made when first needed."""
+    """A folder for the files that one open cuts out of the log. It is made on demand."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
@@ -96,7 +96,7 @@ class CutFolder:
 
     @property
     def kept_in(self) -> str | None:
-        """The folder, or None if nothing was taken out."""
+        """The folder, or None if it was not needed."""
         return None if self._folder is None else str(self._folder)
 
     def move(self, path: Path) -> None:
@@ -109,11 +109,11 @@ class CutFolder:
         self._disk.write_whole(self._place() / f"{path.name}.from.{position}", [tail])
 
     def link(self, path: Path) -> None:
-        """Keep a whole file that a shorter one is about to replace."""
+        """Keep a whole file, before a shorter one replaces it."""
         self._disk.link(path, self._place() / path.name)
 
     def settle(self) -> None:
-        """Force everything done so far to the disk."""
+        """Fsync the folder and its name."""
         if self._folder is not None:
             self._disk.sync_directory(self._folder)
             self._disk.sync_directory(self._directory)
@@ -127,54 +127,54 @@ class CutFolder:
         return self._folder
 
 
-WAS_NOTED: Final = threading.Event()
-"""Set once damage was noted in any log of this process; until then, no log need be asked."""
+DAMAGE_FOUND: Final = threading.Event()
+"""Set once damage was found in any log of this process. Until then, no log has to be checked."""
 
 
 class Damage:
-    """The damaged entries of one log. Any thread may note one; the writer forgets them."""
+    """The damaged entries of one log. Any thread adds them, only the writer drops them."""
 
     def __init__(self) -> None:
         self._entries: frozenset[int] = frozenset()
 
-    def note(self, entry: int) -> None:
+    def add(self, entry: int) -> None:
         """Record that the batch of the entry with this index fails its checksum."""
         if entry not in self._entries:
             self._entries |= {entry}
-            WAS_NOTED.set()
+            DAMAGE_FOUND.set()
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     def first(self, start: EntryIndex) -> EntryIndex | None:
-        """Return the first known damaged entry of a log that starts at ``start``, or None."""
+        """Return the first damaged entry of a log that starts at ``start``, or None."""
         found = [entry for entry in self._entries if entry >= start]
         return EntryIndex(min(found)) if found else None
 
-    def forget_from(self, entry: EntryIndex) -> None:
-        """Forget damage from this entry on: the log was truncated there."""
+    def drop_from(self, entry: EntryIndex) -> None:
+        """Drop the damage from this entry on, where the log was truncated."""
         self._entries = frozenset(each for each in self._entries if each < entry)
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Record damage met within the block, and let its error pass."""
+    def recorded(self) -> Iterator[None]:
+        """Record the damaged entry of a DamagedSegment that the block raises."""
         try:
             yield
         except DamagedSegment as error:
             if "entry" in error.details:
-                self.note(int(error.details["entry"]))
+                self.add(int(error.details["entry"]))
             raise
 
 
 HEALING: Final = "healing-"
-_MAX_BYTES: Final = 1 << 20  # of entries that are taken at once
+_MAX_BYTES: Final = 1 << 20  # of the entries of one call
 
 
 class CutSegments:
-    """What is kept for one log. The log's writer calls this."""
+    """The segments kept for one log. Only the log's writer calls this."""
 
     def __init__(self, disk: Disk, directory: Path, log_format: LogFormat) -> None:
-        """Find what earlier processes have kept."""
+        """Find the segments that earlier processes have kept."""
         self._disk = disk
         self._above = directory / CUT_FOLDER
         self._format = log_format
@@ -188,10 +188,10 @@ class CutSegments:
     def keep(self, segments: Sequence[Segment]) -> None:
         """Keep these segments of the log, the last of which may be the active one.
 
-        Segments already kept, because an earlier cut failed later on, are not kept again.
+        Segments that are kept already, because an earlier truncation failed, are not kept again.
 
         Raises:
-            DiskFull, StorageFailure: keeping them failed; the log is as it was.
+            DiskFull, StorageFailure: they are not kept. The log is unchanged.
         """
         missing = [each for each in segments if len(each.table) and not self._has(each)]
         if not missing:
@@ -211,7 +211,7 @@ class CutSegments:
         self._segments += self._found(folder)
 
     def _finish(self, folder: Path) -> None:
-        """Remove lone files of pairs that a process was linking, or removing, when it died."""
+        """Remove files without their pair, left by a process that died in a link or a removal."""
         names = self._disk.names(folder)
         stems = Counter(Path(name).stem for name in names)
         with suppress(IsologError):
@@ -227,7 +227,7 @@ class CutSegments:
         )
 
     def entries_after(self, log: Sequence[Segment]) -> StoredEntries | None:
-        """Return sound entries that may follow the log with these segments, or None."""
+        """Return intact entries that may follow the log with these segments, or None."""
         if not self._segments:
             return None
         end = log[-1].end
@@ -239,14 +239,14 @@ class CutSegments:
         return None
 
     def drop_healed(self, log: Sequence[Segment]) -> None:
-        """Remove kept segments that the log with these segments has again, if the disk allows."""
+        """Remove the kept segments whose entries this log has again, if the disk allows it."""
         for segment in list(self._segments):
             if not self._is_healed(segment, log):
                 continue
             self._segments.remove(segment)
             folder = segment.name.directory
-            with suppress(IsologError):  # it is tried again after the next open
-                log[-1].flush()  # the entries that the log has again may be in memory only
+            with suppress(IsologError):  # tried again after the next open
+                log[-1].flush()  # the log's copies of the entries may be in memory only
                 self._disk.remove(segment.name.arrow)
                 self._disk.remove(segment.name.entries)
                 self._disk.remove_empty_directory(folder)
@@ -259,7 +259,7 @@ class CutSegments:
             return False
         kept = _of_folder(self._segments, folder)
         if after == log_end and _epoch_of(kept, after) is not None:
-            return False  # the epoch of its last entry says whether the next kept one fits
+            return False  # the epoch of its last entry decides whether the next kept one fits
         evicted = after <= log[0].first.entry
         return evicted or _epoch_of(log, after - 1) == int(segment.table[-1]["leader_epoch"])
 
@@ -283,14 +283,14 @@ class CutSegments:
         return max((int(name) for name in names if name.isdecimal()), default=0) + 1
 
     def _found(self, folder: Path) -> list[Segment]:
-        """Return the complete segments in a folder, whatever else is in it."""
+        """Return the complete segments in a folder. Other files are ignored."""
         files = SegmentFiles(self._disk, folder, self._format, self._disk.names(folder))
         found = []
         for name in files.segments():
-            with suppress(IsologError):  # a file is missing, or nothing tells where it starts
+            with suppress(IsologError):  # a file is missing, or its start is unknown
                 told = files.found(name, None)
                 if len(told.table):
-                    codec = self._format.codec  # not used: stored batches are copied as they are
+                    codec = self._format.codec  # not used: stored batches are copied unchanged
                     found.append(Segment(self._disk, name, codec, told.first, told.table))
         return found
 
@@ -300,7 +300,7 @@ def _of_folder(segments: Sequence[Segment], folder: Path) -> list[Segment]:
 
 
 def _epoch_of(segments: Sequence[Segment], entry: int) -> int | None:
-    """Return the epoch of an entry; None if the segments do not have it, or it is damaged."""
+    """Return the epoch of an entry, or None if it is damaged or not in the segments."""
     for segment in reversed(segments):
         row = entry - segment.first.entry
         if 0 <= row < len(segment.table):

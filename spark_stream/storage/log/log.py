@@ -1,7 +1,7 @@
 """A partition's segments as one log: append, read, look up by time, roll, retain, recover.
 
-One writer at a time (the partition's lock, held by the caller); readers take no lock: they work on
-the tuple of segments as it was when they began.
+There is one writer at a time (the caller holds the partition's lock). Readers take no lock: each
+works on the tuple of segments at its start.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class PartitionLog:
         self.format = log_format
         self.cuts = opened.found.cuts
         self.intact = opened.intact
-        """Whether the open found all entries that the log has a note of, and no force had failed.
+        """Whether the open found all entries that the log has a record of, and no fsync had failed.
 
-        A crash of the machine can remove the last entries of a log without a trace. Only other
-        replicas have a note of its end then."""
+        A crash of the machine can remove the last entries of a log without a trace. Then only other
+        replicas have a record of its end."""
         self._disk = disk
         self._forcing = opened.forcing
         self._flush_timer = FlushTimer()
@@ -94,7 +94,7 @@ class PartitionLog:
         disk: Disk = HOST_DISK,
         losing: Callable[[], None] = lambda: None,
     ) -> PartitionLog:
-        """Open a log. ``cuts`` says what it lost; a new log gets its files with its first entry.
+        """Open a log. Its losses are in ``cuts``. A new log gets its files with its first entry.
 
         ``losing``: as in :class:`~spark_stream.storage.logs.FileLogs`.
 
@@ -105,23 +105,23 @@ class PartitionLog:
 
     @property
     def failed(self) -> StorageFailure | None:
-        """Why the log takes no appends until it is opened again; None while it takes them."""
+        """The failure after which the log accepts no appends until it is opened again, or None."""
         return self._forcing.failed
 
-    def when_failed(self, tell: Callable[[], None]) -> None:
+    def when_failed(self, callback: Callable[[], None]) -> None:
         """Set the callback for the log's failure. Call it if the log has failed already.
 
         It may be called under the caller's lock, and in the middle of an append.
         """
-        self._forcing.when_failed = tell
+        self._forcing.when_failed = callback
         if self.failed is not None:
-            tell()
+            callback()
 
     # -- bounds ---------------------------------------------------------------------------------
 
     @property
     def start(self) -> Boundary:
-        """The first position that is left."""
+        """The position of the first entry."""
         return self._segments[0].first
 
     @property
@@ -136,7 +136,7 @@ class PartitionLog:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """All segments, oldest first; the last one is the one that grows."""
+        """All segments, oldest first. The last one takes appends."""
         return self._segments
 
     @property
@@ -156,7 +156,7 @@ class PartitionLog:
         return self._segment_of(entry).boundary_of(entry)
 
     def _segment_of(self, entry: EntryIndex) -> Segment:
-        """Return the segment with this entry; for the log's end, the last one."""
+        """Return the segment with this entry. The last one also has the log's end."""
         return segment_with(self.segments, entry, self.directory)
 
     # -- writing --------------------------------------------------------------------------------
@@ -164,11 +164,11 @@ class PartitionLog:
     def append(
         self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
     ) -> Offset:
-        """Append one batch, and return its first record's offset; ``stamp`` names its producer.
+        """Append one batch, and return its first record's offset. ``stamp``: its producer.
 
         Raises:
-            DiskFull, StorageFailure: nothing of the batch is kept; a later append can succeed,
-                unless the log has ``failed``.
+            DiskFull, StorageFailure: the batch is not appended. A later append can succeed, unless
+                the log has ``failed``.
         """
         self._forcing.check()
         self._make_room(batch.message.size, now, self.format.codec_of(batch.schema))
@@ -189,11 +189,11 @@ class PartitionLog:
     ) -> None:
         """Append the marker that ends a producer's part of a transaction: COMMIT or ABORT.
 
-        After an ABORT its batches are aborted at once. The marker takes no offset.
+        An ABORT also marks the producer's batches as aborted. The marker takes no offset.
 
         Raises:
-            DiskFull, StorageFailure: no marker is kept; a later call can succeed, unless the log
-                has ``failed``.
+            DiskFull, StorageFailure: the marker is not appended. A later call can succeed, unless
+                the log has ``failed``.
         """
         self._forcing.check()
         self._make_room(0, now)
@@ -204,15 +204,16 @@ class PartitionLog:
         """Append entries and markers from :meth:`read_entries` of the leader's log.
 
         All of them are checked before the first write. Return the appended entries. If the disk
-        refuses a later entry, these are only the earlier ones (at least one), and the next call
-        raises the reason. A segment's age is computed from the entries' own times.
+        refuses a later entry, return only the earlier ones (at least one). The next call raises the
+        error. A segment's age is computed from the entries' times of append.
 
         Raises:
             ValueError: the rows do not start at the log's end.
-            DamagedEntries: a checksum fails, or the rows are no valid table. No entry is kept.
-            UnknownSchema: :attr:`format` does not have the first batch's schema. No entry is kept.
-            DiskFull, StorageFailure: no entry is kept. A later call can succeed, unless the log has
-                ``failed``.
+            DamagedEntries: a checksum fails, or the rows are not a valid table. No entry is
+                appended.
+            UnknownSchema: :attr:`format` lacks the first batch's schema. No entry is appended.
+            DiskFull, StorageFailure: no entry is appended. A later call can succeed, unless the log
+                has ``failed``.
         """
         self._forcing.check()
         if not len(rows):
@@ -252,10 +253,10 @@ class PartitionLog:
         return entries
 
     def take_back(self) -> list[Entry]:
-        """Append sound entries that were cut at damage and follow the log's end. Return them.
+        """Append intact entries that were cut at damage and follow the log's end. Return them.
 
-        A follower calls it if its leader's copy of the next entry is damaged. :meth:`truncate`
-        removes the entries again that a later leader does not have.
+        A follower calls this if its leader's copy of the next entry is damaged. If a later leader
+        does not have the entries, :meth:`truncate` removes them again.
 
         Raises:
             DiskFull, StorageFailure: as for :meth:`append_entries`, if not even one is appended.
@@ -270,7 +271,7 @@ class PartitionLog:
         return taken
 
     def _fitting(self, rows: Table) -> int:
-        """Return how many of these rows fit into the active segment."""
+        """Return the number of leading rows that fit into the active segment."""
         active = self._active
         return rows_that_fit(
             rows,
@@ -283,7 +284,7 @@ class PartitionLog:
 
     @property
     def _last_epoch(self) -> int:
-        """The epoch of the last entry; 0 without one."""
+        """The epoch of the last entry, or 0 without one."""
         tables = (segment.table for segment in reversed(self._segments))
         return next((int(table[-1]["leader_epoch"]) for table in tables if len(table)), 0)
 
@@ -306,7 +307,7 @@ class PartitionLog:
             self._cut_segments.keep([each for each in self._segments if each.end.entry > to])
         gone = [each.table[max(0, to - each.first.entry) :] for each in self._segments]
         self._put(*self._truncation.cut(self._closed, self._active, boundary))
-        self._damage.forget_from(boundary.entry)
+        self._damage.drop_from(boundary.entry)
         if any((table["transaction"] != NO_TRANSACTION).any() for table in gone):
             self._aborted.derive(self._segments)
         return boundary
@@ -325,7 +326,7 @@ class PartitionLog:
         if self.hole is not None:
             self._cut_segments.keep(self._segments)
         self._put((), self._truncation.empty(self._closed, self._active, start))
-        self._damage.forget_from(EntryIndex(0))
+        self._damage.drop_from(EntryIndex(0))
         self._aborted.derive(self._segments)
 
     @property
@@ -341,7 +342,7 @@ class PartitionLog:
         self._aborted.on_appended(entry, self._segments)
 
     def _make_room(self, length: int, now: int, codec: Codec | None = None) -> None:
-        """Roll if the next entry needs it. ``codec``: of its batch, or None if it is a marker."""
+        """Roll if the next entry requires it. ``codec``: of its batch, or None for a marker."""
         active, settings = self._active, self.format.settings
         if codec is not None and codec.version != active.codec.version:
             self._speak(codec)
@@ -354,7 +355,7 @@ class PartitionLog:
             self.roll(codec)
 
     def _speak(self, codec: Codec | None) -> None:
-        """Make the active segment one of this schema: each segment has exactly one."""
+        """Make the active segment one of this schema, because each segment has exactly one."""
         active = self._active
         if codec is None or codec.version == active.codec.version:
             return
@@ -368,13 +369,13 @@ class PartitionLog:
         return first is not None and now - first > age_ms * 1000
 
     def roll(self, codec: Codec | None = None) -> None:
-        """Close the active segment and start the next; do nothing if it has no records.
+        """Close the active segment and start the next, unless it has no records.
 
         ``codec``: for the next segment's batches, by default that of the topic's present schema.
 
-        The closed segment is forced to the disk before the next one exists, so a log never goes on
-        after entries that a power cut can take. Making the next segment is the last step that can
-        fail: after an error the active segment is still active.
+        The closed segment is forced to the disk before the next one exists, so a log never
+        continues after entries that a power cut can remove. The creation of the next segment is the
+        last step that can fail: after an error the active segment is still active.
         """
         self._forcing.check()
         active = self._active
@@ -390,10 +391,10 @@ class PartitionLog:
         active.close()
 
     def flush(self) -> None:
-        """Force everything appended to the disk.
+        """Force all appended entries to the disk.
 
         Raises:
-            StorageFailure: a force failed, now or before; the log has ``failed``.
+            StorageFailure: an fsync failed, now or before. The log has ``failed``.
         """
         self._forcing.check()
         self._active.flush()
@@ -408,7 +409,7 @@ class PartitionLog:
         self._active.check_files()
 
     def probe(self) -> None:
-        """Check that the log takes appends, by a write that is undone.
+        """Check that the log accepts appends, by a write that is undone.
 
         Raises:
             DiskFull, StorageFailure: the write failed. A later call can succeed, unless the log has
@@ -426,7 +427,7 @@ class PartitionLog:
         return self._flush_timer.next_due(self.format.settings, monotonic)
 
     def flush_if_due(self, monotonic: float) -> None:
-        """Force what was appended if its flush is due; raise what :meth:`flush` raises."""
+        """Force the appended entries if a flush is due. Errors: as for :meth:`flush`."""
         if self.failed is None and self._flush_timer.take_due(self.format.settings, monotonic):
             self.flush()
 
@@ -466,22 +467,22 @@ class PartitionLog:
     ) -> Iterator[Chunk]:
         """Read the records of ``[start, end)`` in order, in batches of a good size.
 
-        ``max_bytes`` counts stored bytes; at least one record is given. The range must lie between
+        ``max_bytes`` limits stored bytes. At least one record is read. The range must lie between
         the log's start and end. ``committed``: aborted records are left out and count against
-        neither limit; the range must lie below the last stable offset. Where that leaves no row of
-        a stretch, a chunk without rows says how far the read got: unless a limit or damage ends
-        the read, the last chunk's ``next_offset`` is ``end``.
+        neither limit. The range must lie below the last stable offset. A stretch without any row
+        left gives a chunk without rows, with the position of the read. Unless a limit or damage
+        ends the read, the last chunk's ``next_offset`` is ``end``.
 
-        ``rows``: give only the rows that this filter keeps, and skip batches that have none of
-        them; ``max_records`` counts the rows kept.
+        ``rows``: read only the rows that match this filter, and skip batches that have none of
+        them. ``max_records`` counts the matching rows.
 
-        ``locating``: chunks say where their rows lie and have none; not together with ``rows``.
+        ``locating``: chunks have the places of their rows instead of rows. Not with ``rows``.
 
-        ``encoded``: instead of rows, chunks may have their stored messages; few of these are cut
-        in two. The bytes never change, because no file that is mapped is changed.
+        ``encoded``: instead of rows, chunks may have their stored messages, as whole batches if
+        possible. The bytes never change, because no file that is mapped is changed.
 
-        ``schema``: the topic's schema as the reader knows it, by default the present one. All
-        records get this schema.
+        ``schema``: the reader's schema of the topic, by default the present one. All records get
+        this schema.
 
         Raises:
             DamagedSegment: the next record of the range is damaged.
@@ -494,7 +495,7 @@ class PartitionLog:
         if rows is not None:
             filtering = Filtering(rows, schema, log_format.timestamp_column)
         wanted = ReadPlan(schema, columns, committed, filtering, locating, encoded)
-        with self._damage.noted():
+        with self._damage.recorded():
             yield from read_segments(self.segments, start, end, wanted, budget)
 
     def read_entries(
@@ -502,33 +503,34 @@ class PartitionLog:
     ) -> StoredEntries | None:
         """Return the stored entries from ``first`` to before ``upto``, by default the log's end.
 
-        At least one entry, and more only up to ``max_bytes`` of rows and data, all from one
-        segment. None if there is no entry yet. Any thread may call this. The result never changes.
+        Return at least one entry, and more only up to ``max_bytes`` of rows and data, all from one
+        segment, or None if there is no entry yet. Any thread may call this. The result never
+        changes.
 
         Raises:
             EntriesGone: the log starts after ``first``, or ends before it.
             DamagedSegment: the batch of ``first`` is damaged.
         """
-        with self._damage.noted():
+        with self._damage.recorded():
             return self._segment_of(first).stored(first, max_bytes, upto)
 
     def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
         """Return the places of these entries' messages in their file.
 
-        Return None if they are in several files, or if the last one is not of this leader epoch: it
-        is another entry then.
+        Return None if they are in several files, or if the last one has another leader epoch, which
+        means that it is another entry.
 
-        ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. Only the
+        ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), ascending. Only the
         writer may call this, so no file is replaced during the call. The reader checks the
         messages. If they are ``doubted``, this checks them too.
 
         Raises:
             EntriesGone: the log starts after the first, or ends before it.
             DamagedSegment: an entry is damaged, or its batch is, if ``doubted``.
-            StorageFailure: the file is gone.
+            StorageFailure: the file does not exist.
             InvalidRequest: the runs are malformed, or name an entry that is not a batch.
         """
-        with self._damage.noted():
+        with self._damage.recorded():
             segment = self._segment_of(EntryIndex(int(indexes[0, 0])))
             return located_in(segment, indexes, epoch, doubted=doubted)
 
@@ -553,7 +555,7 @@ class PartitionLog:
             return False
         if is_sound(self._disk, self._segment_of(suspect.entry), suspect.entry):
             return False
-        self._damage.note(suspect.entry)
+        self._damage.add(suspect.entry)
         return True
 
     def judged_tables(self) -> list[JudgedTable]:
@@ -571,36 +573,36 @@ class PartitionLog:
     def offset_at(self, timestamp: int, start: Offset = _FIRST) -> Offset | None:
         """Return the first offset from ``start`` whose record's timestamp is at or after this one.
 
-        None if there is no such record. Microseconds since the epoch. Timestamps need not rise with
-        offsets. This returns the least such offset, as Kafka's offsetsForTimes does.
+        Return None without such a record. Timestamps are in microseconds since the epoch. They may
+        be out of order: this returns the least such offset, as Kafka's offsetsForTimes does.
         """
-        with self._damage.noted():
+        with self._damage.recorded():
             return first_offset_at(self.segments, timestamp, self.format.timestamp_column, start)
 
     # -- housekeeping ---------------------------------------------------------------------------
 
     def housekeep(self, now: int, last_stable_offset: Offset, trimmed: Offset = _FIRST) -> int:
-        """Apply retention and roll an old active segment; return how many segments were removed.
+        """Apply retention and roll an old active segment. Return the number of removed segments.
 
         ``trimmed``: no segment is kept below this offset. Does nothing once the log has ``failed``.
-        Raises also what :meth:`check_files` raises.
 
         Raises:
-            DiskFull, StorageFailure: some segments may have been removed.
+            DiskFull, StorageFailure: some segments may have been removed. Or as for
+                :meth:`check_files`.
         """
         if self.failed is not None:
             return 0
         self.check_files()
-        gone = self._let_go(now, last_stable_offset, trimmed)  # first: a roll may need the room
+        gone = self._evict(now, last_stable_offset, trimmed)  # first: a roll may need the space
         settings, last = self.format.settings, self._active.last_appended
         hidden = self._active.first.offset < self._active.end.offset <= trimmed
         old = self._expired(now, settings.segment_ms) or is_too_old(settings, last, now)
         if not (old or hidden):
             return gone
         self.roll()
-        return gone + self._let_go(now, last_stable_offset, trimmed)
+        return gone + self._evict(now, last_stable_offset, trimmed)
 
-    def _let_go(self, now: int, last_stable_offset: Offset, trimmed: Offset) -> int:
+    def _evict(self, now: int, last_stable_offset: Offset, trimmed: Offset) -> int:
         """Remove the segments that retention does not keep, and return their number."""
         settings, closed = self.format.settings, self._closed
         facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
@@ -608,19 +610,19 @@ class PartitionLog:
         gone = removable(facts, size, settings, now, limit, int(trimmed))
         for place, segment in enumerate(closed[:gone], 1):
             if place == len(closed):
-                self._active.make_ready()  # from now on only this one says where the log begins
+                self._active.make_ready()  # it becomes the only record of the log's start
             self._put(closed[place:], self._active)
             segment.remove(self._forcing.force_names)
         return gone
 
     def drop_tail(self) -> Callable[[], None] | None:
-        """Copy a file without the bytes that a truncation left in it, or return None without one.
+        """Copy a file without the tail that a truncation left in it. Return None without a tail.
 
         A copy may take long and needs no lock. One thread at a time. The returned function replaces
         the file by the copy. Only the writer may call it.
 
         Raises:
-            DiskFull, StorageFailure: the file stays as it is.
+            DiskFull, StorageFailure: the file is unchanged.
         """
         for segment in self._closed:
             if segment.has_tail and self.failed is None:
@@ -629,10 +631,10 @@ class PartitionLog:
         return None
 
     def housekeeping_due(self) -> int | None:
-        """Return when :meth:`housekeep` next has something to do by time alone, or None.
+        """Return the time of the next work of :meth:`housekeep` because of age, or None.
 
-        Microseconds, on the clock of the appends. A removal that waits for the last stable offset
-        stays due.
+        Microseconds, on the clock of the appends. A removal that is held back by the last stable
+        offset stays due.
         """
         if self.failed is not None:
             return None

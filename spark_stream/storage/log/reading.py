@@ -5,8 +5,8 @@ A range of offsets is read as few, well-sized Arrow batches.
 Neighbouring entries are read together, up to a size, and arrive as one batch: a log of one-row
 batches reads nearly as fast as one of large batches. Markers have neither bytes nor offsets, so
 they do not end such a run. Small aborted entries do not either: the bytes of the entries around
-them are gathered. A long stretch of aborted entries is skipped unread. No loop here touches a row.
-The loops are over runs of entries.
+them are gathered. A long stretch of aborted entries is skipped unread. Loops here iterate over runs
+of entries, never over rows.
 
 The look-ups return the place of an entry, of its message, or of the first record at or after a
 time. Entries are the same in all replicas, and so are their messages, but the files are not. If two
@@ -44,20 +44,20 @@ from spark_stream.storage.format.stored import Chunk, Stored
 from spark_stream.storage.segment.filtering import Filtering
 from spark_stream.storage.segment.segment import Segment
 
-# Large enough that a batch's fixed costs vanish, small enough that a few of them fit anywhere.
+# Large enough to make a batch's fixed costs small, small enough for a few of them in any memory.
 RUN_BYTES_MAX: Final = 2 << 20
 LOCATED_ENTRIES_MAX: Final = 4096
-"""The most entries of a chunk that says where its rows lie: this keeps the answer short."""
-# An entry of at least this size gains nothing from being copied together with a neighbour.
+"""The greatest number of entries in a chunk of places, which keeps the response short."""
+# From this size on, it is no gain to copy an entry together with a neighbour.
 _ALONE_BYTES_MIN: Final = 256 << 10
-# Passing over this many bytes of aborted entries in a row costs more than a second run.
+# To skip this many consecutive bytes of aborted entries costs more than a second run.
 _SKIPPED_BYTES_MIN: Final = 256 << 10
-# How many entries a read looks at in one go, so that one that ends early looks at few.
+# The number of entries that a read examines in one step, small for reads that end early.
 _WINDOW_ENTRIES: Final = 1 << 16
 
 
 class Budget(Struct):
-    """How much a read may still take. The first record is always given, whatever its size."""
+    """The rest of a read's limits. The first record is always read, even if it is larger."""
 
     records: int
     bytes: int
@@ -68,9 +68,10 @@ class Budget(Struct):
 
 
 class Visible(Struct, frozen=True):
-    """The visible batches of a range of a segment, one item each; ``places``: their entries' rows.
+    """The visible batches of a range of a segment, one item each.
 
-    ``starts`` and ``lengths`` are bytes in the file, ``until`` is where the range ends.
+    ``places``: the rows of their entries. ``starts`` and ``lengths``: bytes in the file. ``until``:
+    the end of the range.
     """
 
     places: np.ndarray
@@ -91,9 +92,9 @@ class Visible(Struct, frozen=True):
         committed: bool,
         filtering: Filtering | None = None,
     ) -> Visible:
-        """Return those of ``[start, end)``, or of a sound first part of it that is not empty.
+        """Return the batches of ``[start, end)``, or of an intact, nonempty first part of it.
 
-        Batches in which no row can pass ``filtering`` are left out like aborted ones.
+        Batches in which no row can match ``filtering`` are left out like aborted ones.
 
         Raises:
             DamagedSegment: the entry of ``start`` is damaged, or another one that hides it.
@@ -103,7 +104,7 @@ class Visible(Struct, frozen=True):
         first, last = at_offset(table, start), at_offset(table, Offset(end - 1)) + 1
         rows = segment.sound_rows(max(0, first), min(last, first + _WINDOW_ENTRIES))
         if not len(rows) or not rows[0]["base_offset"] <= start < next_offset(rows[:1], start):
-            # A search through sound entries finds the one that has the offset.
+            # Among intact entries, the search would have found the one with the offset.
             segment.check_rows(0, len(table))
             raise AssertionError(f"{segment.name.entries} has no offset {start}")
         last, end = first + len(rows), min(end, next_offset(rows, start))
@@ -122,12 +123,12 @@ class Visible(Struct, frozen=True):
         return cls(first + places, bases, counts.astype(np.int64), starts, lengths, timestamps, end)
 
     def runs(self, entries_max: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges of neighbours that are read in one go."""
-        if len(self.places) == 1:  # a shortcut for records that are read one by one as they come
+        """Yield ranges of neighbours to read together."""
+        if len(self.places) == 1:  # a shortcut for records that are read one by one
             yield 0, 1
             return
         ends = self.starts + self.lengths
-        sizes = np.cumsum(self.lengths)  # what lies between is passed over, and does not count
+        sizes = np.cumsum(self.lengths)  # the bytes between are skipped, and do not count
         large = self.lengths >= _ALONE_BYTES_MIN
         parted = large[1:] | large[:-1] | (self.starts[1:] - ends[:-1] >= _SKIPPED_BYTES_MIN)
         edges = np.flatnonzero(parted) + 1
@@ -142,15 +143,15 @@ class Visible(Struct, frozen=True):
             low = high
 
     def following(self, item: int) -> Offset:
-        """Return where to read on after the last row of an item."""
+        """Return the next offset to read after the last row of an item."""
         return Offset(int(self.bases[item + 1])) if item + 1 < len(self.bases) else self.until
 
 
 class ReadPlan(Struct, frozen=True):
-    """What a read wants: these columns (None for all) of a schema, of which records.
+    """The columns (None for all) and the records of a read, and the form of its result.
 
-    ``locating``: where the records lie instead of the records; there is no filtering then.
-    ``encoded``: their stored messages instead, where whole messages are wanted unchanged.
+    ``locating``: return the places of the records instead of records. Then there is no filtering.
+    ``encoded``: return the stored messages of batches that are read whole and unchanged.
     """
 
     schema: pa.Schema
@@ -161,7 +162,7 @@ class ReadPlan(Struct, frozen=True):
     encoded: bool = False
 
     def takes_messages(self, segment: Segment) -> bool:
-        """Return whether this read takes whole messages of a segment, unchanged."""
+        """Return whether this read can return the messages of a segment unchanged."""
         return (
             self.encoded
             and self.columns is None
@@ -175,11 +176,12 @@ def read_segments(
 ) -> Iterator[Chunk]:
     """Yield the records of ``[start, end)`` in order, until the budget is spent or damage found.
 
-    With a filtering, a chunk has the rows that match, maybe none; the budget counts the bytes read.
+    With ``filtering``, a chunk has the matching rows, which may be none, and the budget counts the
+    bytes read.
 
     Raises:
         DamagedSegment: the first record of the range fails its checksum. If a later one does, the
-            good records before it are given, and the next read meets the damage.
+            intact records before it are returned, and the next read raises the error.
         EntriesGone: retention has removed the first record of the range.
     """
     position = start
@@ -190,8 +192,8 @@ def read_segments(
             continue
         if position < segment.first.offset:
             raise EntriesGone(
-                f"{segment.name.arrow.parent} begins at offset {segment.first.offset} now, and"
-                f" not at {position}"
+                f"{segment.name.arrow.parent} has no offset {position} any more; its first offset"
+                f" is {segment.first.offset}"
             )
         try:
             for chunk in _chunks(segment, position, end, wanted, budget):
@@ -228,7 +230,7 @@ def _chunks(
 
 
 def has_aborted(segment: Segment, start: Offset, end: Offset) -> bool:
-    """Return whether a record of ``[start, end)`` is here and aborted, without reading records."""
+    """Return whether this segment has an aborted record of ``[start, end)``. Read no records."""
     table = segment.table
     mask = segment.aborted(table)
     if mask is None or start >= segment.end.offset or end <= segment.first.offset:
@@ -254,7 +256,7 @@ def _chunk(
     wanted: ReadPlan,
     budget: Budget,
 ) -> Chunk:
-    """Read the next chunk from ``start`` on of the items from ``first`` to before ``last``."""
+    """Read the next chunk from ``start`` on, of the items from ``first`` to before ``last``."""
     items, filtering = slice(first, last), wanted.filtering
     bases, counts, places = visible.bases[items], visible.counts[items], visible.places[items]
     edges = np.cumsum(counts)
@@ -266,7 +268,7 @@ def _chunk(
     take = total - beyond - skip if filtering else min(total - beyond - skip, most)
     if size > budget.bytes:
         take = min(take, max(1, total * max(0, budget.bytes) // size))
-    # Load only the entries that the rows come from, and maybe not all of them.
+    # Load only entries with wanted rows, perhaps not all of them.
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
     reading = columns if filtering is None else filtering.reading(columns)
     lead = skip - int(edges[at] - counts[at])
@@ -317,7 +319,7 @@ def _chunk(
     if as_stored and take == int(edges[high - 1]) - skip:
         behind = first + high
         if behind < len(visible.lengths) and visible.lengths[behind] > budget.bytes:
-            budget.bytes = 0  # else this read cuts the next one, and the next read another one
+            budget.bytes = 0  # else each of the next reads would cut a message
     if filtering is not None:
         chunk = filtering.applied(chunk, columns, most)
     budget.records -= take if filtering is None else chunk.batch.num_rows
@@ -326,7 +328,7 @@ def _chunk(
 
 @lru_cache(maxsize=64)
 def _blank(schema: pa.Schema) -> pa.RecordBatch:
-    """Return an empty batch. It is cached: making it takes as long as reading a record."""
+    """Return an empty batch. It is cached, because it takes as long as a read of a record."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
 
 
@@ -335,7 +337,7 @@ def _whole(
 ) -> tuple[int, int]:
     """Separate whole entries from those that are cut, at the front or at the end.
 
-    Return where the entries to read now end, and how many rows they have.
+    Return the end of the entries to read now, and the number of their rows.
     """
     if lead:
         high = at + 1
@@ -347,7 +349,7 @@ def _whole(
 
 
 def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path) -> Segment:
-    """Return the segment with this entry; for the log's end, the last one.
+    """Return the segment with this entry. The last one also has the log's end.
 
     Raises:
         EntriesGone: the log starts after it, or ends before it.
@@ -355,8 +357,8 @@ def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path
     place = bisect_right(segments, entry, key=lambda segment: segment.first.entry) - 1
     if place < 0 or entry > segments[place].end.entry:
         raise EntriesGone(
-            f"{directory} has the entries {segments[0].first.entry} to"
-            f" {segments[-1].end.entry - 1}, and not {entry}"
+            f"{directory} has no entry {entry}; its entries are {segments[0].first.entry} to"
+            f" {segments[-1].end.entry - 1}"
         )
     return segments[place]
 
@@ -364,21 +366,21 @@ def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path
 def located_in(
     segment: Segment, indexes: np.ndarray, epoch: int, *, doubted: bool = False
 ) -> Stored | None:
-    """Return where the messages of these entries lie if all are in this segment, else None.
+    """Return the place of these entries' messages if all are in this segment, else None.
 
-    ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), rising. ``epoch``: the
-    leader epoch of the last one where it was looked up; this log may have another entry there.
-    ``doubted``: check the messages as well.
+    ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), ascending. ``epoch``: the
+    leader epoch of the last one in the log of its look-up. This log may have another entry there.
+    ``doubted``: check the messages too.
 
     Raises:
         DamagedSegment: an entry among them is damaged, or its batch is, if ``doubted``.
-        StorageFailure: the file is gone.
-        InvalidRequest: there are no runs, or they do not rise, or name an entry without a batch.
+        StorageFailure: the file does not exist.
+        InvalidRequest: there are no runs, or they do not ascend, or an entry has no batch.
     """
     firsts, counts = indexes[:, 0] - segment.first.entry, indexes[:, 1]
     ends = firsts + counts
     if not len(indexes) or (counts < 1).any() or (firsts[1:] < ends[:-1]).any():
-        raise InvalidRequest("runs of entries rise, and each has an entry at least")
+        raise InvalidRequest("runs of entries must ascend, and have at least one entry each")
     table = segment.table
     if firsts[0] < 0 or ends[-1] > len(table):
         return None
@@ -388,7 +390,7 @@ def located_in(
     before = np.cumsum(counts) - counts
     places = np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
     if (table[places]["kind"] != Kind.DATA).any():
-        raise InvalidRequest("an entry that is not a batch has no place in a file")
+        raise InvalidRequest("an entry without a batch has no place in a file")
     if doubted:
         segment.check_batches(places)
     return segment.locate(places)
@@ -399,7 +401,7 @@ def first_offset_at(
 ) -> Offset | None:
     """Return the first offset from ``start`` whose timestamp is at or after this one, or None.
 
-    ``column`` has the records' own timestamps; None if records have the timestamp of their entry.
+    ``column`` has the records' timestamps. None: records have the timestamp of their entry.
 
     Raises:
         DamagedSegment: the batch with that record is damaged, or an entry of its segment or of an

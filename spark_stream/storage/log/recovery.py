@@ -1,24 +1,24 @@
-"""Opening the segments of a log: the valid part stays, the rest is taken out.
+"""Opening a log: its valid part is kept, the rest is cut out, and unfinished steps are finished.
 
-The log is the longest run of segments that follow one another without a hole; the last of them
-counts up to its first failed checksum. A hole is an entry that fails its checksum, a file that is
-shorter than its entries say, or a next segment that does not start with the entry and offset where
-this one ends. Nothing after the first hole is served or appended to. It is moved to ``cut``
-(``damage``).
+The log is the longest run of segments that follow one another without a hole. The last of them is
+valid up to its first failed checksum. A hole is an entry that fails its checksum, a file that is
+shorter than its entries require, or a next segment that does not start with the entry and offset at
+which this one ends. Entries after the first hole are neither served nor appended to. They are moved
+to ``cut`` (``damage``).
 
-A torn write is told from a loss. An entry was certainly in the log if an intact entry after it, a
-later segment, or the mark of what was forced (``forcing``) says so: if it is gone, the loss is
-reported with its numbers of entries and records. If the last entry is complete but fails its
-checksum, it may have been acknowledged: that is reported too. Bytes that are less than an entry
-are a write that never ended.
+A torn write is distinguished from a loss. An entry was certainly in the log if there is an intact
+entry after it, a later segment, or a mark of fsyncs behind it (``forcing``). If it is missing, the
+loss is reported with its numbers of entries and records. If the last entry is complete but fails
+its checksum, it may have been acknowledged: that is reported too. An incomplete entry is a write
+that never ended.
 
-Order of steps: what lies after the hole is moved, what will be cut is copied, and both are forced;
-then a shorter entries file replaces the longer one, then a shorter ``.arrow`` file. A crash
-between two steps leaves the hole where it is, and the next open goes on.
+Order of steps: the segments after the hole are moved, the bytes to be cut are copied, and both are
+forced. Then a shorter entries file replaces the longer one, then a shorter ``.arrow`` file. A crash
+between two steps leaves the hole in its place, and the next open continues.
 
-An ``.arrow`` file starts with a schema message. Other readers than isolog need it, and it says
-which entry an empty segment starts with. No entry's checksum covers it, so it is compared with the
-schema that the segment's entries name; in the last segment a damaged schema message is rewritten.
+An ``.arrow`` file starts with a schema message. Other programs need it, and it has the index of an
+empty segment's first entry. No entry's checksum covers it, so it is compared with the schema of the
+segment's entries. In the last segment, a damaged schema message is rewritten.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Recovered(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """``intact``: the log has all that it may have acknowledged, as far as its files tell."""
+    """An opened log. ``intact``: its files show no loss of acknowledged entries."""
 
     found: Recovered
     forcing: Forcing
@@ -92,22 +92,22 @@ def open_files(
     forcing = Forcing(disk, directory, names)
     failed = forcing.state is Forces.FAILED
     if failed:
-        losing()  # first: the rest may fail, and then the log does not open
+        losing()  # first: the following steps may fail, and then the log does not open
     names = finish_replacements(disk, directory, names)
     files = SegmentFiles(disk, directory, log_format, names)
     found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
     doubtful = forcing.state is not Forces.DONE
     if doubtful:
         found.active.write_again(int(forcing.upto.entry))
-    # A process may have ended between a write and its force. A producer that sends that batch
-    # again learns that it is in the log, so it must be on the disk.
+    # A process may have died between a write and its fsync. A retry of that batch is acknowledged
+    # as a duplicate, so the batch must be on the disk.
     promised = log_format.settings.flush is Flush.BATCH
     unforced = found.active.end.entry > forcing.upto.entry
     if doubtful or (promised and unforced):
         found.active.flush()
         forcing.mark(found.active.end)
     if names and not len(found.active.table):
-        # An earlier process may have died during a truncation: make that permanent now.
+        # An earlier process may have died during a truncation: make its result durable.
         with suppress(IsologError):  # then the log has failed, and can still be read
             forcing.force_names()
     lost = not names and is_lost(disk, directory)
@@ -115,9 +115,9 @@ def open_files(
 
 
 class _Tail(Struct, frozen=True):
-    """The part of a file that leaves the log. ``kept`` is the part that stays.
+    """The part of a file that is cut off. ``kept`` is the part that stays.
 
-    ``gone`` lacks a hole at the file's end, which ``size`` counts.
+    ``gone`` does not include a hole at the file's end, but ``size`` does.
     """
 
     path: Path
@@ -127,9 +127,9 @@ class _Tail(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True):
-    """Opens the segments of one log.
+    """The search for the valid segments of one log, and the removal of the others.
 
-    ``losing`` is called before the log gives up what it may have acknowledged.
+    ``losing`` is called before the log gives up entries that it may have acknowledged.
     """
 
     disk: Disk
@@ -140,10 +140,10 @@ class Recovery(Struct, frozen=True):
     losing: Callable[[], None]
 
     def recovered(self) -> Recovered:
-        """Return the log, after removing what does not belong to it.
+        """Cut the log back to its valid part, and return it.
 
         Raises:
-            DamagedSegment: a file is missing, or is not a segment file; nothing was changed.
+            DamagedSegment: a file is missing, or is not a segment file. The files are unchanged.
         """
         names = self.files.segments()
         if not names:
@@ -236,7 +236,7 @@ class Recovery(Struct, frozen=True):
     def _last(
         self, found: FoundSegment, behind: Sequence[SegmentName]
     ) -> tuple[ActiveSegment, LostTail | None]:
-        """Return the segment where the log ends, repaired, after removing everything behind it."""
+        """Cut off everything after the log's end. Return the last segment, repaired."""
         name = found.name
         data = self.files.data(name)
         header = header_length(data)
@@ -248,7 +248,7 @@ class Recovery(Struct, frozen=True):
                 path=str(name.arrow),
             )
         codec = self._codec_of(found)
-        if codec is None:  # no batch yet: those that come have the schema that the message says
+        if codec is None:  # no batch yet: the schema message has the schema of the next ones
             sound = data.slice(0, header or 0)
             known = (each for each in reversed(self.format.codecs) if each.describes(sound))
             codec = next(known, self.format.codec)
@@ -256,15 +256,15 @@ class Recovery(Struct, frozen=True):
         data_end = found.data_end or int(header or 0)
         cut = self._end_log(found, behind, self._tails(found, data, data_end))
         if not found.good and header is None:
-            # The first append makes the file anew.
+            # The first append makes a new file.
             return self._active(name, codec, found.first, found.kept), cut
         if self._mends_header(found, codec, data, data_end, header):
-            reason = "its schema message was damaged, its batches are not"
+            reason = "its schema message was damaged, but not its batches"
             cut = cut or self._cut(name, found.end, found.end, reason=reason)
         return self._active(name, codec, found.first, found.kept, data_end), cut
 
     def _tails(self, found: FoundSegment, data: pa.Buffer, data_end: int) -> list[_Tail]:
-        """Return the tails to take out of the two files. The entries come first: they name batches.
+        """Return the tails to cut off the two files, first that of the entries, which name batches.
 
         An interrupted roll leaves an end-of-stream mark, which the next append replaces.
         """
@@ -283,9 +283,9 @@ class Recovery(Struct, frozen=True):
         return tails
 
     def _settled(self, found: FoundSegment, header: int | None) -> FoundSegment:
-        """Return a segment of markers only; let them begin where the schema message ends.
+        """Move the positions of a segment with only markers to the end of its schema message.
 
-        They begin elsewhere if a crash interrupted :meth:`Truncation.in_schema`.
+        They are wrong if a crash interrupted :meth:`Truncation.in_schema`.
         """
         kept = found.kept
         if header is None or not len(kept) or int(kept[0]["position"]) == header:
@@ -300,7 +300,7 @@ class Recovery(Struct, frozen=True):
     def _end_log(
         self, found: FoundSegment, behind: Sequence[SegmentName], tails: Sequence[_Tail]
     ) -> LostTail | None:
-        """Set folder what lies behind the end, and truncate the last segment's files to it."""
+        """Move the segments behind the end to ``cut``, and shorten the last segment's files."""
         end, once = found.end, self._known_end(found, behind)
         if not tails and not behind and once == end:
             return None
@@ -308,13 +308,13 @@ class Recovery(Struct, frozen=True):
         if once != end or doubtful:
             self.losing()
         folder = CutFolder(self.disk, self.directory)
-        # The newest go first: then what a crash leaves in the log has no new gap.
+        # The newest are moved first, so that a crash leaves no new gap.
         for path in [path for name in reversed(behind) for path in self.files.paths(name)]:
             folder.move(path)
         for tail in tails:
             if np.frombuffer(tail.gone, np.uint8).any():
                 folder.copy(tail.path, tail.kept.size, tail.gone)
-        if intact_rows(found.table[found.good + 1 :]).any():  # a follower may take them back
+        if intact_rows(found.table[found.good + 1 :]).any():  # a follower may append them again
             for tail in tails:
                 folder.link(tail.path)
         folder.settle()
@@ -334,7 +334,7 @@ class Recovery(Struct, frozen=True):
         )
 
     def _known_end(self, found: FoundSegment, behind: Sequence[SegmentName]) -> Boundary:
-        """Return the farthest position that the log's end is known to have reached."""
+        """Return the farthest position that the log's end certainly had."""
         known = [found.end, self.forcing.upto, *map(self.files.known_end, behind)]
         known.append(last_intact_end(found.table[found.good :], found.end))
         return Boundary(max(each.entry for each in known), max(each.offset for each in known))
@@ -367,12 +367,12 @@ class Recovery(Struct, frozen=True):
     def _mends_header(
         self, found: FoundSegment, codec: Codec, data: pa.Buffer, data_end: int, header: int | None
     ) -> bool:
-        """Rewrite a damaged schema message if possible; return whether it was damaged."""
+        """Rewrite a damaged schema message if possible. Return whether it was damaged."""
         data_start = int(found.kept[0]["position"]) if found.good else int(header or 0)
         if codec.describes(data.slice(0, data_start)):
             return False
         message = header_of(codec, dict(self.format.facts), found.first)
-        if not found.good or len(message) == data_start:  # else the batches would lie elsewhere
+        if not found.good or len(message) == data_start:  # else the batches would have to move
             batches = data.slice(data_start, data_end - data_start)
             self.disk.write_whole(found.name.arrow, [message, batches])
             self.disk.sync_directory(self.directory)
@@ -380,7 +380,7 @@ class Recovery(Struct, frozen=True):
 
 
 def _doubtful(found: FoundSegment, once: Boundary) -> int:
-    """Return how many entries after the known end are complete but fail their checksum."""
+    """Count the entries after the known end that are complete but fail their checksum."""
     first = max(found.good, once.entry - found.first.entry)
     rows = found.table[first:]
     broken = np.flatnonzero(~intact_rows(rows)) if len(rows) else ()
@@ -390,7 +390,7 @@ def _doubtful(found: FoundSegment, once: Boundary) -> int:
 def _is_unfinished(entry: np.void, row: int) -> bool:
     """Return whether the entry was never written completely: its part in one sector is blank.
 
-    That includes a row of zeros: the file was extended and nothing was written there.
+    A row of zeros is included: there the file was extended, but not written.
     """
     raw = entry.tobytes()
     edge = -(row * ENTRY_SIZE) % _SECTOR

@@ -1,4 +1,4 @@
-"""When a log begins a new segment, removes old ones, and forces itself. No file is touched here."""
+"""The times at which a log rolls, removes old segments and is flushed. No file is changed here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def rows_that_fit(
     first_appended: int | None,
     has_record: bool,
 ) -> int:
-    """Return how many leading rows go into a segment before the next one begins.
+    """Return the number of leading rows that fit into a segment before the next one begins.
 
-    ``entries`` and ``data_bytes`` are what the segment has; ``first_appended`` is when its first
-    entry came. Without a record it is never full: the next segment would have the same name.
+    ``entries`` and ``data_bytes`` are the segment's size, ``first_appended`` is the time of its
+    first append. Without a record it is never full: the next segment would have the same name.
     """
     if first_appended is None:
         first_appended = int(rows[0]["appended"])
@@ -42,7 +42,7 @@ def rows_that_fit(
 
 
 def rows_of_one_schema(rows: Table) -> tuple[Table, int | None]:
-    """Return the leading rows of one schema and that schema, None if they have no batch."""
+    """Return the leading rows of one schema, and that schema, or None if they have no batch."""
     batches = np.flatnonzero(rows["kind"] == Kind.DATA)
     if not len(batches):
         return rows, None
@@ -52,7 +52,7 @@ def rows_of_one_schema(rows: Table) -> tuple[Table, int | None]:
 
 
 class SegmentFacts(Struct, frozen=True):
-    """What retention needs to know of a closed segment. Times in microseconds since the epoch."""
+    """A closed segment's properties for retention. Times are in microseconds since the epoch."""
 
     size: int
     last_appended: int | None
@@ -69,9 +69,9 @@ def removable(
 ) -> int:
     """Return the number of the oldest closed segments to remove, by trim, by age and by size.
 
-    A segment goes only as a whole, only if all older ones go, and never if it holds an offset at or
-    above ``limit`` (the last stable offset). By size, the log keeps at least ``retention.bytes``.
-    Below the offset ``trimmed`` no segment is kept.
+    A segment is removed only as a whole, only after all older ones, and never if it has an offset
+    at or above ``limit`` (the last stable offset). By size, the log keeps at least
+    ``retention.bytes``. Below the offset ``trimmed`` no segment is kept.
     """
     total = active_size + sum(segment.size for segment in closed)
     oldest_kept = None if settings.retention_ms < 0 else now - settings.retention_ms * 1000
@@ -96,10 +96,11 @@ def is_too_old(settings: LogSettings, last: int | None, now: int) -> bool:
 def due_by_age(
     settings: LogSettings, first: int | None, last: int | None, oldest: int | None
 ) -> int | None:
-    """Return when age alone first asks for a roll or a removal, or None if it never does.
+    """Return the time of the next roll or removal because of age, or None without one.
 
     ``first`` and ``last`` are the first and the last append to the active segment, None while it
-    has no record; ``oldest`` is the last append to the oldest closed one. Times in microseconds.
+    has no record. ``oldest`` is the last append to the oldest closed one. Times are in
+    microseconds.
     """
     ends = [] if first is None else [first + settings.segment_ms * 1000]
     if settings.retention_ms >= 0:
@@ -109,16 +110,16 @@ def due_by_age(
 
 
 class FlushTimer:
-    """The timer of one log. Times are seconds, all of one monotonic clock.
+    """The timer of one log's flushes. Times are seconds of one monotonic clock.
 
-    The first call starts the timer: what is in the log by then waits for one interval.
+    The first call starts the timer: entries appended before it are flushed after one interval.
     """
 
     def __init__(self) -> None:
         self._started: float | None = None
 
     def next_due(self, settings: LogSettings, now: float) -> float | None:
-        """Return when the log must be forced next, or None if its topic has no interval."""
+        """Return the time of the next flush, or None if the topic has no interval."""
         if settings.flush is not Flush.INTERVAL:
             return None
         if self._started is None:
@@ -126,7 +127,7 @@ class FlushTimer:
         return self._started + settings.flush_ms / 1000
 
     def take_due(self, settings: LogSettings, now: float) -> bool:
-        """Return whether the log must be forced now; if so, the next interval begins."""
+        """Return whether a flush is due. If so, start the next interval."""
         due = self.next_due(settings, now)
         if due is None or due > now:
             return False

@@ -1,8 +1,8 @@
-"""What the files of one segment say, before anything is changed.
+"""The content of a segment's files, before anything is changed.
 
-No crash takes a file's name away, because names are forced before the first batch is written. So
-if one of a segment's two files is missing, somebody removed it: the open is refused, and no file
-is moved.
+A crash cannot remove a file's name, because names are forced before the first batch is written. So
+if one of a segment's two files is missing, it was removed by another program. Then the open is
+refused, and no file is moved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTHING = pa.py_buffer(b"")
 class FoundSegment(Struct, frozen=True):
     """A segment as its entries describe it: the first ``good`` rows of ``table`` are valid.
 
-    ``raw`` is the entries file; it may end with a part of a row. ``data_size``: bytes of the
+    ``raw`` is the entries file, which may end with a part of a row. ``data_size``: bytes of the
     ``.arrow`` file.
     """
 
@@ -53,13 +53,13 @@ class FoundSegment(Struct, frozen=True):
 
     @property
     def data_end(self) -> int:
-        """The position in the ``.arrow`` file after the last valid batch; 0 if there is none."""
+        """The position in the ``.arrow`` file after the last valid batch, or 0 without one."""
         kept = self.kept
         return int(kept[-1]["position"] + kept[-1]["length"]) if self.good else 0
 
 
 class SegmentFiles:
-    """Reads the files of a log's segments; ``names`` are what is in its directory."""
+    """The files of a log's segments. ``names``: all names in its directory."""
 
     def __init__(
         self, disk: Disk, directory: Path, log_format: LogFormat, names: Collection[str]
@@ -89,10 +89,10 @@ class SegmentFiles:
         return self._disk.map(name.entries).slice(0, self._disk.stored_size(name.entries))
 
     def found(self, name: SegmentName, expected: Boundary | None) -> FoundSegment:
-        """Read a segment from its entries. It must start at ``expected``; None means anywhere.
+        """Read a segment from its entries. It must start at ``expected``, or anywhere if None.
 
         Raises:
-            DamagedSegment: one of its files is missing, or nothing says where it starts.
+            DamagedSegment: one of its files is missing, or its start is unknown.
         """
         raw = self.entries(name)
         table = whole_rows(raw)
@@ -120,38 +120,38 @@ class SegmentFiles:
         first = Boundary(EntryIndex(entry), Offset(name.base_offset))
         return FoundSegment(name, first, raw, table, good, data_size)
 
-    def told_entry(self, name: SegmentName) -> int | None:
-        """Return the first entry of a segment, as its entries or its schema message say."""
+    def recorded_entry(self, name: SegmentName) -> int | None:
+        """Return the index of a segment's first entry, from its entries or its schema message."""
         first = whole_rows(self.entries(name))[:1]
         if intact_entries(first):
             return int(first[0]["entry_index"])
         data = self.data(name)
         length = header_length(data)
         facts = (facts_of(data.slice(0, length)) if length else None) or {}
-        told = facts.get("isolog.base_entry")
-        return None if told is None else int(told)
+        recorded = facts.get("isolog.base_entry")
+        return None if recorded is None else int(recorded)
 
     def follows(self, found: FoundSegment, following: SegmentName) -> bool:
         """Return whether the next segment starts where this one ends."""
         if following.base_offset != found.end.offset:
             return False
-        return self.told_entry(following) in (None, found.end.entry)
+        return self.recorded_entry(following) in (None, found.end.entry)
 
     def starts_within(self, found: FoundSegment, following: SegmentName) -> bool:
         """Return whether the next segment starts before this one ends."""
-        told = self.told_entry(following)
-        earlier = told is not None and told < found.end.entry
+        recorded = self.recorded_entry(following)
+        earlier = recorded is not None and recorded < found.end.entry
         before = following.base_offset - found.end.offset
         return before < 0 or (before == 0 and earlier)
 
     def is_empty(self, name: SegmentName) -> bool:
-        """Return whether nothing was ever appended to a segment."""
+        """Return whether a segment never had an entry."""
         no_entry = self.entries(name).size == 0
         return no_entry and self._data_size(name) <= self._unfinished_size(name)
 
     def known_end(self, name: SegmentName) -> Boundary:
-        """Return a position that the log's end had reached before this segment was made."""
-        least = Boundary(EntryIndex(self.told_entry(name) or 0), Offset(name.base_offset))
+        """Return a position that the log's end had certainly reached, given this segment."""
+        least = Boundary(EntryIndex(self.recorded_entry(name) or 0), Offset(name.base_offset))
         return last_intact_end(whole_rows(self.entries(name)), least)
 
     def _data_size(self, name: SegmentName) -> int:
@@ -171,14 +171,14 @@ class SegmentFiles:
             return int(kept[0]["entry_index"])
         if expected is not None:
             return int(expected.entry)
-        told = self.told_entry(name)
-        if told is None and name.base_offset != 0:
+        recorded = self.recorded_entry(name)
+        if recorded is None and name.base_offset != 0:
             raise DamagedSegment(
-                f"{name.arrow}: neither the file nor {name.entries} tells which entry it starts"
-                " with",
+                f"{name.arrow}: neither the file nor {name.entries} has the index of its first"
+                " entry",
                 path=str(name.arrow),
             )
-        return told or 0
+        return recorded or 0
 
 
 def is_segment_file(name: str) -> bool:
@@ -216,22 +216,22 @@ def last_intact_end(table: Table, least: Boundary) -> Boundary:
 
 
 def finish_replacements(disk: Disk, directory: Path, names: list[str]) -> list[str]:
-    """Finish replacements and removals that a crash interrupted; return the names left.
+    """Finish replacements and removals that a crash interrupted. Return the remaining names.
 
     ``names``: the names in the directory before.
     """
     tidy = True
     for name in names:
         whole = name.removesuffix(".new").removesuffix(ENDING)
-        if whole != name and is_segment_file(whole):  # a crash kept it from taking its place
+        if whole != name and is_segment_file(whole):  # a crash prevented the replacement
             disk.remove(directory / name)
             tidy = False
         removed = name.removesuffix(".gone")
-        if removed != name and is_segment_file(removed):  # a removal left half done
+        if removed != name and is_segment_file(removed):  # an interrupted removal
             segment = SegmentName(directory, base_of(removed))
             segment.finish_removal(disk, lambda: disk.sync_directory(directory))
             tidy = False
-        known = name.removesuffix(EXTREMES)  # of a segment that is not there any more
+        known = name.removesuffix(EXTREMES)  # of a removed segment
         if known != name and not {f"{known}.entries", f"{known}.arrow"} & set(names):
             disk.remove(directory / name)
             tidy = False

@@ -1,28 +1,27 @@
-"""Removing the end of a log, or all of it, without changing a file that a reader may have mapped.
+"""Truncation of a log, or its removal, without changes to a file that a reader may have mapped.
 
-A follower cuts its log back to where it agrees with its leader. How long that takes does not depend
-on how much data lies before or after the cut: the segment with the cut becomes a closed one. Its
-entries file is replaced by a shorter one, and its ``.arrow`` file keeps a *tail* that no entry
-names, until housekeeping copies the file without it. The next segment begins at the cut. If no
-record would be left in the segment, the next one would have the same name: then the segment is
-made anew instead.
+A follower truncates its log to the part that agrees with its leader. The time for that does not
+depend on the amount of data before or after the cut: the segment with the cut becomes a closed one.
+Its entries file is replaced by a shorter one, and its ``.arrow`` file keeps a *tail* without
+entries, until housekeeping copies the file without it. The next segment begins at the cut. If no
+record would be left in the segment, the next one would have the same name. Then the segment is
+rewritten instead.
 
 Order of steps of a cut:
 
-1. every segment that changes maps its files, for the reads under way;
-2. the mark of what was forced is lowered, and forced: the next open then does not report as lost
-   what was cut on purpose;
-3. the segments after the cut are removed, the newest first;
-4. the next segment is made and forced (recovery removes it while the one before it is not shorter);
-5. the shorter entries file replaces the longer one, and that is forced.
+1. Every segment that changes maps its files, for the reads under way.
+2. The mark of fsyncs is lowered, and forced. So the next open does not report the cut as a loss.
+3. The segments after the cut are removed, the newest first.
+4. The next segment is made and forced. Recovery removes it unless the one before it is shorter.
+5. The shorter entries file replaces the longer one, and that is forced.
 
-So a crash leaves a log that ends at the cut or at a later entry which it had. If the segment is
-made anew, step 4 is left out, and after 5 a new ``.arrow`` file replaces the old one. An error
-before 3, or before anything was removed, leaves the log as it was. After a later error the log has
-failed: it takes no appends until it is opened again.
+So a crash leaves a log that ends at the cut or at a later entry that it had. If the segment is
+rewritten, step 4 is left out, and after 5 a new ``.arrow`` file replaces the old one. An error
+before 3, or before a file was removed, leaves the log unchanged. After a later error the log has
+failed: it accepts no appends until it is opened again.
 
-To reset a log, all segments are removed, the newest first. The first new one is made with its
-schema message before anything else, because only that says which entry it starts with.
+To reset a log, all segments are removed, the newest first. The first file of the new segment has
+its schema message, because only this message has the index of its first entry.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from spark_stream.storage.segment.segment import Segment, SegmentName
 
 
 class Truncation(Struct, frozen=True):
-    """Shortens one log. It changes only files, and returns the segments that the log has then."""
+    """The truncation of one log. It changes only files, and returns the log's new segments."""
 
     disk: Disk
     directory: Path
@@ -60,7 +59,7 @@ class Truncation(Struct, frozen=True):
         """Truncate the log to ``to``, and return its closed segments and its active one.
 
         Raises:
-            DiskFull, StorageFailure: the log is as it was, or has failed.
+            DiskFull, StorageFailure: the log is unchanged, or has failed.
         """
         segments = (*closed, active)
         place = sum(segment.first.entry <= to.entry for segment in segments) - 1
@@ -72,9 +71,9 @@ class Truncation(Struct, frozen=True):
             for segment in reversed(behind):
                 segment.remove(self.forcing.force_names)
             if to.offset == last.first.offset:
-                kept, following = segments[:place], self._made_anew(last, to)
+                kept, following = segments[:place], self._rewritten(last, to)
             else:
-                shorter, following = self._parted(last, to)
+                shorter, following = self._split(last, to)
                 kept = (*segments[:place], shorter)
         active.close()
         self.forcing.mark(to)
@@ -83,7 +82,7 @@ class Truncation(Struct, frozen=True):
     def empty(
         self, closed: Sequence[Segment], active: ActiveSegment, start: Boundary
     ) -> ActiveSegment:
-        """Empty the log, and return its only segment, at ``start``; errors as :meth:`cut`."""
+        """Empty the log. Return its only segment, at ``start``. Errors: as for :meth:`cut`."""
         segments = (*closed, active)
         following = self.segment(start, active.codec)
         for segment in segments:
@@ -92,7 +91,7 @@ class Truncation(Struct, frozen=True):
         with self._failing(if_any=True):
             for segment in reversed(segments):
                 segment.remove(self.forcing.force_names)
-            if start != START:  # a log without files begins there
+            if start != START:  # the default start of a log without files
                 following.make_first()
         self.forcing.mark(start)
         return following
@@ -104,7 +103,7 @@ class Truncation(Struct, frozen=True):
         table: Table | None = None,
         data_end: int | None = None,
     ) -> ActiveSegment:
-        """Return a segment that takes appends; without ``data_end`` it has no files yet."""
+        """Return a segment for appends. Without ``data_end`` it has no files yet."""
         return ActiveSegment(
             self.disk,
             SegmentName(self.directory, int(first.offset)),
@@ -116,7 +115,7 @@ class Truncation(Struct, frozen=True):
             data_end=data_end,
         )
 
-    def _parted(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
+    def _split(self, last: Segment, to: Boundary) -> tuple[Segment, ActiveSegment]:
         """Make the segment after the cut, and truncate the entries of the one before it."""
         last.flush()
         following = self.segment(to, last.codec)
@@ -125,7 +124,7 @@ class Truncation(Struct, frozen=True):
         try:
             self.disk.write_whole(last.name.entries, [last.table[:rows].tobytes()])
         except IsologError:
-            with suppress(IsologError):  # recovery removes what is left of it
+            with suppress(IsologError):  # recovery removes its remains
                 following.remove(self.forcing.force_names)
             raise
         with self._failing(if_any=True):
@@ -133,8 +132,8 @@ class Truncation(Struct, frozen=True):
             table = np.frombuffer(self.disk.map(last.name.entries), ENTRY, count=rows)
         return last.shortened(table), following
 
-    def _made_anew(self, last: Segment, to: Boundary) -> ActiveSegment:
-        """Rewrite the segment with only the markers before its first record, if it has some."""
+    def _rewritten(self, last: Segment, to: Boundary) -> ActiveSegment:
+        """Rewrite the segment with only the markers before its first record."""
         header = header_of(last.codec, dict(self.format.facts), last.first)
         rows = last.table[: to.entry - last.first.entry]
         rows = moved(rows, np.full(len(rows), len(header), np.int64))
@@ -149,11 +148,11 @@ class Truncation(Struct, frozen=True):
     def in_schema(self, active: ActiveSegment, codec: Codec) -> ActiveSegment:
         """Rewrite a segment without records for batches of another schema.
 
-        Its ``.arrow`` file comes first. After a crash, recovery looks for no batch there, and moves
-        the markers to where the schema message ends.
+        Its ``.arrow`` file comes first. It has no batch, so after a crash, recovery only moves the
+        positions of the markers to the end of the schema message.
 
         Raises:
-            DiskFull, StorageFailure: the segment is as it was, or the log has failed.
+            DiskFull, StorageFailure: the segment is unchanged, or the log has failed.
         """
         if not active.data_bytes:
             active.close()
@@ -174,7 +173,7 @@ class Truncation(Struct, frozen=True):
     def _failing(self, *, if_any: bool) -> Iterator[None]:
         """Mark the log as failed until it is opened again, if the block raises.
 
-        ``if_any``: if False, do not mark it; let the error pass.
+        ``if_any``: if False, only raise the error.
         """
         try:
             yield
@@ -182,13 +181,13 @@ class Truncation(Struct, frozen=True):
             if not if_any:
                 raise
             raise self.forcing.give_up(
-                f"{self.directory}: the log could not be cut back ({error.message});"
-                " the partition takes no more until it is opened again"
+                f"{self.directory}: the log could not be truncated ({error.message});"
+                " the partition accepts no writes until it is opened again"
             ) from error
 
 
 ENDING: Final = ".short"
-"""The end of the copy's name until the copy replaces the file."""
+"""The suffix of the copy until it replaces the file."""
 
 
 class ShorterCopy:
@@ -198,7 +197,7 @@ class ShorterCopy:
         """Make the copy.
 
         Raises:
-            DiskFull, StorageFailure: no copy was made; the next attempt is after the next open.
+            DiskFull, StorageFailure: there is no copy. The next attempt is after the next open.
         """
         self._disk = disk
         self._segment = segment
@@ -209,10 +208,10 @@ class ShorterCopy:
         disk.write_whole(self._path, [kept, END_OF_STREAM])
 
     def settle(self, segments: Sequence[Segment], forcing: Forcing) -> None:
-        """Replace the file with the copy if the segment is still one of these, else drop the copy.
+        """Replace the file with the copy if the segment is one of these, else drop the copy.
 
         Raises:
-            StorageFailure: replacing or dropping failed; the next open removes what is left.
+            StorageFailure: this failed. The next open removes the copy.
         """
         if self._segment in segments and forcing.failed is None:
             self._disk.rename(self._path, self._segment.name.arrow)

@@ -1,9 +1,9 @@
-"""Looking at logs without changing anything, whether their broker runs or not.
+"""Read-only inspection of logs, whether their broker runs or not.
 
-``snapshot``   a disk that reads the real files, and keeps in memory what is written to it
-``files``      the logs below a directory, and their segments as the files have them
-``checking``   what is damaged in a log, and what opening it would do
+``snapshot``   a disk that reads the real files, and keeps writes in memory
+``files``      the logs below a directory, and their segments, damage included
+``checking``   the damage of a log, and the effect of an open
 
-Checks and reads are those of the broker. Recovery itself runs on a :class:`SnapshotDisk`, so what
-it reports here is what it does to the same files in a broker.
+Checks and reads are those of the broker. Recovery itself runs on a :class:`SnapshotDisk`, so its
+report here equals its effect on the same files in a broker.
 """

@@ -1,9 +1,9 @@
-"""What is damaged in a log, and what opening it would do. Nothing is changed.
+"""The damage of a log, and the effect of an open, without changes to the files.
 
-The log is opened on a :class:`SnapshotDisk`, so its own recovery says what it would cut off. Then
-all of its entries and batches are read from the disk, as the broker's scrub does.
+The log is opened on a :class:`SnapshotDisk`, so its recovery reports the entries that it would cut.
+Then all of its entries and batches are read from the disk, as the broker's scrub does.
 
-Beside a running broker, something is reported only if a second look finds the same.
+Beside a running broker, a fault is reported only if a second check finds it too.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _LOOKS_MAX: Final = 5
 
 _FROM_REPLICA: Final = (
     "If the partition has another replica, start the broker: it gets the entry again from there."
-    " If it has none, restore the file from a backup; what is around the damage stays readable."
+    " If it has none, restore the file from a backup. The other records stay readable."
 )
 _BEFORE_START: Final = (
     "If the partition has no other replica, restore the file from a backup before a broker opens"
-    " the log. If it has one, start the broker: it takes from there what is missing."
+    " the log. If it has one, start the broker: it gets the missing records from there."
 )
 _NOTHING_TO_DO: Final = "Nothing: it was never acknowledged, and the next open cuts it off."
 
 
 class Finding(Struct, frozen=True):
-    """Something that is not as it should be.
+    """A fault in a log's files.
 
-    ``position``: bytes in ``file``; ``entry`` and ``offset``: of the first record that it is about.
-    Each is None if it does not apply. ``damage``: False if nothing that was acknowledged is lost.
+    ``position``: in ``file``, bytes. ``entry`` and ``offset``: of the first affected record. Each
+    is None if it does not apply. ``damage``: False if no acknowledged record is lost.
     """
 
     file: str
@@ -56,9 +56,9 @@ class Finding(Struct, frozen=True):
 
 
 class CheckedLog(Struct, frozen=True):
-    """The result of a check. ``start`` and ``end`` are offsets; ``changes``: what an open changes.
+    """The result of a check. ``start`` and ``end`` are offsets. ``changes``: those of an open.
 
-    ``segments``, ``entries``, ``records`` and ``bytes`` count what is left after an open.
+    ``segments``, ``entries``, ``records`` and ``bytes`` are the sizes after an open.
     """
 
     path: str
@@ -75,7 +75,7 @@ class CheckedLog(Struct, frozen=True):
 
     @property
     def damaged(self) -> bool:
-        """Whether something was lost that may have been acknowledged."""
+        """Whether a record is lost that may have been acknowledged."""
         return any(each.damage for each in self.findings)
 
 
@@ -120,7 +120,7 @@ def _check(path: Path, in_use: bool) -> CheckedLog:
         findings.append(
             Finding(
                 str(path),
-                "the folder of the partition is gone: it has had entries",
+                "the folder of the partition is missing, but it has had entries",
                 "Restore the folder from a backup, or start the broker: it takes the log from"
                 " another replica if there is one.",
             )
@@ -142,14 +142,14 @@ def _check(path: Path, in_use: bool) -> CheckedLog:
 
 
 def _is_data(path: Path) -> bool:
-    """Return whether a file is more than a mark, which opening a log may always write."""
+    """Return whether a file has records. Every open may write the other files."""
     return path.suffix != "" and not path.name.endswith(".extremes")
 
 
 def _cuts(log: PartitionLog, files: LogFiles) -> Iterator[Finding]:
     for cut in log.cuts:
         if not cut.grave and not cut.bytes_lost:
-            continue  # a schema message that is written again
+            continue  # a schema message that is rewritten
         file, position, problem = _end_problem(log.segments[-1], files, cut)
         lost = (
             f"opening the log ends it at offset {cut.end} and takes {cut.entries_lost} entries with"
@@ -169,7 +169,7 @@ def _cuts(log: PartitionLog, files: LogFiles) -> Iterator[Finding]:
 
 
 def _end_problem(last: Segment, files: LogFiles, cut: LostTail) -> tuple[str, int, str]:
-    """Return the file, the position and the reason why a log ends where it does."""
+    """Return the file and the position of a log's end, and the reason for it."""
     name, kept = last.name, len(last.table)
     if name not in files.files.segments():
         return str(files.path), 0, cut.reason
@@ -178,15 +178,15 @@ def _end_problem(last: Segment, files: LogFiles, cut: LostTail) -> tuple[str, in
     if kept < len(found.table):
         return _row_problem(found, kept, entry)
     if found.raw.size % ENTRY_SIZE:
-        return str(name.entries), kept * ENTRY_SIZE, "a part of an entry is at the end"
+        return str(name.entries), kept * ENTRY_SIZE, "the last entry is incomplete"
     end = last.data_end
     beyond = found.data_size - end
     if end and beyond and beyond != len(END_OF_STREAM):
-        return str(name.arrow), end, f"{beyond} bytes that no entry names are at the end"
+        return str(name.arrow), end, f"{beyond} bytes at the end belong to no entry"
     following = [each for each in files.files.segments() if each.base_offset > name.base_offset]
     if following:
         return str(following[0].entries), 0, "the segment does not start where the one before ends"
-    return str(name.entries), kept * ENTRY_SIZE, "entries that were there are gone"
+    return str(name.entries), kept * ENTRY_SIZE, "entries at the end are missing"
 
 
 def _row_problem(found: FoundSegment, kept: int, entry: int) -> tuple[str, int, str]:
@@ -203,15 +203,15 @@ def _row_problem(found: FoundSegment, kept: int, entry: int) -> tuple[str, int, 
 
 
 def _headers(log: PartitionLog, files: LogFiles) -> Iterator[Finding]:
-    """Yield the schema messages that are damaged; no checksum of an entry covers them."""
+    """Yield the damaged schema messages, which no checksum of an entry covers."""
     for segment in log.segments:
         name = segment.name
         if len(segment.table) and not files.has_sound_header(name):
             yield Finding(
                 str(name.arrow),
                 "its schema message is damaged; its batches are not affected",
-                "Nothing for isolog: it knows the schema. For other programs that read the file,"
-                " restore it from a backup.",
+                "Nothing for isolog, which has the schema elsewhere. For other programs that read"
+                " the file, restore it from a backup.",
                 position=0,
                 offset=int(segment.first.offset),
             )
@@ -249,7 +249,7 @@ def _forces(path: Path) -> Iterator[Finding]:
     ended = "failed" if forcing.state is Forces.FAILED else "did not end"
     yield Finding(
         str(path / "flushed"),
-        f"a force of the log to the disk {ended}: the disk may lack what follows offset"
+        f"an fsync of the log {ended}: the disk may lack the records after offset"
         f" {forcing.upto.offset}",
         "Check the disk. The next open writes that part of the log again.",
         forcing.state is Forces.FAILED,

@@ -1,7 +1,7 @@
 """The logs below a directory, and their segments as the files have them, damage included.
 
-A segment's schema message says the schema of its batches, and its entries say which version of the
-topic's schema that is. So batches are decoded without the metadata store, which may be elsewhere.
+A segment's schema message has the schema of its batches, and its entries have the version of that
+schema. So batches are decoded without the metadata store, which may be on another machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from spark_stream.storage.settings import Compression, LogSettings
 
 NO_STATE: Final = ""
 STATES: Final = (NO_STATE, "committed", "open", "aborted")
-"""The states of an entry: in no transaction, or as far as its log tells, in one that ended so."""
+"""The states of an entry: in no transaction, or the state of its transaction in this log."""
 
 _PLAIN, _COMMITTED, _OPEN, _ABORTED = range(4)
 _DESCRIPTION: Final = "isolog.json"
@@ -51,9 +51,9 @@ _SEGMENT_FACTS: Final = ("isolog.base_offset", "isolog.base_entry")
 
 
 def find_logs(directory: Path) -> list[Path]:
-    """Return the folders below the directory that are logs, or that have been one; sorted.
+    """Return the folders below the directory that are logs, or were one, sorted.
 
-    What recoveries cut off (``cut/``) is not a log, but its folders may be named themselves.
+    Folders of cut files (``cut/``) are left out, unless ``directory`` is such a folder.
 
     Raises:
         NotALogDirectory: there is none, and the directory is not a broker's.
@@ -71,22 +71,22 @@ def find_logs(directory: Path) -> list[Path]:
         raise NotALogDirectory(
             f"no partition's log is in {directory}",
             path=str(directory),
-            hint="Name a broker's directory, or the folder of a topic or a partition in it.",
+            hint="Give a broker's directory, or the folder of a topic or a partition in it.",
         )
     return sorted(found, key=lambda path: (path.parent, len(path.name), path.name))
 
 
 def broker_directory(directory: Path) -> Path | None:
-    """Return the broker directory that this one is or lies in; None for a copy elsewhere."""
+    """Return the broker directory that has this one, or is it. None for a copy elsewhere."""
     above = (directory.absolute(), *directory.absolute().parents)
     return next((each for each in above if (each / _DESCRIPTION).exists()), None)
 
 
 class SegmentView(Struct, frozen=True):
-    """A segment as its files are: ``table`` has all complete rows, the first ``good`` are valid.
+    """The content of a segment's files. ``found.table`` has all complete rows, valid or not.
 
     ``states``: for each valid row an index into :data:`STATES`. ``schema``: None if no segment
-    with its version of the schema has a sound schema message.
+    with its version of the schema has an intact schema message.
     """
 
     found: FoundSegment
@@ -98,7 +98,7 @@ class SegmentView(Struct, frozen=True):
 
     @property
     def intact(self) -> npt.NDArray[np.bool_]:
-        """Which rows have the checksum that they carry, shape (rows,)."""
+        """A mask of the rows with a right checksum, shape (rows,)."""
         return intact_rows(self.found.table)
 
     def states_at(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
@@ -107,7 +107,7 @@ class SegmentView(Struct, frozen=True):
         return self.states[np.searchsorted(bases, offsets, side="right") - 1]
 
     def records(self, start: int, end: int) -> Iterator[Chunk | DamagedSegment]:
-        """Yield the records of ``[start, end)`` that are here; an error where some are damaged."""
+        """Yield this segment's records of ``[start, end)``, and an error for damaged ones."""
         at = max(Offset(start), self.segment.first.offset)
         stop = min(Offset(end), self.segment.end.offset)
         wanted = ReadPlan(self.segment.codec.schema)
@@ -126,7 +126,7 @@ def _unlimited() -> Budget:
 
 
 def look_at(path: Path, *, in_use: bool) -> LogFiles:
-    """Return the files of a log as they are now. ``in_use``: its broker may be running.
+    """Take a snapshot of a log's files. ``in_use``: its broker may be running.
 
     Raises:
         StorageFailure: they cannot be read.
@@ -138,7 +138,7 @@ def look_at(path: Path, *, in_use: bool) -> LogFiles:
 
 
 class LogFiles:
-    """The files of one log. Nothing is changed, whatever they have."""
+    """The files of one log, for reading only."""
 
     def __init__(self, path: Path, disk: SnapshotDisk) -> None:
         self.path = path
@@ -177,7 +177,7 @@ class LogFiles:
     def _header(
         self, name: SegmentName
     ) -> tuple[SegmentName, tuple[pa.Schema, dict[str, str]] | None]:
-        """Return the schema and the facts of a segment's schema message; None: it is not sound."""
+        """Return the schema and the facts of a segment's schema message, or None if damaged."""
         if name.arrow.name not in self._names:
             return name, None
         data = self.disk.map(name.arrow)
@@ -194,7 +194,7 @@ class LogFiles:
         return name, (schema.with_metadata(own or None), facts_of(message) or {})
 
     def _version(self, name: SegmentName) -> int | None:
-        """Return which version of the topic's schema a segment's batches have; None: no batch."""
+        """Return the schema version of a segment's batches, or None without a batch."""
         table = whole_rows(self._unformatted.entries(name))
         batches = np.flatnonzero(table["kind"] == Kind.DATA)
         for row in batches[:1]:
@@ -203,17 +203,17 @@ class LogFiles:
         return None
 
     def has_sound_header(self, name: SegmentName) -> bool:
-        """Return whether a segment's schema message has its checksum."""
+        """Return whether a segment's schema message is intact."""
         return name in self._sound
 
     @cached_property
     def segments(self) -> tuple[SegmentView, ...]:
-        """The segments, oldest first, without those of which a file is missing (``missing``)."""
+        """The readable segments, oldest first. ``missing`` has the errors of the others."""
         return self._looked_at[0]
 
     @cached_property
     def missing(self) -> tuple[IsologError, ...]:
-        """The errors of segments that cannot be looked at."""
+        """The errors of unreadable segments."""
         return self._looked_at[1]
 
     @cached_property
@@ -260,7 +260,7 @@ def _format(schemas: dict[int, pa.Schema], last: int, facts: dict[str, str]) -> 
 
 
 def _topic_of(path: Path) -> str:
-    """Return the topic that the folders above a partition's name, or an empty text."""
+    """Return the topic's name from the folders above a partition's, or an empty text."""
     parts: Sequence[str] = path.absolute().parts
     return parts[-3] if len(parts) > 3 and parts[-4] == "topics" else ""
 
@@ -281,6 +281,6 @@ def _states(tables: Sequence[Table]) -> list[npt.NDArray[np.uint8]]:
 
 
 def array_of(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Return numbers as an Arrow array of a type of the same width, without importing pandas."""
+    """Convert numbers to an Arrow array of the same width, without an import of pandas."""
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, len(values), [None, data])

@@ -1,10 +1,10 @@
-"""A disk that never changes a file: what is written to it is kept in memory.
+"""A disk that never changes a file: writes are kept in memory.
 
-Beside a running broker, files grow, and are replaced and removed, while they are read. So each
+Beside a running broker, files grow, and are replaced and removed, during the reads. So each
 directory is listed once, and each file mapped once. A segment's entries are read first, and its
-``.arrow`` file counts up to the last batch that they name. The broker writes a batch before its
-entry, so what is seen of a growing segment is complete. The bytes after that are not looked at:
-they may be of an append that is under way, and the broker may cut them off.
+``.arrow`` file up to their last batch. The broker writes a batch before its entry, so this part of
+a growing segment is complete. The bytes after it are ignored: they may belong to an append that is
+under way, and the broker may cut them off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREFIX_BYTES: Final = 8  # of an Arrow message, before its metadata
 
 
 class Change(Struct, frozen=True):
-    """What was done to a file: its size in bytes before and after; None: there is no such file."""
+    """A change of a file: its size in bytes before and after, or None if there is no file."""
 
     path: Path
     before: int | None
@@ -44,11 +44,11 @@ class Change(Struct, frozen=True):
             return f"{self.path} is made, with {self.after} bytes"
         if self.after < self.before:
             return f"{self.path} is cut from {self.before} to {self.after} bytes"
-        return f"{self.path} is written again, with {self.after} bytes"
+        return f"{self.path} is rewritten, with {self.after} bytes"
 
 
 class SnapshotDisk:
-    """The files of a disk as they are, and changes to them that nobody else sees.
+    """The files of a disk, with changes in memory only.
 
     ``in_use``: a broker may be writing the files.
     """
@@ -61,7 +61,7 @@ class SnapshotDisk:
         self._listed: dict[Path, list[str]] = {}
 
     def unchanged(self) -> SnapshotDisk:
-        """Return the same snapshot, without the changes that were made to this one."""
+        """Return the same snapshot, without the changes of this one."""
         found = SnapshotDisk(self._disk, in_use=self._in_use)
         found._mapped, found._listed = self._mapped, self._listed
         return found
@@ -116,7 +116,7 @@ class SnapshotDisk:
         return found
 
     def _settled(self, path: Path) -> pa.Buffer:
-        """Return a file's bytes beside a running broker, without what it is writing at present."""
+        """Return a file's bytes beside a running broker, without an append under way."""
         if path.suffix == ".entries":
             return self._settled_entries(path)
         end = None
@@ -125,14 +125,14 @@ class SnapshotDisk:
             there = entries.name in self.names(path.parent)
             table = whole_rows(self.map(entries) if there else NOTHING)
             if len(table):
-                end = int((table["position"] + table["length"]).max())  # blank rows name no bytes
+                end = int((table["position"] + table["length"]).max())  # blank rows have no batch
         data = self._disk.map(path)
         if path.suffix == ".arrow" and end is None and data.size >= _PREFIX_BYTES:
             end = schema_length(data) or None
         return data if end is None else _part(data, 0, end)
 
     def _settled_entries(self, path: Path) -> pa.Buffer:
-        """Return a copy of the entries, which may be cut; wait for a write that is under way."""
+        """Return a copy of the entries, which may be cut. Wait for the end of a write."""
         raw = self._content_on_disk(path)
         for _ in range(_SETTLED_TRIES):
             if _ends_whole(raw):
@@ -140,7 +140,7 @@ class SnapshotDisk:
             before = raw
             time.sleep(_SETTLED_PAUSE_S)
             raw = self._content_on_disk(path)
-            if raw.equals(before):  # nobody writes it: this is damage
+            if raw.equals(before):  # no write is under way: this is damage
                 break
         return raw
 
@@ -163,7 +163,7 @@ class SnapshotDisk:
         return _SnapshotFile(self, path)
 
     def put(self, path: Path, content: pa.Buffer) -> None:
-        """Give the file this content."""
+        """Set the content of a file."""
         self._ours[path] = content
 
     def write_whole(self, path: Path, parts: Sequence[Part]) -> None:
@@ -186,16 +186,16 @@ class SnapshotDisk:
             self.remove_tree(path / name) if (path / name).is_dir() else self.remove(path / name)
 
     def make_directory(self, path: Path, *, forced: bool = True) -> None:
-        """Do nothing: a file that is put somewhere makes its directory."""
+        """Do nothing: a directory exists once it has a file."""
 
     def remove_empty_directory(self, path: Path) -> None:
         """Do nothing."""
 
     def sync_directory(self, path: Path) -> None:
-        """Do nothing: nothing is on the disk."""
+        """Do nothing: the content is in memory only."""
 
     def changes(self) -> list[Change]:
-        """Return what became of the files that were changed."""
+        """Return the changed files, with their sizes before and after."""
         found = []
         for path, content in sorted(self._ours.items()):
             before = None
@@ -219,7 +219,7 @@ class _SnapshotFile:
     def write(self, position: int, *parts: Part) -> None:
         data, old = b"".join(parts), self._disk.map(self._path)
         if _part(old, position, len(data)).equals(pa.py_buffer(data)):
-            return  # a log that repeats what is there: copying a segment for that costs memory
+            return  # the same bytes again: no copy of the segment is needed
         content = bytearray(old)
         content.extend(bytes(max(0, position - len(content))))
         content[position : position + len(data)] = data
@@ -232,7 +232,7 @@ class _SnapshotFile:
         return _part(self._disk.map(self._path), position, length)
 
     def flush(self) -> None:
-        """Do nothing: nothing is on the disk."""
+        """Do nothing: the content is in memory only."""
 
     def identity(self) -> tuple[int, int]:
         return self._disk.identity(self._path)
@@ -242,7 +242,7 @@ class _SnapshotFile:
 
 
 def _ends_whole(raw: pa.Buffer) -> bool:
-    """Return whether the last entries are complete, as far as their checksums tell."""
+    """Return whether the last entries have right checksums, so they are complete."""
     if raw.size % ENTRY_SIZE:
         return False
     return bool(intact_rows(whole_rows(raw)[-_LAST_ENTRIES:]).all())

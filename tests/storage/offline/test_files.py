@@ -133,7 +133,7 @@ def test_a_write_that_never_ended_is_no_damage(sample, tmp_path):
     found = checked(log)
     (finding,) = found.findings
     assert not found.damaged
-    assert "12 bytes that no entry names" in finding.problem
+    assert "12 bytes at the end belong to no entry" in finding.problem
 
 
 def test_a_damaged_schema_message_is_found_and_its_records_are_read_by_another(sample, tmp_path):
@@ -178,7 +178,7 @@ def test_a_folder_that_is_gone_is_found(tmp_path):
     (path,) = find_logs(tmp_path)
     found = check_log(path)
     assert [each.damage for each in found.findings] == [True]
-    assert "the folder of the partition is gone" in found.findings[0].problem
+    assert "the folder of the partition is missing" in found.findings[0].problem
 
 
 @settings(max_examples=examples(100), deadline=None)
