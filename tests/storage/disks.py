@@ -1,7 +1,7 @@
-"""Disks that fail: one without room, one that refuses an operation, one whose process dies.
+"""Failing disks: one is full, one refuses an operation, one dies with its process.
 
-All of them are the operating system's disk (real files) with a fault in front of it. A write that
-fails has written a part, as real ones may.
+All of them are the operating system's disk (real files) with a fault in front of it. A failed write
+has written a part, as on real disks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from spark_stream.storage.format.codec import Part
 
 
 class Died(BaseException):
-    """The process is gone: no handler for errors may see this."""
+    """The death of the process. Handlers of errors must not catch it."""
 
 
 def dying_in(changes: int) -> Callable[[], None]:
-    """The process dies before one of its next changes: call it before each."""
+    """Return a function to call before each change. It lets the process die before one of them."""
     left = iter(range(changes))
 
     def change() -> None:
@@ -32,7 +32,7 @@ def dying_in(changes: int) -> Callable[[], None]:
 
 
 class FaultyFile:
-    """A file whose writes, cuts and flushes first ask the disk."""
+    """A file whose writes, cuts and flushes call the disk's hooks first."""
 
     def __init__(self, disk: FaultyDisk, path: Path, file: DiskFile) -> None:
         self._disk = disk
@@ -64,18 +64,18 @@ class FaultyFile:
 
 
 class FaultyDisk(OsDisk):
-    """The operating system's disk, with a say before each operation that changes something."""
+    """The operating system's disk, with hooks around each operation that changes something."""
 
     def before(self, operation: str, path: Path) -> None:
-        """Called before an operation; may raise."""
+        """Called before an operation. It may raise."""
 
     def before_write(self, path: Path, length: int) -> int:
-        """How many bytes of a write are written before ``after_write`` is asked."""
+        """The number of bytes of a write that are written before ``after_write``."""
         self.before("write", path)
         return length
 
     def after_write(self, path: Path, written: int, wanted: int) -> None:
-        """Called after a write; raises where it was not whole."""
+        """Called after a write. It raises if the write was not whole."""
 
     def open(self, path: Path) -> FaultyFile:
         return FaultyFile(self, path, super().open(path))
@@ -113,7 +113,7 @@ class FaultyDisk(OsDisk):
 
 
 class SmallDisk(FaultyDisk):
-    """Takes ``room`` bytes, then fails like a full disk: a part of the write is done first."""
+    """A disk with ``room`` bytes that then fails like a full one: a part of the write is done."""
 
     def __init__(self, room: int = 1 << 40) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class SmallDisk(FaultyDisk):
 
 
 class FailingDisk(FaultyDisk):
-    """Refuses one kind of operation while ``refused`` names it."""
+    """A disk that refuses the kind of operation in ``refused``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class FailingDisk(FaultyDisk):
 
 
 class MortalDisk(FaultyDisk):
-    """The process dies at the ``lives``-th operation; a write is done in half by then."""
+    """A disk whose process dies at the ``lives``-th operation. Half of a write is done then."""
 
     def __init__(self, lives: int) -> None:
         super().__init__()

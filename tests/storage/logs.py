@@ -1,4 +1,4 @@
-"""Logs whose records can be checked: the record at offset n says that it is number n."""
+"""Logs with checkable records: the record at offset n has the number n."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW = 1_700_000_000_000_000
 
 
 def format_of(**settings) -> LogFormat:
-    """A log's format with these settings; limits may lie below what a user can configure."""
+    """A log's format with these settings. Limits may be lower than those of users."""
     return LogFormat(SCHEMA, replace(LogSettings(), **settings), facts=FACTS)
 
 
@@ -50,7 +50,7 @@ def append(log: PartitionLog, batch: pa.RecordBatch, now: int = NOW) -> Offset:
 def append_next(
     log: PartitionLog, rows: int = 10, size: int = 20, now: int = NOW
 ) -> pa.RecordBatch:
-    """Appends records that fit the log's end, and says which."""
+    """Append records with the numbers of the log's end. Return them."""
     batch = records(int(log.end.offset), rows, size)
     assert append(log, batch, now) == log.end.offset - rows
     return batch
@@ -64,7 +64,7 @@ def read(
     max_records: int = UNLIMITED,
     max_bytes: int = UNLIMITED,
 ) -> list[Chunk]:
-    """One read, to its end; checks that its chunks follow one another without gap or repeat."""
+    """Read to the end. Check that the chunks have no gap and no duplicate."""
     upto = log.end.offset if end is None else Offset(end)
     chunks = list(log.read(Offset(start), upto, columns, max_records, max_bytes))
     position = start
@@ -102,8 +102,8 @@ def reopened(log: PartitionLog, disk: Disk = HOST_DISK) -> PartitionLog:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for one example of a property; pytest's tmp_path is one for all of them."""
-    memory = Path("/dev/shm")  # a file system like any other, only that fsync costs nothing there
+    """A folder for one example of a property. pytest's tmp_path is the same for all examples."""
+    memory = Path("/dev/shm")  # a normal file system, where an fsync costs no time
     path = Path(tempfile.mkdtemp(prefix="isolog-test-", dir=memory if memory.is_dir() else None))
     try:
         yield path
@@ -112,7 +112,7 @@ def folder() -> Iterator[Path]:
 
 
 def flip(path: Path, position: int, bit: int) -> None:
-    """Flips one bit of a file."""
+    """Flip one bit of a file."""
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]

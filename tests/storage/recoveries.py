@@ -1,4 +1,4 @@
-"""Closed logs to damage and open again, and what must hold of them then."""
+"""Closed logs to damage and open again, and checks of the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = (3, 1, 4, 1, 5)
 
 
 def batches_of(path: Path, base: int = 0, **settings) -> PartitionLog:
-    """A closed log with one segment of those batches; ``base`` records in an older segment."""
+    """A closed log with one segment of those batches, and ``base`` records in an older segment."""
     log = PartitionLog.open(path, format_of(**settings))
     if base:
         append_next(log, rows=base)
@@ -39,8 +39,7 @@ def sample_log(folder: Path) -> PartitionLog:
 def copied(sample: PartitionLog, folder: Path, *, forced: bool = True) -> PartitionLog:
     """The closed sample with its files in another folder.
 
-    ``forced``: with the mark of what was forced, as after an orderly end; else without, as after a
-    process that was killed.
+    ``forced``: with the mark of fsyncs, as after a clean stop. Without it, as after a kill.
     """
     shutil.copytree(sample.directory, folder, dirs_exist_ok=True)
     if not forced:
@@ -62,7 +61,7 @@ def opened_or_refused(log: PartitionLog) -> tuple[PartitionLog | None, DamagedSe
 
 
 def holds_exactly(log: PartitionLog, records: int, start: int = 0, disk: Disk = HOST_DISK) -> bool:
-    """Whether the log has these records, right to the byte, and takes a next one for good."""
+    """Whether the log has exactly these records, and durably accepts another one."""
     expected = [logs.records(*span) for span in _spans(log, start, records)]
     whole = everything(log)
     assert log.end.offset == records
@@ -108,7 +107,7 @@ def three_segments(path: Path, first: int = 0) -> PartitionLog:
 
 
 def kept_aside(folder: Path) -> dict[str, bytes]:
-    """What lies in the folders of all cuts: its path below them, and its bytes."""
+    """The files in the folders of all cuts: path below the folder → bytes."""
     above = folder / "cut"
     return {
         str(path.relative_to(above)): path.read_bytes()

@@ -1,4 +1,4 @@
-"""A leader's log with transactions in it, and how another replica comes by the same entries."""
+"""A leader's log with transactions, and a follower that copies its entries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_log(disk: Disk | None = None, folder: Path = HERE, **settings) -> Partit
 
 
 def fill(log: PartitionLog, seed: int, entries: int, epoch: int = 0) -> None:
-    """Appends batches, in three transactions at a time or in none, and their markers."""
+    """Append batches, in up to three concurrent transactions or in none, and their markers."""
     chance = random.Random(seed)
     for moment in range(entries):
         end, now = int(log.end.offset), NOW + 1000 * int(log.end.entry)
@@ -49,7 +49,7 @@ def ended(log: PartitionLog) -> set[int]:
 def fetch(
     follower: PartitionLog, leader: PartitionLog, max_bytes: int, upto: int | None = None
 ) -> int:
-    """Appends to the follower what the leader has behind its end; how many frames that took."""
+    """Append the leader's later entries to the follower. Return the number of frames."""
     frames = 0
     stop = None if upto is None else EntryIndex(upto)
     while (found := leader.read_entries(follower.end.entry, max_bytes, stop)) is not None:
@@ -62,7 +62,7 @@ def fetch(
 
 
 def seen(log: PartitionLog) -> dict[str, object]:
-    """What readers of the log are given."""
+    """The results of reads of the log."""
     chunks = list(log.read(log.start.offset, log.end.offset))
     committed = list(log.read(log.start.offset, log.end.offset, committed=True))
     return {

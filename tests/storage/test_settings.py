@@ -1,4 +1,4 @@
-"""Topic settings as users write them: a bad one is refused by name, and told what it takes."""
+"""Topic settings as users write them: the error for an invalid value has its setting and range."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SWITCHES = ("unclean.leader.election",)
 NAMES = ("partition.by",)
 
 
-@pytest.mark.rule("which settings a topic has, and their ranges", "storage/settings.py")
-def test_every_setting_is_tested_here():
+@pytest.mark.rule("the settings of a topic, and their ranges", "storage/settings.py")
+def test_every_setting_has_a_test_here():
     assert set(SETTINGS) == {*NUMBERS, *CHOICES, *SWITCHES, *NAMES}
 
 
 @pytest.mark.parametrize(("name", "bounds"), NUMBERS.items())
-def test_a_number_takes_its_range_and_no_more(name, bounds):
+def test_number_accepts_exactly_its_range(name, bounds):
     low, high = bounds
     for good in (low, high, str(low), f" {high} "):
         assert getattr(parse_settings({name: good}), SETTINGS[name]) == int(good)
@@ -49,7 +49,7 @@ def test_a_number_takes_its_range_and_no_more(name, bounds):
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("bad", ["", "many", "1.5", "1e6", "10 MiB", None, [], {}, 1.0, True])
-def test_a_number_takes_nothing_else(name, bad):
+def test_number_refuses_other_values(name, bad):
     with pytest.raises(InvalidConfig, match=f"{name} takes a whole number") as caught:
         parse_settings({name: bad})
     assert caught.value.details == {"setting": name}
@@ -57,7 +57,7 @@ def test_a_number_takes_nothing_else(name, bad):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_no_limit_is_minus_one_where_there_may_be_none(name):
+def test_minus_one_means_no_limit_if_allowed(name):
     if name.startswith("retention."):
         assert getattr(parse_settings({name: "-1"}), SETTINGS[name]) == -1
     else:
@@ -66,7 +66,7 @@ def test_no_limit_is_minus_one_where_there_may_be_none(name):
 
 
 @pytest.mark.parametrize(("name", "kind"), CHOICES.items())
-def test_a_choice_takes_its_words_in_any_case(name, kind):
+def test_choice_accepts_its_words_in_any_case(name, kind):
     for word in kind:
         assert getattr(parse_settings({name: f" {word.upper()}"}), name) is word
     with pytest.raises(InvalidConfig) as caught:
@@ -75,7 +75,7 @@ def test_a_choice_takes_its_words_in_any_case(name, kind):
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_a_switch_is_true_or_false(name):
+def test_switch_is_true_or_false(name):
     for good, value in (("true", True), (" False ", False), (True, True), (False, False)):
         assert getattr(parse_settings({name: good}), SETTINGS[name]) is value
     for bad in ("", "yes", "1", 1, 0, None, []):
@@ -87,7 +87,7 @@ def test_a_switch_is_true_or_false(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_have_commas_between(name):
+def test_names_are_separated_by_commas(name):
     for text, found in (("", ()), (" ", ()), ("a", ("a",)), (" a ,b", ("a", "b"))):
         assert getattr(parse_settings({name: text}), SETTINGS[name]) == found
         assert shown_settings(parse_settings({name: text}))[name] == ",".join(found)
@@ -102,13 +102,13 @@ def test_names_have_commas_between(name):
         ("max.message.bytes", "max.record.bytes"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest_known_one(wrong, meant):
+def test_unknown_setting_is_refused_with_the_nearest_name(wrong, meant):
     with pytest.raises(InvalidConfig, match=f"unknown setting '{wrong}'; did you mean '{meant}'"):
         parse_settings({wrong: "1"})
 
 
 @pytest.mark.parametrize("name", ["zzz", "replicas"])
-def test_a_name_near_to_none_is_refused_with_all_known_ones(name):
+def test_unknown_setting_without_a_near_name_is_refused_with_all_names(name):
     with pytest.raises(InvalidConfig) as caught:
         parse_settings({name: "1"})
     assert "did you mean" not in str(caught.value)
@@ -116,7 +116,7 @@ def test_a_name_near_to_none_is_refused_with_all_known_ones(name):
         assert name in str(caught.value)
 
 
-def test_what_is_not_named_stays():
+def test_other_settings_keep_their_values():
     base = LogSettings(segment_bytes=1 << 20, flush=Flush.BATCH)
     changed = parse_settings({"segment.ms": "1000"}, base)
     assert (changed.segment_bytes, changed.flush, changed.segment_ms) == (1 << 20, "batch", 1000)
@@ -133,7 +133,7 @@ def test_what_is_not_named_stays():
         unclean_leader_election=st.booleans(),
     )
 )
-def test_shown_settings_are_read_back_as_they_were(settings):
+def test_settings_survive_a_round_trip_through_text(settings):
     shown = shown_settings(settings)
     assert all(isinstance(value, str) for value in shown.values())
     assert parse_settings(shown) == settings

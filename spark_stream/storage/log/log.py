@@ -574,7 +574,7 @@ class PartitionLog:
         """Return the first offset from ``start`` whose record's timestamp is at or after this one.
 
         Return None without such a record. Timestamps are in microseconds since the epoch. They may
-        be out of order: this returns the least such offset, as Kafka's offsetsForTimes does.
+        be unordered: this returns the least such offset, as Kafka's offsetsForTimes does.
         """
         with self._damage.recorded():
             return first_offset_at(self.segments, timestamp, self.format.timestamp_column, start)

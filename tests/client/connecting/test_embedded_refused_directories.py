@@ -61,7 +61,7 @@ def test_a_directory_of_another_format_is_refused_untouched(tmp_path, described,
     assert listing(path) == before
 
 
-def test_a_file_is_no_directory(tmp_path):
+def test_file_in_place_of_the_directory_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("precious")
     with pytest.raises(NotALogDirectory, match="not a directory"):

@@ -1,4 +1,4 @@
-"""Open files are bounded, whatever the number of logs; a log without an entry has none at all."""
+"""Open files are bounded for any number of logs. A log without an entry has no file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.logs import append_next, format_of, ids, read
 
 
 def open_below(folder: Path) -> int:
-    """How many files below the folder this process has open."""
+    """The number of open files of this process below the folder."""
     found = 0
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -34,7 +34,7 @@ def open_below(folder: Path) -> int:
     return found
 
 
-def test_a_log_that_was_never_written_to_has_neither_folder_nor_file(tmp_path):
+def test_empty_log_has_no_folder_and_no_file(tmp_path):
     log = PartitionLog.open(tmp_path / "t" / "0", format_of())
     assert ids(read(log, 0)) == []
     assert (log.start, log.size, log.failed) == (log.end, 0, None)
@@ -45,7 +45,7 @@ def test_a_log_that_was_never_written_to_has_neither_folder_nor_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_first_append_without_room_leaves_nothing_and_the_next_one_works(tmp_path):
+def test_first_append_on_a_full_disk_leaves_no_file(tmp_path):
     disk = SmallDisk(room=100)
     log = PartitionLog.open(tmp_path / "0", format_of(), disk)
     with pytest.raises(DiskFull):
@@ -56,7 +56,7 @@ def test_a_first_append_without_room_leaves_nothing_and_the_next_one_works(tmp_p
     assert logs.reopened(log).end.offset == 10
 
 
-def test_files_of_which_the_disk_does_not_tell_at_present_are_not_lost(tmp_path):
+def test_failing_check_of_identity_does_not_fail_the_log(tmp_path):
     class Silent(OsDisk):
         failing = True
 
@@ -76,8 +76,8 @@ def test_files_of_which_the_disk_does_not_tell_at_present_are_not_lost(tmp_path)
 
 
 @pytest.mark.slow
-def test_many_logs_hold_few_files_open_and_lose_nothing_by_it(tmp_path):
-    """Several hundred that are written to in turn, again and again, then opened anew."""
+def test_many_logs_have_few_open_files_and_lose_no_record(tmp_path):
+    """Several hundred logs, written in turn repeatedly, then opened again."""
     many = 2 * OPEN_FILES_MAX
     opened = [PartitionLog.open(tmp_path / str(n), format_of()) for n in range(many)]
     for _ in range(3):
@@ -93,8 +93,8 @@ def test_many_logs_hold_few_files_open_and_lose_nothing_by_it(tmp_path):
     assert open_below(tmp_path) == 0
 
 
-def test_files_that_close_under_the_readers_hands_open_again(tmp_path):
-    """A pool of two files for three logs: every append and every read closes another's file."""
+def test_file_closed_during_a_read_opens_again(tmp_path):
+    """A pool of two files for three logs: each append and each read closes another log's file."""
     disk = OsDisk(DescriptorPool(2))
     opened = [
         PartitionLog.open(tmp_path / str(n), format_of(segment_entries=40), disk) for n in range(3)
@@ -135,7 +135,7 @@ def test_files_that_close_under_the_readers_hands_open_again(tmp_path):
         (errno.ENFILE, "this machine has as many open files as it allows", "fs.file-max"),
     ],
 )
-def test_a_lack_of_descriptors_is_an_error_of_its_own(tmp_path, monkeypatch, number, said, hint):
+def test_lack_of_descriptors_raises_too_many_open_files(tmp_path, monkeypatch, number, said, hint):
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -147,12 +147,12 @@ def test_a_lack_of_descriptors_is_an_error_of_its_own(tmp_path, monkeypatch, num
     monkeypatch.undo()
     assert hint in caught.value.hint
     assert caught.value.retriable
-    append_next(log)  # nothing of the log was lost
+    append_next(log)  # the log lost no record
     assert ids(read(log, 0)) == list(range(20))
     log.close()
 
 
-def test_spare_files_are_released_for_a_block_and_taken_again(tmp_path):
+def test_spare_files_are_released_for_a_block(tmp_path):
     spare = SpareFiles(3)
     before = len(os.listdir("/proc/self/fd"))
     with spare.released():
@@ -160,6 +160,6 @@ def test_spare_files_are_released_for_a_block_and_taken_again(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_broker_needs_two_files_for_each_partition_up_to_the_pools_bound():
+def test_broker_needs_two_files_for_each_partition_up_to_the_bound():
     assert files_needed(10) - files_needed(0) == 20
     assert files_needed(100_000) - files_needed(0) == OPEN_FILES_MAX

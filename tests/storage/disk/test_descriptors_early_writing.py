@@ -1,4 +1,4 @@
-"""Large amounts are on their way to the disk before a force asks for them."""
+"""The write of large amounts to the disk starts before their fsync."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The ranges that the system was told to begin to write: from, and up to."""
+    """The ranges of started writes: start and end."""
     ranges: list[tuple[int, int]] = []
     monkeypatch.setattr(
         os, "posix_fadvise", lambda _, start, length, __: ranges.append((start, start + length))
@@ -33,7 +33,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return ranges
 
 
-def test_what_was_written_since_the_last_force_goes_early_in_large_pieces(
+def test_bytes_since_the_last_fsync_are_written_early_in_large_pieces(
     tmp_path: Path, sent: list[tuple[int, int]]
 ):
     file = OsDisk().create(tmp_path / "f")
@@ -44,7 +44,7 @@ def test_what_was_written_since_the_last_force_goes_early_in_large_pieces(
     file.close()
 
 
-def test_what_a_force_has_written_stays_in_memory(tmp_path: Path, sent: list[tuple[int, int]]):
+def test_early_write_leaves_out_bytes_of_an_fsync(tmp_path: Path, sent: list[tuple[int, int]]):
     file = OsDisk().create(tmp_path / "f")
     for number in range(20):
         file.write(number * MIB, bytes(MIB))
@@ -58,7 +58,7 @@ def test_what_a_force_has_written_stays_in_memory(tmp_path: Path, sent: list[tup
     file.close()
 
 
-def test_a_file_that_is_opened_again_starts_where_it_is_written(
+def test_early_write_of_a_reopened_file_starts_at_its_first_write(
     tmp_path: Path, sent: list[tuple[int, int]]
 ):
     OsDisk().create(tmp_path / "f").close()
@@ -70,7 +70,7 @@ def test_a_file_that_is_opened_again_starts_where_it_is_written(
     file.close()
 
 
-def test_a_call_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_failed_early_write_fails_no_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise OSError("not on this file system")
 
@@ -85,12 +85,10 @@ def test_a_call_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.rule(
-    "that large amounts are on their way to the disk before a force, and hold up no append",
+    "early writes of large amounts, without a delay of appends",
     "storage/disk/descriptors.py",
 )
-def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_queue_of_early_writes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     goes_on, callers = threading.Event(), list[str]()
 
     def slow(number: int, *_: object) -> None:
@@ -105,7 +103,7 @@ def test_what_waits_is_bounded_and_then_the_writer_itself_does_it(
     for number in range(10):
         early.start(file, number * WAITING_BYTES_MAX // 8, WAITING_BYTES_MAX // 8)
     mine = threading.current_thread().name
-    assert callers.count(mine) == 2  # nobody waits for the thread, which is at the first of them
+    assert callers.count(mine) == 2  # no append waits for the thread
     goes_on.set()
     early.settle()
     assert len(callers) == 10

@@ -1,4 +1,4 @@
-"""A broker's directory: ours, nobody's, somebody else's, or of a later release."""
+"""A broker's directory: isolog's, empty, of other software, or of a later release."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
 
 
-def test_a_missing_or_empty_directory_becomes_ours(tmp_path):
+def test_missing_or_empty_directory_is_initialized(tmp_path):
     made = open_directory(tmp_path / "a" / "b")
     facts = json.loads((tmp_path / "a" / "b" / "isolog.json").read_text())
     assert facts == {
@@ -46,23 +46,23 @@ def test_a_missing_or_empty_directory_becomes_ours(tmp_path):
     assert open_directory(tmp_path / "empty").cluster_id != made.cluster_id
 
 
-def test_opening_again_finds_the_same_cluster(tmp_path):
+def test_second_open_has_the_same_cluster(tmp_path):
     assert open_directory(tmp_path) == open_directory(tmp_path)
 
 
-def test_only_its_owner_can_look_into_a_directory_that_we_make(tmp_path):
+def test_new_directory_is_readable_only_by_its_owner(tmp_path):
     open_directory(tmp_path / "log")
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_a_broker_leaves_before_the_description_does_not_make_it_strange(tmp_path):
+def test_files_made_before_the_description_are_accepted(tmp_path):
     for name in ("broker.lock", "start.lock", "broker.log", "isolog.json.new"):
         (tmp_path / name).touch()
     open_directory(tmp_path)
 
 
-@pytest.mark.rule("whose a directory is, and of which format", "storage/disk/directory.py")
-def test_a_directory_of_somebody_elses_files_is_refused_and_left_alone(tmp_path):
+@pytest.mark.rule("the owner and the format of a directory", "storage/disk/directory.py")
+def test_directory_of_other_software_is_refused_unchanged(tmp_path):
     for name in ("thesis.tex", "a.png", "b.png", "c.png"):
         (tmp_path / name).write_text("mine")
     with pytest.raises(NotALogDirectory, match=r"it holds a\.png, b\.png, c\.png, …"):
@@ -70,19 +70,19 @@ def test_a_directory_of_somebody_elses_files_is_refused_and_left_alone(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png", "c.png", "thesis.tex"]
 
 
-def test_a_check_makes_the_directory_and_leaves_it_empty(tmp_path):
+def test_check_makes_an_empty_directory(tmp_path):
     check_directory(tmp_path / "log")
     assert list((tmp_path / "log").iterdir()) == []
 
 
-def test_a_file_is_no_directory(tmp_path):
+def test_file_in_place_of_the_directory_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotALogDirectory, match="is not a directory"):
         open_directory(tmp_path / "file")
 
 
 @pytest.mark.parametrize("other", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
-def test_another_format_is_refused_naming_both_numbers(tmp_path, other):
+def test_other_format_is_refused_with_both_versions(tmp_path, other):
     described(tmp_path, {"format": "isolog", "version": other, "cluster_id": "c"})
     with pytest.raises(
         UnsupportedFormat, match=f"has format {other}.* reads format {FORMAT_VERSION}"
@@ -101,7 +101,7 @@ def described(path, facts) -> None:
         b"",
         b"{",
         b"\xff\xfe",
-        b"[" * 100_000,  # deeper than a parser goes
+        b"[" * 100_000,  # deeper than the parser's limit
         [],
         None,
         "isolog",
@@ -116,7 +116,7 @@ def described(path, facts) -> None:
     ],
     ids=lambda facts: repr(facts)[:60],
 )
-def test_a_description_that_is_not_ours_is_refused_and_left_alone(tmp_path, facts):
+def test_invalid_description_is_refused_unchanged(tmp_path, facts):
     described(tmp_path, facts)
     before = (tmp_path / "isolog.json").read_bytes()
     with pytest.raises(NotALogDirectory, match=r"isolog\.json"):
@@ -133,7 +133,7 @@ json_values = st.recursive(
 
 @settings(max_examples=examples(100))
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("format", "version"), json_values)))
-def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
+def test_any_description_opens_or_raises_a_typed_error(facts):
     with logs.folder() as folder:
         described(folder, facts | {"cluster_id": "c", "broker_id": "b"})
         try:
@@ -144,12 +144,12 @@ def test_no_description_however_strange_gives_anything_but_a_typed_error(facts):
         assert facts == {"format": "isolog", "version": 1}
 
 
-def test_partitions_lie_where_the_format_says(tmp_path):
+def test_partitions_have_the_documented_paths(tmp_path):
     directory = open_directory(tmp_path)
     assert directory.partition("flights", "id1", 3) == tmp_path / "topics" / "flights" / "id1" / "3"
 
 
-def test_a_new_directory_belongs_to_the_cluster_that_it_is_made_for(tmp_path):
+def test_new_directory_belongs_to_the_given_cluster(tmp_path):
     assert recorded_cluster_id(tmp_path) is None
     assert open_directory(tmp_path, "d" * 32).cluster_id == "d" * 32
     assert recorded_cluster_id(tmp_path) == "d" * 32
@@ -161,7 +161,7 @@ HERE = Path("/somewhere/log")
 
 
 class FailingOnce(SimulatedDisk):
-    """A disk whose force of one number fails, counted from 0."""
+    """A disk on which one fsync fails. ``number``: its number, from 0."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class FailingOnce(SimulatedDisk):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_directory_is_outlives_a_power_cut(seed):
+def test_description_survives_a_power_cut(seed):
     disk = SimulatedDisk()
     made = open_directory(HERE, disk=disk)
     disk.crash(random.Random(seed))
@@ -183,8 +183,8 @@ def test_what_a_directory_is_outlives_a_power_cut(seed):
 
 @pytest.mark.parametrize("forces", range(5))
 @pytest.mark.parametrize("seed", range(20))
-def test_a_directory_that_was_being_made_when_the_power_went_is_made_anew(forces, seed):
-    """The force of that number fails, and then the power goes."""
+def test_directory_is_made_again_after_a_power_cut(forces, seed):
+    """One fsync fails, and then there is a power cut."""
     disk = FailingOnce(forces)
     with contextlib.suppress(StorageFailure):
         open_directory(HERE, disk=disk)
@@ -193,7 +193,7 @@ def test_a_directory_that_was_being_made_when_the_power_went_is_made_anew(forces
     assert open_directory(HERE, disk=disk) == made
 
 
-def test_a_directory_names_the_run_that_used_it_last(tmp_path):
+def test_directory_has_the_last_run(tmp_path):
     open_directory(tmp_path)
     assert RunFile(tmp_path).recorded_run() is None
     RunFile(tmp_path).record_run("one")
@@ -205,7 +205,7 @@ def test_a_directory_names_the_run_that_used_it_last(tmp_path):
 
 
 @pytest.mark.parametrize("copy", [shutil.copy, shutil.copy2])
-def test_a_copy_of_a_directory_is_told_from_it(tmp_path, copy):
+def test_copy_of_a_directory_is_detected(tmp_path, copy):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     open_directory(first)
     RunFile(first).record_run("one")
@@ -218,8 +218,8 @@ def test_a_copy_of_a_directory_is_told_from_it(tmp_path, copy):
     assert RunFile(second).recorded_run() == "two"
 
 
-def test_a_copy_in_the_place_of_the_original_is_told_from_it(tmp_path):
-    """The file system gives it inodes that the original had: sometimes the very same."""
+def test_copy_in_place_of_the_original_is_detected(tmp_path):
+    """The file system may give the copy inodes of the original, even the same one."""
     log, backup = tmp_path / "log", tmp_path / "backup"
     open_directory(log)
     for run in range(100):
@@ -231,7 +231,7 @@ def test_a_copy_in_the_place_of_the_original_is_told_from_it(tmp_path):
         assert RunFile(log).recorded_run() == f"a copy of {run}"
 
 
-def test_a_run_of_an_earlier_release_is_known(tmp_path):
+def test_run_of_an_earlier_release_is_recognized(tmp_path):
     open_directory(tmp_path)
     RunFile(tmp_path).record_run("one")
     (tmp_path / "broker.original").unlink()
@@ -239,7 +239,7 @@ def test_a_run_of_an_earlier_release_is_known(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_name_of_the_run_outlives_a_power_cut(seed):
+def test_run_survives_a_power_cut(seed):
     disk = SimulatedDisk()
     open_directory(HERE, disk=disk)
     RunFile(HERE, disk).record_run("one")
@@ -261,7 +261,7 @@ PARTS = st.one_of(
 )
 @settings(max_examples=examples(500))
 @given(PARTS, PARTS, st.integers(0, 1 << 31))
-def test_no_name_and_no_id_leads_out_of_the_topics_folder(name, topic_id, number):
+def test_no_name_or_id_leads_out_of_the_topics_folder(name, topic_id, number):
     directory = LogDirectory(Path("/log"), "cluster", "broker")
     try:
         folder = directory.partition(name, topic_id, number)

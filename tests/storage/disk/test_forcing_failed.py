@@ -1,4 +1,4 @@
-"""A force that failed is the last: the log takes no more until it is opened again, and says why."""
+"""A failed fsync is the last one: the log refuses writes, with the reason, until the next open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path("/topics/t/0")
 
 
 def log_of(flush: Flush = Flush.NONE) -> tuple[SimulatedDisk, PartitionLog]:
-    """A log of ten records on a disk of its own."""
+    """A log of ten records on a separate disk."""
     disk = SimulatedDisk()
     log = PartitionLog.open(HERE, format_of(flush=flush), disk)
     append_next(log)
@@ -40,7 +40,7 @@ FORCING: dict[str, tuple[Flush, Callable[[PartitionLog], object]]] = {
 
 
 @pytest.mark.parametrize("name", FORCING)
-def test_whoever_asked_is_told_once_that_a_log_has_failed(name):
+def test_failure_callback_is_called_once(name):
     flush, act = FORCING[name]
     disk, log = log_of(flush)
     told: list[str] = []
@@ -56,7 +56,7 @@ def test_whoever_asked_is_told_once_that_a_log_has_failed(name):
 
 
 @pytest.mark.parametrize("name", FORCING)
-def test_a_log_whose_force_failed_refuses_everything_but_reads(name):
+def test_failed_log_refuses_everything_but_reads(name):
     flush, act = FORCING[name]
     disk, log = log_of(flush)
     assert log.failed is None
@@ -81,10 +81,10 @@ def test_a_log_whose_force_failed_refuses_everything_but_reads(name):
     assert ids(read(log, 0)) == list(range(10))
 
 
-def test_the_second_force_of_a_directory_is_not_believed_either():
+def test_log_fails_if_the_fsync_of_its_directory_fails():
     disk, log = log_of()
     log.flush()
-    refuse_from = disk.forces + 1  # the next segment's file is forced, then its name is not
+    refuse_from = disk.forces + 1  # the next segment's file is forced, but not its name
 
     def may_fail(path: Path) -> None:
         disk.forces += 1
@@ -99,12 +99,12 @@ def test_the_second_force_of_a_directory_is_not_believed_either():
 
 @pytest.mark.parametrize("ends", ["orderly", "killed", "killed before it could note the failure"])
 @pytest.mark.parametrize("flush", Flush)
-def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_open(flush, ends):
-    """Linux takes the pages of a force that failed for clean: a later force would skip them."""
+def test_next_open_rewrites_bytes_of_a_failed_fsync(flush, ends):
+    """Linux marks the pages of a failed fsync as clean, so a later fsync would skip them."""
     disk, log = log_of(Flush.NONE)
     disk.fail_next_force()
     if ends not in ("orderly", "killed"):
-        disk.before_change = dying_in(2)  # the note that the force is under way, then the force
+        disk.before_change = dying_in(2)  # the state "under way", then the fsync
     with pytest.raises((StorageFailure, Died)):
         log.flush()
     disk.before_change = lambda: None
@@ -124,8 +124,8 @@ def test_what_a_failed_force_left_in_memory_alone_is_written_again_by_the_next_o
         assert ids(read(log, 0)) == list(range(20)), "forced, and there after every power cut"
 
 
-def test_nothing_is_forced_of_which_it_cannot_be_noted_that_a_force_is_under_way():
-    """If it fails, a disk that takes no writes takes no note of that either."""
+def test_no_fsync_without_its_recorded_state():
+    """If the disk accepts no writes, it would not accept the state "failed" either."""
     disk, log = log_of(Flush.NONE)
     tried, disk.refusal = disk.forces, DiskFull
     with pytest.raises(DiskFull):
@@ -137,8 +137,8 @@ def test_nothing_is_forced_of_which_it_cannot_be_noted_that_a_force_is_under_way
     assert PartitionLog.open(HERE, log.format, disk).end.offset == 10
 
 
-def test_that_a_force_had_failed_is_told_though_the_log_does_not_open():
-    """Until it does, the broker that finds it must not vouch for it."""
+def test_failed_fsync_is_reported_even_if_the_open_fails():
+    """Until the log opens, the broker must not vouch for it."""
     disk, log = log_of(Flush.NONE)
     disk.fail_next_force()
     with pytest.raises(StorageFailure):
@@ -146,15 +146,15 @@ def test_that_a_force_had_failed_is_told_though_the_log_does_not_open():
     disk.kill()
     entries = log.segments[-1].name.entries
     disk.open(entries).write(disk.size(entries), b"torn")
-    disk.room = 0  # so the torn end cannot be cut off
+    disk.room = 0  # so that the torn end cannot be cut off
     told: list[str] = []
     with pytest.raises(DiskFull):
         PartitionLog.open(HERE, log.format, disk, lambda: told.append("losing"))
     assert told
 
 
-def test_a_batch_whose_force_failed_is_not_in_the_log_that_opens_again():
-    """The caller was told that nothing was kept; the bytes are taken back, the disk permitting."""
+def test_batch_of_a_failed_fsync_is_not_in_the_reopened_log():
+    """The append raised an error, so its bytes are undone, if the disk allows it."""
     disk, log = log_of(Flush.BATCH)
     disk.fail_next_force()
     with pytest.raises(StorageFailure):
@@ -165,8 +165,8 @@ def test_a_batch_whose_force_failed_is_not_in_the_log_that_opens_again():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_process_left_unforced_is_forced_when_each_batch_is_to_be(seed: int):
-    """It ended between a write and its force. The batch is sent again and is told to be there."""
+def test_open_with_flush_batch_forces_entries_of_a_dead_process(seed: int):
+    """It died between a write and its fsync. A retry is acknowledged as a duplicate."""
     disk, _ = log_of(Flush.NONE)
     disk.kill()
     log = PartitionLog.open(HERE, format_of(flush=Flush.BATCH), disk)
@@ -176,8 +176,8 @@ def test_what_a_process_left_unforced_is_forced_when_each_batch_is_to_be(seed: i
     assert PartitionLog.open(HERE, format_of(flush=Flush.BATCH), disk).end == end
 
 
-def test_a_folder_is_gone_for_good_only_once_that_could_be_forced(tmp_path: Path):
-    """The first attempt removed it; a second one that finds nothing has that left to do."""
+def test_repeated_removal_repeats_the_fsync(tmp_path: Path):
+    """The first attempt removed it. The second one only has to repeat the fsync."""
     disk, folder = FailingDisk(), tmp_path / "t" / "0"
     folder.mkdir(parents=True)
     disk.refused = "sync_directory"
@@ -195,7 +195,7 @@ def test_a_folder_is_gone_for_good_only_once_that_could_be_forced(tmp_path: Path
 
 @pytest.mark.parametrize("parent_is_gone", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_folder_that_was_removed_twice_does_not_come_back(seed: int, parent_is_gone: bool):
+def test_folder_removed_twice_does_not_reappear(seed: int, parent_is_gone: bool):
     disk, folder = SimulatedDisk(), Path("/topics/t/id")
     disk.make_directory(folder)
     disk.fail_next_force()

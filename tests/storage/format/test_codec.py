@@ -1,4 +1,4 @@
-"""Checksums of a block at once against those of each row; gathered messages against a loop."""
+"""Checksums of blocks equal those of rows, and gathered messages equal those of a loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sealed_table(rows: int, seed: int = 0) -> Table:
 
 
 def walked(table: Table) -> list[bool]:
-    """Row by row, from the bytes."""
+    """The same check, row by row, from the bytes."""
     rows = [row.tobytes() for row in table]
     return [
         google_crc32c.value(row[:CRC_SPAN]) == int.from_bytes(row[CRC_SPAN:], "little")
@@ -41,7 +41,7 @@ PLACES = sorted({0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 3 * BLOCK, 3 
 
 
 @pytest.mark.parametrize("rows", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 17])
-def test_sound_entries_are_intact_whatever_the_size_of_the_table(rows):
+def test_intact_entries_of_any_number_pass_the_check(rows):
     assert intact_entries(SOUND[:rows]) == rows
     assert intact_rows(SOUND[:rows]).all()
 
@@ -59,8 +59,8 @@ def test_sound_entries_are_intact_whatever_the_size_of_the_table(rows):
     ),
     st.sampled_from([0, 5, BLOCK]),
 )
-def test_damaged_entries_are_found_as_row_by_row(damages, start):
-    """Also where two damages of a block could cancel each other out in one checksum."""
+def test_check_by_blocks_equals_check_by_rows(damages, start):
+    """Two faults in a block could cancel each other out in one checksum."""
     table = SOUND.copy()
     raw = table.view(np.uint8).reshape(len(table), ENTRY_SIZE)
     for row, at, bits in damages:
@@ -71,7 +71,7 @@ def test_damaged_entries_are_found_as_row_by_row(damages, start):
     assert intact_entries(table) == (sound.index(False) if False in sound else len(sound))
 
 
-def test_entries_in_another_order_are_intact_and_swapped_checksums_are_not():
+def test_order_does_not_matter_but_swapped_checksums_fail():
     assert intact_entries(SOUND[::-1].copy()) == len(SOUND)
     table = SOUND.copy()
     table["entry_crc"][[BLOCK + 3, BLOCK + 4]] = table["entry_crc"][[BLOCK + 4, BLOCK + 3]]
@@ -81,8 +81,8 @@ def test_entries_in_another_order_are_intact_and_swapped_checksums_are_not():
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), min_size=1, max_size=30))
 @pytest.mark.parametrize("unit", [8, 8 * 200], ids=["small", "large"])
-def test_gathered_are_the_wanted_messages_and_nothing_else(unit, spaced):
-    """``spaced``: the unwanted units of bytes before each message, and its own."""
+def test_gathered_returns_exactly_the_messages(unit, spaced):
+    """``spaced``: for each message, the unwanted units of bytes before it, and its own units."""
     starts, lengths, at = [], [], 0
     for gap, length in spaced:
         at += unit * gap if starts else 0
@@ -100,14 +100,14 @@ def test_gathered_are_the_wanted_messages_and_nothing_else(unit, spaced):
     [([0, 16], [16, 32]), ([0, 1600], [1600, 8]), ([0, 1 << 16], [8, 8])],
     ids=["neighbours, small", "neighbours, large", "far apart"],
 )
-def test_neighbours_and_messages_far_apart_are_not_copied(starts, lengths):
+def test_adjacent_and_distant_messages_are_not_copied(starts, lengths):
     data = np.zeros(starts[-1] + lengths[-1], np.uint8)
     for part in gathered(pa.py_buffer(data), np.array(starts), np.array(lengths)):
         assert np.shares_memory(data, np.frombuffer(part, np.uint8))
 
 
-def test_what_lies_between_needs_no_memory():
-    """A few small messages of a large segment, aborted records between: 200 MB of them here."""
+def test_gaps_between_messages_need_no_memory():
+    """A few small messages of a large segment, with 200 MB of aborted records between them."""
     count, apart = 1_000, 200_000
     data = pa.py_buffer(mmap.mmap(-1, count * apart))
     starts = np.arange(count) * apart

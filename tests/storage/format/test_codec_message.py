@@ -1,4 +1,4 @@
-"""A batch as a message: in one piece or in several, the bytes are the same."""
+"""An encoded batch has the same bytes in one piece and in several."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batches() -> dict[str, pa.RecordBatch]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", batches())
-def test_a_message_has_the_bytes_that_arrow_gives_in_one_piece(name: str):
+def test_parts_equal_arrows_message_in_one_piece(name: str):
     batch = batches()[name]
     message = uncompressed(batch)
     expected = batch.serialize().to_pybytes()
@@ -53,12 +53,12 @@ def test_large_values_are_not_copied():
     }
 
 
-def test_a_message_of_one_part_is_joined_already():
+def test_message_of_one_part_is_not_copied():
     part = pa.py_buffer(b"some bytes")
     assert EncodedBatch.of(part).joined().address == part.address
 
 
-def test_parts_are_written_whole_however_little_the_system_takes_at_once(
+def test_parts_are_written_whole_despite_short_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     real = os.pwritev

@@ -1,4 +1,4 @@
-"""The schema message of the last segment, damaged: it is mended, and never believed."""
+"""A damaged schema message of the last segment is repaired, and never used."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def sample(tmp_path_factory) -> PartitionLog:
 
 @settings(max_examples=examples(80))
 @given(st.data())
-def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sample, data):
-    """Nothing of ours needs that message, but polars does: it is written anew."""
+def test_flipped_bit_in_the_schema_message_is_repaired_without_loss(sample, data):
+    """isolog does not need that message, but polars does, so it is rewritten."""
     header = int(sample.segments[-1].table[0]["position"])
     with logs.folder() as folder:
         log = copied(sample, folder)
@@ -49,8 +49,8 @@ def test_a_flipped_bit_in_the_schema_message_costs_no_record_and_is_mended(sampl
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.text("01ab.", min_size=1), st.text("012ab", max_size=9), max_size=4))
-def test_the_checksum_covers_texts_that_are_as_its_own(metadata):
-    """Of eight different checksums, so that the topic's metadata has the message's often."""
+def test_checksum_covers_texts_equal_to_itself(metadata):
+    """One of eight checksums, so that the topic's metadata often has that of the message."""
     copies = {f"copy{number}": f"{number:08x}" for number in range(8)}
     schema = pa.schema([("id", pa.int64())], metadata | copies)
     with pytest.MonkeyPatch.context() as patch:
@@ -60,13 +60,13 @@ def test_the_checksum_covers_texts_that_are_as_its_own(metadata):
 
 
 @pytest.mark.parametrize("checksum", [{}, {"isolog.crc": ""}, {"isolog.crc": "0"}])
-def test_a_message_without_a_checksum_is_none_of_ours(checksum):
+def test_schema_message_without_a_checksum_is_rejected(checksum):
     schema = pa.schema([("id", pa.int64())], {"isolog.topic": "t", **checksum})
     assert batches.facts_of(schema.serialize()) is None
 
 
 def emptied(folder: Path) -> PartitionLog:
-    """A closed log of which retention left nothing: its next entry is the 25th, its offset 50."""
+    """A closed log after full retention: its next entry is the 25th, its next offset 50."""
     log = PartitionLog.open(folder, format_of(retention_ms=100))
     for _ in range(25):
         append_next(log, rows=2)
@@ -91,8 +91,8 @@ def goes_on_where_it_was_or_is_refused(log: PartitionLog) -> str:
 
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(data):
-    """After retention only the schema message tells the first entry's index: it has a checksum."""
+def test_flipped_bit_never_moves_the_end_of_an_empty_log(data):
+    """After retention, only the schema message has the first entry's index. It has a checksum."""
     with logs.folder() as folder:
         log = emptied(folder)
         path = segment_path(log, 50, "arrow")
@@ -101,7 +101,7 @@ def test_a_flipped_bit_never_changes_where_an_empty_log_goes_on(data):
         goes_on_where_it_was_or_is_refused(log)
 
 
-def test_a_flipped_digit_of_the_first_entrys_index_is_known(tmp_path):
+def test_flipped_digit_of_the_first_entrys_index_is_detected(tmp_path):
     log = emptied(tmp_path)
     path = segment_path(log, 50, "arrow")
     whole = path.read_bytes()

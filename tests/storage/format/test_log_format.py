@@ -1,4 +1,4 @@
-"""docs/format.md against what is on the disk: whoever reads the page can read the files."""
+"""docs/format.md describes the files on the disk exactly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def example() -> dict:
 
 @pytest.fixture(params=Compression)
 def log(request, tmp_path) -> PartitionLog:
-    """Two segments: one closed, with three batches; one active, with one."""
+    """Two segments: a closed one with three batches, and the active one with one batch."""
     log = PartitionLog.open(tmp_path, format_of(compression=request.param))
     for rows in (3, 1, 100):
         append_next(log, rows)
@@ -50,7 +50,7 @@ def log(request, tmp_path) -> PartitionLog:
     return log
 
 
-def test_the_layout_of_an_entry_is_the_pages():
+def test_layout_of_an_entry_matches_the_page():
     names = {"int64": "<i8", "int32": "<i4", "int16": "<i2", "uint32": "<u4", "uint8": "|u1"}
     page = {
         name.strip("`"): (int(byte), names[kind])
@@ -58,21 +58,21 @@ def test_the_layout_of_an_entry_is_the_pages():
     }
     code = {name: (field[1], field[0].str) for name, field in ENTRY.fields.items()}
     assert page == code
-    assert f"Rows of {ENTRY_SIZE} bytes" in PAGE
+    assert f"rows of {ENTRY_SIZE} bytes" in PAGE
     assert f"bytes 0 to {CRC_SPAN - 1} of this entry" in PAGE
 
 
-def test_kinds_are_the_pages():
+def test_kinds_match_the_page():
     assert ", ".join(f"{kind.value} {kind.name.lower()}" for kind in Kind) in PAGE
 
 
-def test_the_checksum_is_the_pages():
+def test_checksum_matches_the_page():
     assert f"{crc32c(b'123456789'):08x}" == "e3069283"
     assert "`e3069283`" in PAGE
 
 
-def test_the_version_is_the_pages(tmp_path):
-    assert f"Format version {FORMAT_VERSION}." in PAGE
+def test_version_matches_the_page(tmp_path):
+    assert f"format version {FORMAT_VERSION}." in PAGE
     open_directory(tmp_path)
     facts = json.loads((tmp_path / "isolog.json").read_text())
     line = re.search(r"^isolog\.json +(\{.*\})$", PAGE, re.MULTILINE).group(1)
@@ -82,7 +82,7 @@ def test_the_version_is_the_pages(tmp_path):
     assert all(re.fullmatch("[0-9a-f]{32}", facts[name]) for name in ids)
 
 
-def test_the_example_reads_every_record_of_a_segment(log, example):
+def test_example_of_the_page_reads_every_record(log, example):
     closed = example["read_all"](log.directory, 0)
     active = example["read_all"](log.directory, 104)
     assert closed.column("offset").to_pylist() == closed.column("id").to_pylist() == [*range(104)]
@@ -90,7 +90,7 @@ def test_the_example_reads_every_record_of_a_segment(log, example):
     assert together.cast(logs.SCHEMA).equals(everything(log))
 
 
-def test_the_example_finds_one_record(log, example):
+def test_example_of_the_page_finds_one_record(log, example):
     rows = everything(log).to_pylist()
     for offset in (0, 2, 3, 4, 57, 103):
         assert example["read_one"](log.directory, 0, offset) == rows[offset]
@@ -98,14 +98,14 @@ def test_the_example_finds_one_record(log, example):
     assert example["ENTRY"] == ENTRY
 
 
-def test_the_files_are_those_of_the_page(log):
+def test_files_match_the_page(log):
     names = sorted(path.name for path in log.directory.iterdir())
     pairs = [f"{base:020d}.{kind}" for base in (0, 104) for kind in ("arrow", "entries")]
     assert names == [*pairs, "flushed"]
 
 
-def test_the_mark_of_what_was_forced_is_the_pages(log):
-    """The roll forced what was there by then: three entries with 104 records."""
+def test_mark_of_fsyncs_matches_the_page(log):
+    """The roll forced the entries before it: three entries with 104 records."""
     data = (log.directory / "flushed").read_bytes()
     fields = [(int(byte), name, kind) for byte, name, kind, _ in rows_of_table("## `flushed`")]
     sizes = {"int64": 8, "uint32": 4}
@@ -118,7 +118,7 @@ def test_the_mark_of_what_was_forced_is_the_pages(log):
     assert len(data) == 24
 
 
-def test_a_closed_segment_ends_with_arrows_mark_and_the_active_one_does_not(log):
+def test_only_a_closed_segment_ends_with_arrows_mark(log):
     assert bytes.fromhex("ff ff ff ff 00 00 00 00") == END_OF_STREAM
     assert segment_path(log, 0, "arrow").read_bytes().endswith(END_OF_STREAM)
     assert not segment_path(log, 104, "arrow").read_bytes().endswith(END_OF_STREAM)
@@ -127,11 +127,11 @@ def test_a_closed_segment_ends_with_arrows_mark_and_the_active_one_does_not(log)
 @pytest.mark.rule(
     "the bytes of a segment's files", "storage/segment/segment.py", "storage/format/codec.py"
 )
-def test_messages_lie_where_the_entries_say_aligned_and_without_a_gap(log):
+def test_messages_are_aligned_adjacent_and_at_their_positions(log):
     for base in (0, 104):
         data = segment_path(log, base, "arrow").read_bytes()
         table = np.fromfile(segment_path(log, base, "entries"), ENTRY)
-        position = int.from_bytes(data[4:8], "little") + 8  # the schema message has no body
+        position = int.from_bytes(data[4:8], "little") + 8  # a schema message has no body
         for row in table:
             assert (int(row["position"]), int(row["length"]) % 8, position % 8) == (position, 0, 0)
             message = data[position : position + int(row["length"])]
@@ -142,7 +142,7 @@ def test_messages_lie_where_the_entries_say_aligned_and_without_a_gap(log):
         assert data[position:] == (END_OF_STREAM if base == 0 else b"")
 
 
-def test_an_entry_says_what_was_appended(log):
+def test_entry_has_the_facts_of_its_append(log):
     (row,) = np.fromfile(segment_path(log, 104, "entries"), ENTRY)
     told = {name: int(row[name]) for name in ENTRY.names}
     for name in ("position", "length", "data_crc", "entry_crc"):
@@ -163,7 +163,7 @@ def test_an_entry_says_what_was_appended(log):
     }
 
 
-def test_the_facts_of_the_schema_message_are_the_pages(log):
+def test_facts_of_the_schema_message_match_the_page(log):
     with pa.ipc.open_stream(segment_path(log, 104, "arrow")) as reader:
         facts = {key.decode(): value.decode() for key, value in reader.schema.metadata.items()}
     told = [
@@ -178,7 +178,7 @@ def test_the_facts_of_the_schema_message_are_the_pages(log):
     assert check == f"{google_crc32c.value(blank):08x}"
 
 
-def test_a_topics_own_metadata_stays_beside_ours(tmp_path):
+def test_metadata_of_a_topics_schema_is_kept(tmp_path):
     schema = pa.schema([pa.field("a", pa.int8(), metadata={"unit": "m"})], metadata={"by": "me"})
     log_format = logs.LogFormat(schema, facts=FACTS)
     log = PartitionLog.open(tmp_path, log_format)

@@ -1,4 +1,4 @@
-"""Entries go from a leader's log to a follower's: the same entries, whatever the files are."""
+"""A follower's log gets the same entries as its leader's, in other files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.storage.replicas import HERE, fetch, fill, new_log, seen
     st.sampled_from([0, 500, 4000, 1 << 20]),
     st.sampled_from(Compression),
 )
-def test_a_followers_copy_is_its_leaders_whatever_each_ones_segments_are(
+def test_follower_has_its_leaders_entries_in_other_segments(
     seed, entries, leader_entries, follower_entries, max_bytes, compression
 ):
     leader = new_log(segment_entries=leader_entries, compression=compression)
@@ -58,7 +58,7 @@ def test_a_followers_copy_is_its_leaders_whatever_each_ones_segments_are(
     assert seen(again) == seen(leader)
 
 
-def test_a_digest_tells_entries_apart_and_not_where_they_lie():
+def test_digest_depends_on_entries_and_not_on_their_places():
     leader = new_log(segment_entries=3)
     fill(leader, 1, 12)
     tables = leader.tables()
@@ -75,7 +75,7 @@ def test_a_digest_tells_entries_apart_and_not_where_they_lie():
     assert digest([elsewhere]) == digest(tables)
 
 
-def test_a_frame_has_what_was_asked_for_and_no_more():
+def test_frame_has_exactly_the_requested_entries():
     leader = new_log()
     for _ in range(10):
         append_next(leader, rows=10)
@@ -95,7 +95,7 @@ def test_a_frame_has_what_was_asked_for_and_no_more():
     assert leader.read_entries(EntryIndex(10), 1 << 20) is None
 
 
-def test_what_the_log_has_not_is_gone():
+def test_entries_outside_the_log_are_gone():
     leader: PartitionLog = new_log()
     leader.reset(Boundary(EntryIndex(5), Offset(50)))
     assert leader.read_entries(EntryIndex(5), 100) is None
@@ -109,7 +109,7 @@ def test_what_the_log_has_not_is_gone():
             leader.truncate(EntryIndex(entry))
 
 
-def test_a_place_before_any_entry_is_found():
+def test_boundary_of_every_entry():
     leader = new_log(segment_entries=5)
     fill(leader, 3, 40)
     rows = np.concatenate(leader.tables())
@@ -119,7 +119,7 @@ def test_a_place_before_any_entry_is_found():
     assert leader.boundary_of(leader.end.entry) == leader.end
 
 
-def test_what_was_read_stays_whatever_becomes_of_the_log(tmp_path):
+def test_read_entries_do_not_change_with_the_log(tmp_path):
     leader = new_log(HOST_DISK, tmp_path, segment_entries=4)
     fill(leader, 3, 30)
     held = [leader.read_entries(EntryIndex(at), 400) for at in range(30)]
@@ -142,7 +142,7 @@ def frame(entries: int = 6) -> StoredEntries:
     "what makes two replicas the same, and what a follower appends", "storage/format/stored.py"
 )
 @pytest.mark.parametrize("entries", [6, 1])
-def test_a_flipped_bit_anywhere_is_found_before_anything_is_written(entries):
+def test_flipped_bit_is_detected_before_any_write(entries):
     found = frame(entries)
     rows, data = found.rows.tobytes(), found.data.to_pybytes()
     disk = SimulatedDisk()
@@ -174,7 +174,7 @@ def test_too_few_or_too_many_bytes_are_refused(entries):
     assert log.end.entry == 0
 
 
-def test_rows_that_are_no_valid_table_are_refused_even_with_their_checksums():
+def test_invalid_rows_with_right_checksums_are_refused():
     found, log = frame(), new_log()
     for name, value in (("entry_index", 7), ("base_offset", 1), ("kind", 9), ("leader_epoch", -1)):
         rows = found.rows.copy()
@@ -187,7 +187,7 @@ def test_rows_that_are_no_valid_table_are_refused_even_with_their_checksums():
     assert log.end.entry == 0
 
 
-def test_what_does_not_follow_the_end_is_a_mistake_of_the_caller():
+def test_entries_that_do_not_follow_the_end_raise_value_error():
     found = frame()
     log: PartitionLog = new_log()
     log.append_entries(found.rows[:2], found.data.slice(0, int(found.rows["length"][:2].sum())))
@@ -209,7 +209,7 @@ def test_what_does_not_follow_the_end_is_a_mistake_of_the_caller():
     assert log.append_entries(found.rows[:0], pa.py_buffer(b"")) == []
 
 
-def test_a_batch_that_rotted_at_the_leader_is_not_sent(tmp_path):
+def test_batch_damaged_at_the_leader_is_not_sent(tmp_path):
     leader = new_log(HOST_DISK, tmp_path)
     for _ in range(4):
         append_next(leader, rows=10)
@@ -229,7 +229,7 @@ def test_a_batch_that_rotted_at_the_leader_is_not_sent(tmp_path):
     assert len(after.rows) == 1
 
 
-def test_a_full_disk_takes_what_it_can_and_says_so_at_the_next_call(tmp_path):
+def test_full_disk_appends_a_part_and_raises_at_the_next_call(tmp_path):
     leader = new_log()
     for _ in range(12):
         append_next(leader, rows=10)
@@ -253,7 +253,7 @@ def test_a_full_disk_takes_what_it_can_and_says_so_at_the_next_call(tmp_path):
 
 
 @pytest.mark.parametrize("flush", Flush)
-def test_with_flush_batch_entries_are_on_the_disk_before_they_are_acknowledged(flush):
+def test_flush_batch_forces_entries_before_they_are_acknowledged(flush):
     disk = SimulatedDisk()
     follower, found = new_log(disk, flush=flush), frame()
     follower.append_entries(found.rows, found.data)
@@ -266,7 +266,7 @@ def test_with_flush_batch_entries_are_on_the_disk_before_they_are_acknowledged(f
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=20))
-def test_a_moved_entry_has_the_checksum_of_what_it_says(positions):
+def test_moved_entry_has_the_right_checksum(positions):
     leader = new_log()
     fill(leader, 5, len(positions))
     rows = moved(leader.tables()[0], np.array(positions, np.int64))

@@ -1,4 +1,4 @@
-"""What a log gives up at a damaged entry is kept until it has it again."""
+"""Segments cut at a damaged entry are kept until the log has their entries again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def filled(path: Path) -> PartitionLog:
 
 
 def strike(log: PartitionLog, entry: int) -> None:
-    """Change a byte of the entry's batch on the disk, and let the log find it."""
+    """Change a byte of the entry's batch on the disk, and have the log detect it."""
     segment = next(each for each in log.segments if entry < each.end.entry)
     row = segment.table[entry - segment.first.entry]
     flip(segment.name.arrow, int(row["position"] + row["length"]) - 1, 0)
@@ -40,7 +40,7 @@ def strike(log: PartitionLog, entry: int) -> None:
 
 
 def copy(source: PartitionLog, log: PartitionLog, upto: int) -> None:
-    """What a follower takes from its leader."""
+    """The entries that a follower gets from its leader."""
     while log.end.entry < upto:
         found = source.read_entries(log.end.entry, 1 << 20, EntryIndex(upto))
         assert found is not None
@@ -73,8 +73,8 @@ def damaged(tmp_path):
 )
 @pytest.mark.parametrize("reopens", [False, True])
 @pytest.mark.parametrize("broken", [3, 5, 7, 10, 11])
-def test_what_the_leader_cannot_give_comes_from_what_was_cut(tmp_path, leader, broken, reopens):
-    """Whether that entry is the first of a segment, within one, or the last of the log."""
+def test_entries_damaged_at_the_leader_come_from_cut_segments(tmp_path, leader, broken, reopens):
+    """The damaged entry may be the first of a segment, inside one, or the last of the log."""
     log = filled(tmp_path / "damaged")
     strike(log, 2)
     log.truncate(EntryIndex(2))
@@ -91,7 +91,7 @@ def test_what_the_leader_cannot_give_comes_from_what_was_cut(tmp_path, leader, b
     log.close()
 
 
-def test_a_damaged_entry_is_not_taken_and_what_is_sound_before_and_behind_it_is(tmp_path, leader):
+def test_intact_entries_around_a_damaged_one_are_taken_back(tmp_path, leader):
     log = filled(tmp_path / "damaged")
     strike(log, 2)
     strike(log, 8)
@@ -106,7 +106,7 @@ def test_a_damaged_entry_is_not_taken_and_what_is_sound_before_and_behind_it_is(
     log.close()
 
 
-def test_a_reset_keeps_what_it_removes_while_damage_is_known(tmp_path, leader):
+def test_reset_of_a_damaged_log_keeps_its_segments(tmp_path, leader):
     log = filled(tmp_path / "damaged")
     strike(log, 2)
     log.reset(leader.start)
@@ -116,8 +116,8 @@ def test_a_reset_keeps_what_it_removes_while_damage_is_known(tmp_path, leader):
     log.close()
 
 
-def test_what_an_open_cuts_is_taken_back_too(tmp_path, leader):
-    """Entry 10 is in the segment that grows, which an open checks."""
+def test_entries_cut_by_an_open_are_taken_back_too(tmp_path, leader):
+    """Entry 10 is in the active segment, which an open checks."""
     log = filled(tmp_path / "damaged")
     append_next(log, ROWS)
     append_next(leader, ROWS)
@@ -128,11 +128,11 @@ def test_what_an_open_cuts_is_taken_back_too(tmp_path, leader):
     copy(leader, log, 11)
     assert [each.entry_index for each in log.take_back()] == [11, 12]
     assert digest(log.tables()) == digest(leader.tables())
-    assert kept_files(log) != []  # what an open has cut stays
+    assert kept_files(log) != []  # files cut by an open stay
     log.close()
 
 
-def test_kept_segments_go_one_by_one_as_their_entries_come_again(damaged, leader):
+def test_kept_segment_is_removed_once_the_log_has_its_entries(damaged, leader):
     sizes = []
     for upto in (4, 5, 6, 10, 11, 12):
         copy(leader, damaged, upto)
@@ -140,14 +140,14 @@ def test_kept_segments_go_one_by_one_as_their_entries_come_again(damaged, leader
     assert sizes == [3, 3, 2, 2, 1, 0]
 
 
-def test_nothing_is_kept_where_no_damage_is_known(leader):
+def test_truncation_of_an_intact_log_keeps_no_segments(leader):
     leader.truncate(EntryIndex(3))
     assert kept_files(leader) == []
     assert leader.take_back() == []
 
 
-def test_entries_of_another_past_are_not_taken_and_stay(damaged):
-    """Since the cut a leader of a later epoch has written other entries in their places."""
+def test_entries_that_diverge_from_the_log_are_not_taken_back(damaged):
+    """After the cut, a leader of a later epoch wrote other entries in their places."""
     for _ in range(3):
         batch = records(int(damaged.end.offset), ROWS)
         damaged.append(SMALL.prepare(batch, NOW), LeaderEpoch(EPOCH + 1), NOW)
@@ -156,7 +156,7 @@ def test_entries_of_another_past_are_not_taken_and_stay(damaged):
     assert len(kept_files(damaged)) == 6
 
 
-def test_a_cut_that_fails_again_and_again_keeps_its_segments_once(tmp_path, monkeypatch):
+def test_repeated_failing_truncation_keeps_segments_once(tmp_path, monkeypatch):
     log = filled(tmp_path / "log")
     strike(log, 2)
 
@@ -172,7 +172,7 @@ def test_a_cut_that_fails_again_and_again_keeps_its_segments_once(tmp_path, monk
     log.close()
 
 
-def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
+def test_failed_keep_leaves_no_files(tmp_path, monkeypatch):
     log = filled(tmp_path / "log")
     strike(log, 2)
     real, links = log._cut_segments._disk.link, []
@@ -190,9 +190,7 @@ def test_what_cannot_be_kept_whole_leaves_nothing(tmp_path, monkeypatch):
     log.close()
 
 
-def test_a_pair_of_which_a_process_could_remove_one_file_goes_with_the_next_open(
-    tmp_path, damaged, leader, monkeypatch
-):
+def test_next_open_removes_a_file_without_its_pair(tmp_path, damaged, leader, monkeypatch):
     disk = damaged._cut_segments._disk
     real = disk.remove
 

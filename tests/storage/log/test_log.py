@@ -1,4 +1,4 @@
-"""A log does what an in-memory table does, whatever the sizes of batches, segments and reads."""
+"""A log equals an in-memory table, for any sizes of batches, segments and reads."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.end > self.start)
     @rule(columns=st.sampled_from(COLUMNS), records=LIMITS, size=BYTE_LIMITS, data=st.data())
     def read_on_from_each_next_offset(self, columns, records, size, data):
-        """Limited reads, each from where the last one ended, give the range once."""
+        """Consecutive limited reads return the range exactly once."""
         position = data.draw(st.integers(max(self.start, self.end - 60), self.end - 1))
         start, chunks = position, []
         while position < self.end:
@@ -147,11 +147,11 @@ TestLog = LogMachine.TestCase
 TestLog.settings = settings(max_examples=examples(25), stateful_step_count=15)
 
 
-@pytest.mark.rule("small neighbouring batches are read as one", "storage/log/reading.py")
+@pytest.mark.rule("small adjacent batches are read as one", "storage/log/reading.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("columns", COLUMNS, ids=str)
-def test_many_small_batches_arrive_as_one(tmp_path, compression, columns):
+def test_small_batches_are_read_as_one(tmp_path, compression, columns):
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     for _ in range(1000):
         append_next(log, rows=1)
@@ -161,7 +161,7 @@ def test_many_small_batches_arrive_as_one(tmp_path, compression, columns):
     assert chunk.counts.tolist() == [1] * 1000
 
 
-def test_a_large_batch_is_a_view_of_the_file_and_is_not_joined(tmp_path):
+def test_large_batch_is_a_view_of_the_file(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for _ in range(2):
         append_next(log, rows=1)
@@ -169,8 +169,8 @@ def test_a_large_batch_is_a_view_of_the_file_and_is_not_joined(tmp_path):
     assert [chunk.batch.num_rows for chunk in read(log, 0)] == [1, 30, 1, 30]
 
 
-def test_a_batch_that_compresses_a_thousandfold_does_not_fill_the_memory(tmp_path):
-    """What is joined is limited by what it is in memory, not by what it is on disk."""
+def test_highly_compressed_batches_do_not_fill_the_memory(tmp_path):
+    """The size in memory limits a joined batch, not the size on disk."""
     log = PartitionLog.open(tmp_path, format_of(compression=Compression.ZSTD))
     zeros = pa.RecordBatch.from_arrays(
         [pa.array([0] * 4, pa.int64()), pa.array([bytes(1 << 20)] * 4, pa.binary())], schema=SCHEMA
@@ -185,7 +185,7 @@ def test_a_batch_that_compresses_a_thousandfold_does_not_fill_the_memory(tmp_pat
     assert sum(chunk.batch.num_rows for chunk in read(log, 0)) == 160
 
 
-def test_chunks_tell_which_entry_each_record_came_from(tmp_path):
+def test_chunk_has_the_entry_of_each_record(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for rows, now in ((3, 100), (1, 200), (4, 300)):
         append_next(log, rows, now=now)
@@ -194,14 +194,14 @@ def test_chunks_tell_which_entry_each_record_came_from(tmp_path):
     assert chunk.counts.tolist() == [1, 1, 2]
 
 
-def test_at_least_one_record_is_given_whatever_the_limits(tmp_path):
+def test_at_least_one_record_is_read_beyond_any_limit(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     append_next(log, rows=5, size=1000)
     assert ids(read(log, 2, max_records=0, max_bytes=0)) == [2]
 
 
-def test_a_reader_that_was_there_before_a_roll_reads_on_after_it(tmp_path):
-    """A roll closes the growing segment's files; a read that began before must not notice."""
+def test_read_continues_across_a_roll(tmp_path):
+    """A roll closes the active segment's files, but reads that began before it must continue."""
     log = PartitionLog.open(tmp_path, format_of())
     for _ in range(2):
         append_next(log, rows=1)
@@ -213,7 +213,7 @@ def test_a_reader_that_was_there_before_a_roll_reads_on_after_it(tmp_path):
     assert seen + sum(chunk.batch.num_rows for chunk in reader) == 62
 
 
-def test_a_reader_that_was_there_before_the_log_closed_gives_its_records(tmp_path):
+def test_read_continues_after_the_log_was_closed(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for _ in range(2):
         append_next(log, rows=1)
@@ -224,8 +224,8 @@ def test_a_reader_that_was_there_before_the_log_closed_gives_its_records(tmp_pat
     assert seen + sum(chunk.batch.num_rows for chunk in reader) == 62
 
 
-def test_readers_are_not_disturbed_by_a_writer_that_rolls(tmp_path):
-    """Files close under the readers' hands; none fails, or is given another file's bytes."""
+def test_concurrent_readers_survive_rolls(tmp_path):
+    """Files close during the reads. No read fails or gets another file's bytes."""
     log = PartitionLog.open(tmp_path, format_of(segment_entries=3))
     append_next(log)
     wrong: list[object] = []
@@ -256,7 +256,7 @@ def test_readers_are_not_disturbed_by_a_writer_that_rolls(tmp_path):
     assert len(log.segments) > 80
 
 
-def test_a_log_of_a_hundred_thousand_entries_opens_again(tmp_path):
+def test_log_of_a_hundred_thousand_entries_opens_again(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_entries=40_000))
     one = log.format.prepare(records_of_one(), NOW)
     for _ in range(100_000):
@@ -272,15 +272,15 @@ def records_of_one() -> pa.RecordBatch:
     return logs.records(0, 1, size=8)
 
 
-def test_a_log_opens_empty_and_again_empty(tmp_path):
+def test_empty_log_opens_twice(tmp_path):
     log = logs.reopened(PartitionLog.open(tmp_path / "new", format_of()))
     assert (log.start, log.end) == (log.end, log.start)
     assert everything(log).num_rows == 0
     assert log.cuts == ()
 
 
-def test_a_batch_without_a_record_is_a_programmers_error(tmp_path):
-    """An entry without a record is none: the next open would cut it, with all that follows."""
+def test_batch_without_records_is_a_programming_error(tmp_path):
+    """The next open would cut an entry without a record, and all entries after it."""
     log = PartitionLog.open(tmp_path, format_of())
     with pytest.raises(ValueError, match="at least one record"):
         append_next(log, rows=0)
@@ -288,7 +288,7 @@ def test_a_batch_without_a_record_is_a_programmers_error(tmp_path):
     assert logs.reopened(log).end.offset == 10
 
 
-def test_a_roll_of_an_empty_segment_does_nothing(tmp_path):
+def test_roll_of_an_empty_segment_does_nothing(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     log.roll()
     append_next(log)

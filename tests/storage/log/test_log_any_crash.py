@@ -1,6 +1,6 @@
-"""Whatever is torn, forgotten or refused: a log opens with a prefix of what was appended to it.
+"""After any torn, lost or refused write, a log opens with a prefix of its appends.
 
-The real log on the simulated disk: power goes between any two steps, forces fail, the disk fills.
+The real log on the simulated disk: power cuts between any two steps, failing fsyncs, a full disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rows_of_tables(tables: list[Table]) -> list[Row]:
 
 @dataclass
 class Run:
-    """A log, and what is known of it: the rows told as appended, and how many were forced."""
+    """A log, and its expected content: the acknowledged rows, and the number of forced ones."""
 
     disk: SimulatedDisk
     log_format: LogFormat
@@ -58,20 +58,20 @@ class Run:
     refused: list[Row] = field(default_factory=list)
     forced: int = 0
     cut_to: int | None = None
-    """A cut back to this entry, or a reset, that did not come to its end."""
+    """A truncation to this entry, or a reset, that was not finished."""
     reset_to: Boundary | None = None
     sure: bool = False
-    """Nothing is ever lost: what ends without a force is not told, and no write is torn."""
+    """A disk that loses no write, even without an fsync, and tears none."""
     ended: str = ""
-    """Which of the steps that shorten a log came to its end last."""
+    """The last finished step that shortens a log."""
     distrusted: bool = False
-    """Whether a force failed since the log opened."""
+    """Whether an fsync failed since the log opened."""
 
     def __post_init__(self) -> None:
         self.log = PartitionLog.open(HERE, self.log_format, self.disk)
 
     def do(self, step: str, number: int) -> None:
-        """One step; what the disk refuses is refused by the log, and nothing else is."""
+        """One step. The log refuses it exactly if the disk does."""
         if step in ("crash", "kill"):
             self.disk.room = 1 << 62
             self.disk.before_change = lambda: None
@@ -120,7 +120,7 @@ class Run:
             self.shorten(step, number)
 
     def put(self, step: str, number: int) -> None:
-        """Appends a batch, a marker, or so many entries of a leader."""
+        """Appends a batch, a marker, or this many entries of a leader."""
         log, end = self.log, self.log.end
         kind = Kind.ABORT if step == "mark" else Kind.DATA
         rows = [(int(end.entry), int(kind), number, int(end.offset), number * (step == "append"))]
@@ -138,7 +138,7 @@ class Run:
                 taken = len(log.append_entries(found.rows, found.data)) - len(rows)
         except StorageFailure:
             if log.failed is not None and not untouched:
-                self.refused = rows  # whether the disk has them nobody knows
+                self.refused = rows  # the disk may have them or not
             raise
         except Died:
             self.refused = rows
@@ -152,7 +152,7 @@ class Run:
             self.forced = len(self.told)
 
     def shorten(self, step: str, number: int) -> None:
-        """Cuts so many entries off, or all."""
+        """Cuts off this many entries, or all."""
         log, before = self.log, (self.log.start, self.log.end, rows_of(self.log))
         self.cut_to, forced = max(self.start, int(log.end.entry) - number), self.forced
         if step == "reset":
@@ -209,7 +209,7 @@ class Run:
 
 
 def leader_of(log: PartitionLog, number: int) -> StoredEntries:
-    """So many entries of a leader whose log is this one's and goes on."""
+    """This many entries of a leader whose log continues this one."""
     leader = new_log()
     leader.reset(log.end)
     for place in range(number):
@@ -243,7 +243,7 @@ STEPS = st.lists(
 @settings(max_examples=examples(300), deadline=None)
 @example([("room", 11), ("die", 16), ("append", 1), ("reset", 0)], Flush.NONE, 3, 0)
 @given(STEPS, st.sampled_from(Flush), st.sampled_from([3, 1 << 18]), st.integers(0, 1 << 20))
-def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
+def test_log_has_a_prefix_with_all_forced_entries_after_any_crash(
     steps, flush, segment_entries, seed
 ):
     log_format = format_of(flush=flush, segment_entries=segment_entries, retention_bytes=4000)
@@ -259,8 +259,8 @@ def test_after_any_crash_a_log_holds_a_prefix_and_all_that_was_forced(
 @pytest.mark.parametrize("earlier", [0, 1, 3])
 @pytest.mark.parametrize("step", ["append", "mark"])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_was_taken_back_after_a_force_that_failed_does_not_come_back(earlier, step, seed):
-    """A process ends after that and another one opens the log, before the power goes."""
+def test_undone_append_does_not_reappear_after_a_failed_fsync(earlier, step, seed):
+    """After that, another process opens the log, before a power cut."""
     run = Run(SimulatedDisk(), format_of(flush=Flush.BATCH))
     for _ in range(earlier):
         run.do("append", 1)
@@ -270,8 +270,8 @@ def test_what_was_taken_back_after_a_force_that_failed_does_not_come_back(earlie
     run.do("crash", seed)
 
 
-def test_a_log_whose_force_failed_while_it_was_reset_opens_again():
-    """There is a file with a schema message, and none with entries to be forced."""
+def test_log_opens_again_after_a_failed_fsync_in_a_reset():
+    """There is a file with a schema message, but no entries file to force."""
     run = Run(SimulatedDisk(), format_of())
     run.do("reset", 1)
     run.do("fail", 1)
@@ -281,8 +281,8 @@ def test_a_log_whose_force_failed_while_it_was_reset_opens_again():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", list(Flush))
-def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(flush):
-    """The files of a log are made with its first entry; a process may die at any point of that."""
+def test_log_survives_a_crash_at_any_step_of_its_first_append(flush):
+    """The files of a log are made with its first entry. The process dies at any step of that."""
     changes = 0
     while True:
         for seed in range(24):
@@ -291,7 +291,7 @@ def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it
             run.do("append", 3)
             whole = bool(run.told)
             if seed % 2:
-                run.do("crash", seed)  # the power goes too
+                run.do("crash", seed)  # with a power cut too
             run.do("append", 2)
             run.do("crash", seed)
             run.do("append", 1)
@@ -302,7 +302,7 @@ def test_a_first_append_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it
 
 
 @pytest.mark.parametrize("changes", range(14))
-def test_a_roll_that_was_cut_off_leaves_a_log_that_opens_on_a_full_disk(changes):
+def test_log_opens_on_a_full_disk_after_an_interrupted_roll(changes):
     run = Run(SimulatedDisk(), format_of())
     run.do("append", 3)
     run.disk.before_change = dying_in(changes)
@@ -340,8 +340,8 @@ SHAPES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("step", "back"), [("truncate", 1), ("truncate", 3), ("reset", 2)])
-def test_a_cut_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given(shape, back, step):
-    """The process dies before any change of it; the power may go too, at once or later."""
+def test_log_survives_a_crash_at_any_step_of_a_truncation(shape, back, step):
+    """The process dies before any change of the disk, with or without a power cut then or later."""
     changes = 0
     while True:
         for seed in range(4):
@@ -366,8 +366,8 @@ def test_a_cut_that_is_cut_off_anywhere_leaves_a_log_that_keeps_what_it_is_given
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_whatever_rots_nothing_wrong_is_served_and_every_byte_is_kept(data):
-    """Bits flip in any file. What the log no longer has is in the folder of the cut."""
+def test_flipped_bits_are_never_served_and_no_byte_is_deleted(data):
+    """Bits flip in any file. Cut bytes are in the folder ``cut``."""
     disk = SimulatedDisk()
     run = Run(disk, format_of(segment_entries=3))
     for number in range(1, data.draw(st.integers(2, 12))):

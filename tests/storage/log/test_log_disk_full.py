@@ -1,4 +1,4 @@
-"""A full disk: the append fails with a typed error, reads go on, writes come back by themselves."""
+"""A full disk: appends fail with a typed error, reads continue, appends recover without help."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ HERE = Path("/log")
     sizes=st.lists(st.integers(1, 40), min_size=5, max_size=25),
     segment_bytes=st.sampled_from([KIB, 1 << 30]),
 )
-def test_an_append_without_room_keeps_nothing_and_the_next_with_room_works(
+def test_append_on_a_full_disk_changes_nothing_and_works_again_with_space(
     room, sizes, segment_bytes
 ):
-    """Also across rolls, which need room of their own."""
+    """Also across rolls, which need space too."""
     with logs.folder() as folder:
         disk = SmallDisk()
         log = PartitionLog.open(folder, format_of(segment_bytes=segment_bytes), disk)
@@ -60,8 +60,8 @@ def test_an_append_without_room_keeps_nothing_and_the_next_with_room_works(
         assert everything(log).equals(whole)
 
 
-def test_a_crash_while_the_disk_is_full_costs_nothing_acknowledged(tmp_path):
-    """What a refused append or roll left behind does not count when the log opens again."""
+def test_crash_on_a_full_disk_loses_no_acknowledged_record(tmp_path):
+    """The next open ignores the remains of a refused append or roll."""
     disk = SmallDisk()
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=2 * KIB), disk)
     while len(log.segments) == 1:
@@ -72,8 +72,8 @@ def test_a_crash_while_the_disk_is_full_costs_nothing_acknowledged(tmp_path):
             append_next(log, 90)  # rolls
         except DiskFull:
             disk.room = 1 << 30
-            append_next(log, 1)  # fits the segment that could not be closed
-        again = PartitionLog.open(tmp_path, log.format)  # with no close of the other: it crashed
+            append_next(log, 1)  # fits into the segment that could not be closed
+        again = PartitionLog.open(tmp_path, log.format)  # without a close of the other: it crashed
         assert again.end == log.end, room
         assert [cut.records_lost for cut in again.cuts if cut.records_lost] == []
         assert ids(read(again, 0)) == list(range(again.end.offset))
@@ -104,8 +104,8 @@ print(json.dumps({"appended": appended, "read": read_while_full, "error": error}
 """
 
 
-def test_a_real_limit_of_the_operating_system_is_a_full_disk(tmp_path):
-    """`ulimit -f` in a process of its own: the very error path of a full disk, from the kernel."""
+def test_ulimit_of_the_process_counts_as_a_full_disk(tmp_path):
+    """`ulimit -f` in a separate process takes the kernel's error path of a full disk."""
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -118,9 +118,9 @@ def test_a_real_limit_of_the_operating_system_is_a_full_disk(tmp_path):
     assert ids(read(log, 0)) == list(range(told["appended"]))
 
 
-@pytest.mark.rule("an append that fails leaves nothing", "storage/segment/segment.py")
+@pytest.mark.rule("a failed append leaves no entry", "storage/segment/segment.py")
 @pytest.mark.parametrize("flush", [Flush.NONE, Flush.BATCH])
-def test_an_append_that_the_disk_refuses_keeps_nothing(tmp_path, flush):
+def test_append_refused_by_the_disk_changes_nothing(tmp_path, flush):
     disk = FailingDisk()
     log = PartitionLog.open(tmp_path, format_of(flush=flush), disk)
     append_next(log)
@@ -138,7 +138,7 @@ def test_an_append_that_the_disk_refuses_keeps_nothing(tmp_path, flush):
 
 
 @pytest.mark.parametrize("rolls", [False, True])
-def test_what_could_not_be_taken_back_is_taken_back_before_what_comes_next(tmp_path, rolls):
+def test_failed_undo_is_repeated_before_the_next_append(tmp_path, rolls):
     disk = SmallDisk()
     log = PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk)
     append_next(log, rows=10, size=500)
@@ -154,7 +154,7 @@ def test_what_could_not_be_taken_back_is_taken_back_before_what_comes_next(tmp_p
     failing.clear()
     if rolls:
         log.roll()
-    append_next(log, rows=2)  # smaller than what is torn
+    append_next(log, rows=2)  # smaller than the torn bytes
     log = PartitionLog.open(tmp_path, log.format)
     assert log.cuts == ()
     assert ids(read(log, 0)) == list(range(12))
@@ -166,7 +166,7 @@ def _refuse(operation: str, failing: set[str]) -> None:
 
 
 class WatchedDisk(SmallDisk):
-    """A small disk on which somebody reads at the very moment at which a write fails."""
+    """A small disk with a reader at the moment of a failing write."""
 
     def after_write(self, path: Path, written: int, wanted: int) -> None:
         if written < wanted:
@@ -174,8 +174,8 @@ class WatchedDisk(SmallDisk):
         super().after_write(path, written, wanted)
 
 
-def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_them(tmp_path):
-    """Batches above a mebibyte are read through a mapping, which then reaches beyond the file."""
+def test_reader_that_mapped_undone_bytes_reads_the_later_ones(tmp_path):
+    """Batches above a mebibyte are read through a mapping, which then extends beyond the file."""
     disk = WatchedDisk()
     log = PartitionLog.open(tmp_path, format_of(), disk)
     append_next(log, rows=100, size=15_000)
@@ -192,14 +192,14 @@ def test_a_reader_that_mapped_bytes_which_were_taken_back_reads_what_came_after_
     assert everything(log).equals(pa.Table.from_batches(expected))
 
 
-@pytest.mark.rule("when appended batches are forced to the disk", "storage/log/log.py")
+@pytest.mark.rule("the time of the fsync of appended batches", "storage/log/log.py")
 @settings(max_examples=examples(100))
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),
     st.randoms(use_true_random=False),
 )
-def test_with_flush_batch_nothing_acknowledged_is_lost_with_the_power(steps, chance):
-    """Neither bytes nor names: a new segment's name must be on the disk before its records are."""
+def test_flush_batch_loses_no_acknowledged_record_in_a_power_cut(steps, chance):
+    """Bytes and names: a new segment's name must be on the disk before its records."""
     log_format = format_of(flush=Flush.BATCH)
     disk = SimulatedDisk()
     log = PartitionLog.open(HERE, log_format, disk)
@@ -221,8 +221,8 @@ def test_with_flush_batch_nothing_acknowledged_is_lost_with_the_power(steps, cha
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_dead_process_left_unforced_is_forced_by_the_next_flush(seed):
-    """With flush=interval a record is on the disk after the interval, whatever dies in between."""
+def test_next_flush_forces_records_left_by_a_dead_process(seed):
+    """With flush=interval a record is on the disk after the interval, even if the process dies."""
     disk = SimulatedDisk()
     log = PartitionLog.open(HERE, format_of(flush=Flush.INTERVAL), disk)
     append_next(log)
@@ -233,7 +233,7 @@ def test_what_a_dead_process_left_unforced_is_forced_by_the_next_flush(seed):
     assert PartitionLog.open(HERE, log.format, disk).end.offset == 10
 
 
-def test_a_new_logs_folders_are_on_the_disk_too(tmp_path):
+def test_folders_of_a_new_log_are_forced_too(tmp_path):
     synchronised = []
     disk = FailingDisk()
     disk.before = lambda operation, path: (

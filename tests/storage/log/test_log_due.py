@@ -1,4 +1,4 @@
-"""When a log says that its next flush, or its next housekeeping, is due."""
+"""The times of a log's next flush and next housekeeping."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STEPS = st.lists(
 
 
 def do(log: PartitionLog, step: str, number: int, now: int) -> object:
-    """One step on one of them, and what it answers."""
+    """One step on one of the logs, and its result."""
     if step == "append":
         end = int(log.end.offset)
         batch = log.format.prepare(records(end, number), now)
@@ -57,7 +57,7 @@ def do(log: PartitionLog, step: str, number: int, now: int) -> object:
 
 
 def sent(log: PartitionLog, number: int, now: int) -> tuple[Table, pa.Buffer]:
-    """Entries of a leader whose log is this one's and goes on."""
+    """Entries of a leader whose log continues this one."""
     leader = new_log()
     leader.reset(log.end)
     for place in range(number):
@@ -72,7 +72,7 @@ def sent(log: PartitionLog, number: int, now: int) -> tuple[Table, pa.Buffer]:
     return (np.zeros(0, ENTRY), pa.py_buffer(b"")) if found is None else (found.rows, found.data)
 
 
-def test_a_log_says_when_its_next_flush_is_due():
+def test_time_of_the_next_flush():
     log = new_log(flush=Flush.INTERVAL, flush_ms=20)
     assert log.next_flush_due(100.0) == 100.02
     assert log.next_flush_due(100.01) == 100.02
@@ -84,7 +84,7 @@ def test_a_log_says_when_its_next_flush_is_due():
     assert new_log(flush=Flush.BATCH).next_flush_due(100.0) is None
 
 
-def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
+def test_only_due_records_are_forced():
     disk = SimulatedDisk()
     log = new_log(disk, flush=Flush.INTERVAL, flush_ms=20)
     logs.append_next(log)
@@ -104,10 +104,10 @@ def test_what_was_due_is_forced_and_what_was_not_is_not_yet():
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.sampled_from([-1, 3, 8]), st.sampled_from([-1, 0]), st.integers(0, 40))
-def test_nothing_is_due_before_its_moment_and_a_moment_later_something_is(
+def test_housekeeping_is_due_exactly_when_it_changes_something(
     steps, retention_ms, retention_bytes, later_ms
 ):
-    """What neither moved nor came of age needs no look: housekeeping changes nothing of it."""
+    """Without appends, and before an age is reached, housekeeping changes nothing."""
     log = new_log(
         segment_entries=4,
         retention_ms=retention_ms,
@@ -132,6 +132,6 @@ def test_nothing_is_due_before_its_moment_and_a_moment_later_something_is(
 
 
 def state_of(log: PartitionLog) -> tuple[object, ...]:
-    """What housekeeping may change."""
+    """The state that housekeeping may change."""
     segments = [len(table) for table in log.tables()]
     return log.start, log.end, segments, digest(log.tables())

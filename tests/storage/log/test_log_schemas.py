@@ -1,4 +1,4 @@
-"""A log whose topic's schema was altered: a segment has one schema, and a read gives one to all."""
+"""A log with an altered schema: each segment has one schema, and a read converts all to one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAST = len(SCHEMAS) - 1
 
 
 def format_of(version: int = LAST, **given) -> LogFormat:
-    """The format of a log whose topic has had the schemas up to this one."""
+    """The format of a log whose topic had the schemas up to this one."""
     chosen = replace(LogSettings(), **given)
     return LogFormat(SCHEMAS[version], chosen, facts=FACTS, earlier=SCHEMAS[:version])
 
@@ -77,7 +77,7 @@ def read(log: PartitionLog, schema: pa.Schema, columns: list[str] | None = None)
 
 
 def check(log: PartitionLog, appended: list[pa.RecordBatch]) -> None:
-    """The log has these records, in any schema that its topic has had; each segment has one."""
+    """The log has these records, in any schema of its topic. Each segment has one schema."""
     for schema in SCHEMAS:
         known = [conformed(batch, schema) for batch in appended]
         whole = pa.Table.from_batches(known, schema)
@@ -94,12 +94,12 @@ def check(log: PartitionLog, appended: list[pa.RecordBatch]) -> None:
 
 @dataclass
 class Story:
-    """A log, and what it must hold; ``formats``: with which of them it may be opened."""
+    """A log, and its expected records. ``formats``: the formats with which it may be opened."""
 
     log_format: LogFormat
     disk: SimulatedDisk = field(default_factory=SimulatedDisk)
     appended: list[pa.RecordBatch] = field(default_factory=list)
-    entries: list[int | None] = field(default_factory=list)  # rows of a batch; None: a marker
+    entries: list[int | None] = field(default_factory=list)  # rows of a batch, or None for a marker
 
     def __post_init__(self) -> None:
         self.log = PartitionLog.open(HERE, self.log_format, self.disk)
@@ -149,7 +149,7 @@ STEPS = st.sampled_from(
     st.sampled_from(Compression),
     st.sampled_from([100, 600, 1 << 20]),
 )
-def test_whatever_schemas_follow_one_another_replicas_have_the_same_entries(
+def test_replicas_have_equal_entries_across_any_schemas(
     steps: list[tuple[str, int]], segment_bytes: int, compression: Compression, frame: int
 ) -> None:
     story = Story(format_of(segment_bytes=segment_bytes, compression=compression))
@@ -174,7 +174,7 @@ def test_whatever_schemas_follow_one_another_replicas_have_the_same_entries(
 
 @pytest.mark.parametrize("markers", [0, 1, 3])
 @pytest.mark.parametrize("behind", [False, True], ids=["first segment", "later segment"])
-def test_a_death_while_an_empty_segment_gets_another_schema_loses_nothing(
+def test_crash_during_the_change_of_an_empty_segments_schema_loses_nothing(
     markers: int, behind: bool
 ) -> None:
     step, ended = 0, False
@@ -220,7 +220,7 @@ def test_a_death_while_an_empty_segment_gets_another_schema_loses_nothing(
     assert step > 2
 
 
-def test_each_segment_says_its_own_schema_and_is_a_stream_for_any_reader(tmp_path: Path) -> None:
+def test_each_segment_has_its_schema_and_is_a_stream_for_any_reader(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "log", format_of())
     written = [append(log, version) for version in (0, 0, 2, 1, 1, 2)]
     assert [segment.codec.version for segment in log.segments] == [0, 2, 1, 2]
@@ -238,7 +238,7 @@ def test_each_segment_says_its_own_schema_and_is_a_stream_for_any_reader(tmp_pat
         assert facts["isolog.base_offset"] == str(segment.first.offset)
 
 
-def test_a_schema_that_is_not_known_yet_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+def test_batch_of_an_unknown_schema_is_refused_before_any_write(tmp_path: Path) -> None:
     leader = PartitionLog.open(tmp_path / "leader", format_of())
     follower = PartitionLog.open(tmp_path / "follower", format_of(0))
     first = append(leader, 0)
@@ -251,7 +251,9 @@ def test_a_schema_that_is_not_known_yet_is_refused_before_anything_is_kept(tmp_p
     follower.append_entries(before.rows, before.data)
     for rows in (found.rows, found.rows[:1]):
         data = found.data.slice(0, int(rows["length"].sum()))
-        with pytest.raises(UnknownSchema, match=r"schema 2 .* only those up to 0") as caught:
+        with pytest.raises(
+            UnknownSchema, match=r"schema 2, but the latest schema known here is 0"
+        ) as caught:
             follower.append_entries(rows, data)
         assert caught.value.retriable
     assert follower.end.entry == 1
@@ -261,7 +263,7 @@ def test_a_schema_that_is_not_known_yet_is_refused_before_anything_is_kept(tmp_p
     assert digest(follower.tables()) == digest(leader.tables())
 
 
-def test_a_log_with_a_schema_that_is_not_on_record_is_refused_and_stays(tmp_path: Path) -> None:
+def test_log_with_an_unrecorded_schema_is_refused_unchanged(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "log", format_of())
     written = [append(log, 0), append(log, 2)]
     log.close()
@@ -270,7 +272,7 @@ def test_a_log_with_a_schema_that_is_not_on_record_is_refused_and_stays(tmp_path
     check(PartitionLog.open(tmp_path / "log", format_of()), written)
 
 
-def test_a_damaged_schema_message_is_written_anew_in_the_segments_own_schema(
+def test_damaged_schema_message_is_rewritten_in_the_segments_schema(
     tmp_path: Path,
 ) -> None:
     log = PartitionLog.open(tmp_path / "log", format_of())
@@ -286,7 +288,7 @@ def test_a_damaged_schema_message_is_written_anew_in_the_segments_own_schema(
     assert path.read_bytes() == sound
 
 
-def test_a_value_that_the_readers_schema_has_no_place_for_ends_the_read(tmp_path: Path) -> None:
+def test_value_beyond_the_readers_schema_ends_the_read(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "log", format_of())
     append(log, 0)
     wide = pa.record_batch(
@@ -305,13 +307,13 @@ def test_a_value_that_the_readers_schema_has_no_place_for_ends_the_read(tmp_path
     ("text", "first", "later"),
     [
         ("id >= 4000", 1, 1),  # whole numbers keep their keys
-        ("x > 900", 4, 4),  # a double's are others than a smallint's
-        ("name = 'name 5'", 1, 0),  # who has no such column has no name
+        ("x > 900", 4, 4),  # a double has other keys than a smallint
+        ("name = 'name 5'", 1, 0),  # without such a column, there is no name
         ("name IS NULL", 4, 3),
         ("y = 7", 1, 1),
     ],
 )
-def test_a_filter_in_the_present_schema_meets_batches_of_all(
+def test_filter_in_the_present_schema_reads_batches_of_all_schemas(
     tmp_path: Path, text: str, first: int, later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = PartitionLog.open(tmp_path / "log", format_of())
@@ -348,12 +350,12 @@ def test_a_filter_in_the_present_schema_meets_batches_of_all(
         "name IS NULL": n < 3000,
         "y = 7": (n >= 3000) & (n % 100 == 7),
     }[text]
-    for batches in (first, later):  # the later read knows what the first has learned
+    for batches in (first, later):  # the later read uses the statistics of the first
         assert filtered().equals(everything.filter(pa.array(expected)))
         assert len(places) == batches
 
 
-def test_moments_of_a_topic_that_is_altered_to_microseconds_are_cut_to_them() -> None:
+def test_moments_are_truncated_to_microseconds_after_an_alteration() -> None:
     kind = pa.struct([("at", pa.timestamp("ns")), ("took", pa.duration("ns"))])
     values = pa.array([{"at": 1_700_000_000_123_456_789, "took": 1_001}, None], kind)
     batch = pa.RecordBatch.from_arrays([values.field(0), values], names=["at", "nested"])

@@ -1,4 +1,4 @@
-"""Stamped batches and markers on disks that die, lose power or refuse; markers damaged at rest."""
+"""Stamped batches and markers on failing disks, and markers that are damaged later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = Path("/log")
 
 @dataclass
 class Scribe:
-    """Writes stamped batches and markers, and knows which entries were acknowledged."""
+    """Writes stamped batches and markers, and records the acknowledged entries."""
 
     log: PartitionLog
     rows: list[Row] = field(default_factory=list)
@@ -63,14 +63,14 @@ def seen(log: PartitionLog, *, committed: bool) -> list[int]:
 
 
 def expected_ids(rows: list[Row], *, committed: bool) -> list[int]:
-    """What a read of a log with these entries gives."""
+    """The result of a read of a log with these entries."""
     aborted = {row[1:3] for row in rows if row[0] == Kind.ABORT and committed}
     batches = [row for row in rows if row[0] == Kind.DATA and row[1:3] not in aborted]
     return [offset for *_, base, count in batches for offset in range(base, base + count)]
 
 
 def holds_exactly(log: PartitionLog, rows: list[Row], disk: Disk = HOST_DISK) -> bool:
-    """Whether the log has these entries and reads as they say, now and when it is opened again."""
+    """Whether the log has these entries and their records, now and after the next open."""
     for each in (log, logs.reopened(log, disk)):
         assert rows_of(each) == rows
         assert int(each.end.entry) == int(each.start.entry) + len(rows)
@@ -113,10 +113,10 @@ def transactions_in_tiny_segments(scribe: Scribe) -> None:
     [(transactions_across_segments, {}), (transactions_in_tiny_segments, {"segment_entries": 1})],
     ids=["across", "tiny"],
 )
-def test_a_process_may_die_at_any_operation_of_a_transaction(
+def test_transaction_survives_a_crash_at_any_operation(
     work: Callable[[Scribe], None], settings: dict[str, int], flush: Flush
 ):
-    """What was acknowledged is there, and of what was on its way all or nothing."""
+    """Acknowledged entries exist, and an unacknowledged entry exists completely or not at all."""
     died, lives = True, 0
     log_format = format_of(flush=flush, **settings)
     with logs.folder() as folder:
@@ -157,9 +157,7 @@ STEPS = st.lists(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.sampled_from([2, 1 << 18]), st.randoms(use_true_random=False))
-def test_with_flush_batch_no_acknowledged_marker_is_lost_with_the_power(
-    steps, segment_entries, chance
-):
+def test_flush_batch_loses_no_acknowledged_marker_in_a_power_cut(steps, segment_entries, chance):
     log_format = format_of(flush=Flush.BATCH, segment_entries=segment_entries)
     disk = SimulatedDisk()
     scribe = Scribe(PartitionLog.open(HERE, log_format, disk))
@@ -173,7 +171,7 @@ def test_with_flush_batch_no_acknowledged_marker_is_lost_with_the_power(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.data())
-def test_a_failed_append_or_marker_leaves_nothing_and_the_next_one_works(steps, data):
+def test_failed_append_or_marker_changes_nothing(steps, data):
     with logs.folder() as folder:
         disk = SmallDisk()
         log_format = format_of(segment_entries=data.draw(st.sampled_from([2, 1 << 18])))
@@ -194,7 +192,7 @@ def test_a_failed_append_or_marker_leaves_nothing_and_the_next_one_works(steps, 
 
 
 def carried_out(scribe: Scribe, steps: list[tuple], disk: Disk) -> None:
-    """What a step would add to a transaction that has ended, it adds to one of another number."""
+    """A step that would add to an ended transaction adds to one with another number."""
     for step, transaction in steps:
         ended = sum(row[0] != Kind.DATA and row[1] % 10 == transaction for row in scribe.rows)
         number = 10 * ended + transaction
@@ -202,14 +200,14 @@ def carried_out(scribe: Scribe, steps: list[tuple], disk: Disk) -> None:
             scribe.write(number, rows=2)
         elif step == "roll":
             scribe.log.roll()
-        elif step == "restart":  # the process died; the machine did not
+        elif step == "restart":  # the process died, but not the machine
             scribe.log = PartitionLog.open(scribe.log.directory, scribe.log.format, disk)
         elif any(row[1] == number for row in scribe.rows):
             scribe.end(number, step)
 
 
 @pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.ABORT])
-def test_a_marker_that_the_disk_refuses_is_none_and_the_next_call_writes_it(tmp_path, kind):
+def test_marker_refused_by_the_disk_is_written_by_the_next_call(tmp_path, kind):
     disk = FailingDisk()
     scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
     scribe.write(1, rows=3)
@@ -225,8 +223,8 @@ def test_a_marker_that_the_disk_refuses_is_none_and_the_next_call_writes_it(tmp_
     assert holds_exactly(scribe.log, scribe.rows)
 
 
-def test_a_marker_that_could_not_be_forced_is_none_and_the_log_takes_no_other(tmp_path):
-    """With flush=batch the forced write is a part of it: before it nobody sees the abort."""
+def test_log_fails_if_a_marker_cannot_be_forced(tmp_path):
+    """With flush=batch the marker includes its fsync: readers see the abort only after it."""
     disk = FailingDisk()
     scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
     scribe.write(1, rows=3)
@@ -242,7 +240,7 @@ def test_a_marker_that_could_not_be_forced_is_none_and_the_log_takes_no_other(tm
     assert holds_exactly(log, again.rows)
 
 
-def test_a_marker_that_could_not_be_taken_back_is_taken_back_before_the_next(tmp_path):
+def test_failed_undo_of_a_marker_is_repeated_before_the_next_one(tmp_path):
     disk = SmallDisk()
     scribe = Scribe(PartitionLog.open(tmp_path, format_of(flush=Flush.BATCH), disk))
     scribe.write(1)
@@ -279,8 +277,8 @@ def two_segments(folder: Path) -> Scribe:
 
 @pytest.mark.parametrize("damage", ["flip", "shorten", "tear"])
 @pytest.mark.parametrize("emptied", [False, True], ids=["", "the last segment is empty"])
-def test_a_marker_lost_at_the_end_of_an_older_segment_ends_the_log_there(tmp_path, damage, emptied):
-    """It has no offset, so the offsets do not miss it: the entries' indexes do."""
+def test_marker_missing_at_the_end_of_an_older_segment_ends_the_log(tmp_path, damage, emptied):
+    """A marker has no offset, so only the entries' indexes show the gap."""
     scribe = two_segments(tmp_path)
     path = segment_path(scribe.log, 0, "entries")
     if emptied:
@@ -295,14 +293,14 @@ def test_a_marker_lost_at_the_end_of_an_older_segment_ends_the_log_there(tmp_pat
     assert rows_of(log) == scribe.rows[:3]
     assert (tmp_path / "cut" / "1" / f"{5:020d}.arrow").exists()
     again = Scribe(log, scribe.rows[:3], sequences={2: 1})
-    again.end(2, Kind.ABORT)  # of the transaction without a marker, as it is again
+    again.end(2, Kind.ABORT)  # of the transaction, which is again without a marker
     again.write(4)
     assert holds_exactly(log, again.rows)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_with_flush_none_a_power_cut_takes_no_marker_from_a_closed_segment(seed):
-    """A roll forces them: they cannot be missing where the next segment is there."""
+def test_power_cut_removes_no_marker_from_a_closed_segment(seed):
+    """A roll forces them, so they cannot be missing if the next segment exists."""
     disk = SimulatedDisk()
     scribe = Scribe(PartitionLog.open(HERE, format_of(flush=Flush.NONE), disk))
     scribe.write(1, rows=3)

@@ -38,7 +38,7 @@ def end(log: PartitionLog, transaction: int, kind: Kind) -> None:
 
 
 def visible(log: PartitionLog, start: int = 0, upto: int | None = None, **limits) -> list[int]:
-    """The ids of a committed read; checks what every chunk says of itself."""
+    """Return the ids of a committed read, after a check of each chunk's facts."""
     stop = log.end.offset if upto is None else Offset(upto)
     found: list[int] = []
     position = start
@@ -68,7 +68,7 @@ def tuple_of(log: PartitionLog) -> tuple[int, int]:
 
 @dataclass
 class Model:
-    """Which records are aborted, beside the log that should know it."""
+    """The expected aborted records, beside the log."""
 
     log: PartitionLog
     of: list[int] = field(default_factory=list)  # the transaction of each record
@@ -98,7 +98,7 @@ STEPS = st.lists(
     st.sampled_from([1, 3, 1 << 16]),
     st.data(),
 )
-def test_a_committed_read_gives_what_is_not_aborted(
+def test_committed_read_leaves_out_aborted_records(
     steps, compression, segment_entries, window, data
 ):
     with logs.folder() as folder, pytest.MonkeyPatch.context() as patched:
@@ -155,7 +155,7 @@ def test_stamps_and_markers_are_in_the_table(tmp_path):
     assert tuple_of(log) == (2, 3)
 
 
-def test_markers_do_not_part_small_batches(tmp_path):
+def test_markers_do_not_split_a_run_of_small_batches(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(50):
         write(log, number)
@@ -165,7 +165,7 @@ def test_markers_do_not_part_small_batches(tmp_path):
     assert chunk.spans.tolist() == [[0, 50]]
 
 
-def test_small_aborted_batches_do_not_part_their_neighbours(tmp_path):
+def test_small_aborted_batches_do_not_split_a_run(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(50):
         write(log, number)
@@ -177,7 +177,7 @@ def test_small_aborted_batches_do_not_part_their_neighbours(tmp_path):
     assert chunk.batch.num_rows == 25
 
 
-def test_a_range_with_nothing_visible_says_how_far_it_goes(tmp_path):
+def test_range_without_visible_records_gives_its_end(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(4):
         write(log, number)
@@ -191,8 +191,8 @@ def test_a_range_with_nothing_visible_says_how_far_it_goes(tmp_path):
     assert chunks[0].offsets().tolist() == []
 
 
-def test_a_read_looks_at_a_long_segment_in_parts(tmp_path, monkeypatch):
-    """So a read that ends early has not looked at the entries of all that it could have read."""
+def test_long_segment_is_examined_in_parts(tmp_path, monkeypatch):
+    """So a read that ends early has not examined the entries of its whole range."""
     monkeypatch.setattr(reading, "_WINDOW_ENTRIES", 10)
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(50):
@@ -209,7 +209,7 @@ def test_a_read_looks_at_a_long_segment_in_parts(tmp_path, monkeypatch):
     assert [base for _, _, bases in looked for base in bases] == list(range(20, 50))
 
 
-def test_aborted_records_outlive_retention_and_restart(tmp_path):
+def test_aborted_records_stay_aborted_after_retention_and_restart(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(retention_bytes=1))
     write(log, 1)
     log.roll()
@@ -225,7 +225,7 @@ def test_aborted_records_outlive_retention_and_restart(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 1, ENTRY_SIZE - 1])
-def test_a_torn_marker_is_no_marker(tmp_path, kept):
+def test_torn_marker_does_not_count(tmp_path, kept):
     log = PartitionLog.open(tmp_path, format_of())
     write(log, 1)
     end(log, 1, Kind.ABORT)
@@ -240,7 +240,7 @@ def test_a_torn_marker_is_no_marker(tmp_path, kept):
     assert visible(reopened(log)) == []
 
 
-def test_a_full_disk_keeps_nothing_of_a_marker(tmp_path):
+def test_marker_on_a_full_disk_changes_nothing(tmp_path):
     disk = SmallDisk()
     log = PartitionLog.open(tmp_path, format_of(), disk)
     write(log, 1)
@@ -255,7 +255,7 @@ def test_a_full_disk_keeps_nothing_of_a_marker(tmp_path):
     assert visible(log) == []
 
 
-def test_a_damaged_aborted_batch_is_no_error(tmp_path):
+def test_damaged_aborted_batch_is_not_an_error(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(5):
         write(log, number, rows=3)
@@ -270,8 +270,8 @@ def test_a_damaged_aborted_batch_is_no_error(tmp_path):
         list(log.read(Offset(6), Offset(15), max_records=UNLIMITED))
 
 
-def test_aborted_batches_between_visible_ones_are_not_looked_at(tmp_path):
-    """Not decoded, not even checked: their damage parts nothing."""
+def test_aborted_batches_between_visible_ones_are_not_checked(tmp_path):
+    """They are neither decoded nor checked, so damage does not split a run."""
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(6):
         write(log, number, rows=2)
@@ -287,7 +287,7 @@ def test_aborted_batches_between_visible_ones_are_not_looked_at(tmp_path):
     assert chunk.next_offset == 12
 
 
-def test_a_damaged_visible_batch_between_aborted_ones_ends_a_committed_read(tmp_path):
+def test_damaged_visible_batch_ends_a_committed_read(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(6):
         write(log, number)
@@ -307,9 +307,9 @@ def test_a_damaged_visible_batch_between_aborted_ones_ends_a_committed_read(tmp_
 
 @dataclass
 class Story:
-    """Interleaved transactions written at random, and what a reader may know of them.
+    """Random interleaved transactions, and the facts that readers may use.
 
-    What lies below ``stable``, the last stable offset, was noted before it rose.
+    The records below ``stable``, the last stable offset, were recorded before it rose.
     """
 
     log: PartitionLog
@@ -344,7 +344,7 @@ class Story:
 
 @pytest.fixture
 def busy_threads():
-    """Threads take turns so often that each is interrupted nearly anywhere."""
+    """Switch threads so often that each is interrupted nearly anywhere."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -353,8 +353,8 @@ def busy_threads():
 
 @pytest.mark.usefixtures("busy_threads")
 @pytest.mark.parametrize("segment_entries", [6, 100])
-def test_readers_of_what_is_committed_never_see_what_a_writer_aborts(tmp_path, segment_entries):
-    """Each of the writer's steps is followed by a read of each reader, at most three steps late."""
+def test_committed_readers_never_see_aborted_records(tmp_path, segment_entries):
+    """After each step of the writer, each reader reads, at most three steps late."""
     log = PartitionLog.open(tmp_path, format_of(segment_entries=segment_entries))
     story = Story(log, random.Random(7))
     steps, readers = 120, 2
@@ -389,7 +389,7 @@ def test_readers_of_what_is_committed_never_see_what_a_writer_aborts(tmp_path, s
             for each in turns:
                 each.release()
     finally:
-        for each in turns:  # no reader waits for a writer that failed
+        for each in turns:  # no reader blocks on a failed writer
             each.release(steps)
         for thread in threads:
             thread.join()
@@ -401,8 +401,8 @@ def test_readers_of_what_is_committed_never_see_what_a_writer_aborts(tmp_path, s
     ]
 
 
-def test_a_committed_read_goes_on_while_the_log_changes_behind_it(tmp_path):
-    """Between two of its chunks: an abort, rolls, appends. It gives what it began to give."""
+def test_committed_read_continues_during_changes_of_the_log(tmp_path):
+    """Between two chunks there are an abort, rolls and appends. The read's result is unchanged."""
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(6):
         write(log, number, rows=2, size=150_000)

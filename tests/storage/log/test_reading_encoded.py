@@ -1,4 +1,4 @@
-"""Reads that give stored messages as they are, in the place of records."""
+"""Reads that return stored messages unchanged, instead of records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ids_in(chunk: Chunk) -> list[int]:
 )
 @BOTH
 @pytest.mark.parametrize("seed", range(10))
-def test_any_reads_give_the_records_that_are_there(tmp_path, compression, seed):
+def test_reads_of_messages_give_all_records(tmp_path, compression, seed):
     chance = random.Random(seed)
     log = PartitionLog.open(tmp_path, format_of(compression=compression, segment_entries=9))
     for _ in range(30):
@@ -62,7 +62,7 @@ def test_any_reads_give_the_records_that_are_there(tmp_path, compression, seed):
     log.close()
 
 
-def test_a_read_between_whole_batches_decodes_nothing(tmp_path, monkeypatch):
+def test_read_of_whole_batches_decodes_nothing(tmp_path, monkeypatch):
     log = PartitionLog.open(tmp_path, format_of())
     for number in range(20):
         append_next(log, 10, 20 if number % 3 else 40_000)
@@ -74,19 +74,19 @@ def test_a_read_between_whole_batches_decodes_nothing(tmp_path, monkeypatch):
     assert all(b"".join(chunk.messages) in stored for chunk in chunks)
 
 
-def test_a_budget_that_ends_within_a_batch_leaves_that_to_the_next_read(tmp_path):
+def test_batch_beyond_the_budget_is_left_to_the_next_read(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for _ in range(4):
         append_next(log, 10, 40_000)
     chunks = whole(log, max_bytes=1_000_000)
     assert [len(chunk.messages) for chunk in chunks] == [1, 1]
     assert chunks[-1].next_offset == 20
-    cut = whole(log, max_bytes=100_000)  # of the first one there is a part at least
+    cut = whole(log, max_bytes=100_000)  # at least a part of the first one is returned
     assert [chunk.messages for chunk in cut] == [()] * len(cut)
     assert ids(cut) == [0, 1, 2]
 
 
-def test_other_columns_are_decoded(tmp_path):
+def test_read_of_some_columns_is_decoded(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     append_next(log)
     (chunk,) = whole(log, columns=["id"])
@@ -104,7 +104,7 @@ def test_aborted_messages_are_left_out(tmp_path):
     assert chunk.next_offset == 50
 
 
-def test_a_damaged_message_is_never_given(tmp_path):
+def test_damaged_message_is_never_returned(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for _ in range(3):
         append_next(log, 10, 20)

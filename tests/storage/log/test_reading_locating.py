@@ -1,4 +1,4 @@
-"""Where a replica's files have the messages of entries that another one has named."""
+"""The places of entries' messages in the files of another replica."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_log(folder: Path, **settings: int) -> Iterator[PartitionLog]:
         log.close()
 
 
-def test_the_places_are_those_that_a_read_names(tmp_path: Path) -> None:
+def test_places_equal_those_of_a_read(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         for _ in range(12):
             append_next(log)
@@ -50,7 +50,7 @@ def test_the_places_are_those_that_a_read_names(tmp_path: Path) -> None:
         assert part.entries == 4
 
 
-def test_a_chunk_of_places_has_few_entries_however_small_these_are(
+def test_chunk_of_places_has_a_limit_of_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "LOCATED_ENTRIES_MAX", 5)
@@ -64,15 +64,15 @@ def test_a_chunk_of_places_has_few_entries_however_small_these_are(
         assert len(whole.counts) == 12
 
 
-@pytest.mark.rule("where a follower has what its leader has named", "storage/log/reading.py")
-def test_entries_of_another_epoch_are_others(tmp_path: Path) -> None:
+@pytest.mark.rule("the place of a leader's entries in a follower's files", "storage/log/reading.py")
+def test_entry_of_another_epoch_is_another_entry(tmp_path: Path) -> None:
     with new_log(tmp_path) as log:
         append_next(log)
         assert log.locate(runs((0, 1)), 0) is not None
         assert log.locate(runs((0, 1)), 1) is None
 
 
-def test_entries_that_are_not_here_or_in_two_files_have_no_place(tmp_path: Path) -> None:
+def test_entries_missing_or_in_two_files_have_no_place(tmp_path: Path) -> None:
     with new_log(tmp_path, segment_entries=4) as log:
         for _ in range(10):
             append_next(log)
@@ -86,7 +86,7 @@ def test_entries_that_are_not_here_or_in_two_files_have_no_place(tmp_path: Path)
 @pytest.mark.parametrize(
     "wrong", [[(0, 0)], [(0, 3), (2, 1)], [(5, 1), (1, 1)], [(0, 1), (1, -4)], [(6, 1)]]
 )
-def test_runs_that_are_none_are_refused(tmp_path: Path, wrong: list[tuple[int, int]]) -> None:
+def test_malformed_runs_are_refused(tmp_path: Path, wrong: list[tuple[int, int]]) -> None:
     with new_log(tmp_path) as log:
         for _ in range(6):
             append_next(log)
@@ -96,9 +96,7 @@ def test_runs_that_are_none_are_refused(tmp_path: Path, wrong: list[tuple[int, i
 
 
 @pytest.mark.parametrize("what", ["arrow", "entries"])
-def test_places_that_are_doubted_are_looked_at_and_damage_there_is_known_then(
-    tmp_path: Path, what: str
-) -> None:
+def test_doubted_places_are_checked_and_damage_is_recorded(tmp_path: Path, what: str) -> None:
     with new_log(tmp_path) as log:
         append_next(log)
         log.roll()

@@ -1,4 +1,4 @@
-"""A segment is an Arrow IPC stream: pyarrow, polars and DuckDB read it without a line of ours."""
+"""A segment is an Arrow IPC stream: pyarrow, polars and DuckDB read it without isolog's code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_polars(path) -> pa.Table:
 
 
 def with_duckdb(path) -> pa.Table:
-    """DuckDB's own reader of such files is an extension to download; pyarrow's stream it takes."""
+    """DuckDB's reader of such files is an extension to download, so it reads pyarrow's stream."""
     with pa.ipc.open_stream(path) as stream, duckdb.connect() as connection:
         return connection.from_arrow(stream).select("id, payload").to_arrow_table()
 
@@ -46,7 +46,7 @@ READERS = [with_pyarrow, with_a_mapping, with_polars, with_duckdb]
 
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_closed_segment_has_the_logs_rows(tmp_path, reader, compression):
+def test_other_readers_get_the_rows_of_a_closed_segment(tmp_path, reader, compression):
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     for rows in (1, 100, 7):
         append_next(log, rows)
@@ -57,7 +57,7 @@ def test_a_closed_segment_has_the_logs_rows(tmp_path, reader, compression):
 
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_segment_is_readable_while_it_is_appended_to(tmp_path, reader, compression):
+def test_segment_is_readable_during_appends(tmp_path, reader, compression):
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     path = segment_path(log, 0, "arrow")
     for _ in range(3):
@@ -67,8 +67,8 @@ def test_a_segment_is_readable_while_it_is_appended_to(tmp_path, reader, compres
 
 @pytest.mark.parametrize("compression", Compression)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_segment_with_markers_and_aborted_batches_has_all_its_rows(tmp_path, reader, compression):
-    """Markers have no bytes here; which rows are aborted only the entries tell."""
+def test_other_readers_get_aborted_rows_too(tmp_path, reader, compression):
+    """Markers have no bytes here, and only the entries have the aborted rows."""
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     for number in range(4):
         for branch in (number, 10 + number):
@@ -80,7 +80,7 @@ def test_a_segment_with_markers_and_aborted_batches_has_all_its_rows(tmp_path, r
         assert active.cast(logs.SCHEMA).equals(everything(log))
     log.roll()
     log.mark(Kind.COMMIT, 100, 1, 9, logs.EPOCH, logs.NOW)
-    assert reader(segment_path(log, 16, "arrow")).num_rows == 0  # nothing there but a marker
+    assert reader(segment_path(log, 16, "arrow")).num_rows == 0  # only a marker
     found = reader(segment_path(log, 0, "arrow")).cast(logs.SCHEMA)
     assert found.equals(everything(log))
     table = np.fromfile(segment_path(log, 0, "entries"), ENTRY)
@@ -91,8 +91,8 @@ def test_a_segment_with_markers_and_aborted_batches_has_all_its_rows(tmp_path, r
     assert seen.num_rows == 8
 
 
-def test_a_segment_after_an_append_that_failed_is_still_readable(tmp_path):
-    """And one that a roll marked as ended, where the next segment could not be made."""
+def test_segment_is_readable_after_a_failed_append(tmp_path):
+    """So is one with an end mark, whose next segment could not be made."""
     disk = FailingDisk()
     log = PartitionLog.open(tmp_path, format_of(), disk)
     append_next(log)
@@ -104,7 +104,7 @@ def test_a_segment_after_an_append_that_failed_is_still_readable(tmp_path):
         assert reader(segment_path(log, 0, "arrow")).num_rows == 20
 
 
-def test_every_type_that_a_default_topic_has_is_read(tmp_path):
+def test_every_type_of_the_default_schema_is_readable(tmp_path):
     """Headers are a list of structs: the nested case."""
     log = PartitionLog.open(tmp_path, LogFormat(DEFAULT_SCHEMA, LogSettings(), "timestamp"))
     row = {
@@ -122,7 +122,7 @@ def test_every_type_that_a_default_topic_has_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("compression", Compression)
-def test_the_schema_message_says_where_a_file_belongs(tmp_path, compression):
+def test_schema_message_names_topic_and_partition(tmp_path, compression):
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     append_next(log, rows=3)
     append_next(log, rows=2)

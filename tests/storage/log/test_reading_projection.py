@@ -1,4 +1,4 @@
-"""Columns that were not asked for: what a read decodes and holds of them."""
+"""Reads of some columns: other columns are neither decoded nor held in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("compression", [Compression.LZ4, Compression.ZSTD])
-def test_of_a_compressed_batch_other_columns_are_not_decompressed(tmp_path, compression):
+def test_other_columns_of_a_compressed_batch_are_not_decompressed(tmp_path, compression):
     log = logs.PartitionLog.open(tmp_path / "log", logs.format_of(compression=compression))
     append_next(log, rows=1000, size=4000)
     before = pa.total_allocated_bytes()
@@ -31,7 +31,7 @@ def test_of_a_compressed_batch_other_columns_are_not_decompressed(tmp_path, comp
 
 
 @pytest.mark.parametrize("columns", [["id"], []])
-def test_of_joined_small_batches_other_columns_are_not_decoded(tmp_path, columns):
+def test_other_columns_of_joined_batches_are_not_decoded(tmp_path, columns):
     log = logs.PartitionLog.open(tmp_path / "log", logs.format_of())
     for _ in range(100):
         append_next(log, rows=10, size=1000)
@@ -43,7 +43,7 @@ def test_of_joined_small_batches_other_columns_are_not_decoded(tmp_path, columns
     log.close()
 
 
-def test_a_column_that_only_a_filter_looks_at_is_not_given(tmp_path):
+def test_column_used_only_by_the_filter_is_not_returned(tmp_path):
     log = logs.PartitionLog.open(tmp_path / "log", logs.format_of())
     append_next(log, rows=1000, size=10)
     rows = row_filter("id in (7, 8)", "t", logs.SCHEMA)

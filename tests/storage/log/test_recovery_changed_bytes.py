@@ -1,4 +1,4 @@
-"""A byte may change at any time, also after it was read: no read ever gives a wrong value."""
+"""A byte may change at any time, even after a read. No read ever returns a wrong value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.examples import examples
 from tests.storage.logs import SCHEMA, append_next, flip, folder, format_of, segment_path
 
 ENTRIES, PER_SEGMENT, ROWS = 12, 5, 4
-"""Two closed segments, and one of two entries that grows."""
+"""Two closed segments, and an active one with two entries."""
 
 
 def filled(path: Path, compression: str = "none") -> PartitionLog:
@@ -41,7 +41,7 @@ def filled(path: Path, compression: str = "none") -> PartitionLog:
 
 
 def shown(log: PartitionLog, start: int, **asked: Any) -> Iterator[tuple[Any, ...]]:
-    """The records from ``start`` on with all that a reader may ask of them."""
+    """The records from ``start`` on, with all columns of a reader."""
     for chunk in log.read(Offset(start), log.end.offset, **asked):
         moments = chunk.column("_timestamp").cast(pa.int64())
         columns = [chunk.column("_offset"), moments, *chunk.batch.columns]
@@ -49,7 +49,7 @@ def shown(log: PartitionLog, start: int, **asked: Any) -> Iterator[tuple[Any, ..
 
 
 def taken(found: Iterator[Any]) -> tuple[list[Any], DamagedSegment | None]:
-    """What an iterator gives, and the damage that it ends with."""
+    """The items of an iterator, and the damage at its end."""
     got: list[Any] = []
     try:
         got.extend(found)
@@ -77,7 +77,7 @@ bits = st.tuples(
 
 
 def is_harmless(entry: int, what: str) -> bool:
-    """A table that grows is in memory: what becomes of its file, no reader sees."""
+    """The active table is in memory, so readers do not see changes of its file."""
     return what == "entries" and entry >= 2 * PER_SEGMENT
 
 
@@ -89,7 +89,7 @@ def is_harmless(entry: int, what: str) -> bool:
 )
 @settings(max_examples=examples(300), deadline=None)
 @given(bits, st.sampled_from(["none", "zstd"]), st.integers(0, ENTRIES * ROWS - 1))
-def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit, packed, start):
+def test_no_reader_gets_a_bit_changed_after_its_first_read(hit, packed, start):
     entry, what, byte, bit = hit
     with folder() as path:
         log = filled(path / "log", packed)
@@ -118,7 +118,7 @@ def test_whatever_bit_changes_after_it_was_read_no_reader_gets_another_value(hit
 )
 @settings(max_examples=examples(150), deadline=None)
 @given(bits, st.integers(0, ENTRIES - 1), st.sampled_from([1, 600, 1 << 20]))
-def test_no_follower_is_fed_with_another_bit(hit, first, most):
+def test_no_follower_gets_a_changed_bit(hit, first, most):
     entry, what, byte, bit = hit
     with folder() as path:
         log = filled(path / "log")
@@ -141,7 +141,7 @@ def test_no_follower_is_fed_with_another_bit(hit, first, most):
 
 
 @pytest.mark.parametrize("entry", [3, ENTRIES - 1], ids=["closed", "active"])
-def test_a_mapped_reader_is_told_the_checksum_of_what_was_written(tmp_path, entry):
+def test_mapped_reader_gets_the_checksum_of_the_written_bytes(tmp_path, entry):
     log = filled(tmp_path / "log")
 
     def sums() -> list[bool]:
@@ -158,8 +158,8 @@ def test_a_mapped_reader_is_told_the_checksum_of_what_was_written(tmp_path, entr
 
 
 @pytest.mark.parametrize("column", ["_timestamp", "_offset"])
-def test_a_changed_entry_hides_no_record_from_a_filter(tmp_path, column):
-    """An entry says which offsets and timestamps it has: by that a filter passes batches over."""
+def test_changed_entry_hides_no_record_from_a_filter(tmp_path, column):
+    """A filter skips batches by the offsets and timestamps of their entries."""
     log = filled(tmp_path / "log")
     places = {"_timestamp": "timestamp", "_offset": "base_offset"}
     strike(log, 2, "entries", int(ENTRY.fields[places[column]][1]) + 3, 6)
@@ -169,7 +169,7 @@ def test_a_changed_entry_hides_no_record_from_a_filter(tmp_path, column):
 
 
 class Everything:
-    """A filter by one column that keeps every record, and says so of each value."""
+    """A filter by one column that matches every record, and every min/max."""
 
     def __init__(self, column: str) -> None:
         self.names = (column,)
@@ -182,7 +182,7 @@ class Everything:
         return pa.array([True] * rows)
 
 
-def test_a_moment_is_not_looked_up_among_changed_entries(tmp_path):
+def test_lookup_by_time_raises_for_changed_entries(tmp_path):
     log = filled(tmp_path / "log")
     found = log.offset_at(1)
     assert found == 0
@@ -193,7 +193,7 @@ def test_a_moment_is_not_looked_up_among_changed_entries(tmp_path):
     log.close()
 
 
-def test_the_log_ends_where_it_did_whatever_becomes_of_its_last_closed_entry(tmp_path):
+def test_change_of_the_last_closed_entry_does_not_move_the_logs_end(tmp_path):
     log = filled(tmp_path / "log")
     ends = [segment.end for segment in log.segments]
     strike(log, 2 * PER_SEGMENT - 1, "entries", int(ENTRY.fields["count"][1]), 5)
@@ -201,7 +201,7 @@ def test_the_log_ends_where_it_did_whatever_becomes_of_its_last_closed_entry(tmp
     log.close()
 
 
-def test_a_log_is_cut_at_a_changed_entry_to_the_offset_that_the_one_before_it_ends_with(tmp_path):
+def test_truncation_at_a_changed_entry_ends_after_the_one_before_it(tmp_path):
     log = filled(tmp_path / "log")
     before = list(shown(log, 0))
     strike(log, 3, "entries", int(ENTRY.fields["base_offset"][1]) + 1, 2)
@@ -214,7 +214,7 @@ def test_a_log_is_cut_at_a_changed_entry_to_the_offset_that_the_one_before_it_en
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0), st.integers(0, 7))
-def test_a_schema_message_with_a_changed_bit_is_none(byte, bit):
+def test_schema_message_with_a_changed_bit_is_rejected(byte, bit):
     with folder() as path:
         log = filled(path / "log")
         file = bytearray(segment_path(log, 0, "arrow").read_bytes())
@@ -230,8 +230,8 @@ lengths = st.lists(st.integers(0, 40), min_size=1, max_size=400)
 
 @settings(max_examples=examples(100), deadline=None)
 @given(lengths, st.integers(0, 3), st.randoms(use_true_random=False))
-def test_many_batches_are_checked_at_once_as_one_by_one(words, gaps, chance):
-    """A run's checksum is that of its bytes; a changed bit is found in the batch that has it."""
+def test_checks_of_a_run_and_of_single_batches_agree(words, gaps, chance):
+    """A run's checksum is that of its bytes. A changed bit is reported for the right batch."""
     table = np.zeros(len(words), ENTRY)
     table["length"] = 8 * np.array(words)
     apart = np.zeros(len(words), np.int64)
@@ -253,7 +253,7 @@ def test_many_batches_are_checked_at_once_as_one_by_one(words, gaps, chance):
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 3_000), st.integers(0), st.integers(0, 8 * ENTRY_SIZE - 1))
-def test_the_first_changed_entry_of_many_is_found(count, row, bit):
+def test_first_changed_entry_is_found(count, row, bit):
     table = np.frombuffer(codec.sealed(bytes(ENTRY_SIZE - 4)) * count, ENTRY).copy()
     assert intact_entries(table) == count
     row %= count

@@ -22,9 +22,9 @@ from tests.storage.recoveries import (
 
 
 def dies_in(work, lives: int, folder: Path) -> tuple[bool, list[int], int]:
-    """Runs work(log, acknowledged) until the process dies at that operation.
+    """Run work(log, acknowledged) until the process dies at that operation.
 
-    Says whether it died, the offsets acknowledged by then, and the furthest start of the log.
+    Return whether it died, the acknowledged offsets, and the highest start of the log.
     """
     acknowledged: list[int] = []
     try:
@@ -51,7 +51,7 @@ def appends_and_retention(log: PartitionLog, acknowledged: list[int]) -> None:
 
 
 @pytest.mark.parametrize("work", [appends_and_rolls, appends_and_retention])
-def test_a_process_may_die_at_any_operation_and_nothing_acknowledged_is_lost(work):
+def test_crash_at_any_operation_loses_no_acknowledged_record(work):
     """kill -9 between any two operations, and in the middle of any write."""
     died, lives = True, 0
     while died:
@@ -71,7 +71,7 @@ def test_a_process_may_die_at_any_operation_and_nothing_acknowledged_is_lost(wor
     assert lives > 25
 
 
-def test_a_process_may_die_at_any_operation_of_a_cut_and_the_next_open_finishes_it():
+def test_next_open_finishes_a_cut_interrupted_at_any_operation():
     died, lives = True, 0
     while died:
         with logs.folder() as folder:
@@ -91,7 +91,7 @@ def test_a_process_may_die_at_any_operation_of_a_cut_and_the_next_open_finishes_
 
 
 def _kept_of(folder: Path, kind: str, content: bytes) -> bool:
-    """Whether some cut kept what the log no longer has of a file's former content."""
+    """Whether a cut kept the bytes that the log no longer has of a file."""
     stays = (folder / f"{0:020d}.{kind}").read_bytes()
     return content == stays or any(
         f".{kind}.from." in path and content.endswith(kept)
@@ -104,7 +104,7 @@ def _kept_of(folder: Path, kind: str, content: bytes) -> bool:
     ["entries", "both"],
     ids=["only its entries file exists", "both its files exist and are empty"],
 )
-def test_a_roll_that_stopped_half_way_is_finished_by_the_next_open(tmp_path, left):
+def test_next_open_finishes_an_interrupted_roll(tmp_path, left):
     log = batches_of(tmp_path)
     segment_path(log, 14, "entries").touch()
     if left == "both":
@@ -116,7 +116,7 @@ def test_a_roll_that_stopped_half_way_is_finished_by_the_next_open(tmp_path, lef
     assert holds_exactly(log, 14)
 
 
-def test_a_roll_that_only_marked_the_end_of_the_stream_is_taken_back(tmp_path):
+def test_roll_that_only_wrote_the_end_mark_is_undone(tmp_path):
     log = batches_of(tmp_path)
     with segment_path(log, 0, "arrow").open("ab") as file:
         file.write(b"\xff\xff\xff\xff\x00\x00\x00\x00")
@@ -125,7 +125,7 @@ def test_a_roll_that_only_marked_the_end_of_the_stream_is_taken_back(tmp_path):
     assert holds_exactly(log, 14)
 
 
-def test_a_replacement_that_never_got_its_place_is_removed(tmp_path):
+def test_unfinished_replacement_is_removed(tmp_path):
     log = batches_of(tmp_path)
     leftover = tmp_path / f"{0:020d}.arrow.new"
     leftover.write_bytes(b"half of it")
@@ -134,7 +134,7 @@ def test_a_replacement_that_never_got_its_place_is_removed(tmp_path):
     assert holds_exactly(log, 14)
 
 
-def test_other_files_in_the_folder_are_left_alone(tmp_path):
+def test_other_files_in_the_folder_are_kept(tmp_path):
     log = batches_of(tmp_path)
     names = ["notes.txt", "12.arrow", f"{'x' * 20}.arrow", "draft.new", "notes.entries.gone"]
     for name in names:

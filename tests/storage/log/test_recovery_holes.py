@@ -1,4 +1,4 @@
-"""Holes: where one is, the log ends; nothing behind it is served, and nothing of it is deleted."""
+"""A hole ends the log: later entries are neither served nor deleted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.storage.recoveries import (
 )
 
 
-def test_entries_missing_of_the_last_segment_is_refused_never_guessed(tmp_path):
+def test_missing_entries_file_of_the_last_segment_is_refused(tmp_path):
     log = batches_of(tmp_path)
     segment_path(log, 0, "entries").unlink()
     arrow = segment_path(log, 0, "arrow").read_bytes()
@@ -41,7 +41,7 @@ def test_entries_missing_of_the_last_segment_is_refused_never_guessed(tmp_path):
     assert segment_path(log, 0, "arrow").read_bytes() == arrow
 
 
-def test_arrow_missing_of_the_last_segment_is_refused_and_nothing_is_cut(tmp_path):
+def test_missing_arrow_file_of_the_last_segment_is_refused(tmp_path):
     log = batches_of(tmp_path)
     segment_path(log, 0, "arrow").unlink()
     entries = segment_path(log, 0, "entries").read_bytes()
@@ -50,7 +50,7 @@ def test_arrow_missing_of_the_last_segment_is_refused_and_nothing_is_cut(tmp_pat
     assert segment_path(log, 0, "entries").read_bytes() == entries
 
 
-def test_an_arrow_file_of_something_else_is_refused_and_nothing_is_cut(tmp_path):
+def test_arrow_file_of_other_software_is_refused(tmp_path):
     log = batches_of(tmp_path)
     path = segment_path(log, 0, "arrow")
     path.write_bytes(b"not a segment at all")
@@ -62,10 +62,8 @@ def test_an_arrow_file_of_something_else_is_refused_and_nothing_is_cut(tmp_path)
 @pytest.mark.parametrize("first", [0, 50], ids=["from offset 0", "after retention"])
 @pytest.mark.parametrize("missing", ["arrow", "entries"])
 @pytest.mark.parametrize("which", [0, 1], ids=["oldest", "second"])
-def test_a_file_missing_of_an_older_segment_is_refused_and_nothing_is_moved(
-    tmp_path, first, missing, which
-):
-    """No crash takes a name away: somebody took the file, and may have it still."""
+def test_missing_file_of_an_older_segment_is_refused(tmp_path, first, missing, which):
+    """A crash removes no name: another program took the file, and may still have it."""
     log = three_segments(tmp_path, first)
     path = segment_path(log, first + 10 * which, missing)
     path.unlink()
@@ -78,7 +76,7 @@ def test_a_file_missing_of_an_older_segment_is_refused_and_nothing_is_moved(
 
 
 def holds_the_log_up_to(log: PartitionLog, end: int, aside: list[str]) -> bool:
-    """Whether three segments' log ends there, takes what comes next, and kept those files aside."""
+    """Whether a log of three segments ends there, accepts appends, and kept those files."""
     (cut,) = log.cuts
     folder = log.directory
     assert (cut.end, cut.end + cut.records_lost) == (end, 25)
@@ -94,7 +92,7 @@ LAST = [f"{20:020d}.arrow", f"{20:020d}.entries"]
 
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_damage_in_an_older_segments_entries_ends_the_log_there(data):
+def test_damaged_entry_of_an_older_segment_ends_the_log(data):
     with logs.folder() as folder:
         log = three_segments(folder)
         path = segment_path(log, 10, "entries")
@@ -110,14 +108,14 @@ def test_damage_in_an_older_segments_entries_ends_the_log_there(data):
         assert log.cuts[0].entries_lost == 7 - [3, 4, 5][row]
 
 
-def test_a_segment_that_is_gone_ends_the_log_before_it(tmp_path):
+def test_missing_segment_ends_the_log_before_it(tmp_path):
     log = three_segments(tmp_path)
     for kind in ("arrow", "entries"):
         segment_path(log, 10, kind).unlink()
     assert holds_the_log_up_to(open_again(log), 10, LAST)
 
 
-def test_a_first_segment_of_which_nothing_is_valid_leaves_an_empty_log_where_it_began(tmp_path):
+def test_invalid_first_segment_leaves_an_empty_log_at_its_start(tmp_path):
     log = three_segments(tmp_path, first=50)
     flip(segment_path(log, 50, "entries"), 3, 0)
     log = open_again(log)
@@ -130,7 +128,7 @@ def test_a_first_segment_of_which_nothing_is_valid_leaves_an_empty_log_where_it_
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("segment_entries", [4, 1 << 18], ids=["rolls", "rolls by hand"])
-def test_without_forced_writes_a_power_cut_leaves_no_hole_behind_a_roll(segment_entries, seed):
+def test_power_cut_leaves_no_hole_before_a_later_segment(segment_entries, seed):
     """With flush=none too a segment is on the disk before the next one exists."""
     here, disk = Path("/log"), SimulatedDisk()
     log = PartitionLog.open(here, format_of(segment_entries=segment_entries), disk)
@@ -148,8 +146,8 @@ def test_without_forced_writes_a_power_cut_leaves_no_hole_behind_a_roll(segment_
     assert holds_exactly(log, left, disk=disk)
 
 
-def test_what_a_power_cut_took_from_an_older_segment_ends_the_log_there(tmp_path):
-    """The disk gave back less than it had forced, and the mark of what was forced is gone too."""
+def test_loss_in_an_older_segment_ends_the_log(tmp_path):
+    """The disk lost bytes after their fsync, and the mark of fsyncs too."""
     log = three_segments(tmp_path)
     header = int(log.segments[1].table[0]["position"])
     segment_path(log, 10, "entries").write_bytes(b"")
@@ -159,7 +157,7 @@ def test_what_a_power_cut_took_from_an_older_segment_ends_the_log_there(tmp_path
 
 
 @pytest.mark.parametrize("fails_at", range(12))
-def test_a_process_may_die_while_it_takes_out_what_lies_behind_a_hole(tmp_path, fails_at):
+def test_open_survives_a_crash_while_it_moves_segments(tmp_path, fails_at):
     log = three_segments(tmp_path)
     flip(segment_path(log, 0, "entries"), ENTRY_SIZE, 1)
     whole = [path.read_bytes() for path in sorted(tmp_path.glob("*.*"))]
@@ -174,8 +172,8 @@ def test_a_process_may_die_while_it_takes_out_what_lies_behind_a_hole(tmp_path, 
     assert holds_exactly(log, 4)
 
 
-def test_what_a_failed_roll_left_behind_does_not_end_a_segment_that_grew_on(tmp_path):
-    """The next segment's names may come back with the power, although the roll took them away."""
+def test_remains_of_a_failed_roll_do_not_end_the_segment_before_them(tmp_path):
+    """After a power cut, the next segment's names may reappear, although the roll removed them."""
     log = PartitionLog.open(tmp_path, format_of())
     append_next(log)
     log.roll()
@@ -194,7 +192,7 @@ def test_what_a_failed_roll_left_behind_does_not_end_a_segment_that_grew_on(tmp_
 
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_damage_in_an_older_segments_batch_costs_that_batch_alone(data):
+def test_damaged_batch_of_an_older_segment_loses_only_that_batch(data):
     with logs.folder() as folder:
         log = three_segments(folder)
         table = log.segments[1].table
@@ -216,7 +214,7 @@ def test_damage_in_an_older_segments_batch_costs_that_batch_alone(data):
 
 @settings(max_examples=examples(20))
 @given(lost=st.integers(len(END_OF_STREAM) + 1, 1500))
-def test_an_older_segments_arrow_file_cut_short_ends_the_log_there(lost):
+def test_shortened_arrow_file_of_an_older_segment_ends_the_log(lost):
     with logs.folder() as folder:
         log = three_segments(folder)
         path, table = segment_path(log, 10, "arrow"), log.segments[1].table
@@ -226,7 +224,7 @@ def test_an_older_segments_arrow_file_cut_short_ends_the_log_there(lost):
         assert holds_the_log_up_to(open_again(log), good, LAST)
 
 
-def test_damage_of_the_only_readable_column_is_damage_for_every_projection(tmp_path):
+def test_damage_in_one_column_is_damage_for_every_projection(tmp_path):
     log = three_segments(tmp_path)
     flip(segment_path(log, 0, "arrow"), int(log.segments[0].table[0]["position"]) + 200, 1)
     log = open_again(log)

@@ -1,4 +1,4 @@
-"""The end of a log after a crash or damage: exactly the valid prefix, and a word about the rest."""
+"""The end of a log after a crash or damage: the valid prefix, and a report about the rest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sample(tmp_path_factory) -> PartitionLog:
 
 
 @pytest.mark.parametrize("compression", Compression)
-def test_a_sound_log_is_opened_without_a_cut(tmp_path, compression):
+def test_intact_log_opens_without_a_cut(tmp_path, compression):
     log = open_again(batches_of(tmp_path, compression=compression))
     assert log.cuts == ()
     assert holds_exactly(log, 14)
@@ -46,7 +46,7 @@ def test_a_sound_log_is_opened_without_a_cut(tmp_path, compression):
     kind=st.sampled_from(["arrow", "entries"]),
     garbage=st.binary(min_size=1, max_size=200).filter(lambda each: each != END_OF_STREAM),
 )
-def test_garbage_after_the_tail_is_cut(sample, kind, garbage):
+def test_garbage_after_the_last_entry_is_cut(sample, kind, garbage):
     with logs.folder() as folder:
         log = copied(sample, folder)
         with segment_path(log, 10, kind).open("ab") as file:
@@ -61,8 +61,8 @@ def test_garbage_after_the_tail_is_cut(sample, kind, garbage):
         assert holds_exactly(log, 24)
 
 
-def test_the_mark_of_a_roll_that_went_no_further_is_no_tail(sample, tmp_path):
-    """A finished stream of batches ends with it; a file of entries has no such mark."""
+def test_end_mark_of_an_interrupted_roll_is_not_a_loss(sample, tmp_path):
+    """A finished stream of batches ends with it. Entries files have no such mark."""
     for kind, lost in (("arrow", []), ("entries", [len(END_OF_STREAM)])):
         log = copied(sample, tmp_path / kind)
         with segment_path(log, 10, kind).open("ab") as file:
@@ -75,8 +75,8 @@ def test_the_mark_of_a_roll_that_went_no_further_is_no_tail(sample, tmp_path):
 
 @settings(max_examples=examples(20))
 @given(lost=st.integers(1, ENTRY_SIZE - 1))
-def test_a_torn_entry_is_cut_with_its_batch_and_both_are_kept_aside(sample, lost):
-    """It stops short of its end, so it was never acknowledged; what there is of it stays."""
+def test_torn_entry_is_cut_with_its_batch_and_both_are_kept(sample, lost):
+    """It is incomplete, so it was never acknowledged. Its bytes are kept."""
     with logs.folder() as folder:
         log = copied(sample, folder, forced=False)
         path = segment_path(log, 10, "entries")
@@ -96,7 +96,7 @@ def test_a_torn_entry_is_cut_with_its_batch_and_both_are_kept_aside(sample, lost
 
 @settings(max_examples=examples(30))
 @given(st.data())
-def test_a_torn_batch_is_cut_and_intact_entries_are_kept_aside(sample, data):
+def test_torn_batch_is_cut_and_intact_entries_are_kept(sample, data):
     with logs.folder() as folder:
         log = copied(sample, folder)
         path = segment_path(log, 10, "arrow")
@@ -116,7 +116,7 @@ def test_a_torn_batch_is_cut_and_intact_entries_are_kept_aside(sample, data):
 
 @settings(max_examples=examples(80))
 @given(st.data())
-def test_a_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
+def test_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
     row = data.draw(st.integers(0, len(BATCHES) - 1))
     name = data.draw(st.sampled_from(ENTRY.names))
     kind, at = ENTRY.fields[name][:2]
@@ -136,7 +136,7 @@ def test_a_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
         if forced or row < len(BATCHES) - 1:
             assert cut.entries_lost == len(BATCHES) - row
             assert cut.records_lost == sum(BATCHES[row:])
-        else:  # nothing behind it, no mark: it was acknowledged, but nothing says so
+        else:  # without a later entry or a mark: it was acknowledged, but there is no proof
             assert (cut.entries_lost, cut.entries_doubtful) == (0, 1)
         assert cut.grave
         assert holds_exactly(log, starts(10)[row])
@@ -144,7 +144,7 @@ def test_a_flipped_bit_in_an_entry_ends_the_log_before_it(sample, data):
 
 @settings(max_examples=examples(50))
 @given(st.data())
-def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
+def test_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
     row = data.draw(st.integers(0, len(BATCHES) - 1))
     entry = sample.segments[-1].table[row]
     position = int(entry["position"]) + data.draw(st.integers(0, int(entry["length"]) - 1))
@@ -156,14 +156,14 @@ def test_a_flipped_bit_in_a_batch_ends_the_log_before_it(sample, data):
         assert (cut.entries_lost, cut.records_lost) == (len(BATCHES) - row, sum(BATCHES[row:]))
         kept = kept_aside(folder)
         assert sum(".from." in name for name in kept) == 2
-        assert (len(kept) == 4) == (row < len(BATCHES) - 1)  # as a whole, where more is sound
+        assert (len(kept) == 4) == (row < len(BATCHES) - 1)  # as a whole, if later bytes are intact
         assert holds_exactly(log, starts(10)[row])
 
 
-@pytest.mark.rule("what of a damaged log is served when it opens", "storage/log/recovery.py")
+@pytest.mark.rule("the part of a damaged log that is served", "storage/log/recovery.py")
 @settings(max_examples=examples(60))
 @given(data=st.data(), flips=st.integers(1, 4))
-def test_whatever_is_damaged_in_the_last_segment_what_is_served_is_right(sample, data, flips):
+def test_any_damage_in_the_last_segment_is_never_served(sample, data, flips):
     with logs.folder() as folder:
         log = copied(sample, folder)
         for _ in range(flips):
@@ -180,7 +180,7 @@ def test_whatever_is_damaged_in_the_last_segment_what_is_served_is_right(sample,
             assert holds_exactly(again, int(again.end.offset))
 
 
-def test_a_second_cut_of_a_segment_keeps_what_the_first_kept_aside(tmp_path):
+def test_second_cut_of_a_segment_keeps_the_files_of_the_first(tmp_path):
     log = batches_of(tmp_path)
     entries = segment_path(log, 0, "entries")
     aside = []
@@ -196,7 +196,7 @@ def test_a_second_cut_of_a_segment_keeps_what_the_first_kept_aside(tmp_path):
     assert [kept_aside(tmp_path)[f"{number}/{name}"] for number in (1, 2)] == aside
 
 
-def test_what_is_kept_aside_does_not_change_when_the_log_grows(tmp_path):
+def test_kept_files_do_not_change_with_the_log(tmp_path):
     log = batches_of(tmp_path)
     flip(segment_path(log, 0, "entries"), ENTRY_SIZE, 0)
     log = open_again(log)
@@ -206,7 +206,7 @@ def test_what_is_kept_aside_does_not_change_when_the_log_grows(tmp_path):
     assert kept_aside(tmp_path) == kept
 
 
-def test_a_file_that_somebody_may_have_mapped_is_never_shrunk_in_place(tmp_path):
+def test_mapped_file_is_never_shrunk_in_place(tmp_path):
     log = batches_of(tmp_path)
     paths = [segment_path(log, 0, kind) for kind in ("arrow", "entries")]
     flip(paths[1], ENTRY_SIZE, 0)
@@ -215,11 +215,11 @@ def test_a_file_that_somebody_may_have_mapped_is_never_shrunk_in_place(tmp_path)
     log = open_again(log)
     for path, buffer, (inode, content) in zip(paths, mapped, before, strict=True):
         assert path.stat().st_ino != inode
-        assert bytes(buffer) == content  # an ended mapping would have killed us here
+        assert bytes(buffer) == content  # a truncated mapping would kill this process here
     assert holds_exactly(log, 3)
 
 
-def test_a_cut_says_in_one_line_what_was_lost(tmp_path):
+def test_cut_reports_the_loss_in_one_line(tmp_path):
     log = batches_of(tmp_path)
     flip(segment_path(log, 0, "arrow"), int(log.segments[-1].table[3]["position"]) + 100, 3)
     (cut,) = open_again(log).cuts
@@ -228,4 +228,4 @@ def test_a_cut_says_in_one_line_what_was_lost(tmp_path):
     assert line.startswith(f"t/0: {segment_path(log, 0, 'arrow')}: ")
     assert "the log ends at offset 8" in line
     assert "2 entries with 6 records" in line
-    assert f"kept in {tmp_path / 'cut' / '1'}" in line
+    assert f"the remains are in {tmp_path / 'cut' / '1'}" in line

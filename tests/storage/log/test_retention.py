@@ -42,7 +42,7 @@ def bases(log: PartitionLog) -> list[int]:
     limit=st.integers(0, 90),
     trimmed=st.integers(0, 90),
 )
-def test_the_oldest_segments_go_one_by_one_while_each_may(
+def test_oldest_segments_are_removed_one_by_one(
     closed, active_size, retention_s, retention_bytes, limit, trimmed
 ):
     now = 100 * SECOND
@@ -72,7 +72,7 @@ def test_the_oldest_segments_go_one_by_one_while_each_may(
 
 
 def aged_log(path, **settings) -> PartitionLog:
-    """Four segments of ten records, appended a minute apart; the last one is active."""
+    """Four segments of ten records, appended a minute apart. The last one is active."""
     log = PartitionLog.open(path, format_of(segment_ms=30_000, **settings))
     for minute in range(4):
         append_next(log, now=NOW + minute * 60 * SECOND)
@@ -80,7 +80,7 @@ def aged_log(path, **settings) -> PartitionLog:
     return log
 
 
-def test_a_segment_older_than_segment_ms_is_closed_by_the_next_append(tmp_path):
+def test_next_append_closes_a_segment_older_than_segment_ms(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
     append_next(log, now=NOW)
     append_next(log, now=NOW + SECOND)
@@ -89,7 +89,7 @@ def test_a_segment_older_than_segment_ms_is_closed_by_the_next_append(tmp_path):
     assert bases(log) == [0, 20]
 
 
-def test_a_trim_removes_whole_segments_also_the_one_that_grows(tmp_path):
+def test_trim_removes_whole_segments_and_the_active_one(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_ms=30_000, retention_ms=-1))
     for minute in range(3):
         append_next(log, now=NOW + minute * 60 * SECOND)
@@ -104,7 +104,7 @@ def test_a_trim_removes_whole_segments_also_the_one_that_grows(tmp_path):
     assert ids(read(log, 30)) == list(range(30, 40))
 
 
-def test_a_segment_older_than_segment_ms_is_closed_without_an_append_too(tmp_path):
+def test_housekeeping_closes_a_segment_older_than_segment_ms(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
     append_next(log, now=NOW)
     log.housekeep(NOW + SECOND, Offset(10))
@@ -113,7 +113,7 @@ def test_a_segment_older_than_segment_ms_is_closed_without_an_append_too(tmp_pat
     assert bases(log) == [0, 10]
 
 
-def test_a_roll_by_age_is_due_a_moment_after_segment_ms(tmp_path):
+def test_roll_by_age_is_due_just_after_segment_ms(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
     assert log.housekeeping_due() is None
     append_next(log, now=NOW)
@@ -121,7 +121,7 @@ def test_a_roll_by_age_is_due_a_moment_after_segment_ms(tmp_path):
     assert log.housekeeping_due() == NOW + SECOND + 1
 
 
-def test_a_clock_that_goes_back_closes_nothing(tmp_path):
+def test_clock_set_back_closes_no_segment(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_ms=1000))
     append_next(log, now=NOW)
     append_next(log, now=NOW - 3600 * SECOND)
@@ -129,7 +129,7 @@ def test_a_clock_that_goes_back_closes_nothing(tmp_path):
 
 
 @pytest.mark.rule("when a segment is closed", "storage/log/log.py")
-def test_a_segment_is_closed_before_it_grows_above_segment_bytes(tmp_path):
+def test_segment_is_closed_before_it_exceeds_segment_bytes(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=10_000))
     for _ in range(20):
         append_next(log, rows=10, size=100)
@@ -138,20 +138,20 @@ def test_a_segment_is_closed_before_it_grows_above_segment_bytes(tmp_path):
     assert len(log.segments) > 2
 
 
-def test_a_batch_above_segment_bytes_has_a_segment_of_its_own(tmp_path):
+def test_batch_above_segment_bytes_gets_a_separate_segment(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=1000))
     for _ in range(3):
         append_next(log, rows=10, size=1000)
     assert bases(log) == [0, 10, 20]
 
 
-def test_retention_by_age_goes_by_the_last_append(tmp_path):
+def test_retention_by_age_uses_the_last_append(tmp_path):
     log = aged_log(tmp_path, retention_ms=90_000)
     assert log.housekeep(NOW + 180 * SECOND, log.end.offset) == 2
     assert bases(log) == [20, 30]
 
 
-def test_retention_by_age_closes_and_removes_what_nobody_appends_to(tmp_path):
+def test_retention_by_age_removes_the_active_segment_without_appends(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(retention_ms=1000))
     append_next(log, now=NOW)
     assert log.housekeep(NOW + SECOND, log.end.offset) == 0
@@ -182,7 +182,7 @@ def test_retention_never_passes_the_lso(tmp_path, stable, start):
     assert ids(read(log, start)) == list(range(start, 40))
 
 
-def test_what_retention_removed_is_gone_from_the_disk_and_stays_gone(tmp_path):
+def test_removed_segments_do_not_reappear(tmp_path):
     log = aged_log(tmp_path, retention_ms=90_000)
     log.housekeep(NOW + 180 * SECOND, log.end.offset)
     left = sorted({path.name[:20] for path in tmp_path.glob("*.*")})
@@ -192,7 +192,7 @@ def test_what_retention_removed_is_gone_from_the_disk_and_stays_gone(tmp_path):
     assert (log.start, log.end, log.cuts) == (start, end, ())
 
 
-def test_an_entry_index_goes_on_after_everything_was_removed(tmp_path):
+def test_entry_indexes_continue_after_all_segments_were_removed(tmp_path):
     log = aged_log(tmp_path, retention_ms=100)
     log.housekeep(NOW + 3600 * SECOND, log.end.offset)
     log = logs.reopened(log)
@@ -200,8 +200,8 @@ def test_an_entry_index_goes_on_after_everything_was_removed(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["nothing", "entries", "entries and empty file"])
-def test_a_log_knows_where_it_is_after_everything_was_removed_behind_half_a_roll(tmp_path, left):
-    """A process died while it made the next segment, which retention then leaves alone."""
+def test_positions_survive_full_retention_after_an_interrupted_roll(tmp_path, left):
+    """A process died while it made the next segment. Retention keeps that segment."""
     log = PartitionLog.open(tmp_path, format_of(retention_ms=1000))
     append_next(log)
     log.roll()
@@ -219,7 +219,7 @@ def test_a_log_knows_where_it_is_after_everything_was_removed_behind_half_a_roll
     assert ids(read(log, 10)) == list(range(10, 20))
 
 
-def test_a_reader_keeps_what_it_mapped_when_retention_removes_it(tmp_path):
+def test_reader_keeps_its_mapping_of_a_removed_segment(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(retention_ms=100))
     for _ in range(3):
         append_next(log, rows=30, size=10_000)  # large enough to be read one by one
@@ -232,21 +232,17 @@ def test_a_reader_keeps_what_it_mapped_when_retention_removes_it(tmp_path):
 
 @pytest.mark.parametrize("locating", [False, True])
 @pytest.mark.parametrize("gone", [1, 3])
-def test_a_read_that_retention_is_faster_than_gives_nothing_of_what_is_left(
-    tmp_path, locating, gone
-):
-    """It was asked for while its first record was there, and begins when it is gone."""
+def test_read_from_a_removed_offset_raises_entries_gone(tmp_path, locating, gone):
+    """The read is requested before the removal of its first record, and begins after it."""
     log = aged_log(tmp_path, retention_ms=100)
     reader = log.read(Offset(3), log.end.offset, locating=locating)
     assert log.housekeep(NOW + 3600 * SECOND, Offset(10 * gone)) == gone
-    with pytest.raises(
-        EntriesGone, match=f"has no offset 3 any more; its first offset is {10 * gone}"
-    ):
+    with pytest.raises(EntriesGone, match=f"its first offset is {10 * gone}"):
         next(reader)
 
 
 def died_in_a_roll(disk: SimulatedDisk, changes: int) -> bool:
-    """A log of two segments whose process ends after so many changes of the second roll."""
+    """A log of two segments whose process dies after this many changes of the second roll."""
     log = PartitionLog.open(HERE, FORGETTING, disk)
     append_next(log)
     log.roll()
@@ -262,10 +258,10 @@ def died_in_a_roll(disk: SimulatedDisk, changes: int) -> bool:
     return False
 
 
-@pytest.mark.rule("what a log keeps until nothing else tells where it begins", "storage/log/log.py")
+@pytest.mark.rule("files that are kept as the only record of a log's start", "storage/log/log.py")
 @pytest.mark.parametrize("seed", range(20))
-def test_a_log_knows_where_it_begins_once_all_is_removed_that_was_before_a_roll(seed):
-    """Nothing but its schema message tells which entry an empty segment starts with."""
+def test_start_survives_retention_of_all_segments_before_a_roll(seed):
+    """Only its schema message has the index of an empty segment's first entry."""
     for changes in itertools.count():
         disk = SimulatedDisk()
         died = died_in_a_roll(disk, changes)
@@ -285,7 +281,7 @@ def test_a_log_knows_where_it_begins_once_all_is_removed_that_was_before_a_roll(
     assert changes > 5
 
 
-def test_on_a_full_disk_the_segment_stays_that_tells_where_the_log_begins():
+def test_full_disk_keeps_the_only_record_of_the_logs_start():
     disk = SimulatedDisk()
     died_in_a_roll(disk, 7)
     log = PartitionLog.open(HERE, FORGETTING, disk)
@@ -299,8 +295,8 @@ def test_on_a_full_disk_the_segment_stays_that_tells_where_the_log_begins():
     assert bases(log) == [20]
 
 
-def test_on_a_full_disk_old_segments_go_before_a_roll_is_tried():
-    """They may be what fills it."""
+def test_full_disk_removes_old_segments_before_a_roll():
+    """They may be the reason why it is full."""
     disk = SimulatedDisk()
     log = PartitionLog.open(HERE, FORGETTING, disk)
     append_next(log)

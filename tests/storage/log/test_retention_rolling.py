@@ -1,4 +1,4 @@
-"""How many entries a segment takes before the next one begins."""
+"""The number of entries in a segment before the next one begins."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fit(
 )
 @example([Row(50), Row(50)], 0, 0, None, True)
 @example([Row(), Row()], 3, 0, None, True)
-def test_row_by_row_the_first_that_does_not_fit_ends_it(
+def test_rows_that_fit_equals_a_row_by_row_check(
     rows, entries, data_bytes, first_appended, has_record
 ):
     first = rows[0].appended if first_appended is None else first_appended
@@ -89,7 +89,7 @@ def test_row_by_row_the_first_that_does_not_fit_ends_it(
     assert found == took
 
 
-def test_a_segment_may_have_just_its_bytes_its_entries_and_its_age():
+def test_segment_may_reach_its_limits_exactly():
     assert fit([Row(50), Row(50), Row(1)]) == 2
     assert fit([Row()], data_bytes=90, has_record=True) == 1
     assert fit([Row()], data_bytes=91, has_record=True) == 0
@@ -102,7 +102,7 @@ def test_a_segment_may_have_just_its_bytes_its_entries_and_its_age():
 
 
 @pytest.mark.parametrize("too_much", [Row(500), Row(appended=AGE_US + 1)], ids=["bytes", "age"])
-def test_a_segment_without_a_record_takes_its_first_one_whatever_its_size_and_age(too_much):
+def test_segment_without_records_accepts_a_record_beyond_its_limits(too_much):
     """The next segment would have the same base offset, and so the same name."""
     assert fit([too_much], first_appended=0) == 1
     assert fit([MARKER, too_much, too_much], first_appended=0) == 2

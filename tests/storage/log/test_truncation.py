@@ -1,4 +1,4 @@
-"""A log is cut back: at any entry, however often, with readers under way, and goes on."""
+"""Truncation at any entry, repeatedly, during reads, and with appends after it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cut(log: PartitionLog, to: int) -> Boundary:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
+def test_truncated_log_equals_one_that_ended_there(seed):
     whole = new_log()
     fill(whole, seed, 30)
     for to in range(31):
@@ -64,9 +64,7 @@ def test_cut_at_any_entry_a_log_is_as_if_it_had_ended_there(seed):
     st.sampled_from([2, 4, 1 << 18]),
     st.integers(0, 1 << 20),
 )
-def test_a_follower_that_is_cut_back_again_and_again_holds_what_its_leader_holds(
-    rounds, segment_entries, seed
-):
+def test_repeatedly_truncated_follower_equals_its_leader(rounds, segment_entries, seed):
     disk = SimulatedDisk()
     leader, follower = new_log(), new_log(disk, segment_entries=segment_entries)
     for epoch, (entries, back, reopened) in enumerate(rounds):
@@ -89,7 +87,7 @@ def drop_tails(log: PartitionLog) -> None:
         put_shorter()
 
 
-def test_nothing_is_cut_at_the_end_and_nothing_beyond_it():
+def test_truncation_at_the_end_does_nothing_and_beyond_it_raises():
     disk = SimulatedDisk()
     log = new_log(disk)
     fill(log, 1, 5)
@@ -100,7 +98,7 @@ def test_nothing_is_cut_at_the_end_and_nothing_beyond_it():
         cut(log, 6)
 
 
-def test_a_cut_off_marker_lets_its_batches_be_undecided_again():
+def test_truncation_of_a_marker_makes_its_batches_undecided():
     log = new_log()
     for producer in (1, 2):
         batch = log.format.prepare(records(int(log.end.offset), 3), NOW)
@@ -121,7 +119,7 @@ def with_pyarrow(path: Path) -> list[int]:
         return stream.read_all().column("id").to_pylist()
 
 
-def test_other_readers_of_arrow_see_what_is_there_once_the_tail_is_dropped(tmp_path):
+def test_other_readers_get_the_log_once_the_tail_is_dropped(tmp_path):
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(6):
         append_next(log, rows=10)
@@ -141,8 +139,8 @@ def test_other_readers_of_arrow_see_what_is_there_once_the_tail_is_dropped(tmp_p
     assert sorted(each.name for each in tmp_path.iterdir() if "short" in each.name) == []
 
 
-def test_the_file_with_the_tail_is_let_go_once_no_reader_has_it(tmp_path):
-    """While it is mapped it takes its room on the disk, though it has no name any more."""
+def test_file_with_the_tail_is_released_by_its_last_reader(tmp_path):
+    """While it is mapped, it takes space on the disk, even without a name."""
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(6):
         append_next(log, rows=10)
@@ -153,7 +151,7 @@ def test_the_file_with_the_tail_is_let_go_once_no_reader_has_it(tmp_path):
     assert everything(log).column("id").to_pylist() == list(range(30))
 
 
-def test_a_tail_stays_known_when_only_a_marker_before_it_is_cut_off(tmp_path):
+def test_tail_survives_the_truncation_of_a_marker_before_it(tmp_path):
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(3):
         append_next(log, rows=10)
@@ -167,7 +165,7 @@ def test_a_tail_stays_known_when_only_a_marker_before_it_is_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("made", [False, True], ids=["before", "after the copy was made"])
-def test_a_log_whose_force_failed_keeps_its_tail(made):
+def test_failed_log_keeps_its_tail(made):
     disk = SimulatedDisk()
     log = new_log(disk)
     for _ in range(6):
@@ -188,7 +186,7 @@ def test_a_log_whose_force_failed_keeps_its_tail(made):
     assert [path for path in disk.files() if ".short" in str(path)] == []
 
 
-def test_a_tail_is_known_after_the_next_open(tmp_path):
+def test_next_open_detects_a_tail(tmp_path):
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(6):
         append_next(log, rows=10)
@@ -205,7 +203,7 @@ def test_a_tail_is_known_after_the_next_open(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["cut", "reset"])
-def test_a_copy_that_was_made_meanwhile_takes_no_others_place(tmp_path, step):
+def test_outdated_copy_replaces_no_file(tmp_path, step):
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(6):
         append_next(log, rows=10)
@@ -225,7 +223,7 @@ def test_a_copy_that_was_made_meanwhile_takes_no_others_place(tmp_path, step):
     assert everything(again).column("id").to_pylist() == list(range(7))
 
 
-def test_a_copy_that_a_crash_left_is_removed(tmp_path):
+def test_copy_left_by_a_crash_is_removed(tmp_path):
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(6):
         append_next(log, rows=10)
@@ -240,12 +238,12 @@ def test_a_copy_that_a_crash_left_is_removed(tmp_path):
     assert with_pyarrow(again.segments[0].name.arrow) == list(range(30))
 
 
-def test_a_read_that_is_under_way_goes_on_with_what_it_began(tmp_path):
+def test_read_under_way_continues_after_a_truncation(tmp_path):
     log = new_log(HOST_DISK, tmp_path, segment_entries=4)
     for _ in range(30):
         append_next(log, rows=10, size=3000)
     log.close()
-    log = PartitionLog.open(tmp_path, log.format)  # nothing is mapped yet
+    log = PartitionLog.open(tmp_path, log.format)  # no file is mapped yet
     expected = everything(log).column("payload").to_pylist()
     log.close()
     log = PartitionLog.open(tmp_path, log.format)
@@ -276,8 +274,8 @@ def test_a_read_that_is_under_way_goes_on_with_what_it_began(tmp_path):
     "storage/segment/segment.py",
 )
 @pytest.mark.slow
-def test_readers_in_other_threads_see_true_records_through_many_truncations(tmp_path):
-    """A record says its offset and the epoch that wrote it: nothing else may ever be read."""
+def test_concurrent_readers_see_only_written_records_during_truncations(tmp_path):
+    """Each record has its offset and its epoch, so a reader can check every record."""
     log = new_log(HOST_DISK, tmp_path, segment_entries=16)
     over, wrong, reads = threading.Event(), [], [0, 0]
 
@@ -340,7 +338,7 @@ print("same" if [each.to_pybytes() for each in mapped] == before else "changed",
 """
 
 
-def test_what_another_process_has_mapped_stays_as_it_was(tmp_path):
+def test_mapping_of_another_process_is_unchanged(tmp_path):
     log = new_log(HOST_DISK, tmp_path, segment_entries=4)
     for _ in range(15):
         append_next(log, rows=10)
@@ -361,7 +359,7 @@ def test_what_another_process_has_mapped_stays_as_it_was(tmp_path):
         assert reader.returncode == 0
 
 
-def test_a_full_disk_leaves_the_log_as_it_was_or_failed(tmp_path):
+def test_full_disk_leaves_the_log_unchanged_or_failed(tmp_path):
     shapes = [1 << 18, 4]
     for number, (room, entries) in enumerate((r, e) for r in range(0, 2500, 100) for e in shapes):
         disk = SmallDisk()
@@ -395,9 +393,7 @@ def test_a_full_disk_leaves_the_log_as_it_was_or_failed(tmp_path):
 )
 @pytest.mark.parametrize("to", [0, 3, 5, 12, 13])
 @pytest.mark.parametrize("step", ["cut", "reset"])
-def test_whatever_the_disk_refuses_the_log_is_whole_or_failed_and_opens(
-    tmp_path, refused, to, step
-):
+def test_refused_disk_operation_leaves_the_log_whole_or_failed(tmp_path, refused, to, step):
     disk = FailingDisk()
     log = new_log(disk, tmp_path, segment_entries=4)
     for _ in range(15):
@@ -441,8 +437,8 @@ def test_whatever_the_disk_refuses_the_log_is_whole_or_failed_and_opens(
 
 
 @pytest.mark.parametrize("to", [0, 3], ids=["all of its records", "the rest of a segment"])
-def test_a_cut_may_take_what_a_slow_reader_has_not_mapped(tmp_path, to):
-    """The reader has the segment of before, and reads on after the file was replaced."""
+def test_slow_reader_continues_after_a_truncation(tmp_path, to):
+    """The reader has the old segment, and continues after the file was replaced."""
     log = new_log(HOST_DISK, tmp_path)
     for _ in range(6):
         append_next(log, rows=10)
@@ -462,7 +458,7 @@ def test_a_cut_may_take_what_a_slow_reader_has_not_mapped(tmp_path, to):
     log.close()
 
 
-def test_retention_may_take_what_a_reader_has_begun(tmp_path):
+def test_slow_reader_continues_after_retention(tmp_path):
     log = new_log(HOST_DISK, tmp_path, segment_entries=4, retention_bytes=1)
     for _ in range(12):
         append_next(log, rows=10)

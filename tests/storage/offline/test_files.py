@@ -1,4 +1,4 @@
-"""Logs looked at without a broker: what a check finds is there, and no file is changed."""
+"""Checks of logs without a broker find all damage, and change no file."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def state_of(folder: Path) -> dict[Path, tuple[int, bytes | None]]:
 
 
 def checked(log: PartitionLog, *, in_use: bool = False) -> CheckedLog:
-    """Check the log, and that this changes nothing."""
+    """Check the log, and that the check changes no file."""
     before = state_of(log.directory)
     found = check_log(log.directory, in_use=in_use)
     assert state_of(log.directory) == before
@@ -64,8 +64,8 @@ def checked(log: PartitionLog, *, in_use: bool = False) -> CheckedLog:
 @pytest.mark.parametrize("in_use", [False, True])
 @pytest.mark.parametrize("segment", [0, 1])
 @pytest.mark.parametrize("kind", ["arrow", "entries"])
-def test_a_hole_of_a_tebibyte_at_the_end_of_a_file_is_not_read(tmp_path, kind, segment, in_use):
-    """Reading it would take an hour, and a copy of it would fill the disk."""
+def test_hole_of_a_tebibyte_at_the_end_of_a_file_is_not_read(tmp_path, kind, segment, in_use):
+    """A read of it would take an hour, and a copy would fill the disk."""
     log = PartitionLog.open(tmp_path, format_of())
     for _ in range(2):
         append_next(log)
@@ -88,7 +88,7 @@ def test_a_hole_of_a_tebibyte_at_the_end_of_a_file_is_not_read(tmp_path, kind, s
 
 
 @pytest.mark.parametrize("compression", Compression)
-def test_a_sound_log_has_no_findings(tmp_path, compression):
+def test_intact_log_has_no_findings(tmp_path, compression):
     log = PartitionLog.open(tmp_path, format_of(compression=compression))
     for _ in range(3):
         append_next(log)
@@ -99,7 +99,7 @@ def test_a_sound_log_has_no_findings(tmp_path, compression):
     assert (found.segments, found.entries, found.records, found.end) == (1, 3, 30, 30)
 
 
-def test_a_flipped_bit_of_a_closed_segment_is_found_with_its_place(sample, tmp_path):
+def test_flipped_bit_of_a_closed_segment_is_found_with_its_place(sample, tmp_path):
     log = copied(sample, tmp_path)
     arrow = segment_path(log, 0, "arrow")
     position = int(log.segments[0].table[0]["position"])
@@ -111,7 +111,7 @@ def test_a_flipped_bit_of_a_closed_segment_is_found_with_its_place(sample, tmp_p
     assert (finding.entry, finding.offset) == (0, 0)
 
 
-def test_a_flipped_bit_of_the_last_segment_says_what_an_open_takes_out(sample, tmp_path):
+def test_flipped_bit_of_the_last_segment_reports_the_cut_of_an_open(sample, tmp_path):
     log = copied(sample, tmp_path)
     row = log.segments[-1].table[2]
     arrow = segment_path(log, 10, "arrow")
@@ -126,7 +126,7 @@ def test_a_flipped_bit_of_the_last_segment_says_what_an_open_takes_out(sample, t
     assert (cut.entries_lost, cut.records_lost, cut.end) == (3, 10, finding.offset)
 
 
-def test_a_write_that_never_ended_is_no_damage(sample, tmp_path):
+def test_unfinished_write_is_not_damage(sample, tmp_path):
     log = copied(sample, tmp_path)
     with segment_path(log, 10, "arrow").open("ab") as file:
         file.write(b"half a batch")
@@ -136,7 +136,7 @@ def test_a_write_that_never_ended_is_no_damage(sample, tmp_path):
     assert "12 bytes at the end belong to no entry" in finding.problem
 
 
-def test_a_damaged_schema_message_is_found_and_its_records_are_read_by_another(sample, tmp_path):
+def test_damaged_schema_message_is_found_and_another_one_is_used(sample, tmp_path):
     log = copied(sample, tmp_path)
     flip(segment_path(log, 0, "arrow"), 60, 1)
     (finding,) = checked(log).findings
@@ -145,7 +145,7 @@ def test_a_damaged_schema_message_is_found_and_its_records_are_read_by_another(s
     assert read_all(tmp_path) == list(range(24))
 
 
-def test_without_any_sound_schema_message_records_are_not_guessed(tmp_path):
+def test_records_without_an_intact_schema_message_are_not_decoded(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     append_next(log)
     log.close()
@@ -156,7 +156,7 @@ def test_without_any_sound_schema_message_records_are_not_guessed(tmp_path):
     assert (view.schema, view.header_intact) == (None, False)
 
 
-def test_a_missing_file_is_refused_as_by_a_broker(sample, tmp_path):
+def test_missing_file_is_refused_as_by_a_broker(sample, tmp_path):
     log = copied(sample, tmp_path)
     segment_path(log, 0, "entries").unlink()
     found = checked(log)
@@ -167,7 +167,7 @@ def test_a_missing_file_is_refused_as_by_a_broker(sample, tmp_path):
         open_again(log)
 
 
-def test_a_folder_that_is_gone_is_found(tmp_path):
+def test_missing_folder_is_found(tmp_path):
     log = PartitionLog.open(tmp_path / "0", format_of())
     append_next(log)
     log.close()
@@ -190,9 +190,7 @@ def test_a_folder_that_is_gone_is_found(tmp_path):
     cut=st.booleans(),
     forced=st.booleans(),
 )
-def test_whatever_a_bit_or_a_cut_does_a_check_foretells_what_an_open_does(
-    sample, base, kind, place, bit, cut, forced
-):
+def test_check_predicts_the_effect_of_an_open(sample, base, kind, place, bit, cut, forced):
     with logs.folder() as folder:
         log = copied(sample, folder, forced=forced)
         log.close(forced=False)
@@ -223,7 +221,7 @@ def test_whatever_a_bit_or_a_cut_does_a_check_foretells_what_an_open_does(
 
 
 def read_all(folder: Path, start: int = 0, end: int = 1 << 40) -> list[int]:
-    """The ids of all records that can be read, as the files have them."""
+    """The ids of all readable records in the files."""
     found: list[int] = []
     for view in LogFiles(folder, SnapshotDisk()).segments:
         for each in view.records(start, end):
@@ -234,7 +232,7 @@ def read_all(folder: Path, start: int = 0, end: int = 1 << 40) -> list[int]:
     return found
 
 
-def test_records_around_damage_are_read(sample, tmp_path):
+def test_records_around_damage_are_readable(sample, tmp_path):
     log = copied(sample, tmp_path)
     row = log.segments[-1].table[2]
     flip(segment_path(log, 10, "arrow"), int(row["position"]) + 40, 0)
@@ -244,7 +242,7 @@ def test_records_around_damage_are_read(sample, tmp_path):
     assert read_all(tmp_path, 5, 12) == list(range(5, 12))
 
 
-def test_states_are_those_of_the_transactions(tmp_path):
+def test_states_match_the_transactions(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for number in (1, 2, 3):
         batch = log.format.prepare(records(int(log.end.offset), 2), NOW)
@@ -271,8 +269,8 @@ def test_states_are_those_of_the_transactions(tmp_path):
     ]
 
 
-def test_a_log_that_grows_is_sound_at_every_look(tmp_path):
-    """A writer appends, rolls and evicts in this process, as a broker does beside the command."""
+def test_growing_log_is_intact_at_every_check(tmp_path):
+    """A writer in this process appends, rolls and evicts, as a broker would."""
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=40_000, retention_bytes=100_000))
     append_next(log)
     stop = threading.Event()
@@ -295,7 +293,7 @@ def test_a_log_that_grows_is_sound_at_every_look(tmp_path):
         log.close()
 
 
-def test_damage_at_the_end_is_found_beside_a_broker_too(sample, tmp_path):
+def test_damage_at_the_end_is_found_beside_a_running_broker(sample, tmp_path):
     log = copied(sample, tmp_path)
     entries = segment_path(log, 10, "entries")
     flip(entries, entries.stat().st_size - ENTRY_SIZE, 0)
@@ -303,7 +301,7 @@ def test_damage_at_the_end_is_found_beside_a_broker_too(sample, tmp_path):
     assert found.damaged
 
 
-def test_logs_are_found_below_any_folder_and_what_was_cut_off_is_none(tmp_path):
+def test_logs_are_found_below_any_folder_without_cut_files(tmp_path):
     topic = tmp_path / "topics" / "t" / "id"
     topic.mkdir(parents=True)
     for number in (0, 2, 10):

@@ -1,4 +1,4 @@
-"""Segments are read from the disk, and what is damaged there is found, and only that."""
+"""Checks of segments on the disk find all damaged entries, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENTRIES, PER_SEGMENT = 18, 5
 
 @pytest.fixture
 def log(tmp_path: Path) -> PartitionLog:
-    """Three closed segments of five entries, ten records each, and one that grows."""
+    """Three closed segments of five entries, ten records each, and an active one."""
     return filled(tmp_path / "log")
 
 
@@ -38,14 +38,14 @@ def filled(path: Path) -> PartitionLog:
 
 
 def damage(log: PartitionLog, entry: int, byte: int = 7, bit: int = 3) -> None:
-    """Changes a bit of the entry's batch on the disk."""
+    """Change a bit of the entry's batch on the disk."""
     segment = log.segments[entry // PER_SEGMENT]
     row = segment.table[entry % PER_SEGMENT]
     flip(segment.name.arrow, int(row["position"]) + byte % int(row["length"]), bit)
 
 
 def damage_entry(log: PartitionLog, entry: int, byte: int, bit: int) -> None:
-    """Changes a bit of the entry itself on the disk."""
+    """Change a bit of the entry itself on the disk."""
     segment, row = log.segments[entry // PER_SEGMENT], entry % PER_SEGMENT
     flip(segment.name.entries, row * ENTRY_SIZE + byte % ENTRY_SIZE, bit)
 
@@ -58,7 +58,7 @@ def numbers(suspects: list[Suspect]) -> list[int]:
     return [each.entry for each in suspects]
 
 
-def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
+def test_check_of_an_intact_log_reads_all_and_finds_no_damage(log):
     found = list(log.check_stored())
     size = sum(int(segment.table["length"].sum()) for segment in log.segments)
     assert sum(piece.size for piece in found) == size
@@ -79,7 +79,7 @@ def test_a_sound_log_is_read_as_a_whole_and_nothing_is_found(log):
     ),
     st.sampled_from([1, 700, 1 << 20]),
 )
-def test_everything_that_is_damaged_is_found_and_nothing_else(places, piece_bytes):
+def test_check_finds_exactly_the_damaged_entries(places, piece_bytes):
     with folder() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(checking, "_PIECE_BYTES", piece_bytes)
         log = filled(path / "log")
@@ -92,12 +92,12 @@ def test_everything_that_is_damaged_is_found_and_nothing_else(places, piece_byte
         log.close()
 
 
-def test_what_is_read_at_once_is_bounded_by_a_batch(log, monkeypatch):
+def test_size_of_a_piece_is_bounded(log, monkeypatch):
     monkeypatch.setattr(checking, "_PIECE_BYTES", 1)
     assert len(list(log.check_stored())) == ENTRIES
 
 
-def test_confirmed_damage_is_told_to_readers_also_of_what_this_process_wrote(log):
+def test_confirmed_damage_is_recorded_even_for_entries_of_this_process(log):
     assert ids(read(log, 0)) == list(range(180))
     damage(log, 7)
     (suspect,) = suspected(log)
@@ -112,7 +112,7 @@ def test_confirmed_damage_is_told_to_readers_also_of_what_this_process_wrote(log
     assert ids(read(log, 80)) == list(range(80, 180))
 
 
-def test_damage_that_a_reader_or_a_follower_meets_is_known_then(log):
+def test_damage_met_by_a_reader_or_follower_is_recorded(log):
     damage(log, 3)
     again = reopened(log)
     assert again.hole is None
@@ -126,7 +126,7 @@ def test_damage_that_a_reader_or_a_follower_meets_is_known_then(log):
     assert last.hole == 2
 
 
-def test_a_cut_at_the_damage_ends_it_and_one_behind_it_does_not(log):
+def test_truncation_before_damage_drops_it_and_after_it_does_not(log):
     for entry in (4, 11):
         damage(log, entry)
     for suspect in suspected(log):
@@ -141,8 +141,8 @@ def test_a_cut_at_the_damage_ends_it_and_one_behind_it_does_not(log):
     assert log.hole is None
 
 
-def test_a_file_that_was_replaced_since_is_no_damage(log):
-    """A cut makes another file of the same name, which has nothing at the old places."""
+def test_replaced_file_is_not_damage(log):
+    """A truncation makes another file of the same name, without bytes at the old places."""
     damage(log, 5)
     (suspect,) = suspected(log)
     log.truncate(EntryIndex(5))
@@ -151,7 +151,7 @@ def test_a_file_that_was_replaced_since_is_no_damage(log):
     assert log.hole is None
 
 
-def test_what_retention_removed_meanwhile_is_no_damage(log):
+def test_segment_removed_by_retention_is_not_damage(log):
     found = log.check_stored()
     next(found)
     for segment in log.segments[:-1]:
@@ -163,7 +163,7 @@ def test_what_retention_removed_meanwhile_is_no_damage(log):
 
 
 @pytest.mark.parametrize("shorter", [1, 400, 10_000])
-def test_a_file_that_lost_its_end_has_damaged_batches_there(log, shorter):
+def test_shortened_file_has_damaged_batches(log, shorter):
     segment = log.segments[1]
     size = max(100, segment.data_end - shorter)
     whole = segment.name.arrow.read_bytes()
@@ -187,7 +187,7 @@ class BadSector(OsDisk):
         return super().read_stored(path, position, length)
 
 
-def test_bytes_that_the_disk_does_not_give_damage_their_own_batch_alone(log):
+def test_unreadable_bytes_damage_only_their_batch(log):
     segment = log.segments[2]
     bad = BadSector(segment.name.arrow, int(segment.table[3]["position"]) + 5)
     found = [s for piece in checking.pieces(bad, log.segments) for s in piece.suspects]
@@ -197,7 +197,7 @@ def test_bytes_that_the_disk_does_not_give_damage_their_own_batch_alone(log):
 
 
 @pytest.mark.parametrize("flag", ["as the system can", "through memory"])
-def test_stored_bytes_are_the_files(tmp_path, monkeypatch, flag):
+def test_stored_bytes_equal_the_files(tmp_path, monkeypatch, flag):
     if flag == "through memory":
         monkeypatch.setattr(disks, "_DIRECT", 0)
     path = tmp_path / "file"

@@ -1,4 +1,4 @@
-"""A filtered read gives what a read and a filter behind it give, and reads less for it."""
+"""A filtered read returns the same rows as a read with a filter after it, and reads less."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = 1000
 
 @contextmanager
 def every_batch_has_extremes():
-    """Batches of any size are worth a row."""
+    """Batches of any size get a row of statistics."""
     with (
         mock.patch.object(extreme_files, "RECORDS_MIN", 1),
         mock.patch.object(log_format, "RECORDS_MIN", 1),
@@ -63,7 +63,7 @@ def append_batches(log: PartitionLog, batches: int) -> None:
 
 
 def found(log: PartitionLog, text: str, schema=SCHEMA, columns=None, **limits):
-    """All chunks of a filtered read, limit after limit."""
+    """All chunks of a filtered read, through consecutive limits."""
     rows = row_filter(text, "t", schema)
     position, chunks = log.start.offset, []
     while position < log.end.offset:
@@ -112,7 +112,7 @@ class Reads:
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=examples(150), deadline=None)
-def test_a_filtered_read_gives_what_a_read_and_a_filter_give(data):
+def test_filtered_read_equals_a_read_with_a_filter_after_it(data):
     names = data.draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3, unique=True))
     schema = schema_of(tuple(names))
     batches = data.draw(st.lists(rows_of(names, 5), min_size=1, max_size=6))
@@ -140,7 +140,7 @@ def test_a_filtered_read_gives_what_a_read_and_a_filter_give(data):
             offset += len(rows)
         if data.draw(st.booleans()):
             log = reopened(log)
-        for _ in range(3):  # what one read learns, the next one goes by
+        for _ in range(3):  # a read uses the statistics of the one before it
             said = data.draw(predicates(names))
             limits = {
                 "max_records": data.draw(st.sampled_from([1, 3, UNLIMITED])),
@@ -164,7 +164,7 @@ def test_a_filtered_read_gives_what_a_read_and_a_filter_give(data):
 
 
 def _as_stored(wanted, schema):
-    """The rows as Arrow gives them back: -0.0 stays, decimals get their scale."""
+    """The rows as Arrow returns them: -0.0 stays, decimals get their scale."""
     return [
         (
             at,
@@ -191,7 +191,7 @@ def test_batches_that_cannot_match_are_not_read(tmp_path):
     log.close()
 
 
-def test_texts_are_learned_by_the_first_read_that_asks_for_them(tmp_path):
+def test_first_filtered_read_computes_statistics_of_texts(tmp_path):
     log, reads = opened(tmp_path), Reads()
     append_batches(log, 10)
     for batches in (10, 1):
@@ -201,8 +201,8 @@ def test_texts_are_learned_by_the_first_read_that_asks_for_them(tmp_path):
     log.close()
 
 
-def test_what_a_follower_has_is_learned_and_kept_over_a_restart(tmp_path):
-    """Entries of another replica come without extremes."""
+def test_follower_computes_statistics_and_keeps_them_over_a_restart(tmp_path):
+    """Entries of another replica arrive without statistics."""
     leader = opened(tmp_path)
     append_batches(leader, 10)
     stored = leader.read_entries(leader.start.entry, 1 << 30)
@@ -221,7 +221,7 @@ def test_what_a_follower_has_is_learned_and_kept_over_a_restart(tmp_path):
     follower.close()
 
 
-def test_small_batches_are_learned_together(tmp_path):
+def test_small_batches_share_a_row_of_statistics(tmp_path):
     log, reads = opened(tmp_path), Reads()
     for number in range(3000):
         logs.append(log, numbered(number, 1))
@@ -233,7 +233,7 @@ def test_small_batches_are_learned_together(tmp_path):
     log.close()
 
 
-def test_extremes_of_aborted_records_hide_no_record_from_those_who_see_all(tmp_path):
+def test_statistics_of_aborted_records_hide_no_record(tmp_path):
     log = opened(tmp_path)
     append_batches(log, 1)
     log.append(log.format.prepare(numbered(ROWS), NOW), EPOCH, NOW, Stamp(7, 1, 0, 1))
@@ -249,7 +249,7 @@ def test_extremes_of_aborted_records_hide_no_record_from_those_who_see_all(tmp_p
     "which least and greatest values are believed", "storage/segment/extreme_files.py"
 )
 @pytest.mark.parametrize("damage", ["missing", "shorter", "torn", "flipped", "of another segment"])
-def test_a_file_that_cannot_be_believed_is_not_and_the_batches_are_read(tmp_path, damage):
+def test_invalid_file_of_statistics_is_ignored(tmp_path, damage):
     log, reads = opened(tmp_path), Reads()
     append_batches(log, 10)
     log.roll()
@@ -285,8 +285,8 @@ def test_a_file_that_cannot_be_believed_is_not_and_the_batches_are_read(tmp_path
     log.close()
 
 
-def test_records_that_replaced_others_at_the_same_place_are_found(tmp_path):
-    """A log was cut back: the file still speaks of batches that are gone."""
+def test_records_that_replaced_others_are_found(tmp_path):
+    """After a truncation, the file still has statistics of removed batches."""
     log = opened(tmp_path)
     append_batches(log, 10)
     log.truncate(log.segments[0].boundary_of(4).entry)
@@ -299,7 +299,7 @@ def test_records_that_replaced_others_at_the_same_place_are_found(tmp_path):
     log.close()
 
 
-def test_the_file_goes_with_its_segment(tmp_path):
+def test_file_of_statistics_is_removed_with_its_segment(tmp_path):
     log = opened(tmp_path, segment_entries=2, retention_bytes=1)
     append_batches(log, 5)
     log.housekeep(NOW, Offset(log.end.offset))
@@ -316,25 +316,25 @@ def test_the_file_goes_with_its_segment(tmp_path):
 
 
 class NoRoomForExtremes(SmallDisk):
-    """A disk that is full whenever extremes are to be written: in the middle of a row."""
+    """A disk that is full in the middle of each row of statistics."""
 
     def before_write(self, path, length):
         return length // 2 if path.suffix == ".extremes" else length
 
 
-def test_a_disk_that_takes_no_extremes_takes_batches(tmp_path):
-    """What is derived is in nobody's way."""
+def test_failed_write_of_statistics_does_not_fail_an_append(tmp_path):
+    """A failed write of derived data must not fail the append."""
     log = PartitionLog.open(tmp_path / "log", LogFormat(SCHEMA, facts=FACTS), NoRoomForExtremes())
     append_batches(log, 4)
     for _ in range(2):
         assert numbers(found(log, "n = 1234 or s = 'name 000002000'")) == [1234, 2000]
-    log = reopened(log)  # on a disk with room, beside what was torn
+    log = reopened(log)  # on a disk with space, after the torn row
     append_batches(log, 1)
     assert numbers(found(log, "n in (1234, 4321)")) == [1234, 4321]
     log.close()
 
 
-def test_a_limit_of_records_counts_those_that_match(tmp_path):
+def test_limit_of_records_counts_matches(tmp_path):
     log = opened(tmp_path)
     append_batches(log, 3)
     rows = row_filter("n >= 990 and n < 2500", "t", SCHEMA)
@@ -345,7 +345,7 @@ def test_a_limit_of_records_counts_those_that_match(tmp_path):
     log.close()
 
 
-def test_bytes_count_that_are_read_so_that_an_answer_comes(tmp_path):
+def test_limit_of_bytes_counts_bytes_read(tmp_path):
     log = opened(tmp_path)
     append_batches(log, 40)
     rows = row_filter("s like '%nowhere%'", "t", SCHEMA)
@@ -355,7 +355,7 @@ def test_bytes_count_that_are_read_so_that_an_answer_comes(tmp_path):
     log.close()
 
 
-def test_the_file_is_what_the_page_about_the_format_says(tmp_path):
+def test_file_of_statistics_matches_the_page_about_the_format(tmp_path):
     """By hand, from the page's tables."""
     log = opened(tmp_path)
     logs.append(log, numbered(0))

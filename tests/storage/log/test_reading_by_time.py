@@ -48,10 +48,10 @@ def first_at(moments: list[int], wanted: int) -> int | None:
     compression=st.sampled_from(Compression),
     restart=st.booleans(),
 )
-def test_at_a_moment_is_the_first_record_in_offset_order_that_reaches_it(
+def test_offset_at_a_time_is_the_first_offset_that_reaches_it(
     batches, rolls, wanted, start, compression, restart
 ):
-    """Timestamps come from producers: they jump back and forth, and may lie before 1970."""
+    """Timestamps come from producers: they are unordered, and may lie before 1970."""
     with logs.folder() as folder:
         log = default_log(folder, compression)
         for number, moments in enumerate(batches):
@@ -67,7 +67,7 @@ def test_at_a_moment_is_the_first_record_in_offset_order_that_reaches_it(
         assert found == (None if later is None else start + later)
 
 
-def test_a_record_before_1970_is_found_by_its_moment(tmp_path):
+def test_record_before_1970_is_found_by_its_time(tmp_path):
     log = default_log(tmp_path)
     append(log, stamped([2 * BEFORE_1970, BEFORE_1970, BEFORE_1970 + 1, 0]))
     assert log.offset_at(BEFORE_1970) == 1
@@ -76,7 +76,7 @@ def test_a_record_before_1970_is_found_by_its_moment(tmp_path):
     assert log.offset_at(1) is None
 
 
-def test_in_a_typed_topic_a_records_moment_is_that_of_its_append(tmp_path):
+def test_time_of_a_typed_record_is_that_of_its_append(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     for now in (1000, 3000, 2000):  # the clock was set back
         append_next(log, rows=10, now=now)
@@ -91,17 +91,17 @@ def test_in_a_typed_topic_a_records_moment_is_that_of_its_append(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [10, 100])
-def test_an_entry_has_the_greatest_moment_of_its_records_wherever_it_is(tmp_path, rows):
+def test_entry_has_the_greatest_timestamp_of_its_records(tmp_path, rows):
     log = default_log(tmp_path)
     moments = [1] * rows
     moments[rows // 2] = 9
-    append(log, stamped([20, *moments, 30]).slice(1, rows))  # of a slice, its own rows count
+    append(log, stamped([20, *moments, 30]).slice(1, rows))  # of a slice, only its rows count
     append(log, stamped([15]))
     found = [log.offset_at(moment) for moment in (1, 2, 9, 10, 15, 16)]
     assert found == [0, rows // 2, rows // 2, rows, rows, None]
 
 
-def test_a_marker_is_no_record_at_any_moment(tmp_path):
+def test_lookup_by_time_ignores_markers(tmp_path):
     log = PartitionLog.open(tmp_path, format_of())
     append_next(log, rows=10, now=1000)
     log.mark(Kind.COMMIT, 1, 1, 1, logs.EPOCH, 3000)
@@ -110,11 +110,11 @@ def test_a_marker_is_no_record_at_any_moment(tmp_path):
     assert log.offset_at(1500) == 10
 
 
-def test_a_log_without_records_has_no_offset_at_any_moment(tmp_path):
+def test_empty_log_has_no_offset_at_any_time(tmp_path):
     assert PartitionLog.open(tmp_path, format_of()).offset_at(-(2**63)) is None
 
 
-def test_a_moment_within_a_damaged_batch_is_an_error_not_a_guess(tmp_path):
+def test_time_within_a_damaged_batch_is_an_error(tmp_path):
     log = default_log(tmp_path)
     for day in range(3):
         append(log, stamped([day, day]))
@@ -129,8 +129,8 @@ def test_a_moment_within_a_damaged_batch_is_an_error_not_a_guess(tmp_path):
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2])
-def test_no_moment_is_looked_up_in_an_entry_that_changed(tmp_path, moment):
-    """Its record may be the one that is looked for, in this segment or in a later one."""
+def test_lookup_by_time_fails_at_a_damaged_entry(tmp_path, moment):
+    """The damaged entry may have the first matching record, in this segment or a later one."""
     log = default_log(tmp_path)
     for day in range(2):
         append(log, stamped([day, day]))
