@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation
@@ -94,11 +93,6 @@ class Planner:
     def topics(self) -> TopicsClient:
         """What this process asks about topics."""
         return self._session.topics
-
-    @property
-    def consumers(self) -> ConsumersClient:
-        """What this process asks about consumers' names."""
-        return self._session.consumers
 
     @classmethod
     def of(

@@ -98,11 +98,14 @@ class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailab
                 found = self._first_start()
                 self._initial, self._pinned = found.offsets, not found.moving
             else:
-                self._initial = self._named.pinned_start(lambda: self._first_start().offsets)
+                self._initial = self._named.pinned_start(self._first_offsets)
         return self._planner.logged(self._initial)
 
     def _first_start(self) -> Resolved:
         return resolved(self._planner, self._planner.options.starting, EARLIEST)
+
+    def _first_offsets(self) -> Offsets:
+        return self._first_start().offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limits = self._planner.options.limits

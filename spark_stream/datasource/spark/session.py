@@ -25,7 +25,6 @@ from msgspec.structs import replace
 from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.workers import this_host
@@ -38,7 +37,6 @@ class Session(Struct, frozen=True):
 
     connection: ClusterConnection
     topics: TopicsClient
-    consumers: ConsumersClient
     cluster_id: str
 
 
@@ -214,8 +212,7 @@ def _connected(place: Place, create: bool) -> Session:
         ) from None
     topics = TopicsClient(connection)
     assert connection.cluster_id is not None
-    consumers = ConsumersClient(connection, topics)
-    return Session(connection, topics, consumers, connection.cluster_id)
+    return Session(connection, topics, connection.cluster_id)
 
 
 def _check_host(place: Place) -> None:
