@@ -1,4 +1,4 @@
-"""The data source ``isolog``, as Spark's Python Data Source API wants it."""
+"""The data source ``isolog`` of Spark's Python Data Source API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_stream.datasource.options.tables import kept_options, names_both_side
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader, PushingReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
-from spark_stream.datasource.spark.travel import Travels
+from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.spark.workers import (
     PUSHES_FILTERS,
@@ -37,7 +37,7 @@ from spark_stream.datasource.writing.writer import IsologStreamWriter, IsologWri
 from spark_stream.errors import IsologError, Unsupported
 
 
-class IsologDataSource(Travels, DataSource):
+class IsologDataSource(WorkerPickled, DataSource):
     """``format("isolog")``: a topic of an isolog as a source and as a sink."""
 
     @classmethod
@@ -50,7 +50,7 @@ class IsologDataSource(Travels, DataSource):
         if table is None:
             return to_spark(Planner.of(self._source(StructType(), None), has_tasks=False).shown())
         source = source_options(source_part(table.given))
-        sink_options(sink_part(table.given, streaming=True))  # reports a bad one at once
+        sink_options(sink_part(table.given, streaming=True))  # check them too
         return table.at(source.place).kept_in(to_spark(Planner.of(source, has_tasks=False).shown()))
 
     def _source(self, schema: StructType, streaming: bool | None) -> SourceOptions:
@@ -91,8 +91,8 @@ class IsologDataSource(Travels, DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise Unsupported(
-                "mode overwrite: a log is only ever appended to",
-                hint="Use mode('append'); to start afresh, delete the topic and make it anew.",
+                "mode overwrite: a log can only be appended to",
+                hint="Use mode('append'), or delete the topic and create it again.",
             )
         return IsologWriter(self._sink(schema, False), schema)
 

@@ -108,7 +108,7 @@ def _lags_of(source: Mapping[str, Any]) -> Iterator[PartitionLag]:
 
 
 def _parsed(offset: Any) -> Any:
-    """Return an offset as an object; Spark gives it as text in some places."""
+    """Return an offset as an object, from an object or from text, since Spark uses both."""
     if not isinstance(offset, str):
         return {} if offset is None else offset
     try:
@@ -158,12 +158,12 @@ class LagListener(StreamingQueryListener):
         self._logged: dict[str, float] = {}
 
     def lags(self) -> dict[str, list[PartitionLag]]:
-        """Return the lag of each partition by query: by its name, or its id where it has none."""
+        """Return the lag of each partition by query: by its name, or its id without a name."""
         with self._lock:
             return {self._names[run]: list(found) for run, found in self._found.items()}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing: nothing is known of the query yet."""
+        """Do nothing: the query has no progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = json.loads(event.progress.json)
@@ -182,7 +182,7 @@ class LagListener(StreamingQueryListener):
             self._metrics.note(name, progress, found)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Do nothing: what was known of the query still holds."""
+        """Do nothing: the last progress still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         run = str(event.runId)
@@ -190,7 +190,7 @@ class LagListener(StreamingQueryListener):
             known = self._found.pop(run, None)
             name = self._names.pop(run, "")
             self._logged.pop(run, None)
-            runs_on = name in self._names.values()  # a later run of it has begun meanwhile
+            runs_on = name in self._names.values()  # a later run of it has begun
         if known is not None and not runs_on and self._metrics is not None:
             self._metrics.forget(name)
 
@@ -206,13 +206,13 @@ def _line(name: str, progress: Mapping[str, Any], found: list[PartitionLag]) -> 
 
 
 class QueryMetrics:
-    """Gauges and counters of queries, by the query's name (its id where it has none).
+    """Gauges and counters of queries, by the query's name (its id without a name).
 
-    When a query ends, its gauges are removed; its counters stay. For any thread.
+    When a query ends, its gauges are removed, and its counters stay. For any thread.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """``registry``: where the metrics go, by default one of their own, which is served."""
+        """Register the metrics in ``registry``, by default a new one, which is served."""
         client = prometheus()
         where = registry if registry is not None else client.CollectorRegistry()
         self._registry = where
@@ -254,12 +254,12 @@ class QueryMetrics:
         )
 
     def serve(self, port: int) -> int:
-        """Answer scrapes at ``/metrics`` on this port (0: a free one); return the port."""
+        """Answer scrapes at ``/metrics`` on this port (0: a free one). Return the port."""
         bound = socket.create_server(("", port))
         return PageServer(bound, {"/metrics": series_page(self._registry)}).port
 
     def note(self, query: str, progress: Mapping[str, Any], found: Sequence[PartitionLag]) -> None:
-        """Take the numbers of a progress."""
+        """Set the metrics from a progress."""
         self._rows.labels(query).inc(max(0, progress.get("numInputRows", 0)))
         self._batches.labels(query).inc()
         self._duration.labels(query).set(progress.get("batchDuration", 0) / 1000)
@@ -276,7 +276,7 @@ class QueryMetrics:
         self._remove(query, gone)
 
     def forget(self, query: str) -> None:
-        """Forget a query that has ended."""
+        """Remove the gauges of a query that has ended."""
         with self._lock:
             gone = self._partitions.pop(query, set())
         self._remove(query, gone)
@@ -326,7 +326,7 @@ class _Queries(StreamingQueryListener):
         self._shown: dict[str, tuple[TaskID, int]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing: the first micro-batch tells how much there is."""
+        """Do nothing: the first micro-batch has the number of records."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = json.loads(event.progress.json)
@@ -346,7 +346,7 @@ class _Queries(StreamingQueryListener):
         self._bars.update(task, completed=read, total=total, done=done)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Do nothing: nothing has changed."""
+        """Do nothing: the last progress still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         with self._lock:
@@ -357,7 +357,7 @@ class _Queries(StreamingQueryListener):
 
 @contextmanager
 def _jobs_shown(spark: SparkSession, bars: Progress) -> Iterator[None]:
-    """Let a thread look at Spark's jobs within the block; Spark Connect does not tell of them."""
+    """Show Spark's jobs, by a thread, within the block. Spark Connect reports none."""
     try:
         tracker = spark.sparkContext.statusTracker()
     except Exception:  # a session of Spark Connect has no context
@@ -392,7 +392,7 @@ def _look(tracker: Any, bars: Progress, ended: threading.Event) -> None:
 
 
 def _tasks_of(tracker: Any, job: int) -> tuple[int, int]:
-    """Return how many tasks of a job are done, and how many there are."""
+    """Return the number of a job's completed tasks, and of all its tasks."""
     info = tracker.getJobInfo(job)
     stages = [tracker.getStageInfo(number) for number in info.stageIds] if info else []
     seen = [stage for stage in stages if stage is not None]

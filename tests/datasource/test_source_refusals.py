@@ -23,7 +23,7 @@ READS = [
     ({"endingOffsets": "earliest"}, "cannot end at earliest"),
     ({"maxOffsetsPerTrigger": "10"}, "not for a batch query"),
     ({"startingTimestamp": "yesterday"}, "startingTimestamp takes milliseconds since 1970"),
-    ({"subscribePattern": "a.*"}, "subscribe and subscribePattern: give one of the two"),
+    ({"subscribePattern": "a.*"}, "subscribe, subscribePattern: a query has only one"),
     ({"endingTimestamp": "2024-02-30"}, "endingTimestamp takes milliseconds since 1970"),
     ({"consumer": " "}, "consumer takes a text of 1 to 255 characters"),
     ({"token": ""}, "token takes a text"),
@@ -32,7 +32,7 @@ READS = [
 WRITES = [
     ({"transactional": "maybe"}, "transactional takes true | false"),
     ({"isolation": "read_atomic"}, "isolation takes read_uncommitted | read_committed"),
-    ({"partitions": "3"}, "partitions is for createTopic=true"),
+    ({"partitions": "3"}, "partitions needs createTopic=true"),
     ({"createTopic": "true", "partitions": "0"}, "partitions takes a whole number from 1"),
     ({"createTopics": "true"}, "did you mean 'createTopic'"),
     ({"failOnDataLoss": "true"}, "'failOnDataLoss' is not for a sink"),

@@ -62,7 +62,7 @@ def test_a_relative_path_is_one_directory_in_batch_and_streaming_and_stays(told:
 def test_a_path_in_the_sessions_files_is_refused(told: Any) -> None:
     _, said = told
     assert "[INVALID_OPTION]" in said["in_files"]
-    assert "is deleted when Spark is done with it" in said["in_files"]
+    assert "is deleted with Spark's session" in said["in_files"]
 
 
 @pytest.mark.timeout(300)

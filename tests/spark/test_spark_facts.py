@@ -38,7 +38,7 @@ KEYS = (BATCH, QUERY, RUN)
 
 
 def test_the_format_is_known_without_registration(spark: SparkSession) -> None:
-    with pytest.raises(AnalysisException, match=r"where is the log.*option\(\"path\", "):
+    with pytest.raises(AnalysisException, match=r"no log is given.*option\(\"path\", "):
         spark.read.format("isolog").load()
 
 

@@ -5,7 +5,7 @@ suggests the nearest known one. No option is silently ignored.
 
 ``table``   every option: name, uses, meaning, parser and default
 ``values``  the parsers of options
-``names``   checks of the names of options; the options of Spark's Kafka connector
+``names``   checks of the names of options, and the options of Spark's Kafka connector
 ``query``   the checked options of a source, and of a sink
 ``tables``  one set of options for a source and a sink: catalog tables and temporary views
 """
@@ -19,11 +19,11 @@ from spark_stream.datasource.options.query import (
     source_options,
 )
 from spark_stream.datasource.options.tables import sink_part, source_part
-from spark_stream.datasource.options.values import FromProgress, Named
+from spark_stream.datasource.options.values import FromProgress, OffsetSpec
 
 __all__ = [
     "FromProgress",
-    "Named",
+    "OffsetSpec",
     "SinkOptions",
     "SourceOptions",
     "sink_options",

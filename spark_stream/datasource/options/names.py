@@ -16,12 +16,12 @@ from spark_stream.datasource.options.table import OPTIONS, Use, options_for
 from spark_stream.errors import InvalidOption
 
 TOPIC_SETTING: Final = "topic."
-"""Before the name of a setting of a topic that the sink makes."""
+"""The prefix of a setting of a topic that the sink creates."""
 
-_WRITES: Final = "The option topic, or a column topic, says where a sink writes."
+_WRITES: Final = "A sink writes to the topic in the option topic, or in the column topic."
 
 _OTHER_SIDES: Final = {
-    "topic": "The option subscribe, subscribePattern or assign says what a source reads.",
+    "topic": "A source reads the topics of subscribe, subscribePattern or assign.",
     "subscribe": _WRITES,
     "subscribePattern": _WRITES,
     "assign": _WRITES,
@@ -34,8 +34,8 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> dict[str, str]:
     """Return the options' texts by their proper names.
 
     Raises:
-        InvalidOption: an option is not for this side, belongs to Spark's Kafka connector (all of
-            these are in one error), or is unknown.
+        InvalidOption: An option is not for this side, belongs to Spark's Kafka connector (one error
+            names all of these), or is unknown.
     """
     proper = _lowered(options_for(side))
     others = _lowered(options_for(Use.ALL))
@@ -57,7 +57,7 @@ def checked(given: Mapping[str, str], side: Use, what: str) -> dict[str, str]:
 
 
 def check_kind(given: Iterable[str], kind: Use) -> None:
-    """Raise InvalidOption if an option is for streams only and the query is a batch, or reverse."""
+    """Raise InvalidOption if a batch query has an option for streams only, or the reverse."""
     known = options_for(kind)
     for name in given:
         if name not in known:
@@ -70,7 +70,7 @@ def check_kind(given: Iterable[str], kind: Use) -> None:
 
 
 def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split off the settings of a topic to be made (``topic.retention.ms``)."""
+    """Split off the settings of a topic that the sink creates (``topic.retention.ms``)."""
     settings, rest = {}, {}
     for key, value in given.items():
         name = key.lower()
@@ -87,14 +87,14 @@ def counted_in_table(use: Use) -> set[str]:
 
 
 def _lowered(names: Iterable[str]) -> dict[str, str]:
-    """Map names in lower case to proper names; leave out patterns (``topic.<setting>``)."""
+    """Map names in lower case to proper names, without patterns (``topic.<setting>``)."""
     return {name.lower(): name for name in names if "<" not in name}
 
 
 def _guess(name: str, proper: Mapping[str, str]) -> str:
-    """Guess which option was meant by an unknown name."""
+    """Suggest an option for an unknown name."""
     if "." in name and "createtopic" in proper:
-        return f"a setting of a topic that createTopic=true makes is given as 'topic.{name}'"
+        return f"a setting of a topic that createTopic=true creates is written 'topic.{name}'"
     near = difflib.get_close_matches(name, proper, n=1, cutoff=0.65)
     return f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(proper.values())}"
 
@@ -116,8 +116,8 @@ def _refuse_kafkas(names: Iterable[str]) -> None:
 class KafkaOption(Struct, frozen=True):
     """An option of the Kafka connector, or a family of them (``kafka.ssl.*``).
 
-    ``side`` is ``source``, ``sink`` or ``both``; ``ours`` are the options that take its place,
-    which may have its name. ``remedy`` is what to do with a name that isolog does not have.
+    ``side`` is ``source``, ``sink`` or ``both``. ``ours`` are the options in its place, which may
+    have its name. ``remedy`` is the advice about a name that isolog does not have.
     """
 
     name: str
@@ -128,11 +128,11 @@ class KafkaOption(Struct, frozen=True):
     remedy: str = ""
 
     def shown(self, given: str) -> str:
-        """Return the option's name as Kafka spells it; Spark gives it in lower case."""
+        """Return the option's name in Kafka's spelling, because Spark passes it in lower case."""
         return given if self.name.endswith("*") else self.name
 
     def covers(self, name: str) -> bool:
-        """Return whether it is this option, or one of this family, in any case of the letters."""
+        """Return whether the name is this option, or one of this family, in any letter case."""
         prefix = self.name.removesuffix("*").lower()
         return (
             name.lower().startswith(prefix) if self.name.endswith("*") else name.lower() == prefix
@@ -143,24 +143,24 @@ def _same(name: str, side: str, default: str, differs: str = "") -> KafkaOption:
     return KafkaOption(name, side, default, (name,), differs)
 
 
-_NOTHING: Final = "leave it out: nothing is needed instead"
+_NOTHING: Final = "leave it out: no option is needed in its place"
 
 _NO_GROUPS: Final = (
-    "leave it out: a query is in no consumer group, its offsets are in its checkpoint"
+    "leave it out: a query is in no consumer group, and its offsets are in its checkpoint"
 )
 
 _BATCHES: Final = "in batch queries only, as with Kafka"
 _SECURITY: Final = "use tls.ca, tls.cert, tls.key"
 _WHO: Final = "use user and password, or token"
 
-# Options of a family that have a row of their own come before the family.
+# The row of a single option comes before the row of its family.
 KAFKAS: Final = (
     KafkaOption(
         "kafka.bootstrap.servers",
         "both",
         "-",
         ("bootstrap", "path"),
-        "`path` instead needs no broker that was started before",
+        "with `path`, no broker has to run before",
         "use bootstrap",
     ),
     _same("subscribe", "source", "-"),
@@ -170,18 +170,20 @@ KAFKAS: Final = (
         "startingOffsets",
         "source",
         "`latest`; in a batch query `earliest`",
-        "the default is `earliest` in both; offsets count records only, so a number of Kafka's"
+        "the default is `earliest` in both. Offsets count records only, so an offset of Kafka"
         " means another record",
     ),
-    _same("startingTimestamp", "source", "-", "wins over `startingOffsets`, as with Kafka"),
+    _same(
+        "startingTimestamp", "source", "-", "takes precedence over `startingOffsets`, as with Kafka"
+    ),
     _same("startingOffsetsByTimestamp", "source", "-"),
     KafkaOption(
         "startingOffsetsByTimestampStrategy",
         "source",
         "`error`",
         (),
-        "where no record is at or after the time, the query starts at the end",
-        "leave it out: where no record is at or after the time, the query starts at the end",
+        "if no record is at or after the time, the query starts at the end",
+        "leave it out: if no record is at or after the time, the query starts at the end",
     ),
     _same("endingOffsets", "source", "`latest`", _BATCHES),
     _same("endingTimestamp", "source", "-", _BATCHES),
@@ -191,14 +193,14 @@ KAFKAS: Final = (
         "maxOffsetsPerTrigger",
         "source",
         "-",
-        "Kafka's counts the markers of transactions as well; `maxBytesPerTrigger` limits bytes",
+        "Kafka's also counts the markers of transactions. `maxBytesPerTrigger` limits bytes",
     ),
     _same("minOffsetsPerTrigger", "source", "-"),
     _same(
         "maxTriggerDelay",
         "source",
         "`15m`",
-        "counts from the first record that waits, Kafka's from the last micro-batch",
+        "counts from the first pending record, Kafka's from the last micro-batch",
     ),
     _same("minPartitions", "source", "-", "without it ranges of few records share tasks"),
     _same("maxRecordsPerPartition", "source", "-"),
@@ -216,7 +218,7 @@ KAFKAS: Final = (
         "source",
         "-",
         ("rack",),
-        "`ISOLOG_RACK` names the rack of each executor; not under `read_uncommitted`",
+        "`ISOLOG_RACK` sets the rack of each executor. Not under `read_uncommitted`",
         "use rack",
     ),
     KafkaOption(
@@ -241,7 +243,7 @@ KAFKAS: Final = (
         "source",
         "`pollTimeoutMs`: 120 s",
         ("brokerTimeout",),
-        "how long a query waits for brokers that do not answer",
+        "the longest wait for brokers that do not answer",
         "use brokerTimeout, or leave it out",
     ),
     KafkaOption(
@@ -252,7 +254,7 @@ KAFKAS: Final = (
         _NOTHING,
         _NOTHING,
     ),
-    _same("topic", "sink", "column `topic`", "a missing topic is made with `createTopic`"),
+    _same("topic", "sink", "column `topic`", "`createTopic` creates a missing topic"),
     KafkaOption(
         "kafka.acks",
         "sink",
@@ -266,15 +268,15 @@ KAFKAS: Final = (
         "sink",
         "-",
         ("transactional", "sinkId"),
-        "nothing is needed: the sink is transactional as it is",
-        "use sinkId, or nothing: the sink is transactional as it is",
+        "not needed: the sink is transactional by default",
+        "use sinkId, or leave it out: the sink is transactional by default",
     ),
     KafkaOption(
         "kafka.security.*",
         "both",
         "`PLAINTEXT`",
         ("tls",),
-        "`tls`, or any `tls.*`, says that there is TLS; a credential is sent wherever it is given",
+        "`tls`, or any `tls.*`, turns TLS on. A credential is sent if one is given",
         "use tls, and user and password or token",
     ),
     KafkaOption(
@@ -290,7 +292,7 @@ KAFKAS: Final = (
         "both",
         "-",
         ("tls.ca", "tls.cert", "tls.key"),
-        "PEM files in the place of key stores",
+        "PEM files in place of key stores",
         _SECURITY,
     ),
     KafkaOption(
@@ -306,13 +308,13 @@ KAFKAS: Final = (
         "both",
         "Kafka's",
         (),
-        f"{_NOTHING} (fetches, batches, lingering and retries size themselves)",
+        f"{_NOTHING} (the sizes of fetches and batches, linger and retries are automatic)",
         _NOTHING,
     ),
 )
 
 
 def replaced(option: str) -> KafkaOption | None:
-    """Return the row of a Kafka option that isolog lacks; None if both have it, or neither."""
+    """Return the row of a Kafka option that isolog lacks, or None if both have it, or neither."""
     found = next((each for each in KAFKAS if each.covers(option)), None)
     return found if found is not None and found.remedy else None

@@ -16,9 +16,9 @@ from spark_stream.datasource.options.table import Given, GivenToSink, GivenToSou
 from spark_stream.datasource.options.values import (
     BadRecords,
     Moment,
-    Named,
+    OffsetSpec,
     partitions_of,
-    said_at,
+    spec_at,
     topic_names,
     topics_of,
 )
@@ -32,18 +32,18 @@ from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 SELECTING: Final = ("subscribe", "subscribePattern", "assign")
-"""The options that say which topics: a query has exactly one of them."""
+"""The options that select topics: a query has exactly one of them."""
 
 STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-"""The first of these that is given counts."""
+"""The first of these that is given takes precedence."""
 
 
 class Bound(Struct, frozen=True):
-    """Where a query starts or ends, and the option that says so."""
+    """The start or the end of a query, and the option that set it."""
 
     option: str
-    place: Named
+    place: OffsetSpec
 
 
 class Selection(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Selection(Struct, frozen=True):
         return "assign" if self.assigned else "subscribe"
 
     def __str__(self) -> str:
-        """Return a text that is the same for all selections that mean the same."""
+        """Return a text that is the same for all equivalent selections."""
         if self.pattern is not None:
             return f"{self.option} {self.pattern}"
         if self.assigned:
@@ -99,7 +99,7 @@ class Selection(Struct, frozen=True):
                 )
 
     def why_not(self, name: str) -> str | None:
-        """Return why a topic is not read, to follow its name; None if it is."""
+        """Return the reason why a topic is not read, as a predicate, or None if it is read."""
         if self.takes_topic(name):
             return None
         if self.pattern is not None:
@@ -107,7 +107,7 @@ class Selection(Struct, frozen=True):
         return "is not assigned" if self.assigned else "is not subscribed to"
 
     def kept(self, offsets: Offsets) -> dict[str, TopicOffsets]:
-        """Keep the offsets of what is read."""
+        """Return the offsets of the selected topics and partitions."""
         found = {}
         for name, topic in offsets.items():
             if self.takes_topic(name):
@@ -145,10 +145,12 @@ class SourceOptions(GivenToSource, frozen=True):
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
-    """Parse and check a reader's options; ``streaming`` is None while that is not known.
+    """Parse and check a reader's options.
+
+    ``streaming`` is None until Spark has chosen the kind of the query.
 
     Raises:
-        InvalidOption, Unsupported: naming the option, what it takes and what it got.
+        InvalidOption, Unsupported: with the option, its valid values and the given one.
     """
     texts = checked(given, Use.SOURCE, "source")
     selecting: list[str] = [name for name in SELECTING if name in texts]
@@ -163,7 +165,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     if streaming is False and starting.place == LATEST:
         raise InvalidOption(
             "startingOffsets: a batch query cannot start at latest",
-            hint="Start at earliest, at offsets or at a time; a streaming query may start there.",
+            hint="Start at earliest, at offsets or at a time. Only a stream can start at latest.",
             option=starting.option,
         )
     if ending.place == EARLIEST:
@@ -175,7 +177,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     _check_order(starting, ending)
     _check_limits(options)
     timeout_s = options.broker_timeout_s
-    if streaming is None:  # nothing runs yet: a wrong address is reported soon
+    if streaming is None:  # no query runs yet: a wrong address is reported soon
         timeout_s = min(timeout_s, REQUEST_TIMEOUT_S)
     return SourceOptions(
         replace(place, timeout_s=timeout_s, rack=options.rack),
@@ -186,10 +188,12 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     )
 
 
-def _bound(options: Given, names: tuple[str, ...], offsets: Named, selection: Selection) -> Bound:
+def _bound(
+    options: Given, names: tuple[str, ...], offsets: OffsetSpec, selection: Selection
+) -> Bound:
     """Return the bound that the options give, or the default of ``offsets``.
 
-    Overridden options are checked as well.
+    Overridden options are checked too.
     """
     bounds = [Bound(name, options.values[name]) for name in names if name in options]
     for each in bounds:
@@ -198,14 +202,14 @@ def _bound(options: Given, names: tuple[str, ...], offsets: Named, selection: Se
 
 
 def _check_order(starting: Bound, ending: Bound) -> None:
-    """Raise InvalidOption if the end lies before the start, as far as the options alone tell it."""
+    """Raise InvalidOption if the options alone put the end before the start."""
     start, end = starting.place, ending.place
     if isinstance(start, Moment) and isinstance(end, Moment) and end < start:
         raise InvalidOption(
             f"{ending.option} ({end}) is before {starting.option} ({start})", option=ending.option
         )
     for topic, number in sorted(partitions_of(start) | partitions_of(end)):
-        one, other = said_at(start, topic, number), said_at(end, topic, number)
+        one, other = spec_at(start, topic, number), spec_at(end, topic, number)
         of_offsets = isinstance(one, int) and isinstance(other, int) and 0 <= other < one
         of_times = isinstance(one, Moment) and isinstance(other, Moment) and other < one
         if of_offsets or of_times:
@@ -219,19 +223,18 @@ def _check_limits(options: GivenToSource) -> None:
     least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is None and "maxTriggerDelay" in options:
         raise InvalidOption(
-            "maxTriggerDelay is for minOffsetsPerTrigger: how long to wait for that many",
+            "maxTriggerDelay needs minOffsetsPerTrigger: it limits the wait for these records",
             hint="Set minOffsetsPerTrigger too, or leave maxTriggerDelay out.",
             option="maxTriggerDelay",
         )
     if least is not None and most is not None and least > most:
         raise InvalidOption(
-            f"minOffsetsPerTrigger is {least}, and maxOffsetsPerTrigger is {most}: the least cannot"
-            " be above the most",
+            f"minOffsetsPerTrigger ({least}) is greater than maxOffsetsPerTrigger ({most})",
             option="minOffsetsPerTrigger",
         )
 
 
-def _check_selected(option: str, named: Named, selection: Selection) -> None:
+def _check_selected(option: str, named: OffsetSpec, selection: Selection) -> None:
     for topic in topics_of(named):
         why = selection.why_not(topic)
         if why is not None:
@@ -244,14 +247,12 @@ def _check_selected(option: str, named: Named, selection: Selection) -> None:
 def _check_selecting(selecting: list[str], short: str | None) -> None:
     if len(selecting) > 1:
         raise InvalidOption(
-            f"{' and '.join(selecting)}: give one of the two, to say which topics are read"
-            if len(selecting) == 2
-            else "subscribe, subscribePattern and assign: give one of the three",
+            f"{', '.join(selecting)}: a query has only one of them; leave the others out",
             option=selecting[1],
         )
     if not selecting and short is None:
         raise InvalidOption(
-            "which topic? Give subscribe, subscribePattern or assign, or load(topic)",
+            "no topic is given: set subscribe, subscribePattern or assign, or call load(topic)",
             option="subscribe",
         )
 
@@ -266,7 +267,7 @@ def _selection(options: GivenToSource, short: str | None) -> Selection:
 
 
 class SinkOptions(GivenToSink, frozen=True):
-    """The checked options of a sink. ``topic`` is None where the column ``topic`` decides."""
+    """The checked options of a sink. ``topic`` is None if the column ``topic`` decides."""
 
     place: Place
     topic_config: tuple[tuple[str, str], ...] = ()
@@ -276,7 +277,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
     """Parse and check a writer's options.
 
     Raises:
-        InvalidOption, Unsupported: naming the option, what it takes and what it got.
+        InvalidOption, Unsupported: with the option, its valid values and the given one.
     """
     settings, given = topic_settings(given)
     texts = checked(given, Use.SINK, "sink")
@@ -305,7 +306,7 @@ def _check_creation(options: GivenToSink, settings: Mapping[str, str]) -> None:
     names = [f"{TOPIC_SETTING}{name}" for name in settings]
     names += [name for name in ("partitions", "replicationFactor") if name in options]
     for name in names:
-        raise InvalidOption(f"{name} is for createTopic=true", option=name)
+        raise InvalidOption(f"{name} needs createTopic=true", option=name)
 
 
 def _check_dead_letters(options: GivenToSink) -> None:
@@ -313,50 +314,50 @@ def _check_dead_letters(options: GivenToSink) -> None:
     if options.on_bad_record is not BadRecords.DEAD_LETTER:
         if found is not None:
             raise InvalidOption(
-                "deadLetterTopic is for onBadRecord=deadLetter", option="deadLetterTopic"
+                "deadLetterTopic needs onBadRecord=deadLetter", option="deadLetterTopic"
             )
         return
     if found is None:
         raise InvalidOption(
-            "onBadRecord=deadLetter without deadLetterTopic: it says where bad rows go",
+            "onBadRecord=deadLetter needs deadLetterTopic, the topic for bad rows",
             option="deadLetterTopic",
         )
     if found == options.topic:
         raise InvalidOption(
             f"deadLetterTopic is {found!r}, the topic that the query writes to",
             option="deadLetterTopic",
-            hint="Give dead letters a topic of their own.",
+            hint="Use a separate topic for dead letters.",
         )
 
 
 def _partition_by(asked: tuple[str, ...] | None, own: str) -> tuple[str, ...]:
-    """Return the columns by which rows are placed; ``own`` is the setting of a new topic."""
+    """Return the columns that place rows. ``own`` is the setting of a new topic."""
     found = split_names(own)
     if asked is not None and asked != found:
         raise InvalidOption(
             f"partitionBy is {','.join(asked)!r} and {TOPIC_SETTING}{PARTITION_BY} is {own!r}",
             option="partitionBy",
-            hint="Give one of them.",
+            hint="Give only one of them.",
         )
     return found
 
 
 def _check_identity(options: GivenToSink, *, streaming: bool) -> None:
-    """Check the options around ``sinkId``: a stream has its own batch ids, a batch write none."""
+    """Check the options with ``sinkId``: a stream has batch ids, and a batch write has none."""
     for option in ("sinkId", "batchId", "differentReplay", "transactionTimeout"):
         if option in options and not options.transactional:
-            raise InvalidOption(f"{option} is for transactional=true", option=option)
+            raise InvalidOption(f"{option} needs transactional=true", option=option)
     if streaming:
         if "batchId" in options:
             raise InvalidOption(
-                "batchId is for a batch write (foreachBatch); a streaming query has its own",
+                "batchId is for a batch write (foreachBatch): a stream has batch ids already",
                 option="batchId",
             )
         return
     for option, other in (("sinkId", "batchId"), ("batchId", "sinkId")):
         if option in options and other not in options:
             raise InvalidOption(
-                f"{option} without {other}: a batch write needs both, to be written once",
+                f"{option} without {other}: a batch write needs both to be written exactly once",
                 option=other,
             )
     if "differentReplay" in options and "batchId" not in options:

@@ -1,4 +1,4 @@
-"""Every option once: attributes of sources and sinks, their parsing, and the table in the docs."""
+"""The table of all options: attributes of sources and sinks, parsers, and rows of the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_stream.datasource.values.limits import MAX_DELAY_DEFAULT_S
 
 
 class Use(Flag):
-    """Whom an option is for."""
+    """The queries that an option is for."""
 
     BATCH_SOURCE = auto()
     STREAM_SOURCE = auto()
@@ -26,7 +26,7 @@ class Use(Flag):
     ALL = SOURCE | SINK
 
 
-NOBODY: Final = Use(0)
+NO_USE: Final = Use(0)
 T = TypeVar("T")
 
 
@@ -48,9 +48,9 @@ class Given(Struct, frozen=True, kw_only=True):
 class Option(Struct, Generic[T], frozen=True):
     """An option. As an attribute of :class:`Given` it is the option's value, or None.
 
-    ``default`` is the text that counts if the option is left out; the docs show ``shown`` instead,
-    if it is set. ``in_table`` says for whom the option counts if a table has it: None means as
-    ``uses`` says, NOBODY that a table cannot have it.
+    ``default`` is the text that is parsed if the option is left out. The docs show ``shown``
+    instead, if it is set. ``in_table`` has the uses of the option in a table: None means ``uses``,
+    and NO_USE that a table cannot have it.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Option(Struct, Generic[T], frozen=True):
 
     @property
     def uses_in_table(self) -> Use:
-        """For whom the option counts as one of a table's."""
+        """The uses of the option if a table has it."""
         return self.uses if self.in_table is None else self.in_table
 
     def __get__(self, given: Given, owner: type[Given]) -> T | None:
@@ -97,13 +97,15 @@ class LogOptions:
     bootstrap = text(
         "bootstrap",
         Use.ALL,
-        "`host:port[,host:port…]` of any brokers; without this and `path` the driver's variable"
-        " `ISOLOG_BOOTSTRAP`, or `ISOLOG_PATH`, says where the log is",
+        "addresses of brokers, `host:port[,host:port…]`: any brokers of the cluster. Without "
+        "`bootstrap` and `path`, the driver's environment variable `ISOLOG_BOOTSTRAP` or "
+        "`ISOLOG_PATH` is used",
     )
     path = text(
         "path",
         Use.ALL,
-        "instead of `bootstrap`: a local directory; its broker is started when needed",
+        "in place of `bootstrap`: a local directory with the log. Its broker is started when "
+        "needed",
     )
 
 
@@ -113,8 +115,8 @@ class GivenToBoth(Given, frozen=True):
     broker_timeout_s = Defaulted(
         "brokerTimeout",
         Use.ALL,
-        "how long the query waits for brokers that do not answer, for a leader, and for a"
-        " transaction that a planned batch needs to end, before it fails: `30s`, `10m`",
+        "the longest wait, before the query fails, for brokers that do not answer, for a leader, "
+        "and for the end of a transaction that a planned batch needs: `30s`, `10m`",
         values.timeout_s,
         "2m",
     )
@@ -126,125 +128,128 @@ class GivenToSource(GivenToBoth, frozen=True):
     subscribe = Option(
         "subscribe",
         Use.SOURCE,
-        "the topics, with commas between; one of this, `subscribePattern` and `assign` is needed",
+        "the topics, separated by commas. A query needs exactly one of `subscribe`, "
+        "`subscribePattern` and `assign`",
         values.topic_names,
     )
     subscribe_pattern = Option(
         "subscribePattern",
         Use.SOURCE,
-        "a regular expression (Python's `re`): all topics whose whole name it matches, those that"
-        " are made while the query runs included",
+        "a regular expression (Python's `re`) for the whole names of topics. It also selects "
+        "topics that are created while the query runs",
         values.pattern,
     )
     assign = Option(
         "assign",
         Use.SOURCE,
-        'these partitions and no others: `{"a":[0,2]}`',
+        'the partitions to read, by topic: `{"a":[0,2]}`',
         values.assigned,
     )
     isolation = Defaulted(
         "isolation",
         Use.SOURCE,
-        "which records are seen: `read_uncommitted`, `read_replicated`, `read_committed`,"
-        " `read_atomic`",
+        "the isolation level, which sets the visible records: `read_uncommitted`, "
+        "`read_replicated`, `read_committed`, `read_atomic`",
         values.reading_level,
         "read_uncommitted",
     )
     starting_offsets = Defaulted(
         "startingOffsets",
         Use.SOURCE,
-        'where a new query begins: `earliest`, `latest`, `{"a":{"0":23,"1":-2}}` (-2 earliest, -1'
-        " latest), or a streaming offset as a query's progress shows it; a batch query cannot"
-        " start at `latest`",
+        'the start of a new query: `earliest`, `latest`, `{"a":{"0":23,"1":-2}}` (-2 earliest, -1'
+        " latest), or a streaming offset from a query's progress. A batch query cannot start at "
+        "`latest`",
         offsets,
         "earliest",
     )
     starting_timestamp = Option(
         "startingTimestamp",
         Use.SOURCE,
-        "the first record at or after it, in each partition; milliseconds since 1970 (negative"
-        " before), or ISO 8601, in UTC where it names no zone; wins over"
-        " `startingOffsetsByTimestamp` and `startingOffsets`",
+        "the start as a time: in each partition, the first record at or after it. Milliseconds "
+        "since 1970 (negative before), or ISO 8601, in UTC if it names no zone. Takes precedence "
+        "over `startingOffsetsByTimestamp` and `startingOffsets`",
         moment,
     )
     starting_offsets_by_timestamp = Option(
         "startingOffsetsByTimestamp",
         Use.SOURCE,
-        'the same by topic and partition: `{"a":{"0":1700000000000}}`; wins over `startingOffsets`',
+        'the start as a time, by topic and partition: `{"a":{"0":1700000000000}}`. Takes '
+        "precedence over `startingOffsets`",
         moments,
     )
     ending_offsets = Defaulted(
         "endingOffsets",
         Use.BATCH_SOURCE,
-        "where the query ends: as `startingOffsets`, but for `earliest`",
+        "the end of the query: as `startingOffsets`, but not `earliest`",
         offsets,
         "latest",
     )
     ending_timestamp = Option(
         "endingTimestamp",
         Use.BATCH_SOURCE,
-        "the query ends before the first record at or after it; wins over"
-        " `endingOffsetsByTimestamp` and `endingOffsets`",
+        "the end as a time: in each partition, before the first record at or after it. Takes "
+        "precedence over `endingOffsetsByTimestamp` and `endingOffsets`",
         moment,
     )
     ending_offsets_by_timestamp = Option(
         "endingOffsetsByTimestamp",
         Use.BATCH_SOURCE,
-        "the same by topic and partition; wins over `endingOffsets`",
+        "the end as a time, by topic and partition. Takes precedence over `endingOffsets`",
         moments,
     )
     consumer = Option(
         "consumer",
         Use.SOURCE,
-        "a name under which the store pins where the query first started, and shows how far a"
-        " stream has come (`isolog consumers`)",
+        "a name for the query. The metadata store keeps the first start of the query under it, "
+        "and the progress of a stream (`isolog consumers`)",
         values.consumer_name,
     )
     max_offsets_per_trigger = Option(
         "maxOffsetsPerTrigger",
         Use.STREAM_SOURCE,
-        "the most records that a micro-batch takes, shared out over the partitions by backlog",
+        "the maximum number of records of a micro-batch. Partitions share it in proportion to "
+        "their backlogs",
         values.positive,
     )
     max_bytes_per_trigger = Option(
         "maxBytesPerTrigger",
         Use.STREAM_SOURCE,
-        "the most bytes, as they are stored, that a micro-batch takes; a record that is larger"
-        " alone is taken alone",
+        "the maximum size of a micro-batch, in stored bytes. A single record that is larger is "
+        "read alone",
         values.positive,
     )
     min_offsets_per_trigger = Option(
         "minOffsetsPerTrigger",
         Use.STREAM_SOURCE,
-        "wait for so many records before a micro-batch begins; all that there is when the query"
-        " runs with `Trigger.AvailableNow`",
+        "the minimum number of records of a micro-batch: the query waits for them. With "
+        "`Trigger.AvailableNow` it does not wait",
         values.positive,
     )
     max_trigger_delay_s = Defaulted(
         "maxTriggerDelay",
         Use.STREAM_SOURCE,
-        "wait for `minOffsetsPerTrigger` no longer than this from the first record that waits:"
-        " `500ms`, `30s`, `15m`, `2h`, `1d`",
+        "the longest wait for `minOffsetsPerTrigger`, from the first pending record: `500ms`, "
+        "`30s`, `15m`, `2h`, `1d`",
         values.duration_s,
         f"{MAX_DELAY_DEFAULT_S // 60:.0f}m",
     )
     min_partitions = Option(
         "minPartitions",
         Use.SOURCE,
-        "split ranges into so many Spark tasks at least, in proportion to their sizes; without it"
-        " ranges of few records share tasks",
+        "the minimum number of Spark tasks: ranges are split in proportion to their sizes. "
+        "Without it, ranges of few records share tasks",
         values.positive,
     )
     max_records_per_partition = Option(
         "maxRecordsPerPartition",
         Use.SOURCE,
-        "the most records of a Spark task",
+        "the maximum number of records of a Spark task",
         values.positive,
     )
     fail_on_data_loss = Defaulted(
         "failOnDataLoss",
         Use.SOURCE,
-        "fail, or warn and go on, when records in the range are gone",
+        "if records of the range were lost: fail (`true`), or log a warning and continue (`false`)",
         values.boolean,
         "true",
     )
@@ -265,32 +270,32 @@ class GivenToSource(GivenToBoth, frozen=True):
     filter = Option(
         "filter",
         Use.SOURCE,
-        "only the records for which this predicate, in Spark's SQL, is true: the leader looks at"
-        " the others, and [what it takes](../spark/read.md#filters)",
+        "a predicate in Spark's SQL. The leader sends only the records for which it is true "
+        "([syntax and effects](../spark/read.md#filters))",
         values.predicate,
     )
     push_filters = Defaulted(
         "pushFilters",
         Use.BATCH_SOURCE,
-        "let Spark push its filters to the leader, where its setting is on; only for a DataFrame"
-        " that [one query reads once](../spark/read.md#filters)",
+        "push Spark's own filters to the leader, if Spark's setting for that is on. Only for a "
+        "DataFrame that [one query reads once](../spark/read.md#filters)",
         values.boolean,
         "false",
     )
     mapped_reads = Defaulted(
         "mappedReads",
         Use.SOURCE,
-        "read large ranges [from the log's own files](../spark/read.md#reads-next-to-the-data),"
-        " where a task runs on the machine of a replica",
+        "read large ranges [from the log's own files](../spark/read.md#reads-next-to-the-data) if"
+        " a task runs on the machine of a replica",
         values.boolean,
         "true",
     )
     rack = Option(
         "rack",
         Use.SOURCE,
-        "the rack that all tasks run in: under `read_replicated` and above they read from an"
-        " in-sync replica [in it](../spark/read.md#reads-in-the-same-rack); by default what"
-        " `ISOLOG_RACK` says where a task runs",
+        "the rack of all tasks: under `read_replicated` and above, they read from an in-sync "
+        "replica [in the same rack](../spark/read.md#reads-in-the-same-rack). By default each "
+        "task uses the variable `ISOLOG_RACK` of its executor",
         values.rack,
         shown="`ISOLOG_RACK`",
     )
@@ -302,30 +307,33 @@ class GivenToSink(GivenToBoth, frozen=True):
     topic = Option(
         "topic",
         Use.SINK,
-        "where to write; the option wins over the column",
+        "the target topic. The option takes precedence over the column",
         values.stripped,
         shown="column `topic`",
     )
     isolation = Defaulted(
         "isolation",
         Use.SINK,
-        "when the leader acknowledges: `read_uncommitted`, `read_committed`",
+        "the acknowledgement of a write: by the leader alone (`read_uncommitted`), or by all "
+        "in-sync replicas (`read_committed`)",
         values.writing_level,
         "read_committed",
         shown="`read_committed` when transactional, else `read_uncommitted`",
-        in_table=NOBODY,
+        in_table=NO_USE,
     )
     transactional = Defaulted(
         "transactional",
         Use.SINK,
-        "each micro-batch (or batch job) exactly once and all or nothing; `false`: at least once",
+        "`true`: each micro-batch (or batch job) is written exactly once, all or nothing. "
+        "`false`: at least once",
         values.boolean,
         "true",
     )
     sink_id = Option(
         "sinkId",
         Use.SINK,
-        "the identity under which committed batches are remembered; needed with `batchId`",
+        "the identity of the sink, under which its last committed batch is recorded. Required "
+        "with `batchId`",
         values.sink_id,
         shown="the query's id, from `checkpointLocation`",
         in_table=Use.STREAM_SINK,
@@ -333,16 +341,17 @@ class GivenToSink(GivenToBoth, frozen=True):
     batch_id = Option(
         "batchId",
         Use.BATCH_SINK,
-        "with `sinkId`: this batch is written once, whatever is replayed (for `foreachBatch`)",
+        "with `sinkId`: the number of the batch. Replays of a batch write it once (for "
+        "`foreachBatch`)",
         values.batch_id,
-        in_table=NOBODY,
+        in_table=NO_USE,
     )
     replays = Defaulted(
         "differentReplay",
         Use.SINK,
-        "what to do with a replayed batch that has other rows than were committed: `fail`;"
-        " `ignoreFloats`: fail unless only floating-point values differ; or `keep` the committed"
-        " ones; in a batch write, for `batchId`",
+        "if a replayed batch has other rows than were committed: `fail`, `ignoreFloats` (fail "
+        "unless only floating-point values differ), or `keep` the committed rows. In a batch "
+        "write it needs `batchId`",
         values.replays,
         "fail",
         in_table=Use.STREAM_SINK,
@@ -350,75 +359,76 @@ class GivenToSink(GivenToBoth, frozen=True):
     transaction_timeout_ms = Defaulted(
         "transactionTimeout",
         Use.SINK,
-        "how long after the last renewal by the query's Python workers its transaction is aborted,"
-        " from `1s` to `1d`: for so long a killed driver holds back readers of committed records",
+        "the time from the last renewal of a transaction by the query's Python workers to its "
+        "abort, from `1s` to `1d`. The transaction of a killed driver blocks readers of committed"
+        " records for this long",
         values.transaction_timeout_ms,
         f"{values.TRANSACTION_TIMEOUT_MS // 60_000}m",
     )
     on_bad_record = Defaulted(
         "onBadRecord",
         Use.SINK,
-        "what to do with rows that do not fit their topic: `fail`, or `deadLetter`: write them to"
-        " `deadLetterTopic`, with the reason,"
-        " [in the same transaction](../spark/write.md#dead-letters)",
+        "for rows that do not fit their topic: `fail`, or `deadLetter`, which writes them to "
+        "`deadLetterTopic`, with the reason, [in the same "
+        "transaction](../spark/write.md#dead-letters)",
         values.bad_record,
         "fail",
     )
     dead_letter_topic = Option(
         "deadLetterTopic",
         Use.SINK,
-        "with `onBadRecord` = `deadLetter`: the topic for rows that do not fit; it must exist,"
-        " unless there is `createTopic`",
+        "with `onBadRecord` = `deadLetter`: the topic for rows that do not fit. It must exist, or"
+        " `createTopic` must be set",
         values.topic_name,
     )
     create_topic = Defaulted(
         "createTopic",
         Use.SINK,
-        "make a missing topic, and a missing log, with the DataFrame's columns",
+        "create a missing topic with the DataFrame's columns, and a missing log",
         values.boolean,
         "false",
     )
     partitions = Option(
         "partitions",
         Use.SINK,
-        "with `createTopic`: how many partitions the new topic has",
+        "with `createTopic`: the number of partitions of the new topic",
         values.positive,
         shown="1",
     )
     partition_by = Option(
         "partitionBy",
         Use.SINK,
-        "columns of a typed topic, or fields (`user.id`), with commas between: rows with equal"
-        " values in them go to one partition, in order ([how rows are placed](../placement.md));"
-        " with `createTopic` it becomes the new topic's `partition.by`",
+        "columns of a typed topic, or fields (`user.id`), separated by commas. Rows with equal "
+        "values in them go to one partition, in order ([placement of rows](../placement.md)). "
+        "With `createTopic` it becomes the new topic's `partition.by`",
         values.column_names,
         shown="the topic's `partition.by`",
     )
     replication_factor = Option(
         "replicationFactor",
         Use.SINK,
-        "with `createTopic`: how many replicas each partition has; by default three where there"
-        " are three brokers",
+        "with `createTopic`: the number of replicas of each partition. By default three if there "
+        "are three brokers",
         values.positive,
         shown="the cluster's",
     )
     topic_setting = text(
         "topic.<setting>",
         Use.SINK,
-        "with `createTopic`: a [setting](settings.md#settings-of-a-topic) of the new topic, as"
-        " `topic.retention.ms`",
+        "with `createTopic`: a [setting](settings.md#settings-of-a-topic) of the new topic, such "
+        "as `topic.retention.ms`",
         shown="the broker's",
     )
     checkpoint = text(
         "checkpointLocation",
         Use.SINK,
-        "Spark's own, which it hands on: the query's id is there",
+        "Spark's own option, which Spark passes on: the query's id is in the checkpoint",
     )
     query_name = Defaulted(
         "queryName",
         Use.SINK,
-        "Spark's own name of a streaming query; a batch write takes it too: it stands beside the"
-        " transaction in `isolog transactions` and on the console",
+        "Spark's own option: the name of a streaming query. A batch write accepts it too. `isolog"
+        " transactions` and the console show it beside the transaction",
         values.query_name,
         "",
         shown="-",
@@ -428,36 +438,45 @@ class GivenToSink(GivenToBoth, frozen=True):
 class AccessOptions:
     """The options of a connection and its credentials."""
 
-    user = text("user", Use.ALL, "who calls, with `password`")
-    password = text("password", Use.ALL, "the user's password; Spark hides it in plans and logs")
-    token = text("token", Use.ALL, "a token, in the place of user and password; Spark hides it")
+    user = text("user", Use.ALL, "the user name, with `password`")
+    password = text("password", Use.ALL, "the user's password. Spark hides it in plans and logs")
+    token = text("token", Use.ALL, "a token, in place of user and password. Spark hides it")
     token_file = text(
         "tokenFile",
         Use.ALL,
-        "the file of a token, read again for each connection; a path that the driver and the"
-        " executors have",
+        "the path of a file with a token, which is read again for each connection. The driver and"
+        " the executors need the file",
     )
     profile = text(
         "profile",
         Use.ALL,
-        "a file with `bootstrap`, a credential and `tls.*`, for what is not given here or in the"
-        " environment; the credential is read again for each connection of the driver",
+        "a file with `bootstrap`, a credential and `tls.*`. Options take precedence over it, and so"
+        " do environment variables, except `ISOLOG_BOOTSTRAP` and `ISOLOG_PATH`. The driver reads"
+        " the credential again for each connection",
     )
     tls = Option(
         "tls",
         Use.ALL,
-        "`true`: with TLS, and the system's authorities are trusted if there is no `tls.ca`",
+        "`true`: connect with TLS. Without `tls.ca` the system's authorities are trusted",
         values.boolean,
         shown="`true` with any `tls.*`, else `false`",
     )
     tls_ca = text(
         "tls.ca",
         Use.ALL,
-        "the PEM file of the authority that issued the brokers' certificates; a path that the"
-        " driver and the executors have",
+        "the PEM file of the authority that issued the brokers' certificates. The driver and the "
+        "executors need the file",
     )
-    tls_cert = text("tls.cert", Use.ALL, "the PEM file of a client certificate, likewise")
-    tls_key = text("tls.key", Use.ALL, "the PEM file of its key, if that is not in the same file")
+    tls_cert = text(
+        "tls.cert",
+        Use.ALL,
+        "the PEM file of a client certificate. The driver and the executors need the file",
+    )
+    tls_key = text(
+        "tls.key",
+        Use.ALL,
+        "the PEM file of the certificate's key, if the key is not in the same file",
+    )
 
 
 OPTIONS: Final = tuple(

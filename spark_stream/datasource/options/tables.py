@@ -1,19 +1,19 @@
 """One set of options for a source and a sink: catalog tables and temporary views.
 
-The options of a table are those of ``CREATE TABLE … USING isolog OPTIONS (…)``. Spark shows a
+The options of a table are those of ``CREATE TABLE … USING isolog OPTIONS (…)``. Spark passes a
 table's OPTIONS only to ``schema()``, when the table is created without columns. Later readers and
 writers get none of them. They do get the table's columns, though, with their comments
-(``tests/spark/test_tables.py``). So the options are kept in the comment of the table's first
-column, and are found there again (decision 24):
+(``tests/spark/test_tables.py``). So the options are stored in the comment of the table's first
+column (decision 24):
 
     isolog {"path": "/data/log", "subscribe": "numbers", "topic": "numbers"}
 
-Spark never calls ``schema()`` for a table with declared columns: whoever declares them writes that
-comment. Rows that already have the table's column names are inserted without its comments: there
-the query has to say where (``WITH (path '…', topic '…')``).
+Spark never calls ``schema()`` for a table with declared columns: the author of such a table writes
+that comment. Rows that already have the table's column names are inserted without its comments.
+Such a query has to give the place (``WITH (path '…', topic '…')``).
 
-One set of options serves the source and the sink. Each takes those that are for it. The table's
-``isolation`` is the source's.
+One set of options serves the source and the sink. Each uses its own part. The table's ``isolation``
+is the source's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SECRET: Final = ("password", "token")
 
 
 class TableOptions(Struct, frozen=True):
-    """The OPTIONS of a table; names in lower case."""
+    """The OPTIONS of a table, by names in lower case."""
 
     given: Mapping[str, str]
 
@@ -63,10 +63,10 @@ class TableOptions(Struct, frozen=True):
 
 
 def table_options(options: Mapping[str, str]) -> TableOptions | None:
-    """Return the OPTIONS of the table that is being created; None if none is.
+    """Return the OPTIONS of the table that is being created, or None without a table.
 
-    Spark mixes them with properties of its own and the user's, and gives each but the path a second
-    time with a prefix.
+    Spark passes them together with its own and the user's properties, and passes each but the path
+    a second time with a prefix.
 
     Raises:
         InvalidOption: a secret is among them.
@@ -82,9 +82,9 @@ def table_options(options: Mapping[str, str]) -> TableOptions | None:
     for name in _SECRET:
         if name in given:
             raise InvalidOption(
-                f"{name} in the OPTIONS of a table: a catalog shows them to everybody",
+                f"{name} in the OPTIONS of a table: a catalog shows them to all its users",
                 option=name,
-                hint="Give profile, or tokenFile, with the path of a file that has it.",
+                hint="Give profile, or tokenFile, with the path of a file that contains it.",
             )
     if "path" in lower:
         given["path"] = lower["path"]
@@ -92,7 +92,7 @@ def table_options(options: Mapping[str, str]) -> TableOptions | None:
 
 
 def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
-    """Let the topic to read be the one to write to as well, unless the options name both."""
+    """Use the only named topic for reading and for writing, unless the options name both."""
     found = dict(given)
     if "topic" in found:
         if not any(name in found for name in _SELECTING):
@@ -103,9 +103,9 @@ def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
-    """Return the options of the table whose columns these are; None if they are no table's.
+    """Return the options of the table that has these columns, or None if no table has.
 
-    Options that say where to read or write are the query's own. A comment that a DataFrame has from
+    A query that names its place or topics has all its options. A comment that a DataFrame has from
     a table is then ignored.
     """
     if any(name.lower() in _WHERE for name in options):

@@ -31,7 +31,7 @@ from spark_stream.wire.limits import QUERY_NAME_LENGTH_MAX, TRANSACTION_TIMEOUT_
 from spark_stream.wire.messages import EARLIEST, LATEST
 
 SINK_ID_LENGTH_MAX: Final = 200
-"""A transactional id has at most 255 characters, and a sink's has a prefix."""
+"""A transactional id has at most 255 characters, and that of a sink has a prefix."""
 
 TRANSACTION_TIMEOUT_MS: Final = 120_000
 """The default of ``transactionTimeout``.
@@ -49,7 +49,7 @@ _MILLISECONDS_MAX: Final = INT64_MAX // 1000
 
 
 class BadRecords(StrEnum):
-    """What to do with rows that do not fit their topic."""
+    """The reaction to rows that do not fit their topic."""
 
     FAIL = "fail"
     DEAD_LETTER = "deadLetter"
@@ -67,20 +67,20 @@ class Moment(Struct, frozen=True, order=True):
             return f"{self.microseconds // 1000} ms"
 
 
-At = int | Moment
+OffsetOrTime = int | Moment
 """An offset, -2 (earliest) or -1 (latest), or a moment."""
 
-ByTopic = Mapping[str, Mapping[int, At]]
+ByTopic = Mapping[str, Mapping[int, OffsetOrTime]]
 
 
 class FromProgress(Struct, frozen=True):
-    """Streaming offsets as a query's progress shows them; ``logged`` is that JSON, parsed."""
+    """Streaming offsets from a query's progress. ``logged`` is their JSON, parsed."""
 
     logged: Mapping[str, Any]
     offsets: Mapping[str, TopicOffsets]
 
 
-Named = At | ByTopic | FromProgress
+OffsetSpec = OffsetOrTime | ByTopic | FromProgress
 """One place for all partitions, a place by topic and partition, or those of a progress."""
 
 
@@ -111,17 +111,20 @@ def boolean(name: str, text: str) -> bool:
 def predicate(name: str, text: str) -> str:
     """Check that a filter can be parsed.
 
-    Whether it fits the columns shows once the topics are known.
+    It is checked against the columns when the topics are known.
     """
     parsed(text)
     return text
 
 
 def column_names(name: str, text: str) -> tuple[str, ...]:
-    """Parse names of columns with commas between; they are looked up once the topic is known."""
+    """Parse names of columns, separated by commas.
+
+    They are looked up when the topic is known.
+    """
     found = split_names(text)
     if not found:
-        raise InvalidOption(f"{name} is empty; it takes columns, such as 'id'", option=name)
+        raise InvalidOption(f"{name} is empty: give columns, such as 'id'", option=name)
     return found
 
 
@@ -185,7 +188,7 @@ def _outside(name: str, least: int, number: int, text: str) -> InvalidOption:
 
 
 def replays(name: str, text: str) -> Replays:
-    """Parse what happens to a replayed batch with other rows."""
+    """Parse the reaction to a replayed batch with other rows."""
     for each in Replays:
         if text.strip().lower() == each.lower():
             return each
@@ -193,7 +196,7 @@ def replays(name: str, text: str) -> Replays:
 
 
 def bad_record(name: str, text: str) -> BadRecords:
-    """Parse what happens to rows that do not fit their topic."""
+    """Parse the reaction to rows that do not fit their topic."""
     for each in BadRecords:
         if text.strip().lower() == each.lower():
             return each
@@ -231,12 +234,10 @@ def consumer_name(name: str, text: str) -> str:
 
 
 def topic_names(name: str, text: str) -> tuple[str, ...]:
-    """Parse names with commas between, each once."""
+    """Parse names, separated by commas. Return each once."""
     found = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
     if not found:
-        raise InvalidOption(
-            f"{name} is empty; give one topic, or several with commas between", option=name
-        )
+        raise InvalidOption(f"{name} is empty: give topics, separated by commas", option=name)
     return found
 
 
@@ -261,7 +262,7 @@ def pattern(name: str, text: str) -> str:
 def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
     """Parse partitions by topic."""
     try:
-        parsed = json.loads(text, object_pairs_hook=list)  # to see a name that comes twice
+        parsed = json.loads(text, object_pairs_hook=list)  # to detect a duplicate name
         pairs = [(str(topic), list(numbers)) for topic, numbers in parsed]
         well = bool(pairs) and all(type(n) is int and n >= 0 for _, each in pairs for n in each)
     except (ValueError, TypeError):
@@ -275,9 +276,9 @@ def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
     for topic, numbers in pairs:
         twice = next((n for n in numbers if numbers.count(n) > 1), None)
         if twice is not None:
-            raise InvalidOption(f"{name}: {topic}/{twice} is there twice", option=name)
+            raise InvalidOption(f"{name}: duplicate partition {topic}/{twice}", option=name)
         if topics.count(topic) > 1:
-            raise InvalidOption(f"{name}: topic {topic!r} is there twice", option=name)
+            raise InvalidOption(f"{name}: duplicate topic {topic!r}", option=name)
     return {topic: tuple(sorted(numbers)) for topic, numbers in pairs}
 
 
@@ -287,11 +288,11 @@ def reading_level(name: str, text: str) -> Isolation:
 
 
 def writing_level(name: str, text: str) -> Isolation:
-    """Parse when a leader acknowledges."""
+    """Parse the isolation level of a sink: the condition of the leader's acknowledgement."""
     return level(text, PRODUCER_LEVELS)
 
 
-def offsets(name: str, text: str) -> Named:
+def offsets(name: str, text: str) -> OffsetSpec:
     """Parse ``earliest``, ``latest``, offsets by topic and partition, or those of a progress."""
     if text.strip().lower() in _WORDS:
         return _WORDS[text.strip().lower()]
@@ -325,7 +326,7 @@ def offsets(name: str, text: str) -> Named:
 
 
 def moment(name: str, text: str) -> Moment:
-    """Parse milliseconds since the epoch, or ISO 8601; without a zone it is UTC."""
+    """Parse milliseconds since the epoch, or ISO 8601, which is UTC without a zone."""
     found = _moment(text)
     if found is None:
         raise InvalidOption(
@@ -359,7 +360,7 @@ def moments(name: str, text: str) -> ByTopic:
 
 
 def _moment(said: object) -> Moment | None:
-    """Parse a moment: a text, or a number of milliseconds. None if it is neither."""
+    """Parse a moment: a text, or a number of milliseconds. Return None if it is neither."""
     if isinstance(said, str):
         text = said.strip()
         if text.isascii() and text.removeprefix("-").isdecimal():
@@ -374,7 +375,7 @@ def _moment(said: object) -> Moment | None:
     return Moment(said * 1000)
 
 
-def shown(place: Named) -> str:
+def spec_text(place: OffsetSpec) -> str:
     """Return the place as text for people."""
     words = {at: word for word, at in _WORDS.items()}
     if isinstance(place, int | Moment):
@@ -384,15 +385,15 @@ def shown(place: Named) -> str:
     return json.dumps(place, default=str)
 
 
-def topics_of(place: Named) -> tuple[str, ...]:
+def topics_of(place: OffsetSpec) -> tuple[str, ...]:
     """Return the topics that a place names."""
     if isinstance(place, int | Moment):
         return ()
     return tuple(place.offsets if isinstance(place, FromProgress) else place)
 
 
-def said_at(place: Named, topic: str, partition: int) -> At | None:
-    """Return what a place says of a partition; None if nothing."""
+def spec_at(place: OffsetSpec, topic: str, partition: int) -> OffsetOrTime | None:
+    """Return the offset or moment for a partition, or None if the place names none."""
     if isinstance(place, int | Moment):
         return place
     if isinstance(place, FromProgress):
@@ -401,7 +402,7 @@ def said_at(place: Named, topic: str, partition: int) -> At | None:
     return place.get(topic, {}).get(partition)
 
 
-def partitions_of(place: Named) -> set[tuple[str, int]]:
+def partitions_of(place: OffsetSpec) -> set[tuple[str, int]]:
     """Return the partitions that a place names."""
     if isinstance(place, int | Moment):
         return set()

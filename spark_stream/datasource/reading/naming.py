@@ -22,7 +22,7 @@ from msgspec import structs
 from spark_stream.client.reading.named_reader import ReaderHeartbeats
 from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.datasource.options.values import shown
+from spark_stream.datasource.options.values import spec_text
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.spark.workers import READS_STREAMS, is_worker, visible_jvm
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets
@@ -114,7 +114,7 @@ class NamedQuery:
             InvalidOption: the name is that of a query that reads other topics.
         """
         options = self._planner.options
-        starting = f"{options.starting.option}={shown(options.starting.place)}"
+        starting = f"{options.starting.option}={spec_text(options.starting.place)}"
         asked = PinStart.of(
             consumer=self._name,
             instance=self._instance,

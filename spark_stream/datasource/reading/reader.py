@@ -34,8 +34,8 @@ from spark_stream.datasource.reading.losses import gone_with_topic, removed_by_r
 from spark_stream.datasource.reading.naming import NamedQuery
 from spark_stream.datasource.reading.planning import Planner, planned_view
 from spark_stream.datasource.reading.starts import check_order, resolved
+from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.session import session
-from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.types import text_rule, to_arrow
 from spark_stream.datasource.spark.workers import with_spark_errors
 from spark_stream.datasource.values.limits import Task, tasks
@@ -281,7 +281,7 @@ def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(held)
 
 
-class IsologReader(Travels, DataSourceReader):
+class IsologReader(WorkerPickled, DataSourceReader):
     """The batch source: the range is fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:

@@ -10,11 +10,11 @@ from msgspec import Struct
 from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.options.query import Bound, SourceOptions
 from spark_stream.datasource.options.values import (
-    At,
     FromProgress,
     Moment,
-    Named,
-    said_at,
+    OffsetOrTime,
+    OffsetSpec,
+    spec_at,
     topics_of,
 )
 from spark_stream.datasource.reading.planning import Planner
@@ -55,7 +55,7 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
     moving = place == LATEST
     for name, now in present.items():
         bounds = now.offsets
-        known: Named = place
+        known: OffsetSpec = place
         seen: Mapping[int, Lineage] = {}
         if isinstance(place, FromProgress):
             known, seen = _of_progress(planner, name, place, now.topic_id)
@@ -83,7 +83,7 @@ def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
     for name, topic in end.items():
         known = known_offsets(start, name, topic.id)
         for number, last in topic.offsets.items():
-            said = said_at(ending.place, name, number)
+            said = spec_at(ending.place, name, number)
             if said in (None, LATEST) or last >= known.get(number, 0):
                 continue
             raise InvalidOption(
@@ -93,14 +93,14 @@ def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
             )
 
 
-def _moves(said: At, offset: int, bound: int) -> bool:
+def _moves(said: OffsetOrTime, offset: int, bound: int) -> bool:
     """Return whether what was said of a partition may mean another offset later."""
     if isinstance(said, Moment):
         return offset >= bound
     return said == LATEST or (said >= 0 and said != offset)
 
 
-def _present(planner: Planner, option: str, place: Named) -> dict[str, PartitionOffsets]:
+def _present(planner: Planner, option: str, place: OffsetSpec) -> dict[str, PartitionOffsets]:
     """Look up the selected topics as they are now."""
     found = dict(planner.latest().latest)
     selection = planner.selection
@@ -116,8 +116,8 @@ def _present(planner: Planner, option: str, place: Named) -> dict[str, Partition
 
 
 def _wanted(
-    option: str, name: str, place: Named, now: PartitionOffsets, unnamed: int
-) -> dict[int, At]:
+    option: str, name: str, place: OffsetSpec, now: PartitionOffsets, unnamed: int
+) -> dict[int, OffsetOrTime]:
     """Return what the place says of each partition of the topic."""
     if isinstance(place, Mapping):
         for number in place.get(name, ()):
@@ -129,7 +129,7 @@ def _wanted(
                 )
     wanted = {}
     for number in now.partitions:
-        said = said_at(place, name, number)
+        said = spec_at(place, name, number)
         wanted[number] = unnamed if said is None else said
     return wanted
 
@@ -138,7 +138,7 @@ def _offsets(
     planner: Planner,
     option: str,
     name: str,
-    wanted: Mapping[int, At],
+    wanted: Mapping[int, OffsetOrTime],
     now: PartitionOffsets,
     *,
     lineages: bool,
@@ -172,7 +172,7 @@ def _offsets(
 
 def _of_progress(
     planner: Planner, name: str, place: FromProgress, topic_id: str
-) -> tuple[Named, Mapping[int, Lineage]]:
+) -> tuple[OffsetSpec, Mapping[int, Lineage]]:
     """Return what a progress says of the topic: offsets and their lineages."""
     topic = place.offsets.get(name)
     if topic is None:

@@ -38,7 +38,7 @@ from spark_stream.datasource.reading.naming import NamedQuery
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.reading.starts import Resolved, resolved
-from spark_stream.datasource.spark.travel import Travels
+from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.workers import with_spark_errors
 from spark_stream.datasource.values.limits import Pace, tasks
 from spark_stream.datasource.values.offsets import (
@@ -74,10 +74,10 @@ class _Planned(Struct, frozen=True):
         )
 
 
-class IsologStreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's source: lives on the driver; ``read`` runs on copies in workers."""
 
-    travels_with = ("_ranges",)
+    pickled_attributes = ("_ranges",)
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._planner = Planner.of(options, lasting=True)

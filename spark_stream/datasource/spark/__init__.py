@@ -1,8 +1,8 @@
-"""What is Spark's: types, sessions, processes, errors.
+"""The interface to Spark: types, sessions, processes, errors.
 
 ``types``    Spark's types and Arrow's
-``session``  one connection a process, made after the fork
-``place``    where the log is; what a path means
-``workers``  this Python worker: host, driver's JVM, kind; our errors as Spark shows them
-``travel``   what Spark sends to a worker, which says there what is missing
+``place``    the place of the log, and the meaning of a path
+``session``  one connection per process, made after the fork
+``workers``  this Python worker: host, driver's JVM, kind, and our errors as Spark shows them
+``pickling`` the objects that Spark sends to workers, which report missing modules
 """

@@ -1,10 +1,9 @@
-"""Where the log is: addresses of brokers, or a directory; and what a ``path`` means.
+"""The place of the log: addresses of brokers, or a directory, and the meaning of a ``path``.
 
-A relative ``path`` is one in the working directory of Spark's driver, as for Spark's own file
-sources. Python has to look for that directory: Spark starts its planners and tasks in others, with
-Spark Connect in a folder that it deletes with the session. So a path is made absolute once, by
-whoever plans, from the working directory of the JVM that started the planner. Tasks get it absolute
-(decision 23).
+A relative ``path`` is relative to the working directory of Spark's driver, as for Spark's own file
+sources. Python has to find that directory: Spark starts its planners and tasks in others, with
+Spark Connect in a folder that it deletes with the session. So the planner makes a path absolute
+once, from the working directory of the JVM that started it. Tasks get it absolute (decision 23).
 
 A log in a folder that Spark deletes would be lost silently. Such a path is refused.
 """
@@ -34,7 +33,7 @@ _DELETED: Final = re.compile(
     r"|container_(e\d+_)?\d+_\d+_\d+_\d+"  # a YARN container
     r"|(driver|app)-\d{14}-\d{4}"  # what a worker of a standalone cluster runs
 )
-"""The names of folders that Spark, or its cluster manager, deletes with what ran in them."""
+"""The names of folders that Spark, or its cluster manager, deletes after use."""
 
 _WHERE: Final = (
     "Give .option(\"path\", \"data/\"), or in SQL WITH (path '…', topic '…'). Spark does not pass"
@@ -44,17 +43,17 @@ _WHERE: Final = (
 )
 
 _POD: Final = Path("/opt/spark/work-dir")
-"""Where Spark's image runs; in Kubernetes it ends with its pod."""
+"""The working directory of Spark's image. In Kubernetes it is lost with its pod."""
 
 
 class Place(Struct, frozen=True):
-    """Where the log is: addresses of brokers, or a directory.
+    """The place of the log: addresses of brokers, or a directory.
 
-    ``host`` is the host that a directory is on, ``cluster_id`` the log that the query was planned
-    with. Both travel to the tasks, which refuse another host, and another log (``session``).
-    ``timeout_s`` is how long a call, with its retries, waits for a broker there; ``access`` is how
-    to connect. ``rack``: that of the readers, if it is one for all of them. ``brokers``: the
-    addresses that the driver has received, for tasks that start when ``bootstrap`` is dead.
+    ``host`` is the host with the directory, ``cluster_id`` the log that the query was planned with.
+    Tasks get both, and refuse another host, and another log (``session``). ``timeout_s`` limits a
+    call to a broker there, with its retries. ``access`` has the TLS files and the credential.
+    ``rack``: that of the readers, if it is one for all of them. ``brokers``: the addresses that the
+    driver has received, for tasks that start when ``bootstrap`` is dead.
     """
 
     bootstrap: str | None = None
@@ -68,28 +67,28 @@ class Place(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The option that names it, with its value."""
+        """The option for the place, with its value."""
         return f"path {self.path}" if self.bootstrap is None else f"bootstrap {self.bootstrap}"
 
 
 def place_of(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
-    """Return where the log is, and the topic if ``load``, ``save`` or ``start`` was given one."""
+    """Return the place, and the topic if ``load``, ``save`` or ``start`` was given one."""
     place, topic = _place_and_topic(options, names_topic=names_topic)
     return replace(place, access=access_of(options)), topic
 
 
 def _place_and_topic(options: Mapping[str, str], *, names_topic: bool) -> tuple[Place, str | None]:
-    """Return where the log is, and the topic if ``load``, ``save`` or ``start`` was given one.
+    """Return the place, and the topic if ``load``, ``save`` or ``start`` was given one.
 
-    Spark hands the argument of ``load`` on as the option ``path``, and lets nobody give both. So a
-    ``path`` beside ``bootstrap``, or where the environment says where the log is, is a topic; else
-    it is a directory.
+    Spark passes the argument of ``load`` on as the option ``path``, and refuses both together. So a
+    ``path`` is a topic if ``bootstrap``, the environment or a profile sets the place, and no option
+    names a topic. Otherwise it is a directory.
     """
     bootstrap, path = options.get("bootstrap"), options.get("path")
     if bootstrap is not None:
         if path is not None and names_topic:
             raise InvalidOption(
-                f"bootstrap and path ({path!r}): a log is at one place; give one of the two",
+                f"bootstrap and path ({path!r}) are both set: give only one of them",
                 option="path",
             )
         return Place(bootstrap=bootstrap), path
@@ -101,7 +100,7 @@ def _place_and_topic(options: Mapping[str, str], *, names_topic: bool) -> tuple[
     if default is not None:
         return default, None
     raise InvalidOption(
-        "where is the log? Give bootstrap (host:port) or path (a directory)",
+        "no log is given: set bootstrap (host:port) or path (a directory)",
         option="bootstrap",
         hint=_WHERE,
     )
@@ -124,7 +123,7 @@ def directory(path: str) -> Place:
     """Return the place of a directory of this host.
 
     Raises:
-        InvalidOption: it is no directory of this machine, or lies in a folder that Spark deletes.
+        InvalidOption: It is no directory of this machine, or lies in a folder that Spark deletes.
     """
     given = local_directory(path)
     if given.is_absolute():
@@ -143,19 +142,19 @@ def directory(path: str) -> Place:
 
 def _deleted(path: str, folder: Path) -> InvalidOption:
     return InvalidOption(
-        f"path {path!r} would be a log in {folder}, which is deleted when Spark is done with it",
+        f"path {path!r} is in {folder}, which is deleted with Spark's session, job or container",
         option="path",
         hint="Give an absolute path outside of it, or bootstrap (host:port) of a broker.",
     )
 
 
 def driver_directory() -> Path:
-    """Return the working directory of Spark's driver: of the JVM that started this planner.
+    """Return the working directory of Spark's driver: that of the JVM that started this planner.
 
-    Outside of Spark's Python processes it is this process's own.
+    Outside of Spark's Python processes it is that of this process.
 
     Raises:
-        InvalidOption: it cannot be found out.
+        InvalidOption: It cannot be determined.
     """
     if IN_A_WORKER not in os.environ:
         return Path.cwd()
@@ -164,14 +163,14 @@ def driver_directory() -> Path:
         if jvm is not None:
             return Path(jvm.cwd())
     except psutil.Error as error:
-        raise _unknown(f"the system does not tell ({error})") from error
-    raise _unknown("no JVM is among the processes that started this one")
+        raise _unknown(f"the system does not report its processes ({error})") from error
+    raise _unknown("no JVM is among the parents of this process")
 
 
 def _unknown(why: str) -> InvalidOption:
     return InvalidOption(
-        "path is relative to the working directory of Spark's driver, and that cannot be found"
-        f" out: {why}",
+        "path is relative to the working directory of Spark's driver, which cannot be"
+        f" determined: {why}",
         option="path",
         hint="Give an absolute path, or bootstrap (host:port) of a broker.",
     )

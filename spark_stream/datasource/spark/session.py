@@ -1,12 +1,11 @@
-"""One connection a process and place, made after the fork.
+"""One connection per process and place, made after the fork.
 
-Spark's Python workers are forked and reused. A forked child must not use what its parent has
-opened: so sessions are remembered by process id.
+Spark's Python workers are forked and reused. A forked child must not use the connections of its
+parent. So sessions are stored by process id.
 
-A session speaks only to the log that the query was planned with. Whoever plans writes
-the id of the log's cluster, and the host of a directory, into the place that the tasks get
-(:func:`located`). A task on another host, or one that finds another log there, fails before it
-reads or writes anything.
+A session uses only the log that the query was planned with. The planner writes the id of the log's
+cluster, and the host of a directory, into the place for the tasks (:func:`located`). A task on
+another host, or one that finds another log there, fails before it reads or writes anything.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from spark_stream.wire.cluster_messages import GetStatus
 
 
 class Session(Struct, frozen=True):
-    """What this process uses to speak to a log."""
+    """The connection of this process to a log, with the client for topics."""
 
     connection: ClusterConnection
     topics: TopicsClient
@@ -51,12 +50,12 @@ _sessions: dict[tuple[int, Place], Session] = {}
 def session(place: Place, *, create: bool = False) -> Session:
     """Return this process's session with the log at ``place``.
 
-    With ``create`` the log is made if it is missing.
+    With ``create`` a missing log is created.
 
     Raises:
-        UnknownLog: there is no log, and ``create`` is false.
-        WrongCluster: the log there is not the one that the place means.
-        InvalidOption: the place is a directory of another host.
+        UnknownLog: There is no log, and ``create`` is false.
+        WrongCluster: The log there is not the one of the place.
+        InvalidOption: The place is a directory of another host.
     """
     key = (os.getpid(), place)
     with _lock:
@@ -73,9 +72,9 @@ def located(
 ) -> Place:
     """Return the place with the id of the log there, for the tasks of a query.
 
-    If the place has a credential, tasks get a token instead, which is good for the ``grants`` only.
-    It expires after twelve hours; with ``lasting``, after twelve hours without use. If there are no
-    ``grants``, there are no tasks.
+    If the place has a credential, tasks get a token in its place, for the ``grants`` only. It
+    expires after twelve hours, or with ``lasting`` after twelve hours without use. Without
+    ``grants`` there are no tasks.
 
     Raises as a session.
     """
@@ -83,7 +82,7 @@ def located(
     with _lock:
         known = _sessions.get(key)
     if known is not None and not _still_there(known):
-        with _lock:  # another log was made at the place, or is to be made
+        with _lock:  # the place has another log, or none
             _sessions.pop(key, None)
     log_session = session(place, create=create)
     found = replace(
@@ -178,12 +177,12 @@ def _still_there(known: Session) -> bool:
 
 
 def check_one_log(log_session: Session, others: Iterable[str | None]) -> None:
-    """Raise WrongCluster if tasks wrote to another log than the one this session speaks to."""
+    """Raise WrongCluster if tasks wrote to another log than that of this session."""
     for other in set(others) - {None, log_session.cluster_id}:
         raise WrongCluster(
             f"tasks of this query wrote to the log {other}, and its driver is at the log"
             f" {log_session.cluster_id}",
-            hint="Nothing is committed. Give a path or bootstrap that means one log everywhere.",
+            hint="The batch was not committed. Give a path or bootstrap of one log on all hosts.",
             expected=log_session.cluster_id,
             found=other,
         )

@@ -1,8 +1,8 @@
 """Spark's types as Arrow's, and back. The error for a type that has no match names the column.
 
-Spark compares the schema of what a reader yields with its own, to the letter: list items are called
-``element``, timestamps are ``us`` with the zone ``UTC`` or none. So the mapping is written down
-here, and does not depend on the (internal) one of the Spark release at hand.
+Spark compares the schema of a reader's batches with its own, to the letter: list items are called
+``element``, timestamps are ``us`` with the zone ``UTC`` or none. So the mapping is defined here,
+and does not depend on the (internal) one of the Spark release.
 
 A query may declare a column NOT NULL only if the topic does so too. Spark trusts a reader's schema:
 it drops ``is null`` from a query over a NOT NULL column, and reads memory that a null does not
@@ -67,9 +67,9 @@ def to_arrow(schema: st.StructType) -> pa.Schema:
     """Return the Arrow schema that Spark's batches of this schema have.
 
     Raises:
-        UnsupportedType: naming the column (with its path, if it is nested) and its type, or its
-            depth: Spark's tasks get and return Arrow's messages, which have a limit.
-        SchemaMismatch: a name is there twice.
+        UnsupportedType: The error names the column (with its path, if it is nested) and its type,
+            or its depth: Spark's tasks exchange Arrow messages, which have a limit.
+        SchemaMismatch: duplicate column.
     """
     fields = _arrow_fields(schema, "")
     for field in fields:
@@ -141,9 +141,9 @@ def _arrow_fields(struct: st.StructType, path: str) -> list[pa.Field]:
     if twice is not None:
         where = f"{path}.{twice}" if path else twice
         raise SchemaMismatch(
-            f"column {where!r} is there twice",
+            f"duplicate column {where!r}",
             column=where,
-            hint="Name each column once, or rename one of them.",
+            hint="Rename one of the columns.",
         )
     return [
         _arrow_field(field, f"{path}.{field.name}" if path else field.name)
@@ -161,8 +161,7 @@ def _arrow_field(field: st.StructField, path: str) -> pa.Field:
 
 def _field(name: str, kind: st.DataType, nullable: bool, path: str) -> pa.Field:
     found = _arrow_type(kind, path)
-    # The items of Spark's array() are of type void and "not null"; Arrow calls that a
-    # contradiction.
+    # The items of Spark's array() are of type void and "not null", which Arrow refuses.
     return pa.field(name, found, nullable or pt.is_null(found), metadata=_metadata(kind))
 
 
@@ -238,13 +237,13 @@ def to_spark(schema: pa.Schema) -> st.StructType:
     """Return the Spark schema of a topic with this Arrow schema.
 
     Raises:
-        UnsupportedType: a column has a type that Spark does not know.
+        UnsupportedType: Spark has no type for a column.
     """
     return st.StructType([_spark_column(field) for field in schema])
 
 
 def _spark_column(field: pa.Field) -> st.StructField:
-    """Return a column, with its char or varchar where Spark looks for it."""
+    """Return a column. A char or varchar is in its metadata, as Spark expects it."""
     kind = _spark_type(field, field.name)
     declared = declared_type(field) if isinstance(kind, st.StringType) else None
     metadata = None if declared is None else {CHAR_OR_VARCHAR: declared}
@@ -311,7 +310,7 @@ def _spark_type(field: pa.Field, path: str) -> st.DataType:
 
 
 def _declared(field: pa.Field) -> st.DataType | None:
-    """Return the type in a field's metadata, or None if there is none or it is a text."""
+    """Return the type in a field's metadata, or None if it has none or that is a text."""
     name = (field.metadata or {}).get(_UDT, b"").decode(errors="replace")
     if name in _STORED_UDTS:
         module, _, called = name.rpartition(".")

@@ -1,13 +1,13 @@
 """Spark's Python workers: the host, the JVM and the kind of this one, and the form of its errors.
 
 Spark creates a data source, its readers and its writers again in each kind of worker, and does not
-pass the kind. But each kind of worker runs a separate module, and does nothing else.
+pass the kind. But each kind of worker runs a separate module, and has no other task.
 
 The useful line of an error has to come first, with no traceback before it. Spark puts the traceback
-of a Python worker into its own message, thousands of characters before the line that says what is
-wrong. A variable in the worker's environment turns that off. Spark reads it when an exception ends
-the worker's work; the worker then exits. So the variable is set when one of our errors leaves our
-code: it hides no other traceback, and a defect in our code keeps its own.
+of a Python worker into its own message, thousands of characters before the line with the problem. A
+variable in the worker's environment turns that off. Spark reads it when an exception ends the
+worker's work, and the worker exits after that. So the variable is set when one of our errors leaves
+our code. It hides no other traceback, and a defect in our code keeps its traceback.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
 """The variable that Spark sets for its Python processes, planners and tasks alike."""
 
 PUSHES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
-"""Asks a batch reader for the filters that it takes."""
+"""The worker that passes filters to a batch reader, which returns those that it does not take."""
 
 COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
-"""Commits or aborts a micro-batch that was planned, and written, elsewhere."""
+"""The worker that commits or aborts a micro-batch, which others planned and wrote."""
 
 READS_STREAMS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
-"""Plans the micro-batches of one source of a streaming query, as long as that runs."""
+"""The worker that plans the micro-batches of one source of a streaming query, while it runs."""
 
 HIDES: Final = "SPARK_HIDE_TRACEBACK"
 
 
 def this_host() -> str | None:
-    """Return what tells this host from others until it reboots; None if the system has nothing."""
+    """Return an id of this host until it reboots, or None if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -53,10 +53,10 @@ def this_host() -> str | None:
 
 
 def driver_jvm() -> psutil.Process | None:
-    """Find the JVM that started this planner or task, directly or not; None if there is none.
+    """Find the JVM that started this planner or task, directly or not, or None if there is none.
 
     Raises:
-        psutil.Error: the system does not tell.
+        psutil.Error: the system does not report the processes.
     """
     for process in psutil.Process().parents():
         if process.name().startswith("java"):
@@ -65,7 +65,7 @@ def driver_jvm() -> psutil.Process | None:
 
 
 def visible_jvm() -> psutil.Process | None:
-    """Find the JVM as :func:`driver_jvm` does; None also if the system does not show it."""
+    """Find the JVM as :func:`driver_jvm` does. Return None if the system does not report it."""
     try:
         return driver_jvm()
     except psutil.Error:

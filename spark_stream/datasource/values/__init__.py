@@ -1,4 +1,4 @@
-"""What options and offsets of a query mean, as values.
+"""The values of a query's options and offsets, and of the content that it writes.
 
 ``offsets``          streaming offsets, and the ranges between them
 ``limits``           the limits of micro-batches and of tasks

@@ -1,4 +1,4 @@
-"""What a batch writes, in a few bytes: rows and digests by topic, to tell a replay from another.
+"""The content of a batch in a few bytes: rows and digests by topic, to recognise a replay.
 
 A replayed micro-batch has the same rows, though Spark may put them in another order, or into other
 tasks. So the digest is a sum modulo 2^64 of the rows' hashes. A row's hash is a sum of its values'
@@ -10,7 +10,7 @@ hashes, mixed once more, so the digest depends on the values that are in one row
 * A number counts by its value, not by its type: integers and floats, and decimals of any places.
   All NaNs are one, and -0.0 is 0.0. So a topic may be altered between a batch and its replay.
 * There are two digests: of all values, and of those that are not floating-point numbers. A query
-  that adds floats up may get another last digit each time, since Spark adds in another order. Then
+  that sums floats may get another last digit each time, since Spark adds in another order. Then
   only the first one differs (decision 186).
 
 ``earlier_content`` has the digest of earlier releases.
@@ -66,7 +66,7 @@ class Measure(Struct, frozen=True):
 
 
 class Replays(StrEnum):
-    """What to do when a replayed batch differs from the committed one."""
+    """The reaction to a replayed batch that differs from the committed one."""
 
     FAIL = "fail"
     IGNORE_FLOATS = "ignoreFloats"
@@ -74,7 +74,7 @@ class Replays(StrEnum):
 
 
 def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
-    """Add up the measures of all parts, by topic; topics without rows are left out."""
+    """Add up the measures of all parts, by topic. Topics without rows are left out."""
     whole: dict[str, Measure] = {}
     for part in parts:
         for topic, measure in part.items():

@@ -7,10 +7,10 @@ together, and no delay (``docs/spark/read.md``). A limit is shared out over the 
 backlogs. A batch that is planned again has to come out the same. So the turn of a partition depends
 only on the number of records that the query has read before.
 
-*Tasks.* A task costs Spark 10 to 20 ms, whatever it reads. So ranges of few records share a task,
-and large ones are split if an option says so. A micro-batch that is replayed must have the same
-tasks, or ``rand(7)`` in ``foreachBatch`` gives other values. So they depend on its offsets and on
-options only, not on leaders or on other topics.
+*Tasks.* A task costs Spark 10 to 20 ms, however little it reads. So ranges of few records share a
+task, and an option can split large ones. A micro-batch that is replayed must have the same tasks,
+or ``rand(7)`` in ``foreachBatch`` gives other values. So they depend on its offsets and on options
+only, not on leaders or on other topics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ A release that changes it changes the tasks of micro-batches that are replayed a
 
 
 class Limits(Struct, frozen=True):
-    """What a streaming query was asked to take of its backlog in a micro-batch, or None."""
+    """The limits of a streaming query's micro-batch. None: no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -56,19 +56,19 @@ class Limits(Struct, frozen=True):
 
 
 class RangeSizes(Protocol):
-    """Who knows how many bytes records take (:class:`Planner`)."""
+    """The source of the stored sizes of records (:class:`Planner`)."""
 
     def sizes(self, asked: list[Range]) -> Mapping[Place, tuple[int, int]]:
         """Return the stored bytes of each range, and those of its first record."""
         ...
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> Mapping[Place, int]:
-        """Return how far whole records of each range take no more than its budget of bytes."""
+        """Return the end of the whole records of each range within its budget of bytes."""
         ...
 
 
 class Pace:
-    """The limits of one query; it remembers since when records wait."""
+    """The limits of one query, with the time since which records are pending."""
 
     def __init__(self, limits: Limits, measure: RangeSizes, monotonic: Callable[[], float]) -> None:
         self._limits = limits
@@ -77,7 +77,7 @@ class Pace:
         self._waiting_since: float | None = None
 
     def awaits_more(self, begin: Offsets, ends: Offsets) -> bool:
-        """Return whether there is too little to read yet, and the query may wait longer."""
+        """Return whether there are too few records yet, and the query may wait longer."""
         least = self._limits.min_offsets
         waiting = sum(each.end - each.start for each in ranges(begin, ends))
         if least is None or waiting >= least or not waiting:
@@ -137,12 +137,12 @@ def limited_records(begin: Offsets, ends: Offsets, limit: int) -> dict[str, Topi
 
 
 def _read_before(begin: Offsets) -> int:
-    """Return how many records a query at these offsets has read, if it began at 0."""
+    """Sum the records that a query at these offsets has read, if it began at 0."""
     return sum(sum(topic.offsets.values()) for topic in begin.values())
 
 
 class Splitting(Struct, frozen=True):
-    """What was asked for: at least so many tasks, and at most so many records in each."""
+    """The minimum number of tasks, and the maximum number of records in each."""
 
     min_partitions: int | None = None
     max_records: int | None = None
@@ -171,7 +171,7 @@ def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
 def _cut(whole: Range, parts: int) -> list[Range]:
     """Cut the range into this many parts, which differ by one record at most.
 
-    Each keeps the lineage of the whole's end: it tells of the records before that one as well.
+    Each keeps the lineage of the whole's end, which covers the records before it too.
     """
     size = whole.end - whole.start
     edges = [whole.start + size * n // parts for n in range(parts + 1)]
@@ -194,14 +194,15 @@ def _shared(pieces: Sequence[Range], most: int) -> Iterable[Task]:
 
 
 def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, int]:
-    """Return how many records each partition gives: ``limit`` in all, or the backlog if less.
+    """Share ``limit`` out over the partitions: the records of each, or the backlog if that is less.
 
-    Every partition with a backlog gives at least one record, and more in proportion; what is left
-    over goes to the largest fractions. If the limit is too small for that, partitions take turns.
+    Every partition with a backlog gets at least one record, and more in proportion. The remainder
+    goes to the largest fractions. If the limit is too small for that, partitions take turns.
 
-    ``backlog`` names all partitions, those without a backlog too, always in the same order.
-    ``turn`` is how many records they gave before, in all: so a batch that is planned again comes
-    out the same, and of n partitions each is asked within n / limit batches, rounded up.
+    ``backlog`` has all partitions, also those without a backlog, always in the same order. ``turn``
+    is the number of records that were read before from all of them. So a batch that is planned
+    again comes out the same, and each of n partitions has its turn within n / limit batches,
+    rounded up.
     """
     if sum(backlog.values()) <= limit:
         return dict(backlog)
@@ -224,8 +225,8 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
     taken = dict.fromkeys(backlog, 0)
     sizes = {key: size for key, size in backlog.items() if size}
     left, total = limit, sum(sizes.values())
-    # A partition that would give less than one record gives one; less is left for the others, so
-    # look again.
+    # A partition with a share below one record gets one. That leaves less for the others, so their
+    # shares are computed again.
     while small := [key for key, size in sizes.items() if size * left < total]:
         for key in small:
             taken[key] = 1
@@ -241,12 +242,12 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
 
 
 def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
-    """Return how many bytes each partition gets: at most ``limit`` in all, or the backlog if less.
+    """Share ``limit`` bytes out over the partitions, or the backlog if that is less.
 
-    ``backlog`` has the bytes of each partition's records, and those of its first one; ``turn`` is
-    how many records were read before. As many partitions as possible get their first record, and
-    the rest is shared out in proportion. The first in turn always gets its first record, even if
-    that alone is larger than the limit: so a query gets past every record.
+    ``backlog`` has the bytes of each partition's records, and those of its first record. ``turn``
+    is the number of records that were read before. As many partitions as possible get their first
+    record, and the rest is shared out in proportion. The first in turn always gets its first
+    record, even if that alone is larger than the limit: so a query gets past every record.
     """
     if sum(size for size, _ in backlog.values()) <= limit:
         return {key: size for key, (size, _) in backlog.items()}

@@ -1,15 +1,15 @@
-"""Streaming offsets: what Spark logs in its checkpoint, and the ranges between two of them.
+"""Streaming offsets, in the form of Spark's checkpoints, and the ranges between two of them.
 
 As JSON: ``{"<topic>": {"id": "<topic id>", "cluster": "<cluster id>", "partitions": {"0":
-{"offset": 42, "epoch": 3}}}}``. The topic's id tells a topic that was deleted and created again
-from the one that was read before; the cluster's id tells another log from the one that was read. A
-checkpoint always has it; an option with offsets that were written by hand may leave it out.
+{"offset": 42, "epoch": 3}}}}``. By the topic's id, a topic that was deleted and created again
+differs from the one that was read before. By the cluster's id, another log differs from the one
+that was read. A checkpoint always has it. An option with offsets that were written by hand may lack
+it.
 
-``epoch`` is the leader epoch in which the record before the offset was written; it is left out if
-it is unknown. That is a lineage of one claim
-(:mod:`spark_stream.consistency.replication.epochs`). Any other lineage is beside it as
-``lineage``, ``[[epoch, end], …]``: when the query is below, or above, the offset that the log
-reported, or when records of several epochs are not replicated.
+``epoch`` is the leader epoch in which the record before the offset was written. It is left out if
+it is unknown. That is a lineage of one claim (:mod:`spark_stream.consistency.replication.epochs`).
+Any other lineage is beside it as ``lineage``, ``[[epoch, end], …]``: when the query is below, or
+above, the offset that the log reported, or when records of several epochs are not replicated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets
 
 
 class TopicOffsets(Struct, frozen=True):
-    """The offsets of one topic: partition → offset, and their lineages where they are known.
+    """The offsets of one topic: partition → offset, and their lineages, if known.
 
     ``held_back``: the records after an offset that an open transaction holds back, if there are
     any. Only the offsets of :meth:`Found.offsets` have it.
@@ -62,7 +62,7 @@ class Found(Struct, frozen=True):
 
 
 class Range(Struct, frozen=True):
-    """The records ``[start, end)`` of one partition; ``lineage``: that of the end."""
+    """The records ``[start, end)`` of one partition. ``lineage``: that of the end."""
 
     topic: str
     topic_id: str
@@ -174,7 +174,7 @@ def _number(value: object) -> int:
 
 
 def clusters(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the log of each topic of a logged offset that names it."""
+    """Return the id of the log of each topic, for topics with one in a logged offset."""
     return {
         name: topic["cluster"]
         for name, topic in value.items()
@@ -183,7 +183,7 @@ def clusters(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, int]:
-    """Return the offsets of the topic with this id; none if they are of another topic."""
+    """Return the offsets of the topic with this id, or none if they are of another topic."""
     topic = offsets.get(name)
     return topic.offsets if topic is not None and topic.id == topic_id else {}
 
@@ -191,9 +191,9 @@ def known_offsets(offsets: Offsets, name: str, topic_id: str) -> Mapping[int, in
 def ranges(start: Offsets, end: Offsets) -> Iterator[Range]:
     """Yield the ranges between two offsets, by partition.
 
-    A partition that the start does not know begins at 0, and so does one of a topic that was made
-    anew. If the end is below the start, there is no range: the records up to the end were given
-    before (Spark asks for that when a query with a moving start begins again).
+    A partition that the start lacks begins at 0, and so does one of a topic that was created again.
+    If the end is below the start, there is no range: the records up to the end were returned before
+    (Spark repeats such a batch when a query with a moving start restarts).
     """
     for name, topic in sorted(end.items()):
         known = known_offsets(start, name, topic.id)

@@ -21,13 +21,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SinkOptions
+from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.session import (
     Session,
     check_one_log,
     session,
     session_for_aborts,
 )
-from spark_stream.datasource.spark.travel import Travels
 from spark_stream.datasource.spark.workers import COMMITS, is_worker, with_spark_errors
 from spark_stream.datasource.writing import transactions as branches
 from spark_stream.datasource.writing.identity import BranchIdentity, Plan, of_batch, of_job, plan_of
@@ -38,7 +38,7 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 
-class IsologWriter(Travels, DataSourceArrowWriter):
+class IsologWriter(WorkerPickled, DataSourceArrowWriter):
     """The batch sink. Spark commits with the very writer that its tasks have copies of."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -62,7 +62,7 @@ class IsologWriter(Travels, DataSourceArrowWriter):
             branches.stop(log_session.connection, self._task.plan, identity.batch)
 
 
-class IsologStreamWriter(Travels, DataSourceStreamArrowWriter):
+class IsologStreamWriter(WorkerPickled, DataSourceStreamArrowWriter):
     """The streaming sink. Spark makes it anew for every commit, so it keeps nothing.
 
     The one that commits checks nothing beforehand: the one that planned has made all checks.

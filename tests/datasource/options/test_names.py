@@ -19,9 +19,9 @@ from spark_stream.datasource.options import sink_options, source_options
         ("kafka.auto.offset.reset", "use startingOffsets"),
         ("kafka.sasl.jaas.config", "user and password, or token"),
         ("kafka.ssl.truststore.location", "tls.ca"),
-        ("kafka.max.poll.records", "nothing is needed"),
+        ("kafka.max.poll.records", "no option is needed"),
         ("kafkaConsumer.pollTimeoutMs", "use brokerTimeout"),
-        ("fetchOffset.numRetries", "nothing is needed"),
+        ("fetchOffset.numRetries", "no option is needed"),
     ],
 )
 def test_an_option_of_kafkas_source_gets_a_hint(option: str, hint: str) -> None:
@@ -70,7 +70,7 @@ def test_an_option_of_the_other_side_is_told_its_counterpart(name: str) -> None:
         ("kafka.bootstrap.servers", "use bootstrap"),
         ("kafka.acks", "use isolation"),
         ("kafka.transactional.id", "use sinkId"),
-        ("kafka.linger.ms", "nothing is needed"),
+        ("kafka.linger.ms", "no option is needed"),
     ],
 )
 def test_an_option_of_kafkas_sink_gets_a_hint(option: str, hint: str) -> None:

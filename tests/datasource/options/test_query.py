@@ -40,10 +40,19 @@ def test_partitions_by_number() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "which topic"),
-        ({"subscribe": "a", "subscribePattern": "a"}, "subscribe and subscribePattern: give one"),
-        ({"subscribe": "a", "assign": '{"a":[0]}'}, "subscribe and assign: give one of the two"),
-        ({"subscribe": "a", "subscribePattern": "a", "assign": "{}"}, "give one of the three"),
+        ({}, "no topic is given"),
+        (
+            {"subscribe": "a", "subscribePattern": "a"},
+            "subscribe, subscribePattern: a query has only one",
+        ),
+        (
+            {"subscribe": "a", "assign": '{"a":[0]}'},
+            "subscribe, assign: a query has only one",
+        ),
+        (
+            {"subscribe": "a", "subscribePattern": "a", "assign": "{}"},
+            "subscribe, subscribePattern, assign: a query has only one",
+        ),
         ({"subscribe": " , "}, "subscribe is empty"),
         ({"subscribePattern": ""}, "subscribePattern is empty"),
         (
@@ -59,8 +68,8 @@ def test_partitions_by_number() -> None:
         ({"assign": '{"a":[-1]}'}, "assign takes"),
         ({"assign": '{"a":[true]}'}, "assign takes"),
         ({"assign": '{"a":["0"]}'}, "assign takes"),
-        ({"assign": '{"a":[1,0,1]}'}, "a/1 is there twice"),
-        ({"assign": '{"a":[1],"a":[0]}'}, "topic 'a' is there twice"),
+        ({"assign": '{"a":[1,0,1]}'}, "duplicate partition a/1"),
+        ({"assign": '{"a":[1],"a":[0]}'}, "duplicate topic 'a'"),
     ],
 )
 def test_a_selection_that_says_nothing_or_two_things_is_refused(

@@ -43,7 +43,7 @@ def test_a_sink_id_has_to_be_a_name(text: str) -> None:
 
 
 def test_a_sink_id_is_for_transactions() -> None:
-    with pytest.raises(InvalidOption, match="sinkId is for transactional=true"):
+    with pytest.raises(InvalidOption, match="sinkId needs transactional=true"):
         sink_options({**PLACE, "sinkId": "orders", "transactional": "false"})
 
 
@@ -53,7 +53,7 @@ def test_transaction_timeout_is_two_minutes_by_default_and_for_transactions() ->
     for text in ("0s", "25h", "soon"):
         with pytest.raises(InvalidOption, match="transactionTimeout takes a time"):
             sink_options({**PLACE, "transactionTimeout": text})
-    with pytest.raises(InvalidOption, match="transactionTimeout is for transactional=true"):
+    with pytest.raises(InvalidOption, match="transactionTimeout needs transactional=true"):
         sink_options({**PLACE, "transactionTimeout": "5m", "transactional": "false"})
 
 
@@ -106,7 +106,7 @@ def test_a_topic_that_is_made_gets_its_settings() -> None:
 
 
 def test_settings_are_for_a_topic_that_may_be_made() -> None:
-    with pytest.raises(InvalidOption, match=r"topic\.retention\.ms is for createTopic=true"):
+    with pytest.raises(InvalidOption, match=r"topic\.retention\.ms needs createTopic=true"):
         sink_options({**PLACE, "topic.retention.ms": "1000"})
 
 

@@ -87,8 +87,8 @@ def test_outside_of_spark_a_relative_path_is_one_of_the_process(
 @pytest.mark.parametrize(
     ("parents", "why"),
     [
-        ([Process("python", Path("/"))], "no JVM is among the processes"),
-        ([Process("java", psutil.AccessDenied(1))], "the system does not tell"),
+        ([Process("python", Path("/"))], "no JVM is among the parents"),
+        ([Process("java", psutil.AccessDenied(1))], "the system does not report"),
     ],
 )
 def test_a_relative_path_that_cannot_be_resolved_is_refused_with_the_remedy(
@@ -115,10 +115,10 @@ def test_a_relative_path_that_cannot_be_resolved_is_refused_with_the_remedy(
 def test_a_path_in_a_folder_that_spark_deletes_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
 ) -> None:
-    with pytest.raises(InvalidOption, match="deleted when Spark is done with it"):
+    with pytest.raises(InvalidOption, match="deleted with Spark"):
         directory(str(tmp_path / folder / "data"))
     planned_by(monkeypatch, Process("java", tmp_path / folder))
-    with pytest.raises(InvalidOption, match="deleted when Spark is done with it") as caught:
+    with pytest.raises(InvalidOption, match="deleted with Spark") as caught:
         directory("data")
     assert "absolute path" in caught.value.hint
 

@@ -45,7 +45,7 @@ def test_a_map_without_a_type_of_keys_is_refused(kind: st.DataType, path: str) -
 def test_a_column_that_is_there_twice_is_refused() -> None:
     twice = st.StructType([st.StructField(name, st.LongType()) for name in ("id", "n", "id")])
     for schema, path in ((twice, "id"), (st.StructType().add("s", twice), "s.id")):
-        with pytest.raises(SchemaMismatch, match=f"column '{path}' is there twice"):
+        with pytest.raises(SchemaMismatch, match=f"duplicate column '{path}'"):
             to_arrow(schema)
 
 

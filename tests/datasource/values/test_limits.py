@@ -218,13 +218,13 @@ BAD = [
     ({"minOffsetsPerTrigger": "many"}, "minOffsetsPerTrigger takes a whole number from 1 on"),
     (
         {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
-        "minOffsetsPerTrigger is 5, and maxOffsetsPerTrigger is 4",
+        "minOffsetsPerTrigger (5) is greater than maxOffsetsPerTrigger (4)",
     ),
     (
         {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "15"},
         "maxTriggerDelay takes a time with its unit, such as 500ms, 30s, 15m, 2h or 1d, not '15'",
     ),
-    ({"maxTriggerDelay": "15m"}, "maxTriggerDelay is for minOffsetsPerTrigger"),
+    ({"maxTriggerDelay": "15m"}, "maxTriggerDelay needs minOffsetsPerTrigger"),
     ({"minPartitions": "-1"}, "minPartitions takes a whole number from 1 on, not '-1'"),
     ({"maxRecordsPerPartition": "0.5"}, "maxRecordsPerPartition takes a whole number from 1 on"),
     ({"minPartitions": "1" + "0" * 20}, "a whole number from 1 to 9223372036854775807, not '1000"),

@@ -441,12 +441,12 @@ PLACE = {"path": "x", "topic": "t"}
     ("options", "message"),
     [
         ({"onBadRecord": "drop"}, "onBadRecord takes fail | deadLetter, not 'drop'"),
-        ({"deadLetterTopic": "d"}, "deadLetterTopic is for onBadRecord=deadLetter"),
+        ({"deadLetterTopic": "d"}, "deadLetterTopic needs onBadRecord=deadLetter"),
         (
             {"deadLetterTopic": "d", "onBadRecord": "fail"},
-            "deadLetterTopic is for onBadRecord=deadLetter",
+            "deadLetterTopic needs onBadRecord=deadLetter",
         ),
-        ({"onBadRecord": "deadLetter"}, "without deadLetterTopic"),
+        ({"onBadRecord": "deadLetter"}, "needs deadLetterTopic"),
         ({"onBadRecord": "deadLetter", "deadLetterTopic": " t "}, "the topic that the query"),
         ({"onBadRecord": "deadLetter", "deadLetterTopic": " "}, "is not a topic name"),
     ],

@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 
 import spark_stream
 from spark_stream.datasource import IsologDataSource
-from spark_stream.datasource.spark.travel import NEEDED
+from spark_stream.datasource.spark.pickling import NEEDED
 
 LOAD = "import pickle, sys; sys.path.append(sys.argv[1]); pickle.load(sys.stdin.buffer)"
 

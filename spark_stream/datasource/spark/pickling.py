@@ -1,8 +1,9 @@
-"""What Spark sends to its workers, which may lack what it needs: the source, readers, writers.
+"""The pickling of the objects that Spark sends to its workers: the source, readers, writers.
 
-Spark sends them pickled. A worker whose Python has no isolog would fail with a traceback that names
-a module and no remedy. So what is sent is a function, by value, that needs nothing but Python: it
-looks for the modules, and says what to do if one is missing; then it makes the reader or writer.
+A worker may lack modules. If its Python has no isolog, unpickling an object would fail with a
+traceback that names a module and no remedy. So the pickle contains a function, by value, that needs
+only Python. It looks for the modules, and raises an error with the remedy if one is missing.
+Otherwise it makes the reader or writer.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ NEEDED: Final = (
 """The modules that a task imports."""
 
 
-class Travels:
-    """Arrives in a worker that has what it needs, and else fails there with our own message.
+class WorkerPickled:
+    """An object that a worker unpickles, or refuses with our error if it lacks a module.
 
-    ``travels_with``: the attributes that its copies have, by default all.
+    ``pickled_attributes``: the attributes of its copies, by default all.
     """
 
-    travels_with: tuple[str, ...] | None = None
+    pickled_attributes: tuple[str, ...] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = self.__dict__ if self.travels_with is None else self.travels_with
+        names = self.__dict__ if self.pickled_attributes is None else self.pickled_attributes
         state = {name: self.__dict__[name] for name in names}
-        return arrive, (_pickled((type(self), state)), NEEDED)
+        return unpickled, (_pickled((type(self), state)), NEEDED)
 
 
-def arrive(made: bytes, needed: tuple[str, ...]) -> Any:
-    """Unpack what was sent. ModuleNotFoundError, with a remedy, if this Python lacks a module.
+def unpickled(made: bytes, needed: tuple[str, ...]) -> Any:
+    """Unpickle an object. Raise ModuleNotFoundError with a remedy if this Python lacks a module.
 
     It is pickled by value, so it imports all that it uses by itself.
     """
