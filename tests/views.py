@@ -17,10 +17,10 @@ from msgspec import Struct
 from isolog.errors import BrokerUnavailable, IsologError
 from isolog.testing import LocalCluster
 from spark_stream.cli.operating.frames import frame_of
-from spark_stream.cli.operating.top import look_at
+from spark_stream.cli.operating.top import sample_cluster
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
-from spark_stream.console.asking import Asking
+from spark_stream.console.client import ConsoleClient
 from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.wire.addresses import joined, split_address
 from tests.broker.metrics.scraping import Samples, scraped
@@ -87,8 +87,8 @@ def views_of(broker: LocalBroker) -> Views:
         log = Log(connection)
         status = log.cluster()
         topics = [log.describe(name) for name in log.topics()]
-        shown = Asking(connection).cluster()
-        frame = frame_of([look_at(log)])
+        shown = ConsoleClient(connection).cluster()
+        frame = frame_of([sample_cluster(log)])
         metrics = metrics_of(broker)
         if connection.address != broker.address:
             raise BrokerUnavailable(f"broker {broker.number} sent the client to another one")

@@ -1,14 +1,14 @@
-"""``isolog``, the command line: brokers, topics, records in and records out.
+"""``isolog``, the command line: manage brokers and topics, write and read records.
 
 ``commands/``  the commands, one module each
-``input/``     files and standard input, read as Arrow batches of a topic
-``output/``    records, topics, brokers and transactions, printed
-``app``        all commands together; errors and exit codes
-``options``    the options that several commands share; finds the log
-``terminal``   standard streams, a progress bar, the signals that end a command
+``input/``     files and standard input as Arrow batches of a topic
+``output/``    records, topics and values as text
+``app``        the list of commands, the reporting of errors, exit codes
+``options``    options of several commands, and the connection to the log
+``terminal``   standard streams, progress bar, signals that end a command
 
-Data goes to standard output, everything else to standard error. Exit code 0, 1 (failed), 2 (bad
-usage).
+Data goes to standard output, messages go to standard error. Exit codes: 0 (success), 1 (failure),
+2 (wrong usage).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the console script ``isolog``; never returns."""
+    """Run the console script ``isolog``, and end the process."""
     from spark_stream.cli.app import run
 
     run()

@@ -1,4 +1,4 @@
-"""``python -m spark_stream.cli``: the same as ``isolog``."""
+"""``python -m spark_stream.cli``, which is the same as ``isolog``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``isolog``: all its commands, and how their errors are reported.
+"""``isolog``: the list of its commands, and the reporting of errors.
 
 An :class:`IsologError` is printed as one line on standard error, never as a traceback. A closed
-pipe (``| head``) is not an error: its reader needs no more.
+pipe (``| head``) is not an error, because its reader needs no more output.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from spark_stream.errors import InvalidOption, IsologError
 
 
 class _Commands(TyperGroup):
-    """The commands."""
+    """The group of all commands."""
 
     def invoke(self, context: Any) -> Any:
-        """Run the command; an invalid option is reported in our words, not pydantic's."""
+        """Run the command. Rephrase the errors of options that pydantic has validated."""
         try:
             return super().invoke(context)
         except typer.BadParameter as error:
@@ -88,8 +88,8 @@ app.command("console")(console.console)
 app.command("prepare-spark")(setup.prepare_spark)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"isolog {VERSION}")
         raise typer.Exit
 
@@ -97,7 +97,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _isolog(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the release.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     profile: Profile = None,
     user: User = None,
@@ -107,7 +107,7 @@ def _isolog(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Use a replicated, Arrow-native log: its brokers, its topics, its records.
+    """Manage the brokers and topics of a replicated, Arrow-native log, and write and read records.
 
     \b
     isolog topic create greetings --path data/
@@ -119,15 +119,15 @@ def _isolog(
 
 
 def run() -> NoReturn:
-    """Run the command of this process, and end the process."""
+    """Run the command that this process was started for, and end the process."""
     occupy()
     _end(execute())
 
 
 def execute(arguments: list[str] | None = None) -> int:
-    """Run a command, by default that of this process, and return its exit code.
+    """Run a command and return its exit code. The default is the command of this process.
 
-    The context's ``obj`` tells commands whether this process only runs the command.
+    The context's ``obj`` is true if this process runs only the command.
     """
     try:
         app(arguments, prog_name="isolog", obj=arguments is None)
@@ -149,10 +149,9 @@ def _report(error: IsologError) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process at once, after flushing what was printed.
+    """Flush the output, and end the process without tearing down the interpreter.
 
-    Threads may still be inside Arrow, and tearing down the interpreter under them can crash: this
-    skips it.
+    Threads may still run Arrow code, and a teardown under them can crash.
     """
     try:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What several commands share: the options that say where the log is, and the connection."""
+"""Options of several commands, and the connection to the log that they name."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ ACCESS_OPTIONS: Final = {
     "tls_cert": "tls.cert",
     "tls_key": "tls.key",
 }
-"""The options that stand before a command, and what the client calls them."""
-_PANEL: Final = "Where the log is (one of them)"
+"""The options before a command, with their names in the client."""
+_PANEL: Final = "Location of the log (one of these)"
 
 
 def named_directory(text: str) -> Path:
-    """Return the directory of an option."""
+    """Return the directory in the value of an option."""
     return local_directory(text, "--path (or --dir)", "--bootstrap")
 
 
@@ -54,7 +54,7 @@ Bootstrap = Annotated[
     typer.Option(
         "--bootstrap",
         metavar="HOST:PORT",
-        help=f"A broker, or several with commas in between. Variable: {BOOTSTRAP_VARIABLE}.",
+        help=f"Addresses of brokers, separated by commas. Variable: {BOOTSTRAP_VARIABLE}.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -66,7 +66,7 @@ LogPath = Annotated[
         "--dir",
         metavar="DIR",
         parser=named_directory,
-        help=f"Its directory; a broker is started when none runs. Variable: {PATH_VARIABLE}.",
+        help=f"Directory of the log. Starts a broker if none runs. Variable: {PATH_VARIABLE}.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -76,18 +76,18 @@ BrokerConf = Annotated[
     typer.Option(
         "--conf",
         metavar="FILE",
-        help="A broker's configuration, with the certificates and the password for etcd.",
+        help="Configuration file of a broker, with the certificates and the password for etcd.",
         exists=True,
         dir_okay=False,
         show_default=False,
     ),
 ]
-_PROTECTED: Final = "How the connection is protected"
+_PROTECTED: Final = "Security of the connection"
 Tls = Annotated[
     bool | None,
     typer.Option(
         "--tls/--no-tls",
-        help="Connect with TLS; without --tls-ca the system's authorities are trusted.",
+        help="Connect with TLS. Without --tls-ca the system's certificate authorities are trusted.",
         rich_help_panel=_PROTECTED,
         show_default=False,
     ),
@@ -96,7 +96,7 @@ TlsCa = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="The authority that issued the brokers' certificates. Variable: ISOLOG_TLS_CA.",
+        help="Certificate authority of the brokers. Variable: ISOLOG_TLS_CA.",
         rich_help_panel=_PROTECTED,
         show_default=False,
     ),
@@ -105,7 +105,7 @@ TlsCert = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="A client certificate. Variable: ISOLOG_TLS_CERT.",
+        help="Client certificate. Variable: ISOLOG_TLS_CERT.",
         rich_help_panel=_PROTECTED,
         show_default=False,
     ),
@@ -114,7 +114,8 @@ User = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Who calls; the password is in ISOLOG_PASSWORD, or asked for. Variable: ISOLOG_USER.",
+        help="User name. The password is read from ISOLOG_PASSWORD, or prompted for."
+        " Variable: ISOLOG_USER.",
         rich_help_panel=_PROTECTED,
         show_default=False,
     ),
@@ -123,7 +124,7 @@ TokenFile = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="A file with a token. Variables: ISOLOG_TOKEN_FILE, ISOLOG_TOKEN.",
+        help="File with a token. Variables: ISOLOG_TOKEN_FILE, ISOLOG_TOKEN.",
         rich_help_panel=_PROTECTED,
         show_default=False,
     ),
@@ -132,7 +133,7 @@ Profile = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="A file with bootstrap, a credential and tls.*, as docs/security.md says."
+        help="File with bootstrap, a credential and tls.* (see docs/security.md)."
         " Variable: ISOLOG_PROFILE.",
         rich_help_panel=_PROTECTED,
         show_default=False,
@@ -142,7 +143,7 @@ TlsKey = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Its key. Variable: ISOLOG_TLS_KEY.",
+        help="Private key of --tls-cert. Variable: ISOLOG_TLS_KEY.",
         rich_help_panel=_PROTECTED,
         show_default=False,
     ),
@@ -150,10 +151,10 @@ TlsKey = Annotated[
 
 
 def completed(names: Callable[[Log], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
-    """Return a function that completes a name in a shell, with what ``names`` finds at the log.
+    """Return a function that completes a name in a shell. ``names`` reads the names from the log.
 
-    It completes nothing where that fails: a shell that prints an error while somebody types is
-    worse than one that is silent. It starts no broker, and asks for no password.
+    On failure it returns no names, because an error in the middle of a command line disturbs more
+    than a missing completion. It starts no broker, and prompts for no password.
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -168,7 +169,7 @@ def completed(names: Callable[[Log], Iterable[str]]) -> Callable[[typer.Context,
                 bootstrap, absolute, _COMPLETION_S, create=False, access=access()
             )
             with Log(opened) as log:
-                opened.connect()  # fails at once where no broker listens; a request would retry
+                opened.connect()  # fails immediately if no broker listens, a request would retry
                 return sorted(each for each in names(log) if each.startswith(incomplete))
         return []
 
@@ -183,7 +184,7 @@ Topic = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
-        help="The name of a topic.",
+        help="Name of the topic.",
         show_default=False,
         autocompletion=completed(Log.topics),
     ),
@@ -191,46 +192,48 @@ Topic = Annotated[
 Isolation = Annotated[
     str,
     typer.Option(
-        "--isolation", metavar="LEVEL", help=f"What is visible: {' | '.join(CONSUMER_LEVELS)}."
+        "--isolation", metavar="LEVEL", help=f"Isolation level: {' | '.join(CONSUMER_LEVELS)}."
     ),
 ]
 
 
 class Listing(StrEnum):
-    """How descriptions are printed."""
+    """Output formats of descriptions."""
 
     TABLE = "table"
     JSON = "json"
 
 
-Output = Annotated[Listing, typer.Option("--output", "-o", help="How to print it.")]
+Output = Annotated[Listing, typer.Option("--output", "-o", help="Output format.")]
 
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def confirm(yes: bool, question: str, action: str) -> None:
-    """Ask on the terminal, unless ``yes`` is set; end the command if the answer is no.
+    """Ask for confirmation on the terminal, unless ``yes`` is set. End the command if it is denied.
 
     Raises:
-        InvalidOption: standard input is no terminal.
+        InvalidOption: standard input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         raise InvalidOption(
-            f"no terminal to ask on: {question}", hint=f"Give --yes to {action}.", option="--yes"
+            f"confirmation needs a terminal: {question}",
+            hint=f"Give --yes to {action}.",
+            option="--yes",
         )
     typer.confirm(question, abort=True, err=True)
 
 
 def note(message: str) -> None:
-    """Print a message that is not data."""
+    """Print a message to standard error."""
     print(message, file=sys.stderr, flush=True)
 
 
 def note_warning(made: TopicDescription) -> None:
-    """Print the warning for a topic that was just created, if there is one."""
+    """Print the warning that came with a new topic, if there is one."""
     if made.warning is not None:
         note(f"warning: {made.warning}")
 
@@ -243,10 +246,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | None]:
-    """Return the one place that the options name, or else the variables.
+    """Return the bootstrap addresses or the directory from the options, else from the variables.
 
     Raises:
-        InvalidOption: none is named, or two are.
+        InvalidOption: none of them is given, or both.
     """
     if bootstrap is None and path is None:
         bootstrap = os.environ.get(BOOTSTRAP_VARIABLE) or None
@@ -264,7 +267,7 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
         raise InvalidOption("--bootstrap and --path exclude each other", hint="Give one of them.")
     if bootstrap is None and path is None:
         raise InvalidOption(
-            "where is the log?",
+            "no log is named",
             hint=f"Give --bootstrap HOST:PORT or --path DIR, or set {BOOTSTRAP_VARIABLE} or"
             f" {PATH_VARIABLE}.",
         )
@@ -275,16 +278,16 @@ _ACCESS: Final[dict[str, str | bool | None]] = {}
 
 
 def set_access(given: Mapping[str, str | bool | None]) -> None:
-    """Store the options that are given before the command."""
+    """Store the options that were given before the command."""
     _ACCESS.clear()
     _ACCESS.update(given)
 
 
 def ask_password() -> None:
-    """Find the password of the user that the options name: in the environment, or by asking.
+    """Read the password of the user in the options from the environment, or prompt for it.
 
     Raises:
-        InvalidOption: it is not there, and there is no terminal.
+        InvalidOption: the environment has none, and standard input is not a terminal.
     """
     user = _ACCESS.get("user")
     if user is None or _ACCESS.get("password"):
@@ -292,22 +295,22 @@ def ask_password() -> None:
     password = os.environ.get("ISOLOG_PASSWORD")
     if not password and not sys.stdin.isatty():
         raise InvalidOption(
-            f"no terminal to ask for the password of {user}", hint="Set ISOLOG_PASSWORD."
+            f"the password prompt for {user} needs a terminal", hint="Set ISOLOG_PASSWORD."
         )
     _ACCESS["password"] = password or typer.prompt(f"Password of {user}", hide_input=True, err=True)
 
 
 def access() -> Access:
-    """Return how to connect: as the options before the command say, or else the environment."""
+    """Return the credential and the TLS settings from the options, else from the environment."""
     ask_password()
     return access_of(_ACCESS)
 
 
 def metadata_backend(metadata: str, conf: Path | None) -> Backend:
-    """Return the metadata store that a URL or a path names; ``conf``: as :data:`BrokerConf`.
+    """Return the metadata store at a URL or a path. ``conf``: see :data:`BrokerConf`.
 
     Raises:
-        InvalidConfig: the URL, or a setting, cannot be used.
+        InvalidConfig: the URL or a setting is invalid.
     """
     from spark_stream.broker.connections import named_backend  # most commands need no broker's code
 
@@ -318,12 +321,12 @@ def metadata_backend(metadata: str, conf: Path | None) -> Backend:
 def connection(
     bootstrap: str | None, path: Path | None, *, makes: bool = False
 ) -> Iterator[ClusterConnection]:
-    """Connect to the log of the options. ``makes``: a missing directory becomes a log.
+    """Connect to the log of the options. ``makes``: create a log in a missing directory.
 
     Raises:
-        InvalidOption: as :func:`where`, or an address is not valid.
+        InvalidOption: see :func:`where`, or an address is invalid.
         UnknownLog: there is no log in the directory.
-        BrokerUnavailable: no broker listens there. Raised at once; the client alone would retry.
+        BrokerUnavailable: no broker listens there. There is no retry, unlike in the client.
     """
     bootstrap, path = where(bootstrap, path)
     opened = ClusterConnection(
@@ -345,22 +348,22 @@ def _check_log(opened: ClusterConnection, path: Path) -> None:
     except UnknownLog as error:
         raise UnknownLog(
             error.message,
-            hint="Check --path; `isolog topic create` makes a new log.",
+            hint="Check --path. `isolog topic create` creates a new log.",
             **error.details,
         ) from None
 
 
 @contextmanager
 def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Iterator[Log]:
-    """Connect as :func:`connection` does, and return the client's public handle."""
+    """Connect like :func:`connection`, and return the client's public handle."""
     with connection(bootstrap, path, makes=makes) as opened:
         yield Log(opened)
 
 
 def place_of(option: str, text: str) -> Place:
-    """Parse a place as a user writes it: a name, an offset (-N: N before the end), or a moment.
+    """Parse a position: ``earliest``, ``latest``, an offset (-N: N before the end) or a time.
 
-    A moment is ISO 8601, without a zone in UTC, or how long ago it was: ``90s``, ``1h``.
+    A time is in ISO 8601, in UTC if it has no zone, or an age such as ``90s`` or ``1h``.
     """
     if text in ("earliest", "latest"):
         return text
@@ -371,11 +374,11 @@ def place_of(option: str, text: str) -> Place:
             return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         moment = datetime.fromisoformat(text)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        moment.astimezone(UTC)  # some near the years 1 and 9999 have no UTC
+        moment.astimezone(UTC)  # fails for some times near the years 1 and 9999
         return moment
     except (ValueError, OverflowError):
         raise InvalidOption(
-            f"{option} takes earliest, latest, an offset or a moment, not {text!r}",
-            hint="A moment is 2024-05-01 or 2024-05-01T12:30:00Z, or an age such as 30m, 1h or 2d.",
+            f"{option} takes earliest, latest, an offset or a time, not {text!r}",
+            hint="A time is 2024-05-01 or 2024-05-01T12:30:00Z, or an age such as 30m, 1h or 2d.",
             option=option,
         ) from None

@@ -1,7 +1,7 @@
-"""The standard streams, a progress bar on them, and the signals that end a command.
+"""Standard streams, a progress bar, and the signals that end a command.
 
-Streams may be closed, full, or no longer read. The bar is shown on a terminal only, and only after
-a second.
+A stream may be closed or full, or its reader may have closed the pipe. The bar is shown only on a
+terminal, and only after a second.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ _AFTER_S: Final = 1.0
 
 
 def occupy() -> None:
-    """Open closed standard streams, before a file or a socket takes their number.
+    """Open the closed standard streams, before a file or a socket gets their descriptors.
 
-    Reading from such a stream fails, and so does writing, as on a full disk; what goes to a closed
-    standard error is dropped.
+    Reads and writes of such a stream fail. Text for a closed standard error is dropped.
     """
     for number, name in enumerate(_STANDARD):
         try:
             os.fstat(number)
         except OSError:
-            # Opened in the wrong direction: using it fails. Descriptors are assigned in order.
+            # Opened in the wrong direction, so that any use fails. Descriptors are assigned in orde
             flags = os.O_RDONLY if name == "stdout" else os.O_WRONLY
             assert os.open(os.devnull, flags) == number
             mode = "r" if name == "stdin" else "w"
@@ -44,16 +43,16 @@ def occupy() -> None:
 
 
 def problem_of(error: OSError) -> str:
-    """Describe an error of the system in a few words: with its file, or else standard output.
+    """Describe an error of the system, with its file. The file is standard output by default.
 
-    All other code that reads or writes without a file name reports its errors itself.
+    Other code that reads or writes without a file name reports its errors itself.
     """
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror or str(error)
     return f"{error.filename or 'standard output'}: {reason}"
 
 
 def discard_output() -> None:
-    """Drop what standard output still holds, and all that is written to it later."""
+    """Drop the buffered text of standard output, and all later text."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
@@ -63,20 +62,20 @@ def discard_output() -> None:
 
 @contextmanager
 def standard_output() -> Iterator[BinaryIO]:
-    """Open standard output for bytes; end the command quietly if its reader closes the pipe."""
+    """Open standard output for bytes. End the command quietly if its reader closes the pipe."""
     # Not sys.stdout.buffer: with PYTHONUNBUFFERED it is a raw file, whose writes may be short.
     sink = open(sys.stdout.fileno(), "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
     try:
         yield sink
     except OSError as error:
-        discard_output()  # also what is left in the sink's buffer
+        discard_output()  # including the rest in the sink's buffer
         if error.errno == errno.EPIPE:
             raise typer.Exit(0) from None
         raise
 
 
 class Bar:
-    """Shows how many records were moved, and their share of all."""
+    """A bar with the number of copied records, and their share of all records."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -85,12 +84,12 @@ class Bar:
         self._shown: tuple[Progress, TaskID] | None = None
 
     def advance(self, records: int, part: float | None) -> None:
-        """Add records; ``part`` of the whole (0 to 1) is done then, None if that is unknown."""
+        """Add records. ``part``: the share of all that is done then (0 to 1), None if unknown."""
         self._records += records
         if time.monotonic() - self._since < _AFTER_S:
             return
         if self._shown is None:
-            self._shown = self._begun()
+            self._shown = self._start()
         progress, task = self._shown
         progress.update(
             task,
@@ -99,7 +98,7 @@ class Bar:
             records=f"{self._records:,} records",
         )
 
-    def _begun(self) -> tuple[Progress, TaskID]:
+    def _start(self) -> tuple[Progress, TaskID]:
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -118,7 +117,7 @@ class Bar:
 
 
 class _Hidden(Bar):
-    """No bar: standard error is no terminal, or the records themselves go to the screen."""
+    """A bar that is not shown: there is no terminal, or the records fill the screen."""
 
     def advance(self, records: int, part: float | None) -> None:
         pass
@@ -135,15 +134,16 @@ def bar(title: str, *, screen_is_free: bool = True) -> Iterator[Bar]:
 
 
 class Interrupts:
-    """Signals that end the command, as exceptions that come where no lock is held.
+    """Signals that end the command, raised as exceptions only where the command holds no lock.
 
-    A handler that raises may do so just after a lock was taken, before the block that releases it:
-    the next thread that takes it waits for ever. So a handler only stores the signal; :meth:`check`
-    and :meth:`wait` raise. A second signal raises at once: the command may be stuck.
+    A handler may run right after a lock was acquired, before the block that releases it. An
+    exception there would leave the lock acquired for ever. A handler therefore only stores the
+    signal, and :meth:`check` and :meth:`wait` raise. A second signal raises in the handler, because
+    the command may be stuck.
     """
 
     def __init__(self, *signals: signal.Signals, at_once: bool) -> None:
-        """Handle signals. ``at_once``: raise at once, as the input is read without :meth:`wait`."""
+        """Handle signals. ``at_once``: raise in the handler, for input without :meth:`wait`."""
         self._signals = signals
         self._at_once = at_once
         self._found: int | None = None
@@ -152,7 +152,7 @@ class Interrupts:
         usual = (signal.SIG_DFL, signal.default_int_handler)
         found = {each: signal.getsignal(each) for each in self._signals}
         self._before = {each: how for each, how in found.items() if how in usual}  # keep nohup's
-        # A signal just before select() begins does not interrupt it; this byte does.
+        # A signal just before select() starts does not interrupt it, but this byte does.
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
@@ -169,14 +169,14 @@ class Interrupts:
         os.close(self._wake)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt or SystemExit if a signal has come."""
+        """Raise KeyboardInterrupt or SystemExit if a signal was received."""
         if self._found == signal.SIGINT:
             raise KeyboardInterrupt
         if self._found is not None:
             raise SystemExit(128 + self._found)
 
     def wait(self, number: int | None) -> None:
-        """Wait until this descriptor has something to read; raise as :meth:`check` does."""
+        """Wait until the descriptor is readable. Raise like :meth:`check`."""
         self.check()
         while number is not None and number not in select.select([number, self._woken], [], [])[0]:
             with suppress(BlockingIOError):

@@ -1,19 +1,19 @@
-"""The console's server: its page, an API of JSON, and the stream of what changes.
+"""The console's server: its page, a JSON API, and the stream of changes.
 
-:func:`serve` finds out whether the cluster asks who calls, binds the address, and runs the
-application.
+:func:`serve` determines whether the cluster requires authentication, binds the address, and runs
+the application.
 
 ==========================  =====================================================================
-``GET /api/session``        who looks, and what may be done
+``GET /api/session``        the principal, and the permitted changes
 ``POST /api/login``         ``user`` and ``password``, or ``token``
 ``POST /api/logout``        end the session
-``POST /api/active``        somebody is there: the session lasts on
+``POST /api/active``        extend the session of an active user
 ``GET /api/stream``         server-sent events: the ``parts`` of the board, and a ``topic``
 ``GET /api/records``        a page of records
 ``POST /api/abort``         abort a transaction, if changes are allowed
 ==========================  =====================================================================
 
-Every other path that is no file is a view of the page, which looks at the path itself.
+Every other path that is not a file is a view of the page, which parses the path.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from starlette.staticfiles import StaticFiles
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.console.guard import Guard, is_address
-from spark_stream.console.records import AskedPage, page
-from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogPlace, Visitor
+from spark_stream.console.records import PageRequest, page
+from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogLocation, Visitor
 from spark_stream.environment import VERSION
 from spark_stream.errors import (
     InternalError,
@@ -64,17 +64,17 @@ _STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
     ((UnknownTopic, UnknownPartition, UnknownTransaction), 404),
     ((InternalError,), 500),
 )
-"""Of other errors: 503 if they may pass, else 400."""
+"""The status of errors. Others have 503 if they are retriable, else 400."""
 _DIGITS_MAX: Final = 19
-"""Of the number of a transaction. Python refuses to read more than 4,300."""
+"""The maximum length of a transaction's number. Python parses at most 4,300 digits."""
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _GRACE_S: Final = 3
 
 
 class ConsoleSettings(Struct, frozen=True):
-    """How a console is run. ``bootstrap``: for snippets.
+    """The settings of a console. ``bootstrap``: the address in snippets.
 
-    ``hosts`` and ``any_address``: as in ``guard``. ``cookie``: its name. ``is_secure``: TLS.
+    ``hosts`` and ``any_address``: see ``guard``. ``cookie``: its name. ``is_secure``: TLS.
     """
 
     bootstrap: str
@@ -96,7 +96,7 @@ def create_app(sessions: ConsoleSessions, settings: ConsoleSettings) -> Starlett
         Route("/api/stream", api.stream),
         Route("/api/records", api.records),
         Route("/api/abort", api.abort, methods=["POST"]),
-        Route("/api/{rest:path}", _nothing_there),
+        Route("/api/{rest:path}", _not_found),
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/{view:path}", _page),
     ]
@@ -126,7 +126,7 @@ async def _page(_: Request) -> Response:
     return FileResponse(STATIC / "index.html")
 
 
-async def _nothing_there(request: Request) -> Response:
+async def _not_found(request: Request) -> Response:
     error = {"code": "NOT_FOUND", "message": f"there is no {request.url.path}", "hint": ""}
     return JSONResponse({"error": error}, 404)
 
@@ -152,20 +152,20 @@ class _Api:
             raise Unauthenticated("you are not logged in", hint="Log in.")
         return found
 
-    async def _ask(self, request: Request, ask: Callable[[Visitor], Any]) -> Any:
-        """Ask as the visitor; end the session if the cluster no longer takes its credential."""
+    async def _call(self, request: Request, call: Callable[[Visitor], Any]) -> Any:
+        """Call with the visitor. End its session if the cluster rejects its credential."""
         visitor = self._visitor(request)
         self._sessions.note_activity(visitor)
         try:
-            return await anyio.to_thread.run_sync(ask, visitor)
+            return await anyio.to_thread.run_sync(call, visitor)
         except Unauthenticated:
             await self._sessions.end(self._token(request))
             raise
 
-    # -- who looks --------------------------------------------------------------------------------
+    # -- sessions --------------------------------------------------------------------------------
 
     async def session(self, request: Request) -> Response:
-        """Tell who looks, and what this console allows."""
+        """Return the principal, and the changes that this console allows."""
         found = self._sessions.find(self._token(request))
         return JSONResponse(
             {
@@ -202,14 +202,14 @@ class _Api:
         return answer
 
     async def active(self, request: Request) -> Response:
-        """Let the session last on."""
+        """Extend the session."""
         self._sessions.note_activity(self._visitor(request))
         return JSONResponse({})
 
-    # -- what is there ----------------------------------------------------------------------------
+    # -- data ------------------------------------------------------------------------------------
 
     async def stream(self, request: Request) -> Response:
-        """Send what changes, until the page is closed or the session is over."""
+        """Send changed parts until the page is closed or the session ends."""
         visitor = self._visitor(request)
         parts = request.query_params.get("parts", "").split(",")
         changes = visitor.board.changes(parts, request.query_params.get("topic"))
@@ -232,12 +232,12 @@ class _Api:
 
     async def records(self, request: Request) -> Response:
         """Return a page of records."""
-        asked, settings = _asked_page(request.query_params), self._settings
+        asked, settings = _page_request(request.query_params), self._settings
 
-        def ask(visitor: Visitor) -> dict[str, Any]:
-            return page(visitor.asking, asked, settings.bootstrap, visitor.connects)
+        def read(visitor: Visitor) -> dict[str, Any]:
+            return page(visitor.client, asked, settings.bootstrap, visitor.connects)
 
-        return JSONResponse(await self._ask(request, ask))
+        return JSONResponse(await self._call(request, read))
 
     # -- changes ----------------------------------------------------------------------------------
 
@@ -246,38 +246,40 @@ class _Api:
         self._visitor(request)
         if not self._settings.allows_changes:
             raise PermissionDenied(
-                "this console only shows, and changes nothing",
-                hint="Start it with: isolog console --allow-changes.",
+                "this console is read-only",
+                hint="Start it with `isolog console --allow-changes`.",
             )
         asked = await _body(request, ("transactional_id", "number"))
         name, number = asked.get("transactional_id"), asked.get("number", "")
         if not name or not number.isdecimal() or len(number) > _DIGITS_MAX:
-            raise InvalidOption("give transactional_id and number", hint="Both are needed.")
-        ended = await self._ask(request, lambda visitor: visitor.asking.abort(name, int(number)))
+            raise InvalidOption(
+                "abort needs transactional_id and number", hint="Send both as texts."
+            )
+        ended = await self._call(request, lambda visitor: visitor.client.abort(name, int(number)))
         return JSONResponse(ended)
 
 
 async def _body(request: Request, names: Collection[str]) -> dict[str, str]:
-    """Return a body that is an object of texts with these names.
+    """Parse a body that is an object of strings with these names.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: the body has another form.
     """
     try:
         found = json.loads(await request.body())
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not set(found) <= set(names):
-        raise InvalidRequest(f"the body is an object of JSON with {', '.join(names)}")
+        raise InvalidRequest(f"the body must be a JSON object with {', '.join(names)}")
     if not all(isinstance(each, str) for each in found.values()):
-        raise InvalidRequest("all values of the body are texts")
+        raise InvalidRequest("all values of the body must be strings")
     return found
 
 
-def _asked_page(query: Mapping[str, str]) -> AskedPage:
+def _page_request(query: Mapping[str, str]) -> PageRequest:
     try:
         partition = query.get("partition") or None
-        return AskedPage(
+        return PageRequest(
             topic=query.get("topic", ""),
             partition=None if partition is None else int(partition),
             isolation=query.get("isolation", "read_uncommitted"),
@@ -289,7 +291,7 @@ def _asked_page(query: Mapping[str, str]) -> AskedPage:
             limit=int(query.get("limit", "50")),
         )
     except ValueError as error:
-        raise InvalidOption(f"the address of the page is wrong: {error}") from None
+        raise InvalidOption(f"invalid parameters of the page: {error}") from None
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -297,7 +299,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _offsets(text: str | None) -> dict[int, int] | None:
-    """Return the offsets of ``0:17,1:20``."""
+    """Parse offsets such as ``0:17,1:20``."""
     if not text:
         return None
     pairs = (each.partition(":") for each in text.split(","))
@@ -305,7 +307,7 @@ def _offsets(text: str | None) -> dict[int, int] | None:
 
 
 class ServerOptions(Struct, frozen=True):
-    """Where and how to serve: ``listen`` is HOST:PORT; port 0 takes a free one."""
+    """The options of the server. ``listen`` is HOST:PORT, where port 0 means a free port."""
 
     listen: str
     allowed_hosts: Sequence[str] = ()
@@ -316,17 +318,17 @@ class ServerOptions(Struct, frozen=True):
 
 
 def serve(
-    place: LogPlace,
+    place: LogLocation,
     options: ServerOptions,
     note: Callable[[str], None],
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until the process is told to end.
+    """Serve until a signal ends the process.
 
-    ``note`` is given warnings, and ``ready`` the address of the page once it is served.
+    ``note`` is called with warnings, and ``ready`` with the address of the page when it is served.
 
     Raises:
-        InvalidOption: the address or a file cannot be used.
+        InvalidOption: the address or a file is unusable.
         PortInUse: another process listens there.
         BrokerUnavailable, …: no broker answers.
     """
@@ -337,12 +339,12 @@ def serve(
     port = listener.getsockname()[1]
     if not is_local and not is_secure:
         note(
-            f"warning: everybody who reaches {options.listen} can read what passes: give"
-            " --tls-cert and --tls-key, or listen on 127.0.0.1"
+            f"warning: the connections to {options.listen} are not encrypted: give --tls-cert and"
+            " --tls-key, or listen on 127.0.0.1"
         )
     if not is_local and not needs_login:
         note(
-            "warning: the cluster does not ask who calls, so everybody who reaches the console can"
+            "warning: the cluster has no authentication, so everybody who reaches the console can"
             " read all records" + (" and abort transactions" if options.allows_changes else "")
         )
     settings = ConsoleSettings(
@@ -350,7 +352,7 @@ def serve(
         hosts=[*(_LOCAL if is_local or is_all else [host]), *options.allowed_hosts],
         any_address=is_all,
         allows_changes=options.allows_changes,
-        cookie=f"isolog_console_{port}",  # cookies do not tell ports apart
+        cookie=f"isolog_console_{port}",  # browsers share cookies between ports
         is_secure=is_secure,
     )
     sessions = ConsoleSessions(place, needs_login=needs_login, idle_s=options.idle_s)
@@ -369,7 +371,7 @@ def serve(
         config.load()
     except OSError as error:
         listener.close()
-        raise InvalidOption(f"--tls-cert or --tls-key cannot be used: {error}") from None
+        raise InvalidOption(f"--tls-cert or --tls-key is unusable: {error}") from None
     name = "127.0.0.1" if is_all else host
     address = f"http{'s' if is_secure else ''}://{joined(name, port)}"
     with closing(listener):
@@ -377,9 +379,9 @@ def serve(
 
 
 class _PageServer(uvicorn.Server):
-    """Ends the streams of events first: uvicorn would wait for them, and then cancel them.
+    """A server that ends its event streams first. Uvicorn would wait for them and cancel them.
 
-    ``ready`` is called with the address when a signal would end it in order: not before.
+    ``ready`` is called with the address when signals are handled.
     """
 
     def __init__(
@@ -401,30 +403,30 @@ class _PageServer(uvicorn.Server):
             self._ready(self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all sessions, and then the server."""
+        """End all sessions, then the server."""
         await self._sessions.close()
         await super().shutdown(sockets)
 
 
-def probe(place: LogPlace) -> tuple[bool, str]:
-    """Return whether users have to log in, and the address of the cluster for snippets.
+def probe(place: LogLocation) -> tuple[bool, str]:
+    """Return whether users need to log in, and the address of the cluster for snippets.
 
-    They have to if the cluster asks who calls. If the certificate of this process says who calls,
-    they have to as well: it is not theirs.
+    A login is needed if the cluster requires authentication. If the client certificate of this
+    process authenticates it, a login is needed too, because users must not act as this process.
     """
-    asking = place.ask(place.access)
-    with closing(asking):
+    client = place.connect(place.access)
+    with closing(client):
         try:
-            asking.connection.connect()
-            asking.status()
-            asks = bool(place.access.tls and place.access.tls.cert)
+            client.connection.connect()
+            client.status()
+            needs_login = bool(place.access.tls and place.access.tls.cert)
         except Unauthenticated:
-            asks = True
-        return asks, place.bootstrap or asking.connection.address
+            needs_login = True
+        return needs_login, place.bootstrap or client.connection.address
 
 
 def without_credential(access: Access) -> Access:
-    """Return how to connect, without saying who calls."""
+    """Return the access without a credential."""
     return structs.replace(
         access, user=None, password=None, token=None, token_file=None, profile=None
     )

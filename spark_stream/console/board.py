@@ -1,9 +1,9 @@
-"""What a user's pages show now: asked for once for all of them, again and again.
+"""The data of a user's pages, polled once for all pages of the user.
 
-Each *part* is asked for by a task of its own, so a slow answer delays no other part. While nobody
-looks, everything is asked for seldom, so that trends have a past. A part that fails keeps its last
-value and has an error beside it. What is amiss follows from the other parts, and is judged anew
-with each of them. :meth:`LiveBoard.changes` yields what has changed.
+A separate task polls each *part*, so that a slow answer delays no other part. Without open pages
+the parts are polled rarely, so that trends have a history. A part that fails keeps its last value
+and has an error beside it. The problems are derived from the other parts, after each change of one
+of them. :meth:`LiveBoard.changes` yields the changed parts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from msgspec import Struct
 from spark_stream.client.leaders import Partitions
 from spark_stream.client.trends import LagTrend, Window, sample_of
 from spark_stream.consistency.isolation import ReaderState
-from spark_stream.console.amiss import FirstSeen, is_silent, is_slow, is_store_away, judge
-from spark_stream.console.asking import (
+from spark_stream.console.client import (
     DISK_S,
     HISTORY_S,
     HISTORY_STEP_S,
     RATE_S,
-    Asking,
+    ConsoleClient,
     Leaders,
     RecentSamples,
     full_in_s,
@@ -39,6 +38,7 @@ from spark_stream.console.asking import (
     partition_shown,
     plain,
 )
+from spark_stream.console.problems import FirstSeen, has_store_problem, is_silent, is_slow, judge
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
 from spark_stream.loggers import logger_of
 
@@ -50,29 +50,29 @@ PARTS: Final[Mapping[str, float]] = {
     "transactions": 1.0,
     "consumers": 2.0,
 }
-"""The parts that are always asked for, and every how many seconds."""
+"""The parts that are always polled, with the interval in seconds."""
 
-AMISS: Final = "amiss"
+PROBLEMS: Final = "problems"
 _TOPIC: Final = "topic:"
 _TOPIC_S: Final = 1.0
-_ALONE_S: Final = 10.0  # while nobody looks
+_ALONE_S: Final = 10.0  # the interval without open pages
 _BEAT_S: Final = 15.0
 _THREADS_MAX: Final = 6
 _WITHOUT_RUN: Final = (ReaderState.STOPPED, ReaderState.EMPTY, ReaderState.GONE)
 
 
 class Part(Struct, frozen=True):
-    """A part as text of JSON; ``number`` rises with each change."""
+    """A part as JSON text. ``number`` increases with each change."""
 
     text: str
     number: int
 
 
 class LiveBoard:
-    """The parts of one user. Its coroutines belong to one loop."""
+    """The parts of one user. All coroutines run in one event loop."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, client: ConsoleClient) -> None:
+        self._client = client
         self._parts: dict[str, Part] = {}
         self._values: dict[str, Any] = {}
         self._changed = asyncio.Condition()
@@ -88,23 +88,23 @@ class LiveBoard:
         self._history: RecentSamples[None, float] = RecentSamples(HISTORY_S)
         self._window = Window()
         self._unlisted: dict[int, int] = {}
-        """Since when (ms) open transactions have not been in the list."""
+        """The time (ms) since which each open transaction has been missing in the list."""
         self._first_seen = FirstSeen()
-        self._errors: dict[str, str] = {}  # of parts that could not be asked for
+        self._errors: dict[str, str] = {}  # of parts whose poll failed
         self._closed = False
         self.is_refused = False
-        """Whether the cluster no longer takes the user's credential."""
+        """Whether the cluster rejects the user's credential."""
 
     def start(self) -> None:
-        """Begin to ask."""
-        asks: dict[str, Callable[[], Any]] = {
+        """Start to poll."""
+        polls: dict[str, Callable[[], Any]] = {
             "cluster": self._cluster,
             "topics": self._topics,
             "transactions": self._transactions,
             "consumers": self._consumers,
         }
-        for name, ask in asks.items():
-            self._tasks[name] = asyncio.create_task(self._repeat(name, PARTS[name], ask))
+        for name, poll in polls.items():
+            self._tasks[name] = asyncio.create_task(self._repeat(name, PARTS[name], poll))
 
     async def close(self) -> None:
         """End all tasks and streams, and close the connection."""
@@ -115,16 +115,16 @@ class LiveBoard:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await anyio.to_thread.run_sync(self._asking.close)
+        await anyio.to_thread.run_sync(self._client.close)
 
     async def changes(
         self, parts: Collection[str], topic: str | None
     ) -> AsyncIterator[tuple[str, str] | None]:
-        """Yield the name and the text of each part that changes; None now and then if none does.
+        """Yield the name and the text of each part that changes, and None after a while without.
 
-        ``topic``: this topic is watched too, as the part ``topic``.
+        ``topic``: also watch this topic, as the part ``topic``.
         """
-        names = {each: each for each in parts if each in PARTS or each == AMISS}
+        names = {each: each for each in parts if each in PARTS or each == PROBLEMS}
         if topic is not None:
             names[_TOPIC + topic] = "topic"
             self._watch(topic)
@@ -149,16 +149,16 @@ class LiveBoard:
         finally:
             self._streams -= 1
             if topic is not None:
-                self._forget(topic)
+                self._unwatch(topic)
 
     def _watch(self, topic: str) -> None:
         self._watched[topic] = self._watched.get(topic, 0) + 1
         name = _TOPIC + topic
         if name not in self._tasks and not self._closed:
-            asking = self._repeat(name, _TOPIC_S, self._topic, topic)
-            self._tasks[name] = asyncio.create_task(asking)
+            repeating = self._repeat(name, _TOPIC_S, self._topic, topic)
+            self._tasks[name] = asyncio.create_task(repeating)
 
-    def _forget(self, topic: str) -> None:
+    def _unwatch(self, topic: str) -> None:
         self._watched[topic] -= 1
         if not self._watched[topic]:
             del self._watched[topic]
@@ -169,28 +169,30 @@ class LiveBoard:
             self._values.pop(name, None)
 
     async def _repeat(
-        self, name: str, pause_s: float, ask: Callable[..., Any], *given: str
+        self, name: str, pause_s: float, poll: Callable[..., Any], *given: str
     ) -> None:
         while True:
             error = None
             try:
                 found = await anyio.to_thread.run_sync(
-                    ask, *given, limiter=self._limit, abandon_on_cancel=True
+                    poll, *given, limiter=self._limit, abandon_on_cancel=True
                 )
                 self._values[name] = found
             except IsologError as failed:
                 error = failed.to_wire()
                 self.is_refused = self.is_refused or isinstance(failed, Unauthenticated)
             except Exception:
-                logger.exception("the part %s cannot be shown", name)
-                error = InternalError("the console failed; its own output says why").to_wire()
+                logger.exception("failed to poll part %s of the board", name)
+                error = InternalError(
+                    "the console failed", hint="See the output of `isolog console`."
+                ).to_wire()
             await self._publish(name, error)
             if name in PARTS:
                 self._errors.pop(name, None)
                 if error is not None:
                     self._errors[name] = error["message"]
-                self._values[AMISS] = self._judge()
-                await self._publish(AMISS, None)
+                self._values[PROBLEMS] = self._judge()
+                await self._publish(PROBLEMS, None)
             due = asyncio.get_running_loop().time() + _ALONE_S
             await asyncio.sleep(pause_s)
             while not self._streams and asyncio.get_running_loop().time() < due:
@@ -204,20 +206,20 @@ class LiveBoard:
             async with self._changed:
                 self._changed.notify_all()
 
-    # -- the parts, each on a thread --------------------------------------------------------------
+    # -- the parts, polled on threads -------------------------------------------------------------
 
     def _judge(self) -> dict[str, Any]:
-        """Return what is amiss, and why what could not be judged."""
+        """Return the problems, and the reasons for parts that could not be judged."""
         now_ms = time.time_ns() // 1_000_000
         found = judge({name: self._values.get(name) for name in PARTS}, now_ms)
-        awaited = {each: "no answer yet" for each in PARTS if each not in self._values}
+        pending = {each: "no answer yet" for each in PARTS if each not in self._values}
         return {
             "found": plain(self._first_seen.stamp(found, now_ms)),
-            "unjudged": awaited | self._errors,
+            "unjudged": pending | self._errors,
         }
 
     def _cluster(self) -> dict[str, Any]:
-        shown, now = self._asking.cluster(), time.monotonic()
+        shown, now = self._client.cluster(), time.monotonic()
         growths = {key: growth(self._sizes.of(key)) for key in _keys(self._partitions)}
         disks = on_disks(self._partitions, growths)
         for each in shown["brokers"]:
@@ -240,7 +242,7 @@ class LiveBoard:
         return shown
 
     def _topics(self) -> dict[str, Any]:
-        self._partitions = found = self._asking.partitions()
+        self._partitions = found = self._client.partitions()
         self._leaders = note_leaders(self._leaders, found)
         topics: list[dict[str, Any]] = []
         for name, numbers in found.items():
@@ -271,13 +273,13 @@ class LiveBoard:
         }
 
     def _rate(self, topic: str, number: int) -> float:
-        """Return the records that are written to a partition in a second."""
+        """Return the records per second that are written to a partition."""
         return round(max(0.0, growth(self._records.of((topic, number)))), 1)
 
     def _written(self, rate: float) -> list[tuple[int, float]]:
-        """Return the records a second in the whole cluster, every few seconds of the last minutes.
+        """Return the records per second in the cluster, every few seconds of the last minutes.
 
-        Each with how many seconds ago it was, the latest last.
+        Each rate has its age in seconds. The latest is the last.
         """
         now, history = time.monotonic(), self._history.of(None)
         if not history or now - history[-1][0] >= HISTORY_STEP_S:
@@ -285,7 +287,7 @@ class LiveBoard:
         return [(round(now - at_s), each) for at_s, each in self._history.of(None)]
 
     def _topic(self, name: str) -> dict[str, Any]:
-        shown = self._asking.topic(name)
+        shown = self._client.topic(name)
         seen = self._partitions.get(name, {})
         for each in shown["partitions"]:
             number = each["partition"]
@@ -298,14 +300,14 @@ class LiveBoard:
         return shown
 
     def _transactions(self) -> list[dict[str, Any]]:
-        found, places = self._asking.list_transactions(), open_places(self._partitions)
+        found, places = self._client.list_transactions(), open_places(self._partitions)
         for each in found:
             each["places"] = places.get(each["number"], [])
             each["held_back"] = sum(place["held_back"] for place in each["places"])
         return found
 
     def _consumers(self) -> dict[str, Any]:
-        found, now = self._asking.consumers(), time.monotonic()
+        found, now = self._client.consumers(), time.monotonic()
         open_ = holders(self._partitions)
         names = {
             each["number"]: each["transactional_id"]
@@ -316,10 +318,10 @@ class LiveBoard:
             number: self._unlisted.get(number, now_ms)
             for number in set(open_.values()) - set(names)
         }
-        is_away = is_store_away(self._values.get("cluster"))
+        store_is_faulty = has_store_problem(self._values.get("cluster"))
         keys = set()
         for each in found["consumers"]:
-            has_trend = not is_away and each["state"] not in _WITHOUT_RUN
+            has_trend = not store_is_faulty and each["state"] not in _WITHOUT_RUN
             waits_for, known = set(), []
             for at in each["partitions"]:
                 if at["lag"] is None:

@@ -1,10 +1,10 @@
-"""What each request to the console has to be, and the headers of each answer.
+"""Checks of each request to the console, and the security headers of each answer.
 
-* The ``Host`` is one under which the console is meant to be reached. Otherwise a page of another
-  site, whose name suddenly resolves to this machine (DNS rebinding), could read the answers.
-* A request that changes something comes from the console's own page: it has a header that no form
-  of another site can send, and its ``Origin`` and ``Sec-Fetch-Site``, if there, say so too.
-* No answer may be framed, sniffed or kept, and a page runs the console's own scripts only.
+* The ``Host`` is a configured name of the console. Otherwise a page of another site, whose name
+  starts to resolve to this machine (DNS rebinding), could read the answers.
+* A request with side effects comes from the console's page: it has a header that a form of another
+  site cannot send, and its ``Origin`` and ``Sec-Fetch-Site``, if present, match.
+* Answers may not be framed, sniffed or cached, and a page runs only the console's scripts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ HEADERS: Final = {
 
 
 class Guard:
-    """An application of ASGI around another: it refuses what is not meant for the console.
+    """An ASGI middleware that rejects requests for other hosts and from other sites.
 
-    ``hosts``: the names under which the console is reached, without ports. An address of IP needs
-    no name service, so any is accepted if the console listens on all of them (``any_address``).
+    ``hosts``: the names of the console, without ports. IP addresses are not subject to DNS
+    rebinding, so any is accepted if the console listens on all addresses (``any_address``).
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool) -> None:
@@ -46,7 +46,7 @@ class Guard:
         self._any_address = any_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
+        """Handle a request, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -67,14 +67,14 @@ class Guard:
         await JSONResponse(body, status)(scope, receive, guarded)
 
     def refusal(self, method: str, headers: Headers) -> tuple[int, str, str, str] | None:
-        """Return why a request is refused: status, code, message and hint; None if it is not."""
+        """Return the error of a request (status, code, message, hint), None if it is valid."""
         host = headers.get("host", "")
-        if not self.knows(host):
+        if not self.accepts(host):
             return (
                 421,
                 "WRONG_HOST",
-                f"the console is not to be reached as {host!r}",
-                "Use the address that it prints, or start it with --allowed-host NAME.",
+                f"{host!r} is not a name of the console",
+                "Use the address that the console prints, or start it with --allowed-host NAME.",
             )
         if method in _SAFE:
             return None
@@ -88,21 +88,21 @@ class Guard:
             return (
                 403,
                 "CROSS_SITE",
-                "the request does not come from the console's own page",
-                f"Scripts send the header {OWN_HEADER}: 1.",
+                "the request does not come from the console's page",
+                f"Scripts must send the header {OWN_HEADER}: 1.",
             )
         length = headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _BODY_MAX:
             return (
                 413,
                 "TOO_LARGE",
-                f"a request has a Content-Length of at most {_BODY_MAX} bytes",
-                "Send less.",
+                f"a request needs a Content-Length of at most {_BODY_MAX} bytes",
+                "Send a smaller body, with its length.",
             )
         return None
 
-    def knows(self, host: str) -> bool:
-        """Return whether the console is meant to be reached under this host, with any port."""
+    def accepts(self, host: str) -> bool:
+        """Return whether this host, with any port, is a name of the console."""
         name = host_name(host)
         if name in self._hosts:
             return True
@@ -117,7 +117,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Return whether a name is an address of IP."""
+    """Return whether a name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,8 +1,8 @@
-"""A page of records: those that an isolation level shows next to an offset, each with its state.
+"""A page of the records that an isolation level shows next to an offset, each with its state.
 
-First only the offsets are read, window by window, until there are enough of them: with a filter, or
-where many records are aborted, nobody knows beforehand how far to read. Then the records of these
-offsets are read. So a page costs what it shows, however long the range is that it looks through.
+First only the offsets are read, window by window, until there are enough of them. With a filter, or
+with many aborted records, the necessary range is unknown beforehand. Then the records of these
+offsets are read. The cost of the records depends on the page, not on the length of the range.
 
 A page also has code for Spark and for Python that reads exactly its records.
 """
@@ -28,7 +28,7 @@ from spark_stream.client.topics import cut_of
 from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.entries import RecordRun, RecordState
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.console.asking import Asking, columns_of
+from spark_stream.console.client import ConsoleClient, columns_of
 from spark_stream.errors import InvalidOption, LeaderUnavailable, UnknownPartition
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.texts import shown
@@ -48,12 +48,11 @@ _PARTITIONS_MAX: Final = 64
 CUT_REMARK = "# These offsets are below a cut that divides no transaction."
 
 
-class AskedPage(Struct, frozen=True):
-    """Which page: the records before, or from, an offset in each partition.
+class PageRequest(Struct, frozen=True):
+    """A request for the records before, or from, an offset in each partition.
 
-    ``partition``: None means all. ``before`` and ``after``: None for both means the latest.
-    ``since`` and ``until``: only records from, and before, these moments. ``start`` and ``end``
-    narrow the offsets of all partitions.
+    ``partition``: None means all. ``before`` and ``after``: None for both means the latest records.
+    ``since`` and ``until``: only records from and before these times.
     """
 
     topic: str
@@ -68,49 +67,49 @@ class AskedPage(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """The rows of one partition: all that the level shows of ``[start, end)``."""
+    """The rows of one partition: all visible records of ``[start, end)``."""
 
     partition: int
     start: int
     end: int
     least: int
-    """The first offset that any page may show."""
+    """The first offset of all pages."""
     greatest: int
-    """The offset after the last that any page may show."""
+    """The end offset of all pages, exclusive."""
     rows: pa.Table
     offsets: tuple[int, ...]
     runs: Sequence[RecordRun]
     stable: int | None
     is_whole: bool
-    """Whether as many records as wanted were looked for up to the very end of what there is."""
+    """Whether the search reached the end of the offsets of all pages."""
 
 
 def page(
-    asking: Asking,
-    asked: AskedPage,
+    client: ConsoleClient,
+    asked: PageRequest,
     bootstrap: str,
     connects: tuple[tuple[str, str], ...] = (),
 ) -> dict[str, Any]:
-    """Return the page as values for JSON; ``bootstrap`` and ``connects`` are for its snippets.
+    """Return the page as values for JSON. ``bootstrap`` and ``connects`` are for its snippets.
 
     Raises:
-        UnknownTopic, UnknownPartition, InvalidOption, InvalidFilter: the question is wrong.
+        UnknownTopic, UnknownPartition, InvalidOption, InvalidFilter: the request is invalid.
         LeaderUnavailable, BrokerUnavailable, …: a leader does not answer.
     """
     if not 1 <= asked.limit <= LIMIT_MAX:
         raise InvalidOption(f"limit is 1 to {LIMIT_MAX}, not {asked.limit}", option="limit")
     chosen = level(asked.isolation)
-    topic = asking.topics.describe(asked.topic)
-    View.of(topic.name, topic.schema, filter=asked.filter)  # refuses a bad filter at once
+    topic = client.topics.describe(asked.topic)
+    View.of(topic.name, topic.schema, filter=asked.filter)  # checks the filter
     numbers = _numbers(topic, asked.partition)
-    reader = _PageReader(asking, topic, asked, chosen, numbers)
+    reader = _PageReader(client, topic, asked, chosen, numbers)
     pages = _trimmed(reader.pages(), asked.limit, forward=asked.after is not None)
     shown = {
         each.partition: (each.start, each.end)
         for each in pages
         if each.start < each.end or len(pages) == 1
     }
-    told = ShownRange(
+    range_ = ShownRange(
         bootstrap,
         topic.name,
         shown,
@@ -139,8 +138,8 @@ def page(
             }
             for each in pages
         },
-        "spark": spark_snippet(told),
-        "python": python_snippet(told),
+        "spark": spark_snippet(range_),
+        "python": python_snippet(range_),
     }
 
 
@@ -149,8 +148,8 @@ def _numbers(topic: TopicDescription, partition: int | None) -> list[int]:
     if partition is None:
         if count > _PARTITIONS_MAX:
             raise InvalidOption(
-                f"topic {topic.name!r} has {count} partitions: too many for one page",
-                hint="Choose one of them.",
+                f"topic {topic.name!r} has too many partitions for one page: {count}",
+                hint="Choose one partition.",
                 option="partition",
             )
         return list(range(count))
@@ -166,13 +165,13 @@ def _numbers(topic: TopicDescription, partition: int | None) -> list[int]:
 class _PageReader:
     def __init__(
         self,
-        asking: Asking,
+        client: ConsoleClient,
         topic: TopicDescription,
-        asked: AskedPage,
+        asked: PageRequest,
         chosen: Isolation,
         numbers: list[int],
     ) -> None:
-        self._asking = asking
+        self._client = client
         self._topic = topic
         self._asked = asked
         self._chosen = chosen
@@ -198,7 +197,7 @@ class _PageReader:
 
     def _offsets(self, **fields: Any) -> Mapping[int, PartitionOffset]:
         asked = AskedTopic.of(topic=self._topic.name, partitions=self._numbers, **fields)
-        found = self._asking.topics.look_up([asked])
+        found = self._client.topics.look_up([asked])
         for error in found.unknown.values():
             raise error
         return found.topics[self._topic.name].partitions
@@ -207,11 +206,11 @@ class _PageReader:
         return self._offsets(timestamp=to_microseconds(moment))
 
     def _bounds(self, now: Mapping[int, PartitionOffset]) -> dict[int, int]:
-        """Return up to where the level reads in each partition."""
+        """Return the end offset of the level in each partition."""
         if self._chosen is Isolation.READ_UNCOMMITTED:
             return {number: each.log_end_offset for number, each in now.items()}
         if self._chosen is Isolation.READ_ATOMIC:
-            cut = cut_of(self._asking.connection, {self._topic.name: self._topic.id})
+            cut = cut_of(self._client.connection, {self._topic.name: self._topic.id})
             return {number: cut[self._topic.name, number] for number in self._numbers}
         bounds = {}
         for number, each in now.items():
@@ -220,8 +219,8 @@ class _PageReader:
             bound = each.facts.high_watermark if replicated else each.facts.last_stable_offset
             if bound is None:
                 raise LeaderUnavailable(
-                    f"{self._topic.name}/{number}: its new leader does not know yet what is"
-                    f" replicated",
+                    f"{self._topic.name}/{number}: the new leader has not determined the high"
+                    " watermark yet",
                     hint="Try again in a moment, or read with read_uncommitted.",
                 )
             bounds[number] = bound
@@ -243,9 +242,9 @@ class _PageReader:
         return Page(number, start, end, least, greatest, rows, tuple(found), runs, stable, whole)
 
     def _search(self, number: int, at: int, limit: int) -> tuple[int, int, list[int]]:
-        """Look from ``at`` towards ``limit`` for as many records as a page shows.
+        """Search from ``at`` towards ``limit`` for as many records as a page shows.
 
-        Return the range that was looked through, and the offsets of the records in it.
+        Return the searched range, and the offsets of the records in it.
         """
         found: list[int] = []
         forward, near, size = limit > at, at, self._each
@@ -278,14 +277,14 @@ class _PageReader:
         )
         below_cut = self._chosen is Isolation.READ_ATOMIC
         isolation = Isolation.READ_COMMITTED if below_cut else self._chosen
-        source = Source(self._asking.topics.router, view, self._topic.id, number, isolation)
+        source = Source(self._client.topics.router, view, self._topic.id, number, isolation)
         batches = []
         if start < end:
             batches = [each.batch for each in read_range(source, start, end)]
         return pa.Table.from_batches([each for each in batches if each.num_rows], view.schema)
 
     def _states(self, number: int, offsets: Sequence[int]) -> list[RecordRun]:
-        """Return the states of these records, asked for in as few calls as they need."""
+        """Request the states of these records, in as few calls as possible."""
         runs: list[RecordRun] = []
         at = 0
         while at < len(offsets):
@@ -296,17 +295,16 @@ class _PageReader:
                 partitions=[number],
                 states={number: (start, offsets[following - 1] + 1)},
             )
-            found = self._asking.topics.look_up([asked]).topics[self._topic.name]
+            found = self._client.topics.look_up([asked]).topics[self._topic.name]
             runs += found.partitions[number].states
             at = following
         return runs
 
 
 def _trimmed(pages: Sequence[Page], limit: int, *, forward: bool) -> list[Page]:
-    """Return the pages without the surplus rows, which the next page shows.
+    """Return the pages without surplus rows, which the next page shows.
 
-    The end of a page that is farthest from its start loses rows: the latest if it reads forward,
-    the oldest otherwise.
+    Rows are removed at the far end: the latest rows of a forward search, else the oldest.
     """
     found = list(pages)
     for _ in range(sum(len(each.offsets) for each in pages) - limit):
@@ -340,9 +338,8 @@ def state_at(
 ) -> tuple[RecordState | None, int | None, bool]:
     """Return the state of a record, its transaction, and whether it is held back.
 
-    It is held back if it is committed, and still hidden from read_committed by an earlier
-    transaction that is open. The state is None if it is not known: a new leader does not know it
-    for a moment.
+    A committed record is held back if an earlier open transaction hides it from read_committed. The
+    state is None while a new leader has not determined it.
     """
     for run in runs:
         if run.first <= offset < run.end:
@@ -353,7 +350,7 @@ def state_at(
 
 
 def _own_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that a row shows beside its values."""
+    """Return the columns that are not values of the record."""
     if is_default(schema):
         return ("topic", "partition", "offset", "timestamp", "timestampType")
     return ("_topic", "_partition", "_offset", "_timestamp")
@@ -396,16 +393,16 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _short(text: str | None) -> str | None:
-    """Return a text that a page can show; the rest is counted."""
+    """Shorten a text for a page, with the number of the other characters."""
     if text is None or len(text) <= _TEXT_MAX:
         return text
     return f"{text[:_TEXT_MAX]}… ({len(text) - _TEXT_MAX:,} more characters)"
 
 
 class ShownRange(Struct, frozen=True):
-    """What a page shows: the offsets ``[start, end)`` of each partition, as a level sees them.
+    """The range of a page: offsets ``[start, end)`` of each partition under an isolation level.
 
-    ``connects``: how to connect beside the address, as options of Spark's source.
+    ``connects``: further options of the connection, with the names of Spark's options.
     """
 
     bootstrap: str
@@ -418,18 +415,18 @@ class ShownRange(Struct, frozen=True):
 
     @property
     def level(self) -> str:
-        """The level to read with: below a cut everything is decided."""
+        """The level of the snippets. Below a cut all transactions are decided."""
         atomic = self.isolation is Isolation.READ_ATOMIC
         return str(Isolation.READ_COMMITTED if atomic else self.isolation)
 
     @property
     def remark(self) -> list[str]:
-        """What to know about the level."""
+        """A comment about the level."""
         return [CUT_REMARK] if self.isolation is Isolation.READ_ATOMIC else []
 
 
 def spark_snippet(shown: ShownRange) -> str:
-    """Return a batch query of PySpark."""
+    """Return the code of a batch query for PySpark."""
     numbers = sorted(shown.ranges)
     starts = {str(number): shown.ranges[number][0] for number in numbers}
     ends = {str(number): shown.ranges[number][1] for number in numbers}
@@ -457,7 +454,7 @@ def spark_snippet(shown: ShownRange) -> str:
 
 
 def python_snippet(shown: ShownRange) -> str:
-    """Return a read by the Python client."""
+    """Return the code of a read with the Python client."""
     numbers = sorted(shown.ranges)
     login = "".join(f", {name.replace('.', '_')}={_text(value)}" for name, value in shown.connects)
     lines = [
@@ -479,7 +476,7 @@ def python_snippet(shown: ShownRange) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a literal of Python, in double quotes where the text has none."""
+    """Return a literal of Python, in double quotes unless the text contains them."""
     literal = repr(value)
     if literal[0] == "'" and '"' not in value:
         return '"' + literal[1:-1] + '"'

@@ -1,8 +1,8 @@
-"""Who looks at the console: one visitor, or one for each user who has logged in.
+"""The visitors of the console: one without authentication, else one per login.
 
-Every visitor has a connection of its own to the brokers, so the brokers decide what it may see and
-do. A credential is kept in the memory of this process only, inside the connection. The browser has
-a random token in a cookie that scripts cannot read.
+Every visitor has a separate connection to the brokers, so the brokers check its permissions. A
+credential is stored only in the memory of this process, inside the connection. The browser has a
+random token in a cookie that scripts cannot read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from msgspec import Struct, structs
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.console.asking import Asking
 from spark_stream.console.board import LiveBoard
+from spark_stream.console.client import ConsoleClient
 from spark_stream.errors import InvalidOption, IsologError, Unauthenticated
 
 IDLE_S: Final = 3600.0
@@ -31,38 +31,40 @@ _PAUSE_AFTER_FAILURE_S: Final = 1.0
 _LOGINS_AT_ONCE: Final = 4
 
 
-class LogPlace(Struct, frozen=True):
-    """Where the log is, as ``connect`` takes it, and how connections are protected.
+class LogLocation(Struct, frozen=True):
+    """The location of the log, and the TLS settings of connections.
 
-    ``access`` has no credential: the console acts as its visitors only.
+    ``access`` has no credential, because the console uses only those of its visitors.
     """
 
     bootstrap: str | None
     path: Path | None
     access: Access
 
-    def ask(self, access: Access) -> Asking:
-        """Return a new connection; nothing is sent yet."""
-        return Asking(ClusterConnection(self.bootstrap, self.path, _TIMEOUT_S, access=access))
+    def connect(self, access: Access) -> ConsoleClient:
+        """Return a client on a new connection, which is not open yet."""
+        return ConsoleClient(
+            ClusterConnection(self.bootstrap, self.path, _TIMEOUT_S, access=access)
+        )
 
 
 class Visitor(Struct, eq=False):
-    """One who looks at the console. ``last_active``: on the monotonic clock."""
+    """A visitor of the console. ``last_active``: on the monotonic clock."""
 
     principal: str
-    asking: Asking
+    client: ConsoleClient
     board: LiveBoard
     last_active: float
     connects: tuple[tuple[str, str], ...] = ()
-    """How such a user connects, as options of Spark's source, for snippets."""
+    """The credential and TLS options of such a user for Spark's source, for snippets."""
 
 
 class ConsoleSessions:
-    """The visitors of a console. Without ``needs_login`` there is one, who is always there."""
+    """The visitors of a console. Without ``needs_login`` there is exactly one."""
 
     def __init__(
         self,
-        place: LogPlace,
+        place: LogLocation,
         *,
         needs_login: bool,
         idle_s: float = IDLE_S,
@@ -77,22 +79,22 @@ class ConsoleSessions:
         self._logins = anyio.CapacityLimiter(_LOGINS_AT_ONCE)
 
     def start(self) -> None:
-        """Begin: without logins, everything is asked for from now on."""
+        """Start to poll if no login is needed."""
         if not self.needs_login:
-            self._everybody = self._visitor(self._place.ask(self._place.access), "", ())
+            self._everybody = self._visitor(self._place.connect(self._place.access), "", ())
 
     def _visitor(
-        self, asking: Asking, principal: str, connects: tuple[tuple[str, str], ...]
+        self, client: ConsoleClient, principal: str, connects: tuple[tuple[str, str], ...]
     ) -> Visitor:
         tls = self._place.access.tls
         if tls is not None:
             connects = (("tls.ca", tls.ca) if tls.ca else ("tls", "true"), *connects)
-        board = LiveBoard(asking)
+        board = LiveBoard(client)
         board.start()
-        return Visitor(principal, asking, board, self._now(), connects)
+        return Visitor(principal, client, board, self._now(), connects)
 
     def find(self, token: str | None) -> Visitor | None:
-        """Return the visitor with this token, if its session is not over."""
+        """Return the visitor with this token, unless its session has expired."""
         if not self.needs_login:
             return self._everybody
         found = self._visitors.get(token or "")
@@ -102,59 +104,61 @@ class ConsoleSessions:
         return self._now() - visitor.last_active > self._idle_s
 
     def note_activity(self, visitor: Visitor) -> None:
-        """Note that somebody is there: the session lasts on."""
+        """Extend the session of an active visitor."""
         visitor.last_active = self._now()
 
     async def open(
         self, user: str | None, password: str | None, token: str | None
     ) -> tuple[str, Visitor]:
-        """Log a user in, by password or by token; return the session's own token.
+        """Log a user in by password or token. Return the token of the session and the visitor.
 
         Raises:
-            InvalidOption: there is neither, or there are too many sessions.
-            Unauthenticated: the cluster does not take it.
+            InvalidOption: neither is given, or there are too many sessions.
+            Unauthenticated: the cluster rejects the credential.
             BrokerUnavailable, …: no broker answers.
         """
         if not (user and password) and not token:
-            raise InvalidOption("give a user and a password, or a token", hint="Fill in the form.")
+            raise InvalidOption(
+                "a login needs a user and a password, or a token", hint="Fill in the form."
+            )
         if len(self._visitors) >= _SESSIONS_MAX:
             raise InvalidOption(
-                f"{_SESSIONS_MAX} users have logged in already",
-                hint="Try again later: sessions that nobody uses end by themselves.",
+                f"the console has reached its limit of {_SESSIONS_MAX} sessions",
+                hint="Try again later, when idle sessions have expired.",
             )
         access = (
             structs.replace(self._place.access, token=token)
             if token
             else structs.replace(self._place.access, user=user, password=password)
         )
-        asking = self._place.ask(access)
+        client = self._place.connect(access)
         try:
-            status = await anyio.to_thread.run_sync(asking.status, limiter=self._logins)
-        except BaseException as error:  # also the end of the request
+            status = await anyio.to_thread.run_sync(client.status, limiter=self._logins)
+        except BaseException as error:  # including the cancellation of the request
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(asking.close)
+                await anyio.to_thread.run_sync(client.close)
             if not isinstance(error, IsologError):
                 raise
-            await anyio.sleep(_PAUSE_AFTER_FAILURE_S)  # guessing gets slower
+            await anyio.sleep(_PAUSE_AFTER_FAILURE_S)  # slows down guessing
             if isinstance(error, Unauthenticated):
                 raise Unauthenticated(
-                    "the cluster does not take this login", hint="Check it, and try again."
+                    "the cluster rejects this login", hint="Check it, and try again."
                 ) from None
             raise
         name = (("token", "TOKEN"),) if token else (("user", "NAME"), ("password", "PASSWORD"))
-        visitor = self._visitor(asking, status.principal, name)
+        visitor = self._visitor(client, status.principal, name)
         own = secrets.token_urlsafe(32)
         self._visitors[own] = visitor
         return own, visitor
 
     async def end(self, token: str | None) -> None:
-        """End a session: its streams end, and its connection is closed."""
+        """End a session with its streams, and close its connection."""
         found = self._visitors.pop(token or "", None)
         if found is not None:
             await found.board.close()
 
     async def sweep(self) -> None:
-        """End sessions that nobody has used for too long, until cancelled."""
+        """End idle sessions, until cancelled."""
         while True:
             await anyio.sleep(min(_SWEEP_S, self._idle_s / 2))
             for token in [each for each, found in self._visitors.items() if self._is_idle(found)]:

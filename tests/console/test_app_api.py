@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import isolog
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console.app import ConsoleSettings, create_app
-from spark_stream.console.sessions import ConsoleSessions, LogPlace
+from spark_stream.console.sessions import ConsoleSessions, LogLocation
 from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 
@@ -26,7 +26,7 @@ def console_of(broker: BrokerProcess, **options: Any) -> TestClient:
     """A console of a broker, as a client of HTTP."""
     given = {name: options.pop(name) for name in ("idle_s", "now") if name in options}
     sessions = ConsoleSessions(
-        LogPlace(broker.address, None, OPEN),
+        LogLocation(broker.address, None, OPEN),
         needs_login=options.pop("needs_login", False),
         **given,
     )

@@ -90,7 +90,7 @@ def transaction(state: str = "open") -> dict[str, Any]:
     }
 
 
-def amiss(severity: str | None, key: str = "holds loader 7") -> dict[str, Any]:
+def problems(severity: str | None, key: str = "holds loader 7") -> dict[str, Any]:
     problem = {"key": key, "severity": severity, "message": "m", "hint": "", "href": ""}
     problem |= {"places": [], "since_ms": 0}
     return {"found": [problem] if severity else [], "unjudged": {}}
@@ -128,17 +128,19 @@ def topic(open_: list[dict[str, Any]]) -> dict[str, Any]:
     ("severity", "tone"), [(None, None), ("warning", "wait-text"), ("bad", "bad-text")]
 )
 def test_held_back_records_are_as_red_as_their_transaction_is_amiss(render, severity, tone):
-    page = render("transactions", {"transactions": [transaction()], "amiss": amiss(severity)})
+    page = render("transactions", {"transactions": [transaction()], "problems": problems(severity)})
     assert tones(page, "30 records") == [tone]
     open_ = [{"transaction": 7, "first_offset": 10, "held_back": 30}]
-    parts = {"topic": topic(open_), "transactions": [transaction()], "amiss": amiss(severity)}
+    parts = {"topic": topic(open_), "transactions": [transaction()], "problems": problems(severity)}
     page = render("partition", parts, topic="orders", partition="0")
-    assert tones(page, "holds 30 records back") == [tone]
+    assert tones(page, "holds back 30 records") == [tone]
 
 
 def test_an_aborted_transaction_is_not_red(render):
     for state in ("aborted", "aborting"):
-        page = render("transactions", {"transactions": [transaction(state)], "amiss": amiss(None)})
+        page = render(
+            "transactions", {"transactions": [transaction(state)], "problems": problems(None)}
+        )
         assert page.locator(".badge", has_text=state).count() == 1
         assert page.locator(".bad, .bad-text").count() == 0
 
@@ -169,17 +171,17 @@ def test_a_reader_of_a_client_is_a_consumer(render):
     assert page.locator("td[data-label=Kind]").inner_text() == "consumer"
     parts = {"consumers": {"consumers": [reader], "sinks": []}}
     page = render("consumers", parts, "consumer", consumer="victim")
-    assert page.locator("h2", has_text="A consumer of a client").count() == 1
+    assert page.locator("h2", has_text="Client consumer").count() == 1
 
 
 def test_a_group_that_lost_a_member_is_marked_in_the_list(render):
     reader = {"name": "billing", "kind": "client", "state": "running", "group": {"members": []}}
     reader |= {"lag": None, "held_back": 0, "isolation": None, "partitions": [], "waits_for": []}
     reader |= {"recorded_ms": 0, "principal": "", "trend": "none"}
-    parts = {"consumers": {"consumers": [reader], "sinks": []}, "amiss": {"found": []}}
+    parts = {"consumers": {"consumers": [reader], "sinks": []}, "problems": {"found": []}}
     page = render("consumers", parts, "consumers")
     assert "lost a member" not in page.locator("td[data-label=State]").inner_text()
-    parts["amiss"] = {"found": [{"key": "lost group billing"}]}
+    parts["problems"] = {"found": [{"key": "lost group billing"}]}
     page = render("consumers", parts, "consumers")
     assert "lost a member" in page.locator("td[data-label=State]").inner_text()
 
@@ -190,6 +192,6 @@ def test_no_transaction_was_open_before_the_store_failed(render):
         "body"
     )
     assert "No transaction was open when the list was last read." in text
-    assert "read_committed sees everything" not in text
+    assert "read_committed shows all" not in text
     text = render("transactions", {"transactions": []}).inner_text("body")
-    assert "No transaction is open." in text
+    assert "There are no open transactions." in text

@@ -8,8 +8,8 @@ import pytest
 
 from spark_stream.client.leaders import PartitionSeen
 from spark_stream.client.trends import WINDOW_S, LagTrend
-from spark_stream.console.asking import Asking
 from spark_stream.console.board import LiveBoard
+from spark_stream.console.client import ConsoleClient
 from spark_stream.wire.topic_messages import OpenExtent, PartitionFacts, PartitionOffset
 
 
@@ -20,7 +20,7 @@ class Readers:
         self.now = 0.0
         self.state = "catching_up"
         monkeypatch.setattr("time.monotonic", lambda: self.now)
-        self.board = LiveBoard(cast("Asking", self))
+        self.board = LiveBoard(cast("ConsoleClient", self))
 
     def consumers(self) -> dict[str, Any]:
         """Return the reader as the brokers describe it."""
@@ -66,7 +66,7 @@ class OpenTransactions:
     """A reader that waits for transaction 7. ``listed``: those in the list of transactions."""
 
     def __init__(self) -> None:
-        self.board = LiveBoard(cast("Asking", self))
+        self.board = LiveBoard(cast("ConsoleClient", self))
         facts = PartitionFacts(
             high_watermark=9,
             last_stable_offset=5,

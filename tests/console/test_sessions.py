@@ -10,7 +10,7 @@ import pytest
 from isolog.errors import BrokerUnavailable, InvalidOption, Unauthenticated
 from spark_stream.client.connecting.access import OPEN
 from spark_stream.console import sessions as sessions_module
-from spark_stream.console.sessions import ConsoleSessions, LogPlace
+from spark_stream.console.sessions import ConsoleSessions, LogLocation
 
 
 class RefusedConnection:
@@ -27,12 +27,12 @@ class RefusedConnection:
         self.closed += 1
 
 
-class RefusingPlace(LogPlace, frozen=True):
-    """The place of a log that takes no login."""
+class RejectingLocation(LogLocation, frozen=True):
+    """A log that rejects logins."""
 
     connection: Any = None
 
-    def ask(self, access: Any) -> Any:
+    def connect(self, access: Any) -> Any:
         return self.connection
 
 
@@ -50,7 +50,7 @@ def test_a_failed_login_closes_its_connection(
     monkeypatch.setattr(sessions_module, "_PAUSE_AFTER_FAILURE_S", 0.0)
     connection = RefusedConnection(error)
     sessions = ConsoleSessions(
-        RefusingPlace(None, None, OPEN, connection=connection), needs_login=True
+        RejectingLocation(None, None, OPEN, connection=connection), needs_login=True
     )
     with pytest.raises(raised):
         anyio.run(sessions.open, "user", "password", None)
@@ -58,6 +58,6 @@ def test_a_failed_login_closes_its_connection(
 
 
 def test_a_login_without_a_credential_opens_no_connection() -> None:
-    sessions = ConsoleSessions(RefusingPlace(None, None, OPEN), needs_login=True)
+    sessions = ConsoleSessions(RejectingLocation(None, None, OPEN), needs_login=True)
     with pytest.raises(InvalidOption):
         anyio.run(sessions.open, "user", None, None)

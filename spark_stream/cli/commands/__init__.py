@@ -1,8 +1,13 @@
-"""The commands of ``isolog``, one module each, and what only one of them needs.
+"""The commands of ``isolog``.
 
-``broker``        broker start, stop, status; the broker process of a directory
-``topic``         topic create, list, describe, alter, delete
-``transactions``  transactions list, describe, abort; sinks list, delete
-``produce``       records in; in a transaction all of them or none
-``consume``       records out: up to an end, or without end
+``broker``        broker start, stop, status, and the broker process of a directory
+``topic``         topic create, list, describe, alter, move, elect, trim, delete
+``transactions``  transactions list, describe, abort, and sinks list, delete
+``produce``       write records, in a transaction all or none
+``consume``       print records, up to an end or without end
+``consumers``     consumers list, describe, reset, delete
+``access``        user, token, acl and quota
+``cluster``       cluster status, decommission, backup, restore and others
+``console``       serve the web page of a cluster
+``certs``         certs create
 """

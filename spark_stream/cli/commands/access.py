@@ -1,7 +1,7 @@
-"""``isolog user``, ``token``, ``acl`` and ``quota``: who may do what, and how much.
+"""``isolog user``, ``token``, ``acl`` and ``quota``: credentials, permissions and limits.
 
-A password is never an argument: arguments show up in the list of processes, and in the shell's
-history.
+A password is never an argument, because arguments appear in the list of processes and in the
+shell's history.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from spark_stream.wire.access_messages import LIFETIME_DAYS_MAX, RuleText
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
 tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
-quotas = typer.Typer(no_args_is_help=True, help="Limit what principals may use of each broker.")
-acl = typer.Typer(no_args_is_help=True, help="Allow and deny operations, and check what holds.")
+quotas = typer.Typer(no_args_is_help=True, help="Limit the load of principals on each broker.")
+acl = typer.Typer(no_args_is_help=True, help="Allow and deny operations, and check permissions.")
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LIFETIME: Final = re.compile(r"([0-9]+)([smhd])")
@@ -53,13 +53,15 @@ _RATE: Final = re.compile(r"([0-9]{1,20})\s*([KMG]iB|B)(?:/s)?")
 _UNITS_BYTES: Final = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 _VARIABLE: Final = "ISOLOG_NEW_PASSWORD"
 
-UserName = Annotated[str, typer.Argument(metavar="NAME", help="A user.", show_default=False)]
+UserName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the user.", show_default=False)
+]
 PasswordFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A file whose first line is the password; - is standard input. Without it the"
-        f" variable {_VARIABLE}, or a prompt.",
+        help="File with the password in its first line, - for standard input. Default: the variable"
+        f" {_VARIABLE}, or a prompt.",
         show_default=False,
     ),
 ]
@@ -67,8 +69,8 @@ Metadata = Annotated[
     str | None,
     typer.Option(
         metavar="STORE",
-        help="The metadata store, a file or etcd://HOST:PORT,…/NAME: for the first user, before"
-        " anybody can connect.",
+        help="Metadata store: a file or etcd://HOST:PORT,…/NAME. For the first user, who is added"
+        " without a connection to a broker.",
         show_default=False,
     ),
 ]
@@ -76,7 +78,7 @@ Principal = Annotated[
     str,
     typer.Argument(
         metavar="PRINCIPAL",
-        help="A user, a name in a client's certificate, or * for everybody.",
+        help="User, name in a client certificate, or * for everybody.",
         show_default=False,
     ),
 ]
@@ -92,7 +94,7 @@ Resource = Annotated[
     str,
     typer.Argument(
         metavar="RESOURCE",
-        help="topic:NAME, consumer:NAME, transaction:NAME, or cluster; NAME* is a prefix.",
+        help="topic:NAME, consumer:NAME, transaction:NAME, or cluster. NAME* is a prefix.",
         show_default=False,
     ),
 ]
@@ -105,10 +107,10 @@ def _client(bootstrap: str | None, path: Path | None) -> Iterator[AccessClient]:
 
 
 def _password(file: Path | None, name: str) -> str:
-    """Return a new password for a user from the file, the environment, or a prompt.
+    """Read a new password for a user from the file, the environment, or a prompt.
 
     Raises:
-        InvalidOption: there is none of these, or it cannot be read, or is not UTF-8.
+        InvalidOption: none of these is available, or the password is not readable or not UTF-8.
     """
     if file is not None:
         try:
@@ -123,10 +125,10 @@ def _password(file: Path | None, name: str) -> str:
         return checked_text(_VARIABLE, found)
     if not sys.stdin.isatty():
         raise InvalidOption(
-            "no terminal to ask for the password",
+            "the password prompt needs a terminal",
             hint=f"Give --password-file FILE, or set {_VARIABLE}.",
         )
-    ask_password()  # of the caller, before anybody types another one
+    ask_password()  # first the password of the caller
     asked: str = typer.prompt(
         f"New password for {name}", hide_input=True, confirmation_prompt=True, err=True
     )
@@ -142,7 +144,7 @@ def add_user(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Add a user. `isolog acl allow`, or `super_users`, says what the user may do.
+    """Add a user. Grant permissions with `isolog acl allow`, or by the setting `super_users`.
 
     \b
     isolog user add alice --bootstrap localhost:9092
@@ -154,21 +156,23 @@ def add_user(
             client.add_user(name, password)
     else:
         _add_to_store(metadata_backend(metadata, conf), name, password)
-    note(f"user {visible(name)} is added")
+    note(f"added user {visible(name)}")
 
 
 def _add_to_store(metadata: Backend, name: str, password: str) -> None:
     if not metadata.exists():
         raise InvalidOption(
             f"there is no metadata store {metadata}",
-            hint="A broker makes it when it first starts: metadata.sqlite in its directory, or the"
+            hint="A broker creates it at its first start: metadata.sqlite in its directory, or the"
             " file of its setting `metadata`.",
             option="--metadata",
         )
     made = encode(User(name, hash_password(password), secrets.token_hex(8)))
     with closing(metadata.open_store()) as store:
         if store.put(USERS + name, made, 0) is None:
-            raise InvalidOption(f"there is a user {name!r}", hint="See `isolog user passwd`.")
+            raise InvalidOption(
+                f"user {name!r} exists already", hint="Change the password: `isolog user passwd`."
+            )
 
 
 @users.command()
@@ -178,11 +182,11 @@ def passwd(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Change a user's password. Whatever connected with the old one is refused at once."""
+    """Change a user's password. Connections with the old password lose access immediately."""
     password = _password(password_file, name)
     with _client(bootstrap, path) as client:
         client.change_password(name, password)
-    note(f"user {visible(name)} has a new password")
+    note(f"changed the password of user {visible(name)}")
 
 
 @users.command("list")
@@ -199,34 +203,35 @@ def list_users(
 def remove_user(
     name: UserName, yes: Yes = False, bootstrap: Bootstrap = None, path: LogPath = None
 ) -> None:
-    """Remove a user and its tokens. Rules about the name stay."""
+    """Remove a user and its tokens. Rules for the name remain."""
     confirm(yes, f"Remove user {name}?", "remove the user")
     with _client(bootstrap, path) as client:
         client.remove_user(name)
-    note(f"user {visible(name)} is removed")
+    note(f"removed user {visible(name)}")
 
 
 @tokens.command("create")
 def create_token(
     principal: Annotated[
         str | None,
-        typer.Option("--for", metavar="PRINCIPAL", help="For whom; by default for yourself."),
+        typer.Option("--for", metavar="PRINCIPAL", help="Owner of the token. Default: the caller."),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="After how long it expires: 12h, 30d; by default never."),
+        typer.Option(metavar="TIME", help="Lifetime, such as 12h or 30d. Default: unlimited."),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
             metavar="'OPERATION RESOURCE'",
-            help="What it may be used for; may be repeated. By default whatever its principal may.",
+            help="Limit the token to this permission. Repeatable. Default: all permissions of the"
+            " owner.",
         ),
     ] = None,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Create a token, and print it. It is shown only once.
+    """Create a token and print it. It cannot be printed again later.
 
     \b
     (umask 077; isolog token create --for etl --expires 30d > etl.token)
@@ -235,7 +240,7 @@ def create_token(
     grants = None if not only else [_grant(each) for each in only]
     with _client(bootstrap, path) as client:
         made = client.create_token(principal, _lifetime_s(expires), grants)
-    note(f"token {made.id} of {visible(made.principal)}")
+    note(f"created token {made.id} for {visible(made.principal)}")
     print(made.token)
 
 
@@ -265,7 +270,7 @@ def _lifetime_s(text: str | None) -> float | None:
 def list_tokens(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List the tokens: all of them, or your own if you may not see others."""
+    """List the tokens: all tokens, or the caller's tokens without the permission to list others."""
     with _client(bootstrap, path) as client:
         found = client.tokens()
     if output is Listing.JSON:
@@ -273,7 +278,7 @@ def list_tokens(
         return
     now_ms = wall_ms()
     table = Table()
-    for column in ("id", "principal", "made", "expires", "only"):
+    for column in ("id", "principal", "created", "expires", "only"):
         table.add_column(column, overflow="fold")
     for each in found:
         left_s = None if each.expires_ms is None else (each.expires_ms - now_ms) / 1000
@@ -291,15 +296,15 @@ def list_tokens(
 @tokens.command("revoke")
 def revoke_token(
     token_id: Annotated[
-        str, typer.Argument(metavar="ID", help="As `list` shows it.", show_default=False)
+        str, typer.Argument(metavar="ID", help="Id of the token, from `list`.", show_default=False)
     ],
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Revoke a token: whatever connected with it is refused at once."""
+    """Revoke a token. Connections with the token lose access immediately."""
     with _client(bootstrap, path) as client:
         client.revoke_token(token_id)
-    note(f"token {visible(token_id)} is revoked")
+    note(f"revoked token {visible(token_id)}")
 
 
 @acl.command()
@@ -310,9 +315,9 @@ def allow(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Allow an operation on a resource. Reading, writing, altering or deleting allows describing.
+    """Allow an operation on a resource. Read, write, alter and delete imply describe.
 
-    A rule that denies the operation wins: `isolog acl check` shows the outcome.
+    Rules that deny take precedence. `isolog acl check` shows the result.
 
     \b
     isolog acl allow alice read 'topic:flights*'
@@ -331,7 +336,7 @@ def deny(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Deny an operation on a resource. This wins over every rule that allows it."""
+    """Deny an operation on a resource. The rule takes precedence over all rules that allow it."""
     with _client(bootstrap, path) as client:
         client.add_rule("deny", principal, operation, resource)
     _note_rule("deny", principal, operation, resource)
@@ -340,7 +345,10 @@ def deny(
 @acl.command("remove")
 def remove_rule(
     effect: Annotated[
-        str, typer.Argument(metavar="allow|deny", help="As `list` shows.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="allow|deny", help="Effect of the rule, from `list`.", show_default=False
+        ),
     ],
     principal: Principal,
     operation: Operation,
@@ -351,7 +359,7 @@ def remove_rule(
     """Remove a rule."""
     with _client(bootstrap, path) as client:
         client.remove_rule(effect, principal, operation, resource)
-    note("the rule is removed")
+    note("removed the rule")
 
 
 @acl.command("list")
@@ -376,7 +384,7 @@ def check(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Say whether a principal may do something, and which rules apply. Exit code 1 means no.
+    """Check a permission of a principal, and print the rules that apply. Exit code 1 if denied.
 
     \b
     isolog acl check alice read topic:flights
@@ -391,7 +399,7 @@ def check(
 
 
 def _note_rule(effect: str, principal: str, operation: str, resource: str) -> None:
-    """Print the rule and not its outcome, which depends on other rules too."""
+    """Print the rule, but not its result, which depends on other rules."""
     made = RuleText(effect=effect, principal=principal, operation=operation, resource=resource)
     note(f"rule: {_rule_text(made)}")
 
@@ -404,14 +412,14 @@ Limited = Annotated[
     str,
     typer.Argument(
         metavar="PRINCIPAL",
-        help="A user, a name in a client's certificate, or * for all without a quota of their own.",
+        help="User, name in a client certificate, or * for all principals without a quota.",
         show_default=False,
     ),
 ]
 
 
-def _rate_option(what: str) -> object:
-    help_text = f"How much it may {what} per second, such as 10MiB/s."
+def _rate_option(verb: str) -> object:
+    help_text = f"Bytes that it may {verb} per second, such as 10MiB/s."
     return typer.Option(metavar="RATE", help=help_text, show_default=False)
 
 
@@ -422,12 +430,12 @@ def set_quota(
     read: Annotated[str | None, _rate_option("read")] = None,
     connections: Annotated[
         int | None,
-        typer.Option(min=1, help="How many connections it may have.", show_default=False),
+        typer.Option(min=1, help="Maximum number of connections.", show_default=False),
     ] = None,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Set the quota of a principal, at each broker. What is not given has no limit.
+    """Set the quota of a principal at each broker. Options that are left out mean no limit.
 
     \b
     isolog quota set etl --write 20MiB/s --connections 50
@@ -437,7 +445,7 @@ def set_quota(
     rates = _rate("--write", write), _rate("--read", read)
     with _client(bootstrap, path) as client:
         client.set_quota(principal, *rates, connections)
-    note(f"the quota of {visible(principal)} is set")
+    note(f"set the quota of {visible(principal)}")
 
 
 def _rate(option: str, text: str | None) -> int | None:
@@ -457,7 +465,7 @@ def _rate(option: str, text: str | None) -> int | None:
 def list_quotas(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List the quotas. What they have delayed is shown by `isolog cluster status`."""
+    """List the quotas. `isolog cluster status` shows the delays that they have caused."""
     with _client(bootstrap, path) as client:
         found = client.quotas()
     if output is Listing.JSON:
@@ -475,7 +483,7 @@ def list_quotas(
 
 
 def _rate_text(rate: int | None) -> str:
-    """Return the rate as `set` takes it."""
+    """Format the rate like the argument of `set`."""
     if rate is None:
         return "-"
     unit = next(name for name, size in _UNITS_BYTES.items() if rate % size == 0)
@@ -488,7 +496,7 @@ def remove_quota(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Remove the quota of a principal: that of * holds for it, if there is one."""
+    """Remove the quota of a principal. Then the quota of * applies to it, if there is one."""
     with _client(bootstrap, path) as client:
         client.remove_quota(principal)
-    note(f"the quota of {visible(principal)} is removed")
+    note(f"removed the quota of {visible(principal)}")

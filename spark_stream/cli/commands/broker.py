@@ -1,7 +1,7 @@
-"""``isolog broker``: start, stop, status; and the broker process of a directory.
+"""``isolog broker``: start, stop, status, and the broker process of a directory.
 
-The lock that a broker holds tells whether it runs, never ``broker.json`` alone: that file survives
-a ``kill -9``, and its process id may belong to another process by then.
+A broker runs if it holds the lock of its directory. ``broker.json`` alone is no evidence: the file
+survives a ``kill -9``, and another process may have got its process id since.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _END_SECONDS: Final = 5.0
 _POLL_S: Final = 0.02
 DIRECTORY_VARIABLE: Final = "ISOLOG_DIR"  # BrokerConfig reads it too
 
-app = typer.Typer(no_args_is_help=True, help="Start, stop and look at a broker.")
+app = typer.Typer(no_args_is_help=True, help="Start, stop and inspect a broker.")
 
 Directory = Annotated[
     Path | None,
@@ -70,7 +70,7 @@ Directory = Annotated[
         "--path",
         metavar="DIR",
         parser=named_directory,
-        help=f"The directory of the log. Variable: {DIRECTORY_VARIABLE}, or {PATH_VARIABLE}.",
+        help=f"Directory of the log. Variable: {DIRECTORY_VARIABLE} or {PATH_VARIABLE}.",
         show_default=False,
     ),
 ]
@@ -84,7 +84,7 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to listen; port 0 takes a free one. Default: 127.0.0.1:9092.",
+            help="Address to listen on. Port 0 means a free port. Default: 127.0.0.1:9092.",
             show_default=False,
         ),
     ] = None,
@@ -92,8 +92,8 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="The address that clients and other brokers are given, where it is not the one of"
-            " --listen. Required with --listen 0.0.0.0:PORT.",
+            help="Address for clients and other brokers, if it differs from --listen."
+            " Required with --listen 0.0.0.0:PORT.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to listen for the other brokers of the cluster."
+            help="Address to listen on for the other brokers of the cluster."
             " Default: a free port of the same host.",
             show_default=False,
         ),
@@ -110,7 +110,7 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to serve Arrow Flight too, for other languages. Default: nowhere.",
+            help="Address of the Arrow Flight service for other languages. Default: no service.",
             show_default=False,
         ),
     ] = None,
@@ -118,7 +118,8 @@ def start(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to show metrics and health, to everybody who asks. Default: nowhere.",
+            help="Address of the HTTP service for metrics and health, without authentication."
+            " Default: no service.",
             show_default=False,
         ),
     ] = None,
@@ -126,7 +127,7 @@ def start(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A configuration file (TOML); options win over it.",
+            help="Configuration file (TOML). Options take precedence over it.",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -136,8 +137,8 @@ def start(
         str | None,
         typer.Option(
             metavar="STORE",
-            help="The metadata store that the brokers of a cluster share: a file if they are on one"
-            " host, or etcd://HOST:PORT,…/NAME. Default: a file in DIR.",
+            help="Metadata store of the cluster: a file if all brokers run on one host, or"
+            " etcd://HOST:PORT,…/NAME. Default: a file in DIR.",
             show_default=False,
         ),
     ] = None,
@@ -146,7 +147,7 @@ def start(
         typer.Option(
             "--id",
             metavar="NAME",
-            help="The broker's id, if DIR is new. Default: a unique one.",
+            help="Id of the broker, if DIR is new. Default: a unique id.",
             show_default=False,
         ),
     ] = None,
@@ -154,25 +155,27 @@ def start(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Its rack: replicas of a partition are put into different racks.",
+            help="Rack of the broker. Replicas of a partition are placed in different racks.",
             show_default=False,
         ),
     ] = None,
     daemon: Annotated[
         bool,
-        typer.Option("--daemon", help="Run in the background; return once it serves."),
+        typer.Option(
+            "--daemon", help="Run in the background. The command returns when the broker serves."
+        ),
     ] = False,
     idle_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="N",
             min=0.0,
-            help="End after this long without a call. Default: 0, which is never.",
+            help="Stop after this many seconds without a call. Default: 0, which means never.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Run a broker until SIGTERM or Ctrl-C. Once it serves, it prints its address.
+    """Run a broker until SIGTERM or Ctrl-C. It prints its address when it serves.
 
     \b
     isolog broker start --dir data/
@@ -232,10 +235,13 @@ def start(
 def stop(
     directory: Directory = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="How long to wait for its end.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="How long to wait for the exit of the process."
+        ),
     ] = 30.0,
 ) -> None:
-    """Stop the broker of a directory, and return once it has ended. Nothing acknowledged is lost.
+    """Stop the broker of a directory, and wait for its exit. Acknowledged records are not lost.
 
     \b
     isolog broker stop --dir data/
@@ -245,7 +251,7 @@ def stop(
 
 
 def _absolute_files(config: BrokerConfig) -> dict[str, str]:
-    """Return variables that name the broker's files: a daemon has another working directory."""
+    """Return variables with absolute paths of files. A daemon has another working directory."""
     found = {
         f"ISOLOG_{name.upper()}": encode(each.absolute()).decode()
         for name, each in (("tls", config.tls), ("peer_tls", config.peer_tls))
@@ -261,11 +267,11 @@ def status(
     directory: Directory = None,
     bootstrap: Bootstrap = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for its answer.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the answer.")
     ] = 5.0,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Show the status that a broker reports. Exit code 1 if none runs; it never starts one.
+    """Show the status of a broker. Exit code 1 if none runs. The command never starts a broker.
 
     \b
     isolog broker status --dir data/
@@ -286,13 +292,13 @@ def _address(directory: Path | None) -> str:
     """Return the address at which the directory's broker listens.
 
     Raises:
-        BrokerUnavailable: none runs, or it does not serve yet.
+        BrokerUnavailable: no broker runs, or it does not serve yet.
     """
     directory = _directory(directory)
     found = running_broker(directory)
     if found is None:
         raise BrokerUnavailable(
-            f"no broker serves {directory}", hint="Start one with `isolog broker start`."
+            f"no broker serves {directory}", hint="Start a broker: `isolog broker start`."
         )
     if found.address is None:
         raise BrokerUnavailable(f"the broker of {directory} does not serve yet", hint="Try again.")
@@ -300,11 +306,11 @@ def _address(directory: Path | None) -> str:
 
 
 def _directory(directory: Path | None) -> Path:
-    """Return --dir, or else the directory that a variable names.
+    """Return the directory of --dir, else of a variable.
 
     Raises:
-        InvalidOption: neither names one.
-        BrokerUnavailable: there is no such directory, so no broker serves it.
+        InvalidOption: neither is set.
+        BrokerUnavailable: the directory does not exist, so no broker serves it.
     """
     if directory is None:
         directory = _named_directory()
@@ -314,28 +320,28 @@ def _directory(directory: Path | None) -> Path:
 
 
 def _named_directory() -> Path:
-    """Return the directory in the broker's own variable, or else in that of all commands."""
+    """Return the directory of the broker's variable, else of the variable of all commands."""
     for variable in (DIRECTORY_VARIABLE, PATH_VARIABLE):
         if named := os.environ.get(variable):
             return local_directory(named, variable, None)
     raise InvalidOption(
-        "which directory?",
+        "no directory is named",
         hint=f"Give --dir DIR, or set {DIRECTORY_VARIABLE} or {PATH_VARIABLE}.",
     )
 
 
-# -- the process of a directory --------------------------------------------------------------------
+# -- the broker process of a directory -------------------------------------------------------------
 
 
 class RunningBroker(Struct, frozen=True):
-    """A broker that holds a directory; ``address`` is None until it serves."""
+    """A broker that holds a directory. ``address`` is None until it serves."""
 
     pid: int | None = None
     address: str | None = None
 
 
 def running_broker(directory: Path) -> RunningBroker | None:
-    """Return the broker of the directory; None if none runs."""
+    """Return the broker of the directory, None if no broker runs."""
     try:
         if not lock_held(directory):
             return None
@@ -349,13 +355,13 @@ def running_broker(directory: Path) -> RunningBroker | None:
 
 
 def start_in_background(directory: Path, flags: list[str], variables: Mapping[str, str]) -> str:
-    """Start a broker in a session of its own, and return its ready line.
+    """Start a broker in a new session, and return its ready line.
 
-    The broker is a new interpreter: this process has threads, so it must not fork. The broker's
-    output goes to ``broker.log`` in its directory.
+    The broker is a new interpreter, because this process has threads and must not fork. The
+    broker's output goes to ``broker.log`` in its directory.
 
     Raises:
-        IsologError: the reason why it did not start.
+        IsologError: the broker did not start.
     """
     directory = directory.absolute()
     check_ours(directory)
@@ -365,7 +371,7 @@ def start_in_background(directory: Path, flags: list[str], variables: Mapping[st
     except OSError as error:
         raise StorageFailure(
             f"{directory}: {error.strerror}",
-            hint="The broker must be allowed to make the directory, and to write to it.",
+            hint="The broker needs the permission to create the directory, and to write to it.",
         ) from None
     try:
         process = subprocess.Popen(
@@ -381,22 +387,22 @@ def start_in_background(directory: Path, flags: list[str], variables: Mapping[st
         os.close(log)
     assert process.stdout is not None
     line = ""
-    with process.stdout as said:
-        if select.select([said], [], [], _START_SECONDS)[0]:
-            line = said.readline().decode().strip()
+    with process.stdout as output:
+        if select.select([output], [], [], _START_SECONDS)[0]:
+            line = output.readline().decode().strip()
     if line.startswith(READY):
         return line
     _await_end(process)
     with suppress(ValueError, KeyError, TypeError):
         raise from_wire(json.loads(line)["error"])
     raise BrokerUnavailable(
-        f"the broker of {directory} did not come up",
-        hint=f"Look into {directory / 'broker.log'}.",
+        f"the broker of {directory} did not start",
+        hint=f"See {directory / 'broker.log'}.",
     )
 
 
 def _await_end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a broker that could not start; kill it if it neither serves nor ends."""
+    """Wait for the exit of a broker that failed to start. Kill it if it does not exit in time."""
     try:
         process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -405,11 +411,11 @@ def _await_end(process: subprocess.Popen[bytes]) -> None:
 
 
 def stop_process(directory: Path, timeout_s: float) -> int:
-    """End the directory's broker cleanly, wait until it has exited, and return its process id.
+    """Stop the broker of the directory, wait for its exit, and return its process id.
 
     Raises:
-        BrokerUnavailable: none runs, or it is out of reach (on another host, in a container).
-        RequestTimeout: it did not end in time; it may still do so.
+        BrokerUnavailable: no broker runs, or it is out of reach (on another host, in a container).
+        RequestTimeout: it did not exit in time. It may still do so.
     """
     deadline = time.monotonic() + timeout_s
     found = running_broker(directory)
@@ -421,16 +427,16 @@ def stop_process(directory: Path, timeout_s: float) -> int:
     handle = None if found.pid is None else _handle(found.pid, directory)
     if handle is None or found.pid is None:
         raise BrokerUnavailable(
-            f"a broker serves {directory}, but it is not a process that can be signalled from here",
-            hint="Stop it on its own host, in its container, or as its user.",
+            f"a broker serves {directory}, but this command cannot send a signal to its process",
+            hint="Stop it on its host, in its container, or as its user.",
         )
     try:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         left = max(0.0, deadline - time.monotonic())
-        if not select.select([handle], [], [], left)[0]:  # readable once the process has ended
+        if not select.select([handle], [], [], left)[0]:  # readable when the process has exited
             raise RequestTimeout(
                 f"the broker of {directory} (process {found.pid}) did not stop in {timeout_s:g} s",
-                hint="Allow more --timeout, or end it by `kill -9`: nothing acknowledged is lost.",
+                hint="Increase --timeout, or use `kill -9`. Acknowledged records are not lost.",
             )
     finally:
         os.close(handle)
@@ -440,7 +446,7 @@ def stop_process(directory: Path, timeout_s: float) -> int:
 def _handle(pid: int, directory: Path) -> int | None:
     """Return a pidfd of the process if it has the directory's lock file open, else None.
 
-    The pidfd comes first: from then on the process id cannot be reused for another process.
+    The pidfd is opened first, because it refers to this process even if the id is reused later.
     """
     try:
         handle = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""``isolog certs``: certificates from your own authority, for a test or a small cluster."""
+"""``isolog certs``: certificates of a private authority, for a test or a small cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-app = typer.Typer(no_args_is_help=True, help="Make certificates for TLS.")
+app = typer.Typer(no_args_is_help=True, help="Create certificates for TLS.")
 
 _AUTHORITY: Final = "ca"
 _CLOCKS_DIFFER: Final = timedelta(minutes=5)
@@ -26,32 +26,28 @@ _CLOCKS_DIFFER: Final = timedelta(minutes=5)
 @app.command()
 def create(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the files go.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="Directory for the files.", show_default=False)
     ],
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...", help="A broker's id, or a client's name.", show_default=False
+            metavar="NAME...", help="Id of a broker, or name of a client.", show_default=False
         ),
     ],
     host: Annotated[
         list[str],
-        typer.Option(
-            metavar="HOST", help="A name or address that the holder is reached by; may be repeated."
-        ),
+        typer.Option(metavar="HOST", help="Host name or address of the holder. Repeatable."),
     ] = ["localhost", "127.0.0.1"],  # noqa: B006  typer does not change it
     client: Annotated[
         bool,
-        typer.Option("--client", help="For clients: the holder cannot pose as a broker."),
+        typer.Option("--client", help="For clients. The certificate is not valid for a broker."),
     ] = False,
-    days: Annotated[
-        int, typer.Option(min=1, max=36_500, help="For how many days they are valid.")
-    ] = 365,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="Validity in days.")] = 365,
 ) -> None:
-    """Make an authority in DIR, unless there is one, and a certificate for each NAME.
+    """Create a certificate for each NAME, and an authority in DIR unless it has one.
 
     NAME.pem and NAME-key.pem are for `tls.cert` and `tls.key`, ca.pem is for `tls.ca`. An existing
-    certificate is made anew, which renews it. Guard ca-key.pem: its owner can pose as anybody.
+    certificate is renewed. Keep ca-key.pem secret: its owner can impersonate anybody.
 
     \b
     isolog certs create certs/ 1 2 3 --host broker.example.org
@@ -80,7 +76,7 @@ _Pair = tuple["x509.Certificate", "EllipticCurvePrivateKey"]
 
 
 def _authority(directory: Path, days: int) -> _Pair:
-    """Return the directory's authority; make one if there is none."""
+    """Return the authority in the directory, and create it if there is none."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -92,11 +88,11 @@ def _authority(directory: Path, days: int) -> _Pair:
             found = x509.load_pem_x509_certificate(cert_file.read_bytes())
         except (OSError, ValueError) as error:
             raise InvalidOption(
-                f"the authority in {directory} cannot be used: {error}",
-                hint=f"It is in {cert_file.name} and {key_file.name}; take an empty directory.",
+                f"the authority in {directory} is unusable: {error}",
+                hint=f"Use an empty directory, or restore {cert_file.name} and {key_file.name}.",
             ) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidOption(f"{key_file} is not a key that `isolog certs` has made")
+            raise InvalidOption(f"{key_file} was not created by `isolog certs`")
         return found, key
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "isolog's own authority")])
@@ -121,7 +117,7 @@ def _authority(directory: Path, days: int) -> _Pair:
 def _issue(
     directory: Path, authority: _Pair, name: str, hosts: list[str] | None, days: int
 ) -> None:
-    """Write a certificate whose first name is ``name``, and its key; for a client without hosts."""
+    """Write a certificate with ``name`` as its first name, and its key. No hosts: for a client."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -181,7 +177,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _write(
     directory: Path, name: str, certificate: x509.Certificate, key: EllipticCurvePrivateKey
 ) -> None:
-    """Write both files, each in one step: a broker may read them at any time."""
+    """Write both files, each atomically, because a broker may read them at any time."""
     from cryptography.hazmat.primitives import serialization
 
     pem = serialization.Encoding.PEM

@@ -40,7 +40,7 @@ def show_cluster(
     shape: Listing,
     screen: Console | None = None,
 ) -> None:
-    """Print a cluster with its brokers, its problems, and whom quotas have delayed."""
+    """Print a cluster with its brokers, its problems, and the delays by quotas."""
     if shape is Listing.JSON:
         principals = {broker: each.principals for broker, each in statuses.items()}
         print(json.dumps(as_json(cluster) | {"principals": as_json(principals)}, indent=2))
@@ -57,12 +57,12 @@ def show_cluster(
     for each in cluster.problems:
         screen.print(cell(each.message), soft_wrap=True)  # one line, for grep
     if cluster.moving:
-        screen.print(f"partitions on their way to other brokers: {cluster.moving}")
+        screen.print(f"partitions that move to other brokers: {cluster.moving}")
     for broker, status in statuses.items():
         for name, use in status.principals.items():
             if use.write_delayed_s or use.read_delayed_s:
                 screen.print(
-                    f"the quota of {cell(name)} has delayed it at broker {cell(broker)}:"
+                    f"delays by the quota of {cell(name)} at broker {cell(broker)}:"
                     f" writes {use.write_delayed_s:.1f} s, reads {use.read_delayed_s:.1f} s,"
                     f" connections {use.connections}",
                     soft_wrap=True,
@@ -88,14 +88,16 @@ def _brokers_table(cluster: ClusterDescription) -> Table:
     return table
 
 
-app = typer.Typer(no_args_is_help=True, help="Look at a cluster, and take brokers out of it.")
+app = typer.Typer(
+    no_args_is_help=True, help="Inspect a cluster, remove brokers, and back up its metadata."
+)
 
 
 @app.command()
 def status(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Show the brokers, which of them are alive, and any problems. Exit code 1 if there are any.
+    """Show the brokers with their state, and all problems. Exit code 1 if there are problems.
 
     \b
     isolog cluster status --bootstrap localhost:9092
@@ -110,15 +112,15 @@ def status(
 
 @app.command()
 def decommission(
-    broker: Annotated[str, typer.Argument(metavar="BROKER", help="The broker's id.")],
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="Id of the broker.")],
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Take a broker out of the cluster: its replicas move to other brokers.
+    """Remove a broker from the cluster by moving its replicas to other brokers.
 
-    The broker may be dead. A live one keeps serving until its replicas are in sync elsewhere;
-    `isolog cluster status` shows it until then. Stop it after that.
+    The broker may be dead. A live broker serves until its replicas are in sync on other brokers.
+    `isolog cluster status` shows it until then. Stop it afterwards.
 
     \b
     isolog cluster decommission 3 --bootstrap localhost:9092
@@ -127,27 +129,30 @@ def decommission(
         found = next((each for each in opened.cluster().brokers if each.id == broker), None)
         if found is not None:
             replicas = counted(found.replicas, "replica")
-            confirm(yes, f"Move {replicas} of broker {broker} away?", "take it out")
+            confirm(yes, f"Move {replicas} of broker {broker} to other brokers?", "move them")
         opened.decommission(broker)
-    note(f"broker {broker} leaves: `isolog cluster status` shows it until its replicas have moved")
+    note(
+        f"broker {broker} is being decommissioned: `isolog cluster status` shows it until its"
+        " replicas have moved"
+    )
 
 
 @app.command()
 def recommission(
-    broker: Annotated[str, typer.Argument(metavar="BROKER", help="The broker's id.")],
+    broker: Annotated[str, typer.Argument(metavar="BROKER", help="Id of the broker.")],
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Cancel a decommission: the broker stays, and gets replicas again.
+    """Cancel a decommission, so that the broker stays and gets replicas again.
 
-    Moves that already started continue; `isolog topic cancel-moves` cancels those of a topic.
+    Moves that already started continue. `isolog topic cancel-moves` cancels the moves of a topic.
 
     \b
     isolog cluster recommission 3 --bootstrap localhost:9092
     """
     with log(bootstrap, path) as opened:
         opened.recommission(broker)
-    note(f"broker {broker} stays")
+    note(f"broker {broker} stays in the cluster")
 
 
 Metadata = Annotated[
@@ -155,25 +160,25 @@ Metadata = Annotated[
     typer.Option(
         "--metadata",
         metavar="STORE",
-        help="The metadata store that the brokers share (their setting `metadata`): a file, or"
+        help="Metadata store of the brokers (their setting `metadata`): a file, or"
         " etcd://HOST:PORT,…/NAME.",
         show_default=False,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the copy goes.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File for the copy.")],
     metadata: Metadata = None,
     conf: BrokerConf = None,
     path: LogPath = None,
     force: Force = False,
 ) -> None:
-    """Write a consistent copy of the metadata store, whether its brokers run or not.
+    """Write a consistent copy of the metadata store. The brokers may be running.
 
-    The copy has the cluster's secret: keep it where only the brokers' user can read it.
+    The copy contains the secret of the cluster. Make it readable only for the brokers' user.
 
     \b
     isolog cluster backup metadata.backup --metadata /var/lib/isolog/metadata.sqlite
@@ -185,7 +190,7 @@ def backup(
         backups.back_up(store, file, force=force)
     else:
         backups.back_up_from(metadata_backend(str(store), conf), file, force=force)
-    note(f"{store} is copied to {file}")
+    note(f"copied {store} to {file}")
 
 
 @app.command()
@@ -194,7 +199,8 @@ def restore(
         Path | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A backup, for brokers that have ended. Default: what running brokers have open.",
+            help="Backup file, for stopped brokers. Default: the store that running brokers have"
+            " open.",
             show_default=False,
         ),
     ] = None,
@@ -204,11 +210,11 @@ def restore(
     path: LogPath = None,
     force: Force = False,
 ) -> None:
-    """Restore the metadata store: from what running brokers have open, or else from a backup.
+    """Restore the metadata store from running brokers, or from a backup.
 
-    A store that was deleted under running brokers is not lost: without FILE they write it back.
-    Restore a backup only after all brokers have ended; then all of them have to start again, and
-    the longest log of each partition leads.
+    If the store was deleted under running brokers, they still have it open, and write it back if
+    no FILE is given. Restore a backup only while all brokers are stopped. Then start all of them:
+    the replica with the longest log of each partition becomes its leader.
 
     \b
     isolog cluster restore --bootstrap localhost:9092
@@ -216,58 +222,58 @@ def restore(
     """
     if file is None:
         if metadata is not None or force:
-            raise InvalidOption("--metadata and --force belong to a FILE", hint="Name the backup.")
+            raise InvalidOption("--metadata and --force need FILE", hint="Give the backup file.")
         with connection(bootstrap, path) as opened:
             restore_metadata(opened)
-        note("the metadata store is written back, and all running brokers have taken it")
+        note("restored the metadata store, all running brokers use it")
         return
     if bootstrap is not None:
         raise InvalidOption(
-            "--bootstrap does not go with a FILE: brokers must have ended",
-            hint="Give --metadata STORE, or --path DIR of a lone broker.",
+            "--bootstrap and FILE exclude each other: the brokers must be stopped",
+            hint="Give --metadata STORE, or --path DIR of a single broker.",
         )
     store = _store(metadata, path)
     if not isinstance(store, Path):
         backups.put_back_into(file, metadata_backend(str(store), conf), force=force)
-        note(f"{store} is restored from {file}: start all brokers")
+        note(f"restored {store} from {file}: start all brokers")
         return
     if metadata is None and not (store.exists() or force):
         raise InvalidOption(
-            f"no metadata store is in {store.parent}",
-            hint="Give --metadata STORE if the brokers share one. If a lone broker's store is"
-            " lost, give --force.",
+            f"there is no metadata store in {store.parent}",
+            hint="Give --metadata STORE if the brokers share a store. If a single broker lost its"
+            " store, give --force.",
         )
     backups.put_back(file, store, force=force)
-    note(f"{store} is restored from {file}: start all brokers")
+    note(f"restored {store} from {file}: start all brokers")
 
 
 @app.command("migrate-metadata")
 def migrate_metadata(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The store to move from.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Store to move from.")],
     target: Annotated[
-        str | None, typer.Argument(metavar="TO", help="The store to move to.", show_default=False)
+        str | None, typer.Argument(metavar="TO", help="Store to move to.", show_default=False)
     ] = None,
     conf: BrokerConf = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Give an unfinished move from FROM up.")
+        bool, typer.Option("--cancel", help="Cancel an unfinished move from FROM.")
     ] = False,
 ) -> None:
-    """Move the metadata of a stopped cluster to another store: a file, or etcd.
+    """Move the metadata of a stopped cluster to another store, a file or etcd.
 
-    The copy is compared with the original. The command may be interrupted, and run again. No broker
-    starts on an incomplete copy, or on a store that the metadata was moved from.
+    The copy is compared with the original. The command may be interrupted and run again. Brokers
+    refuse to start on an incomplete copy, and on a store whose metadata was moved.
 
     
     isolog cluster migrate-metadata data/metadata.sqlite etcd://10.0.0.1:2379/prod
     """
     if cancel == (target is not None):
-        raise InvalidOption("give FROM and TO, or FROM and --cancel")
+        raise InvalidOption("migrate-metadata takes FROM and TO, or FROM and --cancel")
     if target is None:
         backups.cancel(metadata_backend(source, conf))
-        note(f"the move is given up: brokers may start on {source} again")
+        note(f"canceled the move: brokers may start on {source} again")
         return
     records = backups.migrate(metadata_backend(source, conf), metadata_backend(target, conf))
-    note(f"{records} records are in {target} now: start the brokers with --metadata {target}")
+    note(f"moved {records} records to {target}: start the brokers with --metadata {target}")
 
 
 def _store(metadata: str | None, path: Path | None) -> Path | EtcdPlace:
@@ -277,6 +283,7 @@ def _store(metadata: str | None, path: Path | None) -> Path | EtcdPlace:
         _, path = where(None, path)
     if metadata is not None or path is None:
         raise InvalidOption(
-            "which metadata store?", hint="Give --metadata STORE, or --path DIR of a lone broker."
+            "no metadata store is named",
+            hint="Give --metadata STORE, or --path DIR of a single broker.",
         )
     return path / backups.STORE_NAME

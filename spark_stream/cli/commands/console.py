@@ -1,4 +1,4 @@
-"""``isolog console``: a web page of the cluster, until it is interrupted."""
+"""``isolog console``: serve a web page of the cluster."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def console(
     path: LogPath = None,
     listen: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one."),
+        typer.Option(metavar="HOST:PORT", help="Address to listen on. Port 0 means a free port."),
     ] = "127.0.0.1:8080",
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Let users abort transactions.")
+        bool, typer.Option("--allow-changes", help="Allow users to abort transactions.")
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name under which browsers reach it, such as that of a proxy. Repeatable.",
+            help="Another host name of the console for browsers, such as of a proxy. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -37,8 +37,8 @@ def console(
         typer.Option(
             "--tls-cert",
             metavar="FILE",
-            help="The certificate that the console shows to browsers. (An option of this name"
-            " before the command is the client's certificate for the brokers.)",
+            help="Certificate of the console for browsers. (An option of this name before the"
+            " command is the client certificate for the brokers.)",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -49,7 +49,7 @@ def console(
         typer.Option(
             "--tls-key",
             metavar="FILE",
-            help="Its key.",
+            help="Private key of --tls-cert.",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -57,13 +57,15 @@ def console(
     ] = None,
     idle_minutes: Annotated[
         float,
-        typer.Option(metavar="N", min=0.1, help="After how long without activity a login ends."),
+        typer.Option(
+            metavar="N", min=0.1, help="Minutes without activity after which a login ends."
+        ),
     ] = _ONE_HOUR_MIN,
 ) -> None:
-    """Serve a web page that shows the cluster live: partitions, records, transactions, consumers.
+    """Serve a web page with live partitions, records, transactions and consumers of the cluster.
 
-    If the cluster asks who calls, users log in on the page, and see what they may see. Without
-    --allow-changes nothing can be changed.
+    If the cluster requires authentication, users log in on the page and see what their permissions
+    allow. Without --allow-changes the page is read-only.
 
     \b
     isolog console --bootstrap localhost:9092
@@ -72,7 +74,7 @@ def console(
     try:
         # Most commands need no web server.
         from spark_stream.console.app import ServerOptions, serve, without_credential
-        from spark_stream.console.sessions import LogPlace
+        from spark_stream.console.sessions import LogLocation
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "spark_stream":
             raise
@@ -84,7 +86,7 @@ def console(
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
     bootstrap, path = where(bootstrap, path)
     serve(
-        LogPlace(
+        LogLocation(
             bootstrap,
             None if path is None else path.absolute(),
             without_credential(access()),

@@ -1,4 +1,4 @@
-"""``isolog consume``: print records of a topic to standard output, up to an end or without end."""
+"""``isolog consume``: print the records of a topic, up to an end or without end."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def consume(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="earliest, latest, an offset, -N (the last N of each partition), a moment"
-            " (2024-05-01T12:30:00Z; UTC without a zone), or how long ago (90s, 30m, 1h, 2d).",
+            help="First position: earliest, latest, an offset, -N (the last N of each partition),"
+            " a time (2024-05-01T12:30:00Z, UTC without a zone), or an age (90s, 30m, 1h, 2d).",
             rich_help_panel=_WHICH,
         ),
     ] = "earliest",
@@ -55,7 +55,7 @@ def consume(
         typer.Option(
             "--to",
             metavar="PLACE",
-            help="Up to there, exclusively: latest, an offset, or a moment.",
+            help="End position, exclusive: latest, an offset, a time or an age.",
             show_default=False,
             rich_help_panel=_WHICH,
         ),
@@ -63,7 +63,7 @@ def consume(
     partition: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="N", min=0, help="Only this partition; repeatable.", rich_help_panel=_WHICH
+            metavar="N", min=0, help="Only this partition. Repeatable.", rich_help_panel=_WHICH
         ),
     ] = None,
     max_records: Annotated[
@@ -74,7 +74,7 @@ def consume(
             metavar="N",
             min=0,
             max=INT64_MAX,
-            help="End after this many records.",
+            help="Stop after this many records.",
             show_default=False,
             rich_help_panel=_WHICH,
         ),
@@ -84,21 +84,24 @@ def consume(
         typer.Option(
             "--filter",
             metavar="SQL",
-            help='Only those for which this is true, as in Spark\'s SQL: "delay > 60".',
+            help='Only records that match this condition in Spark SQL: "delay > 60".',
             show_default=False,
             rich_help_panel=_WHICH,
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.", rich_help_panel=_WHICH)
+        bool,
+        typer.Option(
+            "--follow", help="Wait for new records, until Ctrl-C.", rich_help_panel=_WHICH
+        ),
     ] = False,
     output: Annotated[
         Shape | None,
         typer.Option(
             "--output",
             "-o",
-            help="Default: raw (values, one a line). Of a typed topic, or with --columns: a table"
-            " on a terminal, JSON lines elsewhere.",
+            help="Output format. Default: raw (one value per line). For a typed topic, or with"
+            " --columns: a table on a terminal, else JSON lines.",
             show_default=False,
         ),
     ] = None,
@@ -107,20 +110,22 @@ def consume(
         typer.Option(
             "--format",
             metavar="TEXT",
-            help='A line a record, such as "{key} {value} {offset}".',
+            help='Template of the line of a record, such as "{key} {value} {offset}".',
             show_default=False,
         ),
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(metavar="A,B,…", help="Only these, in this order.", show_default=False),
+        typer.Option(
+            metavar="A,B,…", help="Only these columns, in this order.", show_default=False
+        ),
     ] = None,
     metadata: Annotated[
         bool,
-        typer.Option("--metadata", help="Add _topic, _partition, _offset and _timestamp."),
+        typer.Option("--metadata", help="Add the columns _topic, _partition, _offset, _timestamp."),
     ] = False,
 ) -> None:
-    """Print the records of a topic, up to what its isolation level shows now.
+    """Print the records of a topic that the isolation level shows now.
 
     \b
     isolog consume greetings --path data/
@@ -136,10 +141,11 @@ def consume(
     template = None if format_ is None else Template(format_)
     if template is not None and (output is not None or columns is not None or metadata):
         raise InvalidOption(
-            "--format names its columns itself", hint="Leave out --output, --columns, --metadata."
+            "--format excludes --output, --columns and --metadata",
+            hint="Name the columns in --format, or leave it out.",
         )
     if output is Shape.ARROW and sys.stdout.isatty():
-        raise InvalidOption("an Arrow stream is not for a terminal", hint="Use a file or a pipe.")
+        raise InvalidOption("an Arrow stream cannot go to a terminal", hint="Use a file or a pipe.")
     with connection(bootstrap, path) as opened:
         topics = TopicsClient(opened)
         schema = topics.describe(topic).schema
@@ -159,7 +165,7 @@ def consume(
 
 
 def _default_shape(schema: pa.Schema, columns: str | None) -> Shape:
-    """Return the shape for a reader of standard output: a person, or a program."""
+    """Return the default format. It depends on the reader of the output: a person or a program."""
     if is_default(schema) and columns is None:
         return Shape.RAW
     return Shape.TABLE if sys.stdout.isatty() else Shape.JSON
@@ -170,7 +176,7 @@ def _columns(
     schema: pa.Schema,
     shape: Shape,
     template: Template | None,
-    asked: str | None,
+    given: str | None,
     metadata: bool,
 ) -> list[str]:
     """Return the names of the columns to read."""
@@ -179,24 +185,24 @@ def _columns(
     if shape is Shape.RAW:
         if not is_default(schema):
             raise InvalidOption(
-                f"raw prints values, and topic {topic!r} has columns of its own",
-                hint="Take --output json, csv, table or arrow, or --format.",
+                f"format raw needs a topic without a schema, and topic {topic!r} is typed",
+                hint="Give --output json, csv, table or arrow, or --format.",
             )
         return ["value"]
-    if asked is not None:
-        names = [name.strip() for name in asked.split(",")]
+    if given is not None:
+        names = [name.strip() for name in given.split(",")]
         if len(set(names)) != len(names):
-            raise InvalidOption("--columns names a column twice", hint="Name each once.")
+            raise InvalidOption("duplicate column in --columns", hint="Give each column once.")
         return names + [field.name for field in METADATA if metadata and field.name not in names]
     if is_default(schema):
-        # Not useful in a line: the topic was named by the user, and headers are lists.
+        # The user has named the topic, and headers are lists, which do not fit a line.
         left_out = ("topic", "headers") if shape in (Shape.TABLE, Shape.CSV) else ()
         return [name for name in _RECORD if name not in left_out]
     return [*schema.names, *(field.name for field in METADATA if metadata)]
 
 
 def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first ``count`` records (None for all); stop as soon as they are there."""
+    """Yield the first ``count`` records, or all for None."""
     if count is None:
         yield from batches
         return
@@ -209,7 +215,7 @@ def _first(batches: Iterator[pa.RecordBatch], count: int | None) -> Iterator[pa.
 
 
 def _count(spans: list[Span], count: int | None) -> int | None:
-    """Return how many records there are at most; None without an end."""
+    """Return the maximum number of records, None without an end."""
     ends = [each.end for each in spans]
     if None in ends:
         return count
@@ -220,7 +226,7 @@ def _count(spans: list[Span], count: int | None) -> int | None:
 def _watched(
     batches: Iterator[pa.RecordBatch], topic: str, count: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; a bar shows their share of ``count`` records, if that is known."""
+    """Yield the batches, and show their share of ``count`` records in a bar."""
     if not count:
         yield from batches
         return
@@ -242,7 +248,7 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 
 
 def _check_reader() -> None:
-    """Raise BrokenPipeError once the reader is gone: in a quiet topic no write would notice it."""
+    """Raise BrokenPipeError if the reader closed the pipe. In a quiet topic no write detects it."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if any(event & select.POLLERR for _, event in poll.poll(0)):
@@ -250,11 +256,11 @@ def _check_reader() -> None:
 
 
 def check_order(start: Place, end: Place | None) -> None:
-    """Raise InvalidOption if the range ends before it starts, whatever the log holds."""
+    """Raise InvalidOption if the range is empty independently of the log's contents."""
     if end == "earliest":
         raise InvalidOption(
-            "--to earliest: nothing is before the first record",
-            hint="Give latest, an offset or a moment.",
+            "--to earliest: the range is empty",
+            hint="Give latest, an offset or a time.",
             option="--to",
         )
     if isinstance(start, int) and isinstance(end, int):
@@ -265,14 +271,14 @@ def check_order(start: Place, end: Place | None) -> None:
         turned = False
     if turned:
         raise InvalidOption(
-            f"the range would end (--to {end}) before it starts (--from {start})",
+            f"the range ends (--to {end}) before it starts (--from {start})",
             hint="Swap the two, or leave --to out.",
             option="--to",
         )
 
 
 class Span(Struct, frozen=True):
-    """Offsets of one partition; ``end`` is exclusive, None means without end."""
+    """Offsets of one partition. ``end`` is exclusive, None means without end."""
 
     source: Source
     start: int
@@ -280,7 +286,7 @@ class Span(Struct, frozen=True):
 
 
 class RangeRequest(Struct, frozen=True):
-    """What to read of a topic. No ``end``: up to the isolation's bound, or on with ``follow``."""
+    """A range of a topic. Without ``end``: up to the level's bound, or endless with ``follow``."""
 
     topic: str
     isolation: Level
@@ -290,10 +296,10 @@ class RangeRequest(Struct, frozen=True):
     follow: bool
 
     def spans(self, topics: TopicsClient, view: View) -> list[Span]:
-        """Return the offsets to read of each partition, as they are now.
+        """Return the current offsets of the range in each partition.
 
         Raises:
-            UnknownPartition: a partition that was asked for does not exist.
+            UnknownPartition: a requested partition does not exist.
         """
         known = topics.describe(self.topic)
         count = len(known.partitions)
@@ -325,12 +331,11 @@ class RangeRequest(Struct, frozen=True):
 
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
-    """Yield all that is visible, partition by partition, at most up to the isolation's bound."""
+    """Yield all visible batches, partition by partition, up to the isolation level's bound."""
     for span in spans:
         assert span.end is not None
-        if (
-            span.start > span.end
-        ):  # empty; but an offset that never existed is an error, which the leader finds
+        # An empty range. But an offset that never existed is an error, which the leader detects.
+        if span.start > span.end:
             check_place(span.source, span.start, span.end)
         for fetched in read_range(span.source, span.start, span.end):
             if fetched.batch.num_rows:
@@ -338,14 +343,14 @@ def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
 
 
 def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of all partitions as they come; Ctrl-C or SIGTERM ends this between batches.
+    """Yield batches of all partitions as they arrive. Ctrl-C or SIGTERM ends this between batches.
 
-    ``idle`` is called from time to time while nothing comes.
+    ``idle`` is called from time to time while no batch arrives.
     """
     feed = Feed([WantedRange(span.source, span.start, span.end) for span in spans])
     try:
         with _interruptible() as interrupt:
-            while feed.running and not interrupt.asked:
+            while feed.running and not interrupt.is_requested:
                 try:
                     with interrupt.at_once():
                         found = feed.take()
@@ -360,20 +365,20 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
 
 
 class _Interrupt:
-    """Signals: the first lets the current batch be written, the second interrupts it."""
+    """Signals. The first takes effect after the current batch, the second interrupts it."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
         self._at_once = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if self._at_once or self.asked:
+        if self._at_once or self.is_requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let a signal interrupt at once inside the block."""
+        """Raise KeyboardInterrupt in the handler inside the block."""
         self._at_once = True
         try:
             yield

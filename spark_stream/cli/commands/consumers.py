@@ -1,8 +1,8 @@
 """``isolog consumers``: list, describe, reset, delete.
 
-For a consumer's name the store keeps the position of a client's named consumer or of a consumer
-group with its members, and where a Spark query with the option ``consumer`` first started and how
-far it has come.
+The metadata store has an entry for each name of a consumer: the position of a named client
+consumer, the positions and members of a consumer group, or the first offsets and the progress of a
+Spark query with the option ``consumer``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from spark_stream.cli.options import (
     Yes,
     completed,
     confirm,
+    counted,
     log,
     note,
     place_of,
@@ -34,7 +35,7 @@ from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescri
 
 
 def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:
-    """Print all consumers, one a line."""
+    """Print all consumers, one per line."""
     if shape is Listing.JSON:
         print(json.dumps([_as_json(each) for each in found], indent=2))
         return
@@ -67,7 +68,7 @@ def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Lis
 
 
 def show_consumer(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:
-    """Print what is stored under one name: of a query, of a client or a group, or of both."""
+    """Print the entries of one name: of a query, of a client or group, or of both."""
     if shape is Listing.JSON:
         print(json.dumps([_as_json(each) for each in found], indent=2))
         return
@@ -119,7 +120,7 @@ def _partitions(consumer: ConsumerDescription) -> Table:
     if consumer.group is not None:
         table.add_column("member")
     for each in consumer.partitions:
-        end = "not known" if each.end is None else str(each.end)
+        end = "unknown" if each.end is None else str(each.end)
         table.add_row(
             cell(each.topic),
             str(each.partition),
@@ -133,7 +134,7 @@ def _partitions(consumer: ConsumerDescription) -> Table:
 
 
 def show_moved(moved: Sequence[MovedPosition], shape: Listing) -> None:
-    """Print the positions of a reset, one partition a line."""
+    """Print the positions before and after a reset, one partition per line."""
     if shape is Listing.JSON:
         rows = [
             {"topic": at.topic, "partition": at.partition, "from": at.before, "to": at.after}
@@ -164,13 +165,13 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-app = typer.Typer(no_args_is_help=True, help="List, describe, reset and forget consumers' names.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumers.")
 
 ConsumerName = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="A consumer's name.",
+        help="Name of the consumer.",
         show_default=False,
         autocompletion=completed(lambda log: {each.name for each in log.consumers()}),
     ),
@@ -181,7 +182,7 @@ ConsumerName = Annotated[
 def list_consumers(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List consumers by name: clients', groups, and Spark queries with the option "consumer".
+    """List consumers: named clients, groups, and Spark queries with the option "consumer".
 
     \b
     isolog consumers list --path data/
@@ -199,10 +200,10 @@ def describe(
     path: LogPath = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Show the position of a consumer in each partition, and how much is left to read.
+    """Show the position and the lag of a consumer in each partition, and the members of a group.
 
-    Of a group, also its members. The lag is counted up to the log end under read_uncommitted, else
-    up to the high watermark. Records that an open transaction holds back are part of it.
+    Under read_uncommitted the lag is the distance to the log end, else to the high watermark. It
+    includes records that an open transaction holds back.
 
     \b
     isolog consumers describe departures --path data/
@@ -219,8 +220,8 @@ def reset(
         str,
         typer.Option(
             metavar="PLACE",
-            help="earliest, latest, an offset, a moment (2024-05-01T12:30:00Z; UTC without a zone),"
-            " or how long ago (90s, 30m, 1h, 2d).",
+            help="earliest, latest, an offset, a time (2024-05-01T12:30:00Z, UTC without a zone),"
+            " or an age (90s, 30m, 1h, 2d).",
             show_default=False,
         ),
     ],
@@ -230,13 +231,13 @@ def reset(
         list[str] | None,
         typer.Option(
             metavar="TOPIC",
-            help="Only this topic; repeatable. Default: those with a stored position.",
+            help="Only this topic. Repeatable. Default: all topics with a stored position.",
             show_default=False,
         ),
     ] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=0, help="Only this partition; repeatable."),
+        typer.Option(metavar="N", min=0, help="Only this partition. Repeatable."),
     ] = None,
     isolation: Isolation = "read_uncommitted",
     dry_run: Annotated[
@@ -244,10 +245,10 @@ def reset(
     ] = False,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Move the position of a client's consumer or a group: its next consumer begins there.
+    """Set the position of a named client consumer or a group, where its next consumer starts.
 
-    Close the members of a group before. A running consumer of the name gets an error. An offset
-    outside of a partition becomes its first offset or its end.
+    Close the members of a group first. A running consumer of the name gets an error. An offset
+    outside of a partition is replaced by its first offset or its end.
 
     \b
     isolog consumers reset billing --to earliest --path data/ --dry-run
@@ -257,7 +258,7 @@ def reset(
     place = place_of("--to", to)
     if isinstance(place, int) and place < 0:
         raise InvalidOption(
-            f"--to takes earliest, latest, an offset or a moment, not {to!r}",
+            f"--to takes earliest, latest, an offset or a time, not {to!r}",
             hint="An offset is at least 0.",
             option="--to",
         )
@@ -272,7 +273,7 @@ def reset(
         )
     show_moved(moved, output)
     if dry_run:
-        note("dry run: no position was changed")
+        note("dry run: no position changed")
 
 
 @app.command()
@@ -282,25 +283,25 @@ def delete(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Forget a name: a query's pinned start, or the positions of a client's consumer or a group.
+    """Delete the entry of a name: a query's start, or the positions of a client or a group.
 
-    A query that later starts under the name with a new checkpoint starts where its options say. A
-    running query continues, and is listed again with its next records. A client's running consumer
-    loses its name, and gets an error. The running members of a group join it anew.
+    A query that later starts under the name with a new checkpoint starts at the offsets of its
+    options. A running query continues, and is listed again after its next records. A running client
+    consumer loses its name and gets an error. The running members of a group rejoin it.
 
     \b
     isolog consumers delete departures --path data/ --yes
     """
     with log(bootstrap, path) as opened:
-        what = " and ".join(map(_known, opened.describe_consumer(name)))
-        confirm(yes, f"Forget, for consumer {name}, {what}?", "forget it")
+        what = " and ".join(map(_entry, opened.describe_consumer(name)))
+        confirm(yes, f"Delete, for consumer {name}, {what}?", "delete it")
         opened.delete_consumer(name)
-    note(f"forgot consumer {name}")
+    note(f"deleted consumer {name}")
 
 
-def _known(consumer: ConsumerDescription) -> str:
+def _entry(consumer: ConsumerDescription) -> str:
     if consumer.kind == "query":
-        return "where a query first started and how far it has come"
+        return "the first offsets and the progress of a query"
     if consumer.group is not None:
-        return f"where a group goes on, with {len(consumer.group.members)} members"
-    return "where a client goes on"
+        return f"the positions of a group with {counted(len(consumer.group.members), 'member')}"
+    return "the positions of a client"

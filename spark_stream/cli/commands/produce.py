@@ -1,6 +1,6 @@
 """``isolog produce``: write records of standard input or of a file to a topic.
 
-The records are sent up to the first that is refused, or in a transaction all or none.
+Records are written up to the first invalid record. In a transaction all are written, or none.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NOT_COMMITTED: Final = (
     InvalidTransaction,
     ForeignBranch,
 )
-"""Errors of a commit that leave nothing of it visible; after other errors it may be visible."""
+"""Errors that mean that the commit failed. After other errors its result is unknown."""
 
 
 def produce(
@@ -76,7 +76,7 @@ def produce(
             "--file",
             "-f",
             metavar="FILE",
-            help="Read it instead of standard input.",
+            help="Read this file instead of standard input.",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -87,7 +87,7 @@ def produce(
         Format | None,
         typer.Option(
             "--format",
-            help="What the input is. Default: what the extension says, else lines.",
+            help="Format of the input. Default: by the file extension, else lines.",
             show_default=False,
             rich_help_panel=_INPUT,
         ),
@@ -96,7 +96,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="In lines: the key is what is before the first one; a line without is refused.",
+            help="In lines: the text before the first separator is the key. Lines without it fail.",
             show_default=False,
             rich_help_panel=_INPUT,
         ),
@@ -105,7 +105,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="SCHEMA",
-            help="The input's columns, such as \"id bigint, name string\"; default: the topic's.",
+            help='Columns of the input, such as "id bigint, name string". Default: the topic\'s.',
             show_default=False,
             rich_help_panel=_INPUT,
         ),
@@ -114,7 +114,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="CHAR",
-            help="Between fields of CSV. Default: a comma, in .tsv files a tab.",
+            help="Delimiter of fields in CSV. Default: a comma, in .tsv files a tab.",
             show_default=False,
             rich_help_panel=_INPUT,
         ),
@@ -123,7 +123,7 @@ def produce(
         bool,
         typer.Option(
             "--header/--no-header",
-            help="CSV has its columns' names in the first line.",
+            help="The first line of CSV has the names of the columns.",
             rich_help_panel=_INPUT,
         ),
     ] = True,
@@ -131,8 +131,8 @@ def produce(
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="In CSV: a spelling of null beside the empty field, such as NA; repeatable. An"
-            " empty text in quotes is then null too, except in columns of text.",
+            help="In CSV: another spelling of null besides the empty field, such as NA. Repeatable."
+            " An empty text in quotes is then null too, except in columns of text.",
             rich_help_panel=_INPUT,
         ),
     ] = None,
@@ -141,7 +141,7 @@ def produce(
         typer.Option(
             metavar="N",
             min=0,
-            help="Write to this partition. Default: by the key, else in turn.",
+            help="Write to this partition. Default: by the key, else round-robin.",
             show_default=False,
         ),
     ] = None,
@@ -149,22 +149,22 @@ def produce(
         str | None,
         typer.Option(
             metavar="COLUMNS",
-            help="Of a typed topic: place records by these columns, with commas between. Default:"
-            " the topic's partition.by. With --create it becomes the new topic's.",
+            help="Typed topics: partition records by these columns, separated by commas. Default:"
+            " the topic's partition.by. With --create it is stored as partition.by.",
             show_default=False,
         ),
     ] = None,
     isolation: Annotated[
         str,
         typer.Option(
-            metavar="LEVEL", help=f"When a record is acknowledged: {' | '.join(PRODUCER_LEVELS)}."
+            metavar="LEVEL", help=f"Level of acknowledgements: {' | '.join(PRODUCER_LEVELS)}."
         ),
     ] = "read_uncommitted",
     transactional: Annotated[
         bool,
         typer.Option(
             "--transactional",
-            help="All records or none: committed at the end of the input, aborted on any error.",
+            help="Write all records or none: commit at the end of the input, abort on errors.",
             rich_help_panel=_TRANSACTION,
         ),
     ] = False,
@@ -172,7 +172,7 @@ def produce(
         str | None,
         typer.Option(
             metavar="ID",
-            help="The identity; a newer producer with it fences the older. Default: a new one.",
+            help="The transactional id. A new producer with it fences the old. Default: a new id.",
             show_default=False,
             rich_help_panel=_TRANSACTION,
         ),
@@ -183,23 +183,23 @@ def produce(
             metavar="SECONDS",
             min=0.001,
             max=TRANSACTION_TIMEOUT_MS_MAX / 1000,
-            help="The broker aborts what is open for longer.",
+            help="The broker aborts the transaction if it is open for longer.",
             rich_help_panel=_TRANSACTION,
         ),
     ] = 900.0,
     create: Annotated[
         bool,
         typer.Option(
-            "--create", help="Make the topic if there is none, with --schema or the file's."
+            "--create", help="Create a missing topic, with --schema or the columns of the file."
         ),
     ] = False,
 ) -> None:
-    """Write records to a topic: lines, or the rows of CSV, JSON lines, Parquet or Arrow.
+    """Write records to a topic from lines, CSV, JSON lines, Parquet or Arrow.
 
-    Columns are cast to the topic's types; a value that does not fit is refused, and its column
-    named. In CSV and JSON a moment without a zone is UTC, and binary is base64; columns that take
-    nulls may be missing. The output of `consume -o json` is read back as the same records; of its
-    metadata only the partition is used, unless --partition is given.
+    Columns are cast to the topic's types. An error names the column of a value that does not fit.
+    In CSV and JSON a timestamp without a zone is UTC, binary is base64, and nullable columns may be
+    missing. The output of `consume -o json` gives the same records. Of its metadata only the
+    partition is used, unless --partition is given.
 
     \b
     echo hello | isolog produce greetings --path data/
@@ -210,7 +210,7 @@ def produce(
     """
     if transactional_id is not None and not transactional:
         raise InvalidOption(
-            "--transactional-id is for a transaction", hint="Give --transactional as well."
+            "--transactional-id needs --transactional", hint="Give both, or neither."
         )
     identity = transactional_id
     if transactional and identity is None:
@@ -218,10 +218,10 @@ def produce(
     if delimiter is not None and (len(delimiter) != 1 or delimiter not in _DELIMITERS):
         raise InvalidOption(
             f"--delimiter takes one character, no letter, digit or quote, not {delimiter!r}",
-            hint="Such as --delimiter ';'.",
+            hint="Example: --delimiter ';'.",
         )
     if key_separator == "":
-        raise InvalidOption("--key-separator is empty", hint="Such as --key-separator :.")
+        raise InvalidOption("--key-separator is empty", hint="Example: --key-separator :.")
     columns = None if schema is None else parse_schema(schema)
     key = split_names(partition_by or "")
     with log(bootstrap, path, makes=create) as opened:
@@ -247,7 +247,7 @@ def produce(
         with of_topic(topic):
             key_columns(known.schema, known.partition_by, key)
         reading = _by_columns(reading, known)
-        work = Work(
+        job = ProduceJob(
             opened,
             known,
             reading,
@@ -257,20 +257,20 @@ def produce(
             isolation,
         )
         if identity is None:
-            work.write()
+            job.write()
         else:
-            work.write_all_or_nothing(identity, round(transaction_timeout * 1000))
+            job.write_all_or_nothing(identity, round(transaction_timeout * 1000))
 
 
 def _described(opened: Log, topic: str, create: bool) -> TopicDescription | None:
-    """Return the topic; None if it does not exist and ``create`` is set."""
+    """Return the topic, or None if it does not exist and ``create`` is set."""
     try:
         return opened.describe(topic)
     except UnknownTopic as error:
         if not create:
             raise UnknownTopic(
                 error.message,
-                hint="Give --create to make it, or make it with `isolog topic create`.",
+                hint="Give --create, or create it with `isolog topic create`.",
                 **error.details,
             ) from None
         return None
@@ -283,17 +283,17 @@ def _format(
     given: Format | None,
     columns: pa.Schema | None,
 ) -> Format:
-    """Return the input's format. Text for a default-schema topic is lines, unless one is given."""
+    """Return the input's format. Text for a default-schema topic is lines unless it is given."""
     found = given or format_of(file)
     typed = columns is not None if known is None else not is_default(known.schema)
     if found is None and typed:
         raise InvalidOption(
-            f"topic {topic!r} has columns of its own: which format is the input?",
+            f"the format of the input is unknown, and topic {topic!r} is typed",
             hint="Give --format csv, json, parquet or arrow.",
         )
     if found is Format.LINES and typed:
         raise InvalidOption(
-            f"lines cannot go to topic {topic!r}, which has columns of its own",
+            f"lines cannot be written to topic {topic!r}, which is typed",
             hint="Give --format csv or json.",
         )
     if found is None or (given is None and known is not None and not typed and found in TEXT):
@@ -302,7 +302,7 @@ def _format(
 
 
 def _check_partition(topic: str, partition: int | None, count: int) -> None:
-    """Refuse a partition that the topic lacks, before anything is read or created."""
+    """Raise UnknownPartition if the topic lacks the partition, before any input is read."""
     if partition is not None and partition >= count:
         has = "only partition 0" if count == 1 else f"partitions 0 to {count - 1}"
         raise UnknownPartition(
@@ -316,34 +316,34 @@ def _check_partition(topic: str, partition: int | None, count: int) -> None:
 def _check(reading: Reading) -> None:
     if reading.format is not Format.LINES and reading.key_separator is not None:
         raise InvalidOption(
-            f"--key-separator is for lines, the input is {reading.format}",
-            hint="A column `key` has the keys.",
+            f"--key-separator is for lines, and the input is {reading.format}",
+            hint="Give the keys in a column `key`.",
         )
     if reading.format is Format.LINES and reading.columns is not None:
-        raise InvalidOption("--schema is not for lines", hint="Give --format csv or json.")
+        raise InvalidOption("--schema cannot be used with lines", hint="Give --format csv or json.")
     if reading.format is Format.PARQUET and reading.file is None:
         raise InvalidOption("Parquet cannot be read from a pipe", hint="Give --file FILE.")
 
 
 def _new_schema(reading: Reading) -> pa.Schema | None:
-    """Return the schema of the topic to create for this input; None is the default schema."""
+    """Return the schema of a new topic for this input, None for the default schema."""
     if reading.columns is not None or reading.format is Format.LINES:
         return reading.columns
     if not reading.headed:
         raise InvalidOption(
-            "--create does not know the names of the columns with --no-header",
+            "--create with --no-header needs the names of the columns",
             hint='Give --schema, such as --schema "id bigint, name string".',
         )
     if reading.file is None:
         raise InvalidOption(
-            f"--create does not know the columns of {reading.format} from standard input",
+            f"--create needs the columns of {reading.format} from standard input",
             hint='Give --schema, such as --schema "id bigint, name string".',
         )
     return schema_of_file(reading.file, reading.format, reading)
 
 
 def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
-    """Read a text file's first block as it will be read later, before its topic is created.
+    """Read the first block of a text file as a check, before its topic is created.
 
     Raises:
         InvalidRecord, SchemaMismatch: a record in it does not fit.
@@ -353,13 +353,13 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
     metadata = metadata_of(columns)
     reading = structs.replace(reading, columns=columns, metadata=metadata, quiet=True)
     for batch in records(reading, ignore):
-        strange = [name for name in batch.schema.names if name in metadata.names]
-        Fitting.of_topic(columns, text=True).fit(batch.drop_columns(strange), 1)
+        dropped = [name for name in batch.schema.names if name in metadata.names]
+        Fitting.of_topic(columns, text=True).fit(batch.drop_columns(dropped), 1)
         break
 
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
-    """Let the input be read by the topic's columns, unless --schema names others."""
+    """Return the reading with the topic's columns, unless --schema gives others."""
     return structs.replace(
         reading,
         columns=reading.columns or known.schema,
@@ -369,7 +369,7 @@ def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
 
 
 def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
-    """Return the steps from the input's batches to the topic's, by way of --schema if given."""
+    """Return the conversions from the input's batches to the topic's, through --schema if given."""
     text = reading.format in TEXT
     if reading.columns is None or reading.columns is known.schema:
         return [Fitting.of_topic(known.schema, text)]
@@ -377,8 +377,8 @@ def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
     return [Fitting.of_topic(named, text), Fitting.of_topic(known.schema, text=False)]
 
 
-class Work(Struct, frozen=True):
-    """An input, and where its records go."""
+class ProduceJob(Struct, frozen=True):
+    """An input and the topic for its records."""
 
     log: Log
     topic: TopicDescription
@@ -389,7 +389,7 @@ class Work(Struct, frozen=True):
     isolation: str
 
     def write(self) -> None:
-        """Write all records; if one is refused, those before it stay."""
+        """Write all records. If one is invalid, the records before it stay."""
         producer = self.log.producer(isolation=self.isolation)
         self._greet("Ctrl-D ends")
         sent = _Sent()
@@ -400,11 +400,11 @@ class Work(Struct, frozen=True):
             note(f"{counted(sent.records, 'record')} to {self.topic.name}")
 
     def write_all_or_nothing(self, transactional_id: str, timeout_ms: int) -> None:
-        """Write all records in one transaction; any error or signal aborts it."""
+        """Write all records in one transaction. Any error or signal aborts it."""
         self._greet("Ctrl-D commits, Ctrl-C aborts")
         sent = _Sent()
         name = self.topic.name
-        deciding = False
+        is_committing = False
         producer = self.log.producer(
             isolation=self.isolation,
             transactional_id=transactional_id,
@@ -417,10 +417,13 @@ class Work(Struct, frozen=True):
                 producer.transaction(),
             ):
                 self._copy(producer, sent, interrupts)
-                deciding = True
+                is_committing = True
         except BaseException as error:
-            if deciding and not isinstance(error, _NOT_COMMITTED):
-                note(f"`isolog transactions describe {transactional_id}` tells what became of it")
+            if is_committing and not isinstance(error, _NOT_COMMITTED):
+                note(
+                    "the result of the commit is unknown:"
+                    f" see `isolog transactions describe {transactional_id}`"
+                )
             else:
                 note(f"0 records to {name}: the transaction was not committed")
             raise
@@ -431,7 +434,7 @@ class Work(Struct, frozen=True):
             note(f"{self.reading.format} to {self.topic.name}, {ends}:")
 
     def _interrupts(self, *signals: signal.Signals) -> Interrupts:
-        # Arrow reads its own formats without a point at which signals could be checked.
+        # Arrow's readers of Arrow and Parquet have no point at which signals could be checked.
         return Interrupts(*signals, at_once=self.reading.format not in TEXT)
 
     def _copy(self, producer: Producer, sent: _Sent, interrupts: Interrupts) -> None:
@@ -452,7 +455,7 @@ class Work(Struct, frozen=True):
             for batch in records(self.reading, idle, moved):
                 interrupts.check()
                 rows = batch.num_rows
-                batch, places = self.placing.parted(batch, first)
+                batch, places = self.placing.separate(batch, first)
                 for fitting in self.fittings:
                     batch = fitting.fit(batch, first)
                 for partition, piece in self.placing.split(batch, places):
@@ -463,7 +466,7 @@ class Work(Struct, frozen=True):
 
 
 def _flush(producer: Producer, interrupts: Interrupts) -> None:
-    """Wait until all that was sent is acknowledged or has failed."""
+    """Wait until all batches are acknowledged or have failed."""
     while True:
         interrupts.check()
         with suppress(TimeoutError):
@@ -472,21 +475,21 @@ def _flush(producer: Producer, interrupts: Interrupts) -> None:
 
 
 class _Sent:
-    """Counts acknowledged records, and stops the reading once some were refused."""
+    """A count of acknowledged records, which raises the error of the first failed batch."""
 
     def __init__(self) -> None:
         self._waiting: deque[Future[Written]] = deque()
         self._records = 0
 
     def append(self, future: Future[Written]) -> None:
-        """Add a batch that was sent; raise the error of an earlier one."""
+        """Add a batch that was sent. Raise the error of an earlier batch."""
         self._waiting.append(future)
         while self._waiting and self._waiting[0].done():
             self._count(self._waiting[0].exception())
 
     @property
     def records(self) -> int:
-        """How many records are in the log. Waits until all batches are settled."""
+        """The number of records in the log, after all batches are settled."""
         for future in list(self._waiting):
             with suppress(IsologError):
                 self._count(future.exception())

@@ -1,4 +1,4 @@
-"""``isolog topic``: create, list, describe, alter, move, elect, delete."""
+"""``isolog topic``: create, list, describe, alter, move, cancel-moves, elect, trim, delete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
 from spark_stream.wire.topic_messages import TopicDescription
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, describe, alter, trim and delete topics."
+)
 
 
 @app.command()
@@ -40,32 +42,30 @@ def create(
     path: LogPath = None,
     partitions: Annotated[
         int | None,
-        typer.Option(metavar="N", help="How many partitions. Default: 1.", show_default=False),
+        typer.Option(metavar="N", help="Number of partitions. Default: 1.", show_default=False),
     ] = None,
     replication_factor: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="How many replicas each partition has. Default: as many as there are brokers, up"
-            " to 3 (or what the brokers are configured with).",
+            help="Replicas of each partition. Default: the setting of the brokers, else the number"
+            " of brokers up to 3.",
             show_default=False,
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
+        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000. Repeatable."),
     ] = None,
     schema: Annotated[
         str | None,
-        typer.Option(
-            metavar="SCHEMA", help="The columns, as Spark writes them.", show_default=False
-        ),
+        typer.Option(metavar="SCHEMA", help="Columns in Spark's syntax.", show_default=False),
     ] = None,
     schema_from: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The columns of a Parquet, Arrow, CSV or JSON lines file.",
+            help="Use the columns of this Parquet, Arrow, CSV or JSON lines file.",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -75,7 +75,7 @@ def create(
         str | None,
         typer.Option(
             metavar="IDS",
-            help="The brokers of each partition, such as 1,2/2,3; the preferred leader first.",
+            help="Brokers of each partition, such as 1,2/2,3. The preferred leader is the first.",
             show_default=False,
         ),
     ] = None,
@@ -83,17 +83,19 @@ def create(
         str | None,
         typer.Option(
             metavar="COLUMNS",
-            help="Place records by these columns, or fields (user.id), with commas between: the"
-            " setting partition.by.",
+            help="Partition records by these columns or fields (user.id), separated by commas. Sets"
+            " partition.by.",
             show_default=False,
         ),
     ] = None,
     if_not_exists: Annotated[
         bool,
-        typer.Option("--if-not-exists", help="Leave a topic of that name as it is: no error."),
+        typer.Option(
+            "--if-not-exists", help="Do not fail if the topic exists, and do not change it."
+        ),
     ] = False,
 ) -> None:
-    """Create a topic. Without a schema it has Kafka's columns: key, value, headers, timestamp.
+    """Create a topic. Without a schema it has the columns of Kafka: key, value, headers, timestamp.
 
     \b
     isolog topic create greetings --path data/
@@ -144,7 +146,7 @@ def create(
 def list_topics(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List the names of all topics, one a line.
+    """List the names of all topics, one per line.
 
     \b
     isolog topic list --bootstrap localhost:9092
@@ -157,7 +159,7 @@ def list_topics(
 def describe(
     topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """Show a topic: its columns, its settings, and the offsets of its partitions.
+    """Show the columns and settings of a topic, and the offsets and replicas of its partitions.
 
     \b
     isolog topic describe flights --path data/
@@ -177,19 +179,19 @@ def alter(
         typer.Option(
             metavar="N",
             min=1,
-            help="How many partitions it has then: not fewer.",
+            help="New number of partitions. It cannot decrease.",
             show_default=False,
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000; repeatable."),
+        typer.Option(metavar="K=V", help="A setting, such as retention.ms=3600000. Repeatable."),
     ] = None,
     schema: Annotated[
         str | None,
         typer.Option(
             metavar="SCHEMA",
-            help="All columns as they are to be: new ones last, numbers wider.",
+            help="All columns of the new schema. New columns come last, numbers may become wider.",
             show_default=False,
         ),
     ] = None,
@@ -197,15 +199,15 @@ def alter(
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help='A column to add, such as "remark string"; repeatable.',
+            help='Column to add, such as "remark string". Repeatable.',
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Give a topic more partitions, other settings, more columns. Running queries continue.
+    """Add partitions or columns to a topic, or change its settings. Running queries continue.
 
-    Existing records stay where they are; with more partitions, new records of a key may go to
-    another partition.
+    Existing records stay in their partitions. With more partitions, new records of a key may go to
+    another partition than its old records.
 
     \b
     isolog topic alter flights --partitions 8
@@ -236,47 +238,53 @@ def alter(
 @app.command()
 def move(
     topic: Topic,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", min=0)],
+    partition: Annotated[
+        int, typer.Argument(metavar="PARTITION", help="Number of the partition.", min=0)
+    ],
     brokers: Annotated[
         str,
-        typer.Argument(metavar="IDS", help="Such as 2,3,4; the preferred leader first."),
+        typer.Argument(
+            metavar="IDS", help="Brokers, such as 2,3,4. The preferred leader is the first."
+        ),
     ],
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Move a partition to other brokers: the old replicas go once the new ones are in sync.
+    """Move a partition to other brokers. Old replicas are removed when the new ones are in sync.
 
     \b
     isolog topic move flights 0 2,3,4
     """
     with log(bootstrap, path) as opened:
         opened.move_replicas(topic, {partition: _brokers(brokers)})
-    note(f"{topic}/{partition} moves to {brokers}: `isolog topic describe {topic}` shows how far")
+    note(f"{topic}/{partition} moves to {brokers}: `isolog topic describe {topic}` shows progress")
 
 
 @app.command("cancel-moves")
 def cancel_moves(topic: Topic, bootstrap: Bootstrap = None, path: LogPath = None) -> None:
-    """Cancel the moves of a topic's partitions that are under way.
+    """Cancel the moves of a topic's partitions.
 
     \b
     isolog topic cancel-moves flights
     """
     with log(bootstrap, path) as opened:
         opened.cancel_moves(topic)
-    note(f"no partition of {topic} is moving any more")
+    note(f"canceled the moves of {topic}")
 
 
 @app.command("elect")
 def elect(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Default: all topics.")
+        str | None,
+        typer.Argument(metavar="[TOPIC]", help="Name of the topic. Default: all topics."),
     ] = None,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Make the preferred leader of each partition lead: the first of its replicas.
+    """Elect the preferred leader of each partition, which is its first replica.
 
-    While brokers were away, others took over what they led; this spreads the load again.
+    When a broker fails, other brokers take over its partitions. After its return, an election of
+    the preferred leaders distributes the load again.
 
     \b
     isolog topic elect flights
@@ -284,7 +292,7 @@ def elect(
     """
     with log(bootstrap, path) as opened:
         moved = opened.elect_preferred_leaders(topic)
-    note(f"{counted(moved, 'partition')} got another leader")
+    note(f"changed the leader of {counted(moved, 'partition')}")
 
 
 @app.command()
@@ -313,7 +321,7 @@ def trim(
         str,
         typer.Option(
             metavar="PLACE",
-            help="The first offset to keep, a moment (2024-05-01), an age (2d), or latest.",
+            help="First position to keep: an offset, a time (2024-05-01), an age (2d), or latest.",
             show_default=False,
         ),
     ],
@@ -321,17 +329,19 @@ def trim(
     path: LogPath = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="Only this partition. Repeatable. Default: all.", min=0),
+        typer.Option(
+            metavar="N", help="Only this partition. Repeatable. Default: all partitions.", min=0
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the new log starts: trim nothing.")
+        bool, typer.Option("--dry-run", help="Show the new log starts without trimming.")
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Delete the oldest records of a topic: move the log start of its partitions.
+    """Delete the oldest records of a topic by advancing the log start of its partitions.
 
-    No reader gets these records any more, from any replica. A partition that starts at a later
-    offset stays as it is.
+    Readers can no longer get these records from any replica. A partition whose log start is later
+    already does not change.
 
     \b
     isolog topic trim flights --before 2024-05-01 --dry-run
@@ -342,7 +352,7 @@ def trim(
     if isinstance(place, int) and place < 0:
         raise InvalidOption(
             f"--before takes an offset of at least 0, not {place}",
-            hint="Or a moment, such as 7d, or latest.",
+            hint="Give an offset, a time, an age such as 7d, or latest.",
             option="--before",
         )
     with log(bootstrap, path) as opened:
@@ -357,11 +367,11 @@ def trim(
         confirm(yes, f"Delete {records} of topic {topic}?", "delete them")
         trimmed = opened.trim(topic, plan)
     for number, start in sorted(trimmed.items()):
-        note(f"{topic}/{number} starts at offset {start}")
+        note(f"{topic}/{number} now starts at offset {start}")
 
 
 def delete_question(topic: TopicDescription) -> str:
-    """Return the question to ask before the topic is deleted."""
+    """Return the question for the confirmation of a deletion."""
     records = record_count(topic)
     if records is None:
         return f"Delete topic {topic.name}? The number of its records is unknown."
@@ -378,21 +388,21 @@ def _differences(
     columns: pa.Schema | None,
     settings: dict[str, str],
 ) -> Iterator[str]:
-    """Yield how an existing topic differs from what was asked for."""
+    """Yield the differences between an existing topic and the requested topic."""
     if partitions is not None and partitions != len(found.partitions):
         yield (
-            f"not {partitions} partitions: `isolog topic alter {found.name} --partitions"
-            f" {partitions}` adds some"
+            f"not {partitions} partitions: add some with `isolog topic alter {found.name}"
+            f" --partitions {partitions}`"
             if partitions > len(found.partitions)
-            else f"not {partitions} partitions: a topic cannot have fewer than it has"
+            else f"not {partitions} partitions: the number of partitions cannot decrease"
         )
     if columns is not None and not columns.equals(found.schema):
-        yield f"its columns are others: {schema_text(found.schema)}"
+        yield f"its columns differ: {schema_text(found.schema)}"
     for name, value in settings.items():
         if name in found.config and found.config[name] != value:
             yield (
-                f"{name} is {found.config[name]}, not {value}: `isolog topic alter {found.name}"
-                f" --config {name}={value}` changes it"
+                f"{name} is {found.config[name]}, not {value}: change it with"
+                f" `isolog topic alter {found.name} --config {name}={value}`"
             )
 
 
@@ -405,7 +415,7 @@ def _brokers(text: str) -> list[str]:
     if not all(brokers):
         raise InvalidOption(
             f"{text!r} is not a list of broker ids",
-            hint="Such as 1,2,3: ids with commas in between.",
+            hint="Give ids separated by commas, such as 1,2,3.",
         )
     return brokers
 
@@ -417,7 +427,7 @@ def _settings(pairs: list[str]) -> dict[str, str]:
         if not equals or not name.strip():
             raise InvalidOption(
                 f"--config takes NAME=VALUE, not {pair!r}",
-                hint="Such as compression=zstd.",
+                hint="Example: --config compression=zstd.",
             )
         settings[name.strip()] = value.strip()
     return settings

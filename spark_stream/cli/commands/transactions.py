@@ -1,10 +1,10 @@
-"""``isolog transactions``: list, describe, abort; ``isolog sinks``: list, delete.
+"""``isolog transactions``: list, describe, abort. ``isolog sinks``: list, delete.
 
-An open transaction holds readers under read_committed back at its first record in each partition.
-It *hangs* if it is past its own timeout, or open for longer than the operator allows.
+An open transaction holds back readers under read_committed at its first record in each partition.
+It *hangs* if it has exceeded its timeout, or a limit that the operator gives.
 
-A sink's id is the name under which committed batches are remembered: that of a streaming query, or
-the option ``sinkId``.
+The last committed batch of a sink is stored under the sink's id. The id comes from the streaming
+query, or from the option ``sinkId``.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _NUMBERS: Final = ("number", "producer", "epoch")
 
 
 class Aged(Struct, frozen=True):
-    """A transaction at this moment, by this machine's clock.
+    """A transaction with its age by this machine's clock.
 
-    ``age_s`` is None before the first transaction. ``left_s`` is the time to the deadline: negative
-    after it, and None unless the transaction is open.
+    ``age_s`` is None before the first transaction of the id. ``left_s`` is the time to the
+    deadline, negative after it, and None unless the transaction is open.
     """
 
     facts: TransactionDescription
@@ -72,7 +72,7 @@ class Aged(Struct, frozen=True):
 
     @classmethod
     def of(cls, facts: TransactionDescription, now_ms: int, hangs_after_s: float | None) -> Self:
-        """Make one; ``hangs_after_s`` None means its own timeout."""
+        """Return the transaction at ``now_ms``. ``hangs_after_s`` None means its timeout."""
         if facts.number == _BEGUN_NEVER:
             return cls(facts, None, None, False)
         age_s = max(0.0, (now_ms - facts.began_ms) / 1000)
@@ -95,19 +95,19 @@ class Aged(Struct, frozen=True):
 
 
 class ReadableRange(Struct, frozen=True):
-    """The bound of readers under read_committed in a partition, and its end."""
+    """The last stable offset of a partition, which bounds read_committed, and its log end."""
 
     last_stable_offset: int
     log_end_offset: int
 
 
 def show_transactions(found: list[Aged], shape: Listing, out: Console | None = None) -> None:
-    """Print all transactions, one a line; those that hang are marked."""
+    """Print all transactions, one per line, and mark hanging transactions."""
     if shape is Listing.JSON:
         print(json.dumps([each.as_json() for each in found], indent=2))
         return
     out = out or console()
-    wide = out.width >= _WIDE  # a narrow one still has room for the whole id, which `abort` needs
+    wide = out.width >= _WIDE  # a narrow screen still shows the whole id, which `abort` needs
     table = Table()
     table.add_column("transactional id", overflow="fold", min_width=_ID_WIDTH)
     table.add_column("state", no_wrap=True)
@@ -139,7 +139,7 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
 def show_transaction(
     found: Aged, ends: Mapping[tuple[str, int], ReadableRange], shape: Listing
 ) -> None:
-    """Print one transaction with all fields; ``ends`` by topic and partition, where it is known."""
+    """Print one transaction with all fields. ``ends``: known offsets by topic and partition."""
     if shape is Listing.JSON:
         shown = found.as_json()
         for place in shown["partitions"]:
@@ -159,9 +159,9 @@ def show_transaction(
         ("deadline in", "-" if found.left_s is None else duration(found.left_s)),
         ("producer id, epoch", f"{_or_dash(facts.producer_id)}, {_or_dash(facts.epoch)}"),
         ("branches", ", ".join(map(str, facts.branches)) or "-"),
-        ("query of the sink", cell(facts.query) or "-"),
-        *([("name of the query", cell(facts.query_name))] if facts.query_name else []),
-        ("last committed batch of the sink", _or_dash(facts.committed_batch)),
+        ("sink query", cell(facts.query) or "-"),
+        *([("query name", cell(facts.query_name))] if facts.query_name else []),
+        ("last committed batch", _or_dash(facts.committed_batch)),
         *([("principal", cell(facts.principal))] if facts.principal else []),
     )
     for name, value in rows:
@@ -197,7 +197,7 @@ def _partitions_table(
 
 
 def places(partitions: Iterable[TransactionPartition]) -> str:
-    """List topics with their partitions: ``copies 0, flights 0-3,7``."""
+    """Format topics with their partitions: ``copies 0, flights 0-3,7``."""
     ordered = sorted(partitions, key=_place)
     return ", ".join(
         f"{topic} {drawn_together([each.partition for each in group], '-', ',')}"
@@ -221,7 +221,7 @@ app = typer.Typer(no_args_is_help=True, help="List, describe and abort transacti
 
 
 class ShownState(StrEnum):
-    """The state of a transactional id."""
+    """The states of a transactional id."""
 
     EMPTY = "empty"
     OPEN = "open"
@@ -235,7 +235,7 @@ TransactionalId = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="A transactional id.",
+        help="The transactional id.",
         show_default=False,
         autocompletion=completed(
             lambda log: (each.transactional_id for each in log.transactions())
@@ -249,21 +249,21 @@ def list_transactions(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     state: Annotated[
-        ShownState | None, typer.Option(help="Only those in this state.", show_default=False)
+        ShownState | None, typer.Option(help="Only transactions in this state.", show_default=False)
     ] = None,
-    hanging: Annotated[bool, typer.Option("--hanging", help="Only those that hang.")] = False,
+    hanging: Annotated[bool, typer.Option("--hanging", help="Only hanging transactions.")] = False,
     longer_than: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="What is open for longer hangs. Default: what is past its own timeout.",
+            help="A transaction that is older hangs. Default: the timeout of each transaction.",
             show_default=False,
         ),
     ] = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """List all transactional ids, each with its present or last transaction.
+    """List all transactional ids with their current or last transaction.
 
     \b
     isolog transactions list --state open
@@ -286,7 +286,7 @@ def describe(
     path: LogPath = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Show a transactional id: its transaction, its owner, and how far it holds readers back.
+    """Show the transaction of an id, its producer, and the records that it holds back.
 
     \b
     isolog transactions describe loader-1 --path data/
@@ -304,10 +304,10 @@ def abort(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Abort the open transaction of an id, whoever owns it. Its producer is fenced.
+    """Abort the open transaction of an id, and fence its producer.
 
-    Readers under read_committed go on at once and see nothing of it. The producer's next call
-    fails; it is up to the producer whether it starts again.
+    Readers under read_committed continue immediately, and never see its records. The next call of
+    the producer fails.
 
     \b
     isolog transactions abort loader-1 --path data/ --yes
@@ -315,12 +315,12 @@ def abort(
     with log(bootstrap, path) as opened:
         facts = opened.describe_transaction(transactional_id)
         if facts.state in (ShownState.ABORTING, ShownState.ABORTED):
-            note(f"transaction {facts.number} of {transactional_id} is aborted already")
+            note(f"transaction {facts.number} of {transactional_id} was already aborted")
             return
         where = places(facts.partitions)
         if facts.state == ShownState.OPEN:  # the broker refuses any other, and changes nothing
             what = f"transaction {facts.number} of {transactional_id}"
-            wrote = f"which has written to: {where}" if where else "which has written nothing yet"
+            wrote = f"which has written to: {where}" if where else "which has not written yet"
             confirm(yes, f"Abort {what}, {wrote}?", "abort it")
         ended = opened.abort_transaction(transactional_id)
     [aged] = _aged([ended], None)
@@ -336,12 +336,12 @@ def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> l
 
 
 def _readable(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int], ReadableRange]:
-    """Return the bounds of the partitions that answer."""
+    """Return the offsets of the partitions that answer."""
     known: dict[tuple[str, int], PartitionDescription] = {}
     for topic in sorted({each.topic for each in facts.partitions}):
         try:
             described = opened.describe(topic).partitions
-        except IsologError:  # deleted, or out of reach: show the transaction all the same
+        except IsologError:  # deleted or unavailable: show the transaction without its offsets
             continue
         known |= {(topic, each.partition): each for each in described}
     return {
@@ -355,7 +355,7 @@ sinks = typer.Typer(no_args_is_help=True, help="List and delete the sinks of que
 
 SinkId = Annotated[
     str,
-    typer.Argument(metavar="ID", help="A sink's id, as `list` shows it.", show_default=False),
+    typer.Argument(metavar="ID", help="Id of the sink, from `list`.", show_default=False),
 ]
 
 
@@ -363,7 +363,7 @@ SinkId = Annotated[
 def list_sinks(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List all sinks, each with its query and the last batch that was committed.
+    """List all sinks with their query and their last committed batch.
 
     \b
     isolog sinks list --path data/
@@ -396,9 +396,9 @@ def list_sinks(
 def delete(
     sink_id: SinkId, bootstrap: Bootstrap = None, path: LogPath = None, yes: Yes = False
 ) -> None:
-    """Forget a sink, and which batch it committed last. Then another query may use its id.
+    """Delete a sink with the number of its last committed batch. Another query may then use its id.
 
-    If its own query is started again and repeats that batch, the batch is written twice.
+    If the query of the sink starts again and retries that batch, the batch is written twice.
 
     \b
     isolog sinks delete sink/departures --path data/ --yes
@@ -407,7 +407,7 @@ def delete(
         for each in opened.sinks():
             if each.transactional_id == sink_id:  # the broker refuses an unknown id
                 what = f"sink {sink_id} of query {each.query}, last batch {_last_batch(each)}"
-                confirm(yes, f"Forget {what}?", "delete it")
+                confirm(yes, f"Delete {what}?", "delete it")
         opened.delete_sink(sink_id)
     note(f"deleted sink {sink_id}")
 

@@ -1,12 +1,12 @@
-"""Convert batches of a file to a topic's schema; an error names the column and the record.
+"""Convert batches of a file to a topic's schema. An error names the column and the record.
 
-Nothing is lost: numbers that do not fit, text that is no number, and a zone that would be dropped
-are refused. In text (CSV, JSON) values are read by the topic's types; binary is base64.
-Moments without a zone are UTC.
+Conversions are lossless: numbers that do not fit, text that is not a number, and a time zone that
+would be dropped are errors. In text (CSV, JSON) values are parsed by the topic's types, and binary
+is base64. Timestamps without a zone are UTC.
 
-A record of the input may name its partition, in a column that ``consume`` adds: ``partition``
-(``_partition`` in a typed topic). Null leaves the choice to the key. The new log sets the other
-columns (topic, offset, timestamp of the append): they are ignored here.
+A record of the input may name its partition in a column that ``consume`` adds: ``partition``, or
+``_partition`` in a typed topic. Null leaves the choice to the key. The new log sets the other
+metadata columns (topic, offset, timestamp of the append), so their input is ignored.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ NULLS: Final = ("NA", "N/A", "NULL", "null")
 UTF8_HINT: Final = "Convert the file to UTF-8, for example by iconv."
 _MAY_BE_NULL: Final = ("", *NULLS, "NaN", "nan", "None", "-")
 _SHOWN_MAX: Final = 60
-_HINT: Final = "Mend or drop the record."
+_HINT: Final = "Correct or remove the record."
 _ANYWHERE: Final = -1
 
 
 class _WrongTypeError(Exception):
-    """No value of one type is a value of the other."""
+    """The types have no common values."""
 
 
 class Fitting(Struct, frozen=True):
-    """Converts batches to ``schema``; columns in ``optional`` may be missing, and are null then.
+    """A converter of batches to ``schema``. Missing columns in ``optional`` become null.
 
-    ``text``: strings may be values of any type, as in CSV. ``utf8``: strings are the bytes of
+    ``text``: strings may contain values of any type, as in CSV. ``utf8``: strings are the bytes of
     binary columns, not their base64.
     """
 
@@ -61,9 +61,9 @@ class Fitting(Struct, frozen=True):
 
     @classmethod
     def of_topic(cls, schema: pa.Schema, text: bool) -> Fitting:
-        """Return the fitting to a topic's schema; the client fills in a default schema's columns.
+        """Return the converter to a topic's schema. The client adds a default schema's columns.
 
-        In text, columns that take nulls may be missing.
+        In text, nullable columns may be missing.
         """
         if not is_default(schema):
             nullable = frozenset(each.name for each in schema if each.nullable and text)
@@ -73,10 +73,10 @@ class Fitting(Struct, frozen=True):
         return cls(pa.schema(fields), text, utf8=True, optional=optional)
 
     def fit(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
-        """Convert a batch to exactly the topic's columns; its first row is record ``first``.
+        """Convert a batch to exactly the topic's columns. Its first row is record ``first``.
 
         Raises:
-            SchemaMismatch: a column is missing, unknown, or of a type that does not fit.
+            SchemaMismatch: a column is missing, unknown, or of an unsuitable type.
             InvalidRecord: a value does not fit.
         """
         names = batch.schema.names
@@ -182,13 +182,13 @@ class Fitting(Struct, frozen=True):
 
 
 def _of_fixed_size(lists: pa.ListArray, want: pa.DataType) -> pa.FixedSizeListArray:
-    """Convert lists to a type of fixed size; raise ArrowInvalid if one has another size.
+    """Convert lists to a type of fixed size. Raise ArrowInvalid for a list of another size.
 
-    Arrow's own cast leaves the values of a null list undefined.
+    Arrow's cast leaves the values of a null list undefined.
     """
     size = want.list_size
     if pc.any(pc.not_equal(pc.list_value_length(lists), size)).as_py():
-        raise pa.ArrowInvalid(f"a list has another size than {size}")
+        raise pa.ArrowInvalid(f"the size of a list is not {size}")
     starts = np.repeat(list_ends(lists)[:-1].to_numpy(), size)
     places = starts + np.tile(np.arange(size, dtype=np.int32), len(lists))
     absent = np.repeat(lists.is_null().to_numpy(zero_copy_only=False), size)
@@ -209,7 +209,7 @@ def check_names(names: list[str], schema: pa.Schema) -> None:
                 column=name,
             )
         if names.count(name) > 1:
-            raise SchemaMismatch(f"column {name!r} is there twice", column=name)
+            raise SchemaMismatch(f"duplicate column {name!r}", column=name)
     for field in schema:
         if field.name not in names:
             raise SchemaMismatch(
@@ -218,7 +218,7 @@ def check_names(names: list[str], schema: pa.Schema) -> None:
 
 
 def first_bad(count: int, attempt: Callable[[int], object]) -> int:
-    """Return the first bad row of ``count``: ``attempt(n)`` raises if the first n rows have it."""
+    """Return the first bad row. ``attempt(n)`` raises if one of the first n rows is bad."""
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -232,7 +232,7 @@ def first_bad(count: int, attempt: Callable[[int], object]) -> int:
 
 
 def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
-    """Return the error for a value that its column cannot take."""
+    """Return the error for a value that does not fit its column."""
     shown = repr(value) if isinstance(value, str | bytes) else str(value)
     problem = f"column {field.name!r}: {_short(shown)} does not fit {type_name(field.type)}"
     hint = _HINT
@@ -244,7 +244,7 @@ def misfit(field: pa.Field, record: int, value: object) -> InvalidRecord:
 
 
 def _shown(one: pa.Array, utf8: bool) -> object:
-    """Return the value of an array of one, for messages; Python has no nanoseconds."""
+    """Return the value of an array of one, for messages. Python has no nanoseconds."""
     kind = one.type
     if takes_empty_text(kind) or _is_number(kind):
         return one[0].as_py()
@@ -252,7 +252,7 @@ def _shown(one: pa.Array, utf8: bool) -> object:
 
 
 class _Text(str):
-    """A text that is shown without quotes."""
+    """A text without quotes in messages."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -263,7 +263,7 @@ def _short(text: str) -> str:
 
 
 def bad_record(record: int, problem: str, hint: str = _HINT) -> InvalidRecord:
-    """Return the error for a record of the input, counted from 1."""
+    """Return the error for a record of the input. Records are numbered from 1."""
     return InvalidRecord(f"record {record}: {problem}", hint=hint, record=record)
 
 
@@ -295,7 +295,7 @@ _FROM_TEXT: Final[tuple[tuple[_Is, Callable[[pa.StringArray, pa.DataType], pa.Ar
     (pt.is_time, times_of),
     (pt.is_duration, durations_of),
 )
-# Which kinds may become which; Arrow's safe cast then checks every value.
+# Lossless conversions between kinds. Arrow's safe cast then checks every value.
 _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
     (pt.is_integer, _is_number),
     (pt.is_floating, lambda kind: pt.is_floating(kind) or pt.is_integer(kind)),
@@ -309,7 +309,7 @@ _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
 
 
 def metadata_of(stored: pa.Schema) -> pa.Schema:
-    """Return the metadata columns of such a topic: shown with its records, but not stored."""
+    """Return the metadata columns of a topic, which are shown with its records but not stored."""
     if is_default(stored):
         return pa.schema([each for each in KAFKA_COLUMNS if each.name not in stored.names])
     return pa.schema(METADATA)
@@ -322,18 +322,18 @@ def stored_columns(columns: pa.Schema, stored: pa.Schema) -> pa.Schema:
 
 
 class Placing(Struct, frozen=True):
-    """The partition of each input record; ``partition`` overrides what the records say."""
+    """The partition of each input record. ``partition`` overrides the column of the records."""
 
     topic: TopicDescription
     partition: int | None
     text: bool
 
-    def parted(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
-        """Return the batch without metadata, and the partition of each record if they name it.
+    def separate(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """Separate the metadata from a batch. Return the batch, and the partitions if it has any.
 
         Raises:
-            InvalidRecord: a partition is no number.
-            UnknownPartition: the topic does not have it.
+            InvalidRecord: a partition is not a number.
+            UnknownPartition: the topic does not have the partition.
         """
         metadata = metadata_of(self.topic.schema)
         found = [name for name in batch.schema.names if name in metadata.names]
@@ -348,10 +348,10 @@ class Placing(Struct, frozen=True):
 
     def _check(self, places: pa.Array, name: str, first: int) -> None:
         count = len(self.topic.partitions)
-        strange = pc.or_(pc.less(places, 0), pc.greater_equal(places, count))
-        if not pc.any(strange).as_py():
+        invalid = pc.or_(pc.less(places, 0), pc.greater_equal(places, count))
+        if not pc.any(invalid).as_py():
             return
-        row = int(pc.index(strange, True).as_py())
+        row = int(pc.index(invalid, True).as_py())
         raise UnknownPartition(
             f"record {first + row}: column {name!r} is {places[row].as_py()}, and topic"
             f" {self.topic.name!r} has partitions 0 to {count - 1}",
@@ -362,7 +362,7 @@ class Placing(Struct, frozen=True):
     def split(
         self, batch: pa.RecordBatch, places: pa.Array | None
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Split the records by partition; None is for those without one."""
+        """Split the records by partition. Records without a partition have None."""
         if places is None or batch.num_rows == 0:
             yield self.partition, batch
             return

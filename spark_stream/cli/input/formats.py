@@ -1,4 +1,4 @@
-"""The format of an input, its records as Arrow batches, and the schema of a topic that fits it."""
+"""The format of an input, its records as Arrow batches, and the schema of a suitable topic."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from spark_stream.schema.types import stored_type, with_inner
 
 BATCH_ROWS: Final = 1 << 16
 _SHOWN_MAX: Final = 60
-BATCH_BYTES: Final = 16 << 20  # several fit into the producer's buffer at once
+BATCH_BYTES: Final = 16 << 20  # the producer's buffer holds several
 _CHANGED: Final = re.compile(r"Column\((/.*)\) changed from (\w+) to (\w+) in row (\d+)")
 _INFER_BYTES: Final = 64 << 20
-_TOO_FINE: Final = "A topic stores microseconds, as Spark does: round the column first."
+_TOO_FINE: Final = "Topics store microseconds, as Spark does. Round the column first."
 
 
 class Format(StrEnum):
-    """The format of an input."""
+    """Formats of an input."""
 
     LINES = "lines"
     CSV = "csv"
@@ -80,7 +80,7 @@ SUFFIXES: Final = {
 
 
 def format_of(file: Path | None) -> Format | None:
-    """Return the format of a file's extension; None if it is unknown."""
+    """Return the format of a file's extension, None if unknown."""
     return None if file is None else SUFFIXES.get(uncompressed_suffix(file))
 
 
@@ -97,16 +97,16 @@ _BINARY: Final = {
     b"\xff\xfe": ("text in UTF-16", _UTF8),
     b"\xfe\xff": ("text in UTF-16", _UTF8),
 }
-"""The first bytes of files that are neither CSV nor JSON, a description, and a remedy."""
+"""First bytes of files that are neither CSV nor JSON, with a description and a remedy."""
 
 _NO_COLUMNS: Final = pa.schema([])
 
 
 class Reading(Struct, frozen=True):
-    """How to read an input. ``columns`` are the names and types by which text is read.
+    """The options for reading an input. ``columns``: names and types of the columns of text.
 
-    ``metadata``: more columns that JSON may have. ``utf8``: see :class:`JsonBlocks`. ``quiet``:
-    without a line about columns that have no name.
+    ``metadata``: further columns that JSON may have. ``utf8``: see :class:`JsonBlocks`. ``quiet``:
+    do not print a message about columns without a name.
     """
 
     format: Format
@@ -130,15 +130,15 @@ class Reading(Struct, frozen=True):
 
 
 Moved = Callable[[float | None], None]
-"""Called with the fraction of the input that was read, 0 to 1; None if it is unknown."""
+"""Called with the fraction of the input that was read (0 to 1), or None if unknown."""
 
 
 def ignore(_: object) -> None:
-    """Do nothing: an :data:`Idle` or a :data:`Moved` for input that nobody waits for."""
+    """Do nothing. For an :data:`Idle` or a :data:`Moved` without effects."""
 
 
 def records(reading: Reading, idle: Idle, moved: Moved = ignore) -> Iterator[pa.RecordBatch]:
-    """Yield the records of an input. Call ``idle`` before a wait for more, ``moved`` per batch.
+    """Yield the records of an input. Call ``idle`` before each wait, and ``moved`` per batch.
 
     Raises:
         InvalidRecord: the input does not match its format.
@@ -163,7 +163,7 @@ def text_blocks(reading: Reading, source: Bytes, idle: Idle) -> Iterator[bytes]:
     """Yield blocks of whole records of text.
 
     Raises:
-        InvalidRecord: the file is no text, as its first bytes show.
+        InvalidRecord: the first bytes show that the file is not text.
     """
     if reading.format is not Format.LINES and reading.file is not None:
         _check_is_text(reading.file)
@@ -178,9 +178,9 @@ def _check_is_text(file: Path) -> None:
         return
     with file.open("rb") as opened:
         start = opened.read(4)
-    for mark, (what, hint) in _BINARY.items():
+    for mark, (kind, hint) in _BINARY.items():
         if start.startswith(mark):
-            raise InvalidRecord(f"{file} is {what}", hint=hint.format(file=file))
+            raise InvalidRecord(f"{file} is {kind}", hint=hint.format(file=file))
 
 
 def _parser(reading: Reading) -> Parse:
@@ -197,7 +197,7 @@ def _parser(reading: Reading) -> Parse:
 def parquet_records(
     file: Path, moved: Moved, columns: list[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a Parquet file, in pieces that can be sent; ``columns`` None: all."""
+    """Yield the records of a Parquet file in pieces. ``columns`` None means all."""
     with (
         readable(file, Format.PARQUET),
         pq.ParquetFile(file, page_checksum_verification=True) as source,
@@ -210,7 +210,7 @@ def parquet_records(
 
 
 def arrow_records(file: Path | None, moved: Moved) -> Iterator[pa.RecordBatch]:
-    """Yield the records of an IPC stream or file, in pieces; standard input is a stream."""
+    """Yield the records of an IPC stream or file in pieces. Standard input is a stream."""
     with readable(file, Format.ARROW):
         if file is None:
             with pa.ipc.open_stream(open(0, "rb", closefd=False)) as stream:
@@ -244,13 +244,13 @@ def check_names_are_text(fields: Iterable[pa.Field]) -> None:
 
 
 def _valid(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Check the batch's buffers, and return it: Arrow itself trusts them, whatever they contain."""
+    """Check the batch's buffers and return it. Arrow does not validate them when it reads."""
     batch.validate(full=True)
     return batch
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split the batch into parts that are small enough to be sent."""
+    """Split the batch into parts of at most ``BATCH_ROWS`` and about ``BATCH_BYTES``."""
     rows = BATCH_ROWS
     if batch.nbytes > BATCH_BYTES:
         rows = max(1, min(rows, batch.num_rows * BATCH_BYTES // batch.nbytes))
@@ -260,13 +260,13 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def readable(file: Path | None, kind: Format) -> Iterator[None]:
-    """Turn errors of Arrow and of the system about a file into InvalidRecord."""
+    """Convert errors of Arrow and of the system about a file to InvalidRecord."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         name = "standard input" if file is None else str(file)
         text = str(error).partition("\n")[0]
-        hint = "Check the file, or give its --format."
+        hint = "Check the file and --format."
         if isinstance(error, OSError) and error.strerror:
             text = error.strerror
         elif isinstance(error, UnicodeDecodeError):
@@ -277,21 +277,20 @@ def readable(file: Path | None, kind: Format) -> Iterator[None]:
 def schema_of_file(
     file: Path, kind: Format | None = None, reading: Reading | None = None
 ) -> pa.Schema:
-    """Return a file's columns, in types that a topic and Spark support and that fit all values.
+    """Return a file's columns with types that topics and Spark support and that fit all values.
 
-    Those of CSV and JSON lines are inferred from the first 64 MiB; unless ``reading`` says
-    otherwise, a column of numbers may have nulls in any usual spelling. Metadata (``_offset``, …)
-    is left out.
+    The types of CSV and JSON lines are inferred from the first 64 MiB. Without ``reading`` a column
+    of numbers may have nulls in any usual spelling. Metadata (``_offset``, …) is left out.
 
     Raises:
         InvalidOption: the extension is unknown.
-        InvalidRecord: the file does not match its extension, or a moment has too many digits.
-        UnsupportedType: a topic cannot store a column's type.
+        InvalidRecord: the file does not match its extension, or a timestamp has too many digits.
+        UnsupportedType: a topic cannot store the type of a column.
     """
     kind = kind or format_of(file)
     if kind is None or kind is Format.LINES:
         raise InvalidOption(
-            f"{file}: which format is it?", hint=f"Known extensions: {' '.join(SUFFIXES)}."
+            f"{file}: unknown file format", hint=f"Known extensions: {' '.join(SUFFIXES)}."
         )
     with readable(file, kind):
         if kind is Format.PARQUET:
@@ -316,7 +315,7 @@ def schema_of_file(
             batches = parquet_records(file, ignore, risky)
         else:
             batches = arrow_records(file, ignore)
-        _check_moments(batches, pa.schema([want.field(name) for name in risky]))
+        _check_timestamps(batches, pa.schema([want.field(name) for name in risky]))
     return want
 
 
@@ -356,7 +355,7 @@ def _sample(reading: Reading) -> pa.Table:
 
 
 def _mixed(error: pa.ArrowInvalid) -> InvalidRecord | None:
-    """Return the error for a column with values of several types, if it is this one."""
+    """Return the error for a column with values of several types, None for other errors."""
     found = _CHANGED.search(str(error))
     if found is None:
         return None
@@ -364,14 +363,14 @@ def _mixed(error: pa.ArrowInvalid) -> InvalidRecord | None:
     column = path[1:].replace("/", ".")
     return bad_record(
         int(row) + 1,
-        f"column {column!r} has a value of type {after}, and those before are of type {before}",
-        "Give the column one type, or give --schema.",
+        f"column {column!r} has a value of type {after}, and earlier values of type {before}",
+        "Use one type in the column, or give --schema.",
     )
 
 
 def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:
-    """Return a topic's type for a file's; some of those only say how values are stored."""
-    if pt.is_null(kind) or (pt.is_time(kind) and text):  # a time of day may be a plain duration
+    """Return the type of a topic for the type of a file."""
+    if pt.is_null(kind) or (pt.is_time(kind) and text):  # a time of day may be a duration
         return pa.string()
     if pt.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
@@ -384,7 +383,7 @@ def _plain(kind: pa.DataType, text: bool, path: str) -> pa.DataType:
 
 
 def _may_lose(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether the cast may lose a value: a moment that is too fine, or out of range."""
+    """Return whether the cast may fail for a timestamp that is too precise or out of range."""
     if pt.is_dictionary(have):
         return _may_lose(have.value_type, want)
     if pt.is_timestamp(have):
@@ -394,7 +393,7 @@ def _may_lose(have: pa.DataType, want: pa.DataType) -> bool:
     return any(_may_lose(have.field(i).type, want.field(i).type) for i in range(have.num_fields))
 
 
-def _check_moments(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
+def _check_timestamps(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> None:
     fitting = Fitting(schema, text=False)
     first = 1
     for batch in batches:

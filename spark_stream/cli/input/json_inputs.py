@@ -1,10 +1,10 @@
-"""JSON lines, as ``texts.json_lines`` writes them, as Arrow batches.
+"""JSON lines in the form of ``texts.json_lines`` as Arrow batches.
 
-A file that is one array of objects is read in blocks that end between two elements, so the memory
-does not depend on its size. Each element becomes a line.
+A file that is one array of objects is read in blocks that end between two elements, so memory does
+not depend on its size. Each element becomes a line.
 
-Arrow's own reader reads most blocks. It supports no objects with arbitrary keys, no ``"NaN"`` and
-no bytes that are not UTF-8; a block with one of these, or with an error, is read line by line.
+Arrow's reader reads most blocks. It does not support objects with arbitrary keys, ``"NaN"``, and
+bytes that are not UTF-8. A block with one of these, or with an error, is read line by line.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from spark_stream.schema.schemas import empty_batch
 from spark_stream.schema.texts import BASE64, NOT_FINITE
 
 DEPTH_MAX: Final = 128
-"""How deep values may be nested. Arrow's files allow 64; JSON readers crash at far more."""
+"""The maximum nesting of values. Arrow's files allow 64. JSON readers crash at far more."""
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NULL: Final = re.compile(rb"(?:^|\})[ \t\r]*null\b", re.MULTILINE)
 _NO_COLUMNS: Final = pa.schema([])
 _TEXT: Final = pa.string()
 _NO_VALUE: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
-"""What reading a value raises if the value is not of its type."""
+"""The exceptions for a value that is not of its type."""
 
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SPACE: Final = b" \t\r\n"
@@ -53,9 +53,9 @@ _DEPTHS[[*b"]}"]] = -1
 
 
 class JsonBlocks(Struct, frozen=True):
-    """Blocks of JSON lines, read by the columns of ``schema``; a missing column is null.
+    """A parser of blocks of JSON lines with the columns of ``schema``. Missing columns are null.
 
-    ``metadata``: more columns that a line may have; the batch has those that occur in its lines.
+    ``metadata``: further columns that a line may have. The batch has those that occur in its lines.
     ``utf8``: binary is text, or ``{"base64": "…"}`` for other bytes (default-schema topics).
     """
 
@@ -64,10 +64,10 @@ class JsonBlocks(Struct, frozen=True):
     utf8: bool = False
 
     def parse(self, block: bytes, first: int) -> pa.RecordBatch:
-        """Parse a block of whole lines; its first record is number ``first``.
+        """Parse a block of whole lines. Its first record has the number ``first``.
 
         Raises:
-            InvalidRecord: a line is not JSON, or has a value that is not of its column's type.
+            InvalidRecord: a line is not JSON, or a value is not of its column's type.
             SchemaMismatch: a line has a column that the topic lacks.
         """
         if not block.strip():
@@ -95,7 +95,7 @@ class JsonBlocks(Struct, frozen=True):
             try:
                 return _read_json(block, pa.schema(fields))
             except pa.ArrowInvalid:
-                pass  # a form that it does not support, or an error
+                pass  # an unsupported form, or an error
         return self._read_lines(block)
 
     def _read_lines(self, block: bytes) -> pa.RecordBatch:
@@ -113,22 +113,22 @@ class JsonBlocks(Struct, frozen=True):
         )
 
     def _refused(self, block: bytes, first: int) -> InvalidRecord:
-        """Return the error for the first bad line: Arrow's own errors say too little."""
+        """Return the error for the first bad line. Arrow's errors do not name the line."""
         found = lines_in(block)
         row = first_bad(len(found), lambda count: self._read_lines(b"\n".join(found[:count])))
         number, line = first + row, found[row]
         try:
             value = _loaded(line)
         except UnicodeDecodeError:
-            return bad_record(number, f"it is not UTF-8: {line[:60]!r}", UTF8_HINT)
+            return bad_record(number, f"not UTF-8: {line[:60]!r}", UTF8_HINT)
         except ValueError as error:
-            return bad_record(number, f"no JSON: {error}: {_shown(line)}")
+            return bad_record(number, f"not JSON: {error}: {_shown(line)}")
         if not isinstance(value, _Object):
-            return bad_record(number, f"no JSON object: {_shown(line)}")
+            return bad_record(number, f"not a JSON object: {_shown(line)}")
         names = [name for name, _ in value]
         for name in names:
             if names.count(name) > 1:
-                return bad_record(number, f"{name!r} is there twice: {_shown(line)}")
+                return bad_record(number, f"duplicate name {name!r}: {_shown(line)}")
         known = dict(value)
         for each in self._all:
             try:
@@ -136,11 +136,11 @@ class JsonBlocks(Struct, frozen=True):
             except _NO_VALUE:
                 return misfit(each, number, _plain(known[each.name]))
         check_names([*self.schema.names, *(set(names) - set(self._all.names))], self.schema)
-        return bad_record(number, f"it cannot be read: {_shown(line)}")
+        return bad_record(number, f"unreadable: {_shown(line)}")
 
 
 def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
-    """Return the type in which JSON has values of ``want``: a string if JSON has no such type.
+    """Return the type of the JSON form of ``want``, a string if JSON has no such type.
 
     ``raw`` is the type for binary values.
     """
@@ -155,7 +155,7 @@ def read_type(want: pa.DataType, raw: pa.DataType = _TEXT) -> pa.DataType:
         return pa.struct([pa.field(each.name, read_type(each.type, raw)) for each in fields])
     if pt.is_integer(want):
         return pa.int64()
-    if pt.is_decimal(want):  # wide: the later cast checks the precision, not the reader
+    if pt.is_decimal(want):  # wide, because the later cast checks the precision
         return pa.decimal256(76, want.scale)
     if pt.is_float16(want):
         return pa.float32()
@@ -177,7 +177,7 @@ def _read_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _is_for_python(kind: pa.DataType) -> bool:
-    """Return whether Arrow's reader would make invalid lists: of a map, or of nulls in a list."""
+    """Return whether Arrow's reader would create invalid lists, as for maps and lists of nulls."""
     if not pt.is_nested(kind):
         return False
     inner = [kind.field(i).type for i in range(kind.num_fields)]
@@ -188,7 +188,7 @@ def _is_for_python(kind: pa.DataType) -> bool:
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object as a list of pairs, since a map may have a key twice; not a JSON list."""
+    """A JSON object as a list of pairs, because a map may have a key twice."""
 
 
 def lines_in(block: bytes) -> list[bytes]:
@@ -205,7 +205,7 @@ def _object(value: Any) -> dict[str, Any]:
         raise TypeError("no object")
     found = dict(value)
     if len(found) < len(value):
-        raise TypeError("a name is there twice")
+        raise TypeError("duplicate name")
     return found
 
 
@@ -213,7 +213,7 @@ def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
     """Convert a JSON value for an Arrow array of the type :func:`read_type` of ``kind``.
 
     Raises:
-        TypeError, ValueError, ArithmeticError: it is not of the type. Arrow checks the rest.
+        TypeError, ValueError, ArithmeticError: the value is not of the type. Arrow checks the rest.
     """
     if value is None:
         return None
@@ -249,7 +249,7 @@ def _value(value: Any, kind: pa.DataType, utf8: bool) -> Any:
 
 
 def _key(text: str, kind: pa.DataType, utf8: bool) -> Any:
-    """Return a map's key: parsed as JSON if its type is nested, else its text."""
+    """Return the key of a map, parsed as JSON if its type is nested."""
     return _value(_loaded(text), kind, utf8) if pt.is_nested(kind) else text
 
 
@@ -292,7 +292,7 @@ def json_blocks(source: Bytes, idle: Idle) -> Iterator[bytes]:
 
     Raises:
         InvalidRecord: the array is not JSON.
-        RecordTooLarge: as :func:`blocks`.
+        RecordTooLarge: see :func:`blocks`.
     """
     ahead = _Ahead(source, idle)
     if not ahead.held.startswith(b"["):
@@ -306,7 +306,7 @@ def json_blocks(source: Bytes, idle: Idle) -> Iterator[bytes]:
 
 
 class _Ahead:
-    """An input whose first bytes were read to detect an array, without BOM and leading space."""
+    """An input without BOM and leading space, whose first bytes were read to detect an array."""
 
     def __init__(self, source: Bytes, idle: Idle) -> None:
         self._source = source
@@ -335,11 +335,11 @@ class _Ahead:
 
 
 class _BetweenElements:
-    """A :data:`Cut` of an array in front of a comma, so a block starts with ``[`` or a comma."""
+    """A :data:`Cut` of an array before a comma, so that a block starts with ``[`` or a comma."""
 
     def __init__(self) -> None:
         self.is_last = False
-        """Whether the latest block has the end of the array."""
+        """Whether the latest block contains the end of the array."""
 
     def __call__(self, held: bytearray, last: bool) -> int:
         self.is_last = last
@@ -355,10 +355,10 @@ class _BetweenElements:
 
 
 def _quotes(marks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return the mask of the quotes that begin or end a text, without the escaped ones."""
+    """Return the mask of the unescaped quotes."""
     quotes: NDArray[np.bool_] = marks == _QUOTE
     slashes = np.flatnonzero(marks == _BACKSLASH)
-    # In a run of backslashes each escapes the next. The last one of an odd number is left over.
+    # In a run of backslashes each one escapes the next. The last of an odd number escapes a quote.
     starts = slashes[np.diff(slashes, prepend=-2) > 1]
     ends = slashes[np.diff(slashes, append=len(marks) + 1) > 1] + 1
     escaped = ends[(ends - starts) % 2 == 1]
@@ -375,11 +375,11 @@ def _lines(block: bytes, is_last: bool, read: int) -> bytes:
     except (msgspec.DecodeError, RecursionError) as error:
         problem = _PLACE.sub(lambda place: f"(byte {read + int(place[1])})", str(error))
         raise InvalidRecord(
-            f"the JSON array cannot be read: {problem}",
+            f"invalid JSON array: {problem}",
             hint="Check that the file is one array of objects, or has one object on each line.",
         ) from None
-    # A raw line feed within an element lies between two tokens: JSON allows none in a text.
-    # No token is a raw null character, so it can stand for the end of an element.
+    # A raw line feed within an element is between two tokens, because JSON allows none in a text.
+    # No token contains a raw null character, so it can mark the end of an element.
     joined = b"\0".join([*found, b""])
     return joined.replace(b"\n", b" ").replace(b"\0", b"\n")
 
@@ -388,24 +388,22 @@ def _lines(block: bytes, is_last: bool, read: int) -> bytes:
 
 
 def check_lines(block: bytes, first: int) -> None:
-    """Raise InvalidRecord for a line that could crash Arrow's reader: a bare null, or too deep."""
+    """Raise InvalidRecord for lines that crash Arrow's reader: a bare null, or deep nesting."""
     if _NULL.search(block):
         for row, line in enumerate(lines_in(block)):
             if _NULL.search(_STRING.sub(b'""', line)):
-                raise bad_record(first + row, f"no JSON object: {_shown(line)}")
+                raise bad_record(first + row, f"not a JSON object: {_shown(line)}")
     if block.count(b"[") + block.count(b"{") <= DEPTH_MAX:
         return
     if _depth(block) <= DEPTH_MAX:  # brackets within strings are counted too
         return
     for row, line in enumerate(lines_in(block)):
         if _depth(line) > DEPTH_MAX and _depth(_STRING.sub(b"", line)) > DEPTH_MAX:
-            raise bad_record(
-                first + row, f"it is nested more than {DEPTH_MAX} deep: {_shown(line)}"
-            )
+            raise bad_record(first + row, f"nested deeper than {DEPTH_MAX} levels: {_shown(line)}")
 
 
 def _depth(text: bytes) -> int:
-    """Return the greatest number of brackets that are open at once."""
+    """Return the greatest number of brackets that are open at the same time."""
     marks = np.frombuffer(text, np.uint8)
     opened = (marks == ord("[")) | (marks == ord("{"))
     closed = (marks == ord("]")) | (marks == ord("}"))
@@ -414,7 +412,7 @@ def _depth(text: bytes) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for messages: objects as dicts."""
+    """Return a value for messages, with objects as dicts."""
     if isinstance(value, _Object):
         return {key: _plain(each) for key, each in value}
     return [_plain(each) for each in value] if isinstance(value, list) else value

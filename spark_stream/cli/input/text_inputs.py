@@ -1,8 +1,8 @@
 """Text of a pipe or a file in blocks of whole records, and blocks of lines and CSV as batches.
 
-A block of a pipe is what is available: a line that a user types is passed on at once, and a fast
-writer gets large blocks, which are cheap to process. CSV becomes strings; ``fitting`` casts them to
-the topic's types.
+A block of a pipe contains the bytes that are available. A typed line is passed on immediately, and
+a fast writer fills large blocks, which are cheap to process. CSV becomes strings, which ``fitting``
+casts to the topic's types.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _LINGER_S: Final = 0.05
 COMPRESSIONS: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 Cut = Callable[[bytearray, bool], int]
-"""From bytes, and whether the input has ended, to where the last whole record ends, or 0."""
+"""Maps bytes, and whether the input has ended, to the end of the last whole record, or to 0."""
 
 Idle = Callable[[int | None], None]
-"""Called before a wait for more of the input, with the descriptor that it comes from."""
+"""Called before a wait for more input, with the descriptor of the input."""
 _QUOTED: Final = rb'"[^"]*+(?>""[^"]*+)*+"'
-_HINT: Final = "Close the quote, or double it if it is part of a text."
+_HINT: Final = "Close the quote, or double a quote that is part of a text."
 _NOT_CSV: Final = "Check --format and --delimiter, and that the text is UTF-8."
 
 
 class Bytes(Protocol):
-    """Where bytes come from."""
+    """A source of bytes."""
 
     def read(self) -> bytes:
-        """Return some bytes as soon as there are any; none at the end."""
+        """Wait for bytes and return them. Empty bytes mean the end."""
 
     def ready(self) -> bool:
-        """Return whether :meth:`read` would return at once."""
+        """Return whether :meth:`read` would return without a wait."""
 
     def fileno(self) -> int | None:
-        """Return the descriptor to wait for; None if :meth:`read` never waits."""
+        """Return the descriptor to wait for, None if :meth:`read` never waits."""
 
     def part(self) -> float | None:
-        """Return the fraction of the bytes that was read, 0 to 1; None if it is unknown."""
+        """Return the fraction of the bytes that was read (0 to 1), None if unknown."""
 
 
 class PlainInput:
@@ -105,7 +105,7 @@ class Compressed:
 
 @contextmanager
 def bytes_of(file: Path | None) -> Iterator[Bytes]:
-    """Open a file, decompressing by its extension; None is standard input."""
+    """Open a file, decompressed according to its extension. None means standard input."""
     if file is None:
         yield PlainInput(0)
         return
@@ -121,18 +121,18 @@ def bytes_of(file: Path | None) -> Iterator[Bytes]:
 
 
 def uncompressed_suffix(file: Path) -> str:
-    """Return the extension without that of a compression: ``.csv`` of ``a.csv.gz``."""
+    """Return the extension without the compression: ``.csv`` for ``a.csv.gz``."""
     if file.suffix.lower() in COMPRESSIONS:
         file = file.with_suffix("")
     return file.suffix.lower()
 
 
 def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
-    """Yield blocks of whole records; call ``idle`` before a wait for more.
+    """Yield blocks of whole records. Call ``idle`` before each wait for input.
 
     Raises:
-        RecordTooLarge: no record ends within the largest batch.
-        InvalidRecord: from ``cut``, for a broken record.
+        RecordTooLarge: a record is larger than a batch may be.
+        InvalidRecord: ``cut`` found a broken record.
     """
     held = bytearray()
     since = 0.0
@@ -152,11 +152,11 @@ def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
             enough = BLOCK_BYTES
         elif len(held) > BATCH_BYTES_MAX:
             raise RecordTooLarge(
-                f"a record is larger than {BATCH_BYTES_MAX} bytes, the most that can be written",
-                hint="Check --format; if it is right, split the value.",
+                f"a record exceeds the limit of {BATCH_BYTES_MAX} bytes",
+                hint="Check --format. If it is right, split the value.",
             )
         elif len(held) >= enough:
-            enough = 2 * len(held)  # else the same bytes would be searched again and again
+            enough = 2 * len(held)  # avoids repeated searches of the same bytes
         if not source.ready():
             idle(source.fileno())
     while held:
@@ -166,19 +166,19 @@ def blocks(source: Bytes, cut: Cut, idle: Idle) -> Iterator[bytes]:
 
 
 def after_line(held: bytearray, last: bool) -> int:
-    """Return where the last whole line ends: a :data:`Cut`."""
+    """Return the end of the last whole line. It is a :data:`Cut`."""
     return len(held) if last else held.rfind(b"\n") + 1
 
 
 class CsvRecords:
-    """A :data:`~spark_stream.cli.input.text_inputs.Cut` of CSV; keeps count of the lines."""
+    """A :data:`Cut` of CSV, which counts the lines."""
 
     def __init__(self, delimiter: str) -> None:
         self._line = 1
         mark = re.escape(delimiter.encode())
         ends = mark + rb"\r\n"
         quoted = rb"(?<![^" + ends + rb"])" + _QUOTED
-        literal = rb"(?<=[^" + ends + rb'])"'  # within a field that does not begin with one
+        literal = rb"(?<=[^" + ends + rb'])"'  # within a field that does not start with a quote
         text = rb'(?>[^"\r\n]++|' + quoted + rb"(?=[" + ends + rb"]|\Z)|" + literal + rb")*+"
         self._whole = re.compile(rb"(?>" + text + rb"(?>\r?\n|\r(?!\Z)))*+")
         self._last = re.compile(text + rb"\r?\Z")
@@ -188,7 +188,7 @@ class CsvRecords:
         """Return the end of the last whole record.
 
         Raises:
-            InvalidRecord: the first record is broken; the message names its line.
+            InvalidRecord: the first record is broken. The message names its line.
         """
         if b'"' not in held:
             end = len(held) if last else held.rfind(b"\n") + 1
@@ -212,32 +212,32 @@ class CsvRecords:
 
     def _broken(self, problem: str) -> InvalidRecord:
         return InvalidRecord(
-            f"{problem}, in the CSV record that begins on line {self._line}",
+            f"{problem}, in the CSV record that starts on line {self._line}",
             hint=_HINT,
             line=self._line,
         )
 
 
 Parse = Callable[[bytes, int], pa.RecordBatch]
-"""Parses a block, given the number of its first record."""
+"""Parses a block. The second argument is the number of its first record."""
 
 
 def lines(block: bytes) -> pa.BinaryArray:
     """Return the lines of a block, without their ends (LF or CR LF)."""
     block = block.replace(b"\r\n", b"\n").removesuffix(b"\n")
-    # Not pa.array(): its first call imports pandas, which delays the first line by 0.25 s.
+    # Not pa.array(), whose first call imports pandas and so delays the first line by 0.25 s.
     ends = pa.py_buffer(np.array([0, len(block)], np.int32))
     whole = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(block)])
     return pc.split_pattern(whole, "\n").values
 
 
 class LineBlocks(Struct, frozen=True):
-    """Blocks of lines as values; the text before the first ``separator`` of a line is the key."""
+    """A parser of blocks of lines. The text before a line's first ``separator`` is the key."""
 
     separator: str | None = None
 
     def parse(self, block: bytes, first: int) -> pa.RecordBatch:
-        """Parse a block of whole lines; its first record is number ``first``.
+        """Parse a block of whole lines. Its first record has the number ``first``.
 
         Raises:
             InvalidRecord: a line has no separator.
@@ -252,8 +252,8 @@ class LineBlocks(Struct, frozen=True):
             ends = f"{self.separator!r} (--key-separator)"
             raise bad_record(
                 first + keyless,
-                f"the line has no key, which ends with {ends}: {text!r}",
-                "Give each line a key, or leave --key-separator out.",
+                f"the line has no key before {ends}: {text!r}",
+                "Add a key to each line, or leave out --key-separator.",
             )
         keys = parts.values.take(parts.offsets[:-1])
         rest = parts.values.take(pc.subtract(parts.offsets[1:], 1))
@@ -261,16 +261,16 @@ class LineBlocks(Struct, frozen=True):
 
 
 def named(names: list[str]) -> list[str]:
-    """Replace empty names of columns by their places, as Spark does: ``_c0``."""
+    """Replace empty names of columns by their position, as Spark does: ``_c0``."""
     return [name or f"_c{place}" for place, name in enumerate(names)]
 
 
 class CsvBlocks(Struct):
-    """Blocks of one CSV input, all columns as strings; without ``names`` the first line has them.
+    """A parser of blocks of one CSV input. All columns are strings.
 
-    An empty field is null, and so are the spellings in ``nulls``; an empty text is written ``""``.
-    If there are ``nulls``, these and the empty text are also null in quotes in the columns of
-    ``not_text``.
+    Without ``names`` the first line has the names. An empty field and the spellings in ``nulls``
+    are null, an empty text is written ``""``. With ``nulls``, quoted nulls and empty texts are also
+    null in the columns ``not_text``.
     """
 
     delimiter: str = ","
@@ -327,11 +327,11 @@ class CsvBlocks(Struct):
             ) from None
         except csv.Error as error:
             raise InvalidRecord(
-                f"the first line has no names of columns: {error}", hint=_NOT_CSV
+                f"the first line is not a list of column names: {error}", hint=_NOT_CSV
             ) from None
         if "" in names and not self.quiet:
             given = ", ".join(f"_c{place}" for place, name in enumerate(names) if not name)
-            note(f"columns without a name in the header are called {given}, as in Spark")
+            note(f"columns without a name in the header are named {given}, as in Spark")
         return named(names), block[block.find(b"\n") + 1 :] if b"\n" in block else b""
 
     def _refused(
@@ -356,7 +356,7 @@ class CsvBlocks(Struct):
 
 
 def parse_options(delimiter: str, ragged: list[Any]) -> pacsv.ParseOptions:
-    """Return the options that parse CSV. ``ragged`` gets the first row of another width."""
+    """Return the parse options of CSV. The first row of another width is added to ``ragged``."""
 
     def refuse(row: Any) -> str:
         ragged.append(row)
@@ -369,7 +369,7 @@ def parse_options(delimiter: str, ragged: list[Any]) -> pacsv.ParseOptions:
 
 def wrong_width(row: Any, record: int) -> InvalidRecord:
     """Return the error for a record with too few or too many fields."""
-    problem = f"{row.actual_columns} fields, not {row.expected_columns}: {row.text[:60]!r}"
+    problem = f"{row.actual_columns} fields instead of {row.expected_columns}: {row.text[:60]!r}"
     hint = "Check --delimiter. A field with a delimiter or a line break needs quotes."
     return bad_record(record, problem, hint)
 

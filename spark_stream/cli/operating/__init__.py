@@ -1,9 +1,9 @@
-"""The commands for those who run a cluster and look into it.
+"""Commands for operators: inspection, load, monitoring, setup.
 
-``stored_logs``  log dump, verify: the files of logs, without a broker
-``bench``        a load for a cluster, and its throughput and latencies
-``load``         the producers and consumers of that load, and percentiles of durations
-``top``          the cluster live in a terminal
-``frames``       what some looks at a cluster tell: rates and trends
-``setup``        config example: the files of ``conf/``; prepare-spark: bytecode for its workers
+``stored_logs``  log dump, verify: the files of a log, without a broker
+``bench``        a load for a cluster, with its throughput and latencies
+``load``         the producers and consumers of the load, and percentiles of durations
+``top``          live view of a cluster in a terminal
+``frames``       rates and trends from samples of a cluster
+``setup``        config example: the files of ``conf/``, and prepare-spark: bytecode for workers
 """

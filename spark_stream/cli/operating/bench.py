@@ -1,4 +1,4 @@
-"""``isolog bench``: put a load on a cluster, and print its throughput and latencies."""
+"""``isolog bench``: measure the throughput and the latencies of a cluster under load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.topic_messages import TopicDescription
 
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 _SECONDS: Final = 10.0
 _TEMPORARY: Final = "isolog-bench-"
 _LOAD: Final = "The load"
@@ -45,22 +45,27 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A topic with Kafka's columns; the records stay in it."
-            " Default: a temporary one, deleted at the end.",
+            help="Topic with the columns of Kafka. The records stay in it."
+            " Default: a temporary topic, deleted at the end.",
             show_default=False,
             autocompletion=completed(Log.topics),
         ),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Of the temporary topic: 4.", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Partitions of the temporary topic. Default: 4.",
+            show_default=False,
+        ),
     ] = None,
     replication_factor: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="Of the temporary topic: what the cluster gives to new topics.",
+            help="Replicas of the temporary topic. Default: like other new topics.",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +75,7 @@ def bench(
             metavar="N",
             min=1,
             max=INT64_MAX,
-            help="End after this many records.",
+            help="Stop after this many records.",
             show_default=False,
             rich_help_panel=_LOAD,
         ),
@@ -80,7 +85,7 @@ def bench(
         typer.Option(
             metavar="S",
             min=0.1,
-            help="End after this time: 10.",
+            help="Stop after this time. Default: 10.",
             show_default=False,
             rich_help_panel=_LOAD,
         ),
@@ -91,14 +96,14 @@ def bench(
             metavar="N",
             min=0,
             max=BATCH_BYTES_MAX,
-            help="Bytes of a record's value.",
+            help="Size of the value of a record.",
             rich_help_panel=_LOAD,
         ),
     ] = 100,
     batch_rows: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, max=1 << 20, help="Records of a batch.", rich_help_panel=_LOAD
+            metavar="N", min=1, max=1 << 20, help="Records per batch.", rich_help_panel=_LOAD
         ),
     ] = 1000,
     rate: Annotated[
@@ -106,14 +111,17 @@ def bench(
         typer.Option(
             metavar="N",
             min=0.001,
-            help="Records a second, of all producers. Without it latencies are those of full"
-            " buffers.",
+            help="Records per second of all producers together. Without it the latencies include"
+            " the wait in full buffers.",
             show_default=False,
             rich_help_panel=_LOAD,
         ),
     ] = None,
     producers: Annotated[
-        int, typer.Option(metavar="N", min=1, max=256, help="Producers.", rich_help_panel=_LOAD)
+        int,
+        typer.Option(
+            metavar="N", min=1, max=256, help="Number of producers.", rich_help_panel=_LOAD
+        ),
     ] = 1,
     consumers: Annotated[
         int,
@@ -121,7 +129,7 @@ def bench(
             metavar="N",
             min=0,
             max=256,
-            help="Consumers, which share the partitions.",
+            help="Number of consumers, which share the partitions.",
             rich_help_panel=_LOAD,
         ),
     ] = 1,
@@ -131,17 +139,17 @@ def bench(
         typer.Option(
             metavar="N",
             min=0,
-            help="Write in transactions of so many batches. 0: without.",
+            help="Write in transactions of this many batches. 0: no transactions.",
             rich_help_panel=_LOAD,
         ),
     ] = 0,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Write to a topic and read from it; print throughput, and percentiles of the latencies.
+    """Write to a topic and read from it. Print the throughput and percentiles of the latencies.
 
-    Acknowledgements wait for the in-sync replicas at every isolation level but read_uncommitted.
-    Ctrl-C ends the load early and prints what there is. All threads are in this process: start
-    several commands on several machines to find a cluster's limit.
+    Acknowledgements wait for the in-sync replicas at all isolation levels except read_uncommitted.
+    Ctrl-C stops the load early and prints the results so far. All threads belong to this process.
+    To find the limit of a cluster, start several commands on several machines.
 
     \b
     isolog bench --bootstrap localhost:9092
@@ -198,20 +206,20 @@ def bench(
 def _topic(
     opened: Log, name: str | None, partitions: int | None, replication_factor: int | None
 ) -> Iterator[TopicDescription]:
-    """Return the topic to write to; delete it afterwards if it was made here."""
+    """Return the topic of the load. Delete it afterwards if it was created here."""
     if name is not None:
         found = opened.describe(name)
         if not is_default(found.schema):
             raise InvalidOption(
-                f"topic {name!r} has columns of its own, and bench writes keys and values",
-                hint="Name a topic that was made without a schema, or leave out --topic.",
+                f"topic {name!r} is typed, and bench writes keys and values",
+                hint="Name a topic that was created without a schema, or leave out --topic.",
             )
         yield found
         return
     brokers = opened.cluster().brokers
     alive = sum(each.alive for each in brokers)
     if replication_factor is None and alive < len(brokers):
-        replication_factor = max(1, min(3, alive))  # the default counts those that are down
+        replication_factor = max(1, min(3, alive))  # the default includes dead brokers
     made = opened.create_topic(
         f"{_TEMPORARY}{uuid.uuid4().hex[:12]}", partitions or 4, replication_factor
     )
@@ -222,22 +230,22 @@ def _topic(
             try:
                 opened.delete_topic(made.name)
             except IsologError as error:
-                note(f"topic {made.name} could not be deleted: {error.message}")
+                note(f"failed to delete topic {made.name}: {error.message}")
 
 
 def _run(load: LoadRun) -> None:
-    """Run the load to its end; Ctrl-C stops it, a second one gives up on what is under way."""
+    """Run the load to its end. Ctrl-C stops it, a second Ctrl-C also drops unsettled batches."""
     plan, tally = load.plan, load.tally
     began, shown = time.monotonic(), 0
     load.start()
     with bar(f"to {plan.topic}") as progress:
         while load.is_running:
             try:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             except KeyboardInterrupt:
                 if tally.stopping.is_set():
                     raise
-                note("stopping: waiting for what was sent")
+                note("stopping: waiting for acknowledgements")
                 load.stop()
             if plan.seconds is not None:
                 part = (time.monotonic() - began) / plan.seconds

@@ -1,6 +1,6 @@
-"""What some looks at a cluster, one after the other, tell: rates, trends, who holds readers back.
+"""Rates, trends and blocking transactions from consecutive samples of a cluster, without I/O.
 
-No I/O here. A rate is counted between the last two looks, a trend over all that are given.
+A rate is computed from the last two samples, a trend from all samples.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from spark_stream.wire.topic_messages import PartitionDescription, TopicDescript
 from spark_stream.wire.transaction_messages import UNFINISHED, TransactionDescription
 
 
-class Look(Struct, frozen=True):
-    """What was seen of a cluster at one moment.
+class ClusterSample(Struct, frozen=True):
+    """A sample of a cluster.
 
-    ``at``: seconds on a clock that never goes back. ``now_ms``: ms since the epoch. ``denied``: the
-    parts that the caller may not see. ``unavailable``: those that need the metadata store, while it
-    does not return them.
+    ``at``: seconds on a monotonic clock. ``now_ms``: ms since the epoch. ``denied``: the parts that
+    the caller has no permission for. ``unavailable``: the parts that need the metadata store, while
+    it is unavailable.
     """
 
     at: float
@@ -37,14 +37,14 @@ class Look(Struct, frozen=True):
 
 
 class Flow(Struct, frozen=True):
-    """What is written in a second; None before the second look, or if nobody can say."""
+    """Records and bytes written per second. None before the second sample, or if unknown."""
 
     records: float | None = None
     bytes: float | None = None
 
 
 class BrokerLine(Struct, frozen=True):
-    """A broker, and what is written to the partitions that it leads."""
+    """A broker, with the rate of writes to its leaders."""
 
     id: str
     state: str
@@ -55,7 +55,7 @@ class BrokerLine(Struct, frozen=True):
 
 
 class TopicLine(Struct, frozen=True):
-    """A topic. ``size``: bytes at its leaders, as far as they answer."""
+    """A topic. ``size``: bytes at the leaders that answer."""
 
     name: str
     partitions: int
@@ -64,7 +64,7 @@ class TopicLine(Struct, frozen=True):
 
 
 class TransactionLine(Struct, frozen=True):
-    """A transaction that is not finished. ``held_back``: records that wait for its end."""
+    """An unfinished transaction. ``held_back``: records that read_committed hides until its end."""
 
     transactional_id: str
     state: str
@@ -75,9 +75,9 @@ class TransactionLine(Struct, frozen=True):
 
 
 class ConsumerLine(Struct, frozen=True):
-    """A reader's name, its state, its lag in records, and how that develops.
+    """A reader with its state, its lag in records, and the trend of the lag.
 
-    ``waits_for``: the transactional ids that hold it back, if it waits.
+    ``waits_for``: the transactional ids that hold it back, if it waits at the LSO.
     """
 
     name: str
@@ -91,9 +91,9 @@ class ConsumerLine(Struct, frozen=True):
 
 
 class ClusterFrame(Struct, frozen=True):
-    """A cluster, as it is to be shown.
+    """The contents of the view of a cluster.
 
-    ``reader_problems``: readers that need an operator, and transactions that hold readers back.
+    ``reader_problems``: readers that need an operator, and transactions that hold back readers.
     """
 
     now_ms: int
@@ -115,13 +115,13 @@ Place = tuple[str, int]
 """A topic's id and a partition."""
 
 
-def frame_of(looks: Sequence[Look]) -> ClusterFrame:
-    """Return what to show of these looks, the latest of them last; there is at least one."""
-    now = looks[-1]
-    before = looks[-2] if len(looks) > 1 else None
+def frame_of(samples: Sequence[ClusterSample]) -> ClusterFrame:
+    """Return the view of these samples. The last one is the latest, and there is at least one."""
+    now = samples[-1]
+    before = samples[-2] if len(samples) > 1 else None
     flows = {} if before is None else _flows(before, now)
     cluster = now.cluster
-    transactions, consumers = _transaction_lines(now), _consumer_lines(looks)
+    transactions, consumers = _transaction_lines(now), _consumer_lines(samples)
     return ClusterFrame(
         now_ms=now.now_ms,
         cluster_id=cluster.cluster_id,
@@ -150,18 +150,18 @@ def _reader_problems(
         if each.held_back and each.age_s >= HOLDS_S:
             yield (
                 f"transaction {each.transactional_id} is {each.state}, and holds"
-                f" {each.held_back:,} records back"
+                f" back {each.held_back:,} records"
             )
 
 
-def _partitions(look: Look) -> Iterator[tuple[Place, PartitionDescription]]:
-    for topic in look.topics:
+def _partitions(sample: ClusterSample) -> Iterator[tuple[Place, PartitionDescription]]:
+    for topic in sample.topics:
         for each in topic.partitions:
             yield (topic.id, each.partition), each
 
 
-def _flows(before: Look, now: Look) -> dict[Place, Flow]:
-    """Return what is written to each partition that answered both times."""
+def _flows(before: ClusterSample, now: ClusterSample) -> dict[Place, Flow]:
+    """Return the rate of writes to each partition that answered in both samples."""
     earlier = dict(_partitions(before))
     passed_s = now.at - before.at
     found = {}
@@ -177,7 +177,7 @@ def _flows(before: Look, now: Look) -> dict[Place, Flow]:
 
 
 def _per_second(old: int | None, new: int | None, passed_s: float) -> float | None:
-    """Return the growth in a second; 0 if it shrank, as by retention or a failover."""
+    """Return the growth per second, 0 if the value shrank, such as by retention or a failover."""
     return None if old is None or new is None else max(0, new - old) / passed_s
 
 
@@ -188,7 +188,7 @@ def _sum_of(flows: Iterable[Flow]) -> Flow:
     return Flow(sum(records) if records else None, sum(sizes) if sizes else None)
 
 
-def _broker_lines(now: Look, flows: Mapping[Place, Flow]) -> Iterator[BrokerLine]:
+def _broker_lines(now: ClusterSample, flows: Mapping[Place, Flow]) -> Iterator[BrokerLine]:
     led: dict[str | None, list[Flow]] = {}
     for place, each in _partitions(now):
         if place in flows:
@@ -204,8 +204,8 @@ def _broker_lines(now: Look, flows: Mapping[Place, Flow]) -> Iterator[BrokerLine
         )
 
 
-def _topic_lines(now: Look, flows: Mapping[Place, Flow]) -> list[TopicLine]:
-    """Return the topics, those with the most bytes a second first."""
+def _topic_lines(now: ClusterSample, flows: Mapping[Place, Flow]) -> list[TopicLine]:
+    """Return the topics, sorted by bytes per second."""
     lines = [
         TopicLine(
             topic.name,
@@ -222,8 +222,8 @@ def _topic_lines(now: Look, flows: Mapping[Place, Flow]) -> list[TopicLine]:
     return sorted(lines, key=lambda each: (-(each.written.bytes or 0), -each.size, each.name))
 
 
-def _transaction_lines(now: Look) -> list[TransactionLine]:
-    """Return the unfinished transactions, those that hold the most records back first."""
+def _transaction_lines(now: ClusterSample) -> list[TransactionLine]:
+    """Return the unfinished transactions, sorted by the records that they hold back."""
     lines = []
     for each in now.transactions:
         if each.state not in UNFINISHED:
@@ -241,22 +241,22 @@ def _transaction_lines(now: Look) -> list[TransactionLine]:
     return sorted(lines, key=lambda each: (-each.held_back, -each.age_s, each.transactional_id))
 
 
-def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
-    """Return the consumers, those with the greatest lag first."""
-    samples: dict[tuple[str, str], list[LagSample]] = {}
-    for look in looks:
-        for consumer in look.consumers:
+def _consumer_lines(samples: Sequence[ClusterSample]) -> list[ConsumerLine]:
+    """Return the consumers, sorted by their lag."""
+    lags: dict[tuple[str, str], list[LagSample]] = {}
+    for sample in samples:
+        for consumer in sample.consumers:
             known = (
                 ((at.topic_id, at.partition), at.offset, at.lag - at.held_back)
                 for at in consumer.partitions
                 if at.lag is not None
             )
-            found = samples.setdefault((consumer.name, consumer.kind), [])
-            found.append(sample_of(look.at, known))
-    holders = _holders(looks[-1])
+            found = lags.setdefault((consumer.name, consumer.kind), [])
+            found.append(sample_of(sample.at, known))
+    holders = _holders(samples[-1])
     lines = []
-    for consumer in looks[-1].consumers:
-        trend = trend_of(samples[consumer.name, consumer.kind], in_batches=consumer.kind == "query")
+    for consumer in samples[-1].consumers:
+        trend = trend_of(lags[consumer.name, consumer.kind], in_batches=consumer.kind == "query")
         held = [at for at in consumer.partitions if at.held_back and at.held_back == at.lag]
         waits_for = {holders.get((at.topic, at.partition)) for at in held} - {None}
         lines.append(
@@ -274,11 +274,11 @@ def _consumer_lines(looks: Sequence[Look]) -> list[ConsumerLine]:
     return sorted(lines, key=lambda each: (-(each.lag or 0), each.name))
 
 
-def _holders(look: Look) -> dict[tuple[str, int], str]:
-    """Return the transaction that holds records back in each partition, by its id."""
+def _holders(sample: ClusterSample) -> dict[tuple[str, int], str]:
+    """Return the id of the transaction that holds back records in each partition."""
     return {
         (at.topic, at.partition): each.transactional_id
-        for each in look.transactions
+        for each in sample.transactions
         for at in each.partitions
         if at.held_back
     }

@@ -1,8 +1,8 @@
 """A load for a cluster: threads that append batches to a topic, and threads that read them.
 
-The records are those of a default-schema topic. Their timestamp is the time of the append, by which
-a reader in the same process knows how long a record took. A batch is made once; only its timestamps
-change, in one call of Arrow.
+The records fit a default-schema topic. Their timestamp is the time of the append, from which a
+reader in the same process computes the latency. The values of a batch are created once, and only
+the timestamps change, by one call of Arrow.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from spark_stream.schema.schemas import TIMESTAMP_TYPE
 
 _POLL_S: Final = 0.25
 _SILENCE_S: Final = 10.0
-"""How long readers wait for what was acknowledged, after the last record that they got."""
+"""How long readers wait for further acknowledged records after their last record."""
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 _WIDTH: Final = 1.01
 _LEAST_US: Final = 1.0
-_RANGES: Final = 2600  # the last one begins at 1.01 ** 2599 microseconds, which is two days
+_RANGES: Final = 2600  # the last one starts at 1.01 ** 2599 microseconds, which is two days
 
 
 class LoadPlan(Struct, frozen=True):
-    """A load. ``records`` or ``seconds`` says when it ends; ``rate``: records a second, of all.
+    """A load. It ends after ``records`` or ``seconds``. ``rate``: records per second in total.
 
-    ``transaction_batches``: how many batches each transaction has; 0: no transactions.
+    ``transaction_batches``: batches per transaction, 0 for no transactions.
     """
 
     topic: str
@@ -56,13 +56,13 @@ class LoadPlan(Struct, frozen=True):
 
     @property
     def acknowledgement(self) -> str:
-        """The producers' level: whether acknowledgements wait for the replicas."""
+        """The isolation level of the producers, with or without a wait for the replicas."""
         weak = self.isolation is Isolation.READ_UNCOMMITTED
         return str(Isolation.READ_UNCOMMITTED if weak else Isolation.READ_COMMITTED)
 
 
-class LoadShare:
-    """The records that all producers write together: who takes the next batch, and when."""
+class LoadSchedule:
+    """The schedule of the batches that all producers write together."""
 
     def __init__(self, plan: LoadPlan, now: Callable[[], float] = time.monotonic) -> None:
         self._plan = plan
@@ -72,7 +72,7 @@ class LoadShare:
         self._lock = threading.Lock()
 
     def take(self) -> tuple[int, float]:
-        """Return the rows of the next batch, 0 at the end, and how many seconds to wait first."""
+        """Return the rows of the next batch, 0 at the end, and the seconds to wait before it."""
         plan = self._plan
         with self._lock:
             if self._began is None:
@@ -91,7 +91,7 @@ class LoadShare:
 
 
 class LoadCounts:
-    """What the threads of a load have done. ``failure``: the first error, which ends the load."""
+    """The results of the threads of a load. ``failure``: the first error, which ends the load."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -111,16 +111,16 @@ class LoadCounts:
 
 
 class LoadRun:
-    """Runs a plan. ``starts``: by partition, where the topic ended before."""
+    """A running load. ``starts``: the log end of each partition before the load."""
 
     def __init__(self, log: Log, plan: LoadPlan, starts: Mapping[int, int]) -> None:
         self.plan = plan
         self.tally = LoadCounts()
         self._log = log
         self._starts = dict(starts)
-        self._share = LoadShare(plan)
+        self._schedule = LoadSchedule(plan)
         self._written = threading.Event()
-        # Nobody writes before all are connected: starting up is no part of a latency.
+        # Writes start after all threads have connected, so that latencies include no connection.
         self._ready = threading.Barrier(plan.producers + plan.consumers)
         self._producers: list[threading.Thread] = []
         self._consumers: list[threading.Thread] = []
@@ -139,7 +139,7 @@ class LoadRun:
             try:
                 act(*given)
             except threading.BrokenBarrierError:
-                pass  # another thread has failed, and said why
+                pass  # another thread has failed and reported its error
             except Exception as error:
                 failure = error if isinstance(error, IsologError) else InternalError(repr(error))
                 self.tally.fail(failure)
@@ -151,13 +151,13 @@ class LoadRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether any thread is still at work."""
+        """Whether any thread is running."""
         if not any(each.is_alive() for each in self._producers):
             self._written.set()
         return any(each.is_alive() for each in (*self._producers, *self._consumers))
 
     def stop(self) -> None:
-        """End the load early; what was sent is still acknowledged and read."""
+        """Stop the load early. Batches in flight are still acknowledged and read."""
         self.tally.stopping.set()
 
     # -- writing --------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class LoadRun:
     def _transact(
         self, producer: TransactionalProducer, make: Callable[[int], pa.RecordBatch]
     ) -> bool:
-        """Write one transaction, and return whether there may be another."""
+        """Write one transaction. Return whether the load continues."""
         producer.begin_transaction()
         try:
             if not self._append(producer, make):
@@ -202,8 +202,8 @@ class LoadRun:
         return more
 
     def _append(self, producer: Producer, make: Callable[[int], pa.RecordBatch]) -> bool:
-        """Append the next batch, and return whether there was one."""
-        rows, wait_s = self._share.take()
+        """Append the next batch. Return False if there is none."""
+        rows, wait_s = self._schedule.take()
         if not rows or self.tally.stopping.wait(wait_s):
             return False
         batch = make(rows)
@@ -255,7 +255,7 @@ class LoadRun:
     def _on_read(self, batch: pa.RecordBatch) -> None:
         now_us = time.time_ns() // 1000
         column = batch.column("timestamp")
-        # Not by to_numpy: it imports pandas, which would count as a latency of the first records.
+        # Not by to_numpy, which imports pandas and so delays the first records.
         sent = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
         with self.tally.lock:
             self.tally.read += batch.num_rows
@@ -271,12 +271,12 @@ def _micros(began: float) -> np.ndarray:
 
 
 def _batches(plan: LoadPlan) -> Callable[[int], pa.RecordBatch]:
-    """Return a function that makes a batch of so many rows, stamped with the present time."""
+    """Return a function that creates a batch of this many rows with the current time."""
     size, rows = plan.record_bytes, plan.batch_rows
     offsets = np.arange(0, (rows + 1) * size, size or 1, dtype=np.int32)[: rows + 1]
     if not size:
         offsets = np.zeros(rows + 1, np.int32)
-    # Not compressible, so that a topic's compression finds nothing that real data would not have.
+    # Random bytes, so that the topic's compression does not shrink them more than real data.
     noise = pa.py_buffer(secrets.token_bytes(rows * size))
     values = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), noise])
 
@@ -300,7 +300,7 @@ class Latencies:
         self._greatest = 0.0
 
     def add(self, durations: npt.NDArray[np.float64]) -> None:
-        """Add durations in microseconds; one below 0, as after a step of a clock, counts as 0."""
+        """Add durations in microseconds. Negative ones, after a clock step, count as 0."""
         if not len(durations):
             return
         places = np.log(np.maximum(durations, _LEAST_US)) / np.log(_WIDTH)
@@ -315,11 +315,11 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """How many durations there are."""
+        """The number of durations."""
         return int(self._counts.sum())
 
     def percentile(self, part: float) -> float:
-        """Return the duration in ms that this part of all (0 to 1) does not exceed; 0 if none."""
+        """Return the duration in ms that this share (0 to 1) does not exceed, else 0."""
         if not self.count:
             return 0.0
         upto = np.cumsum(self._counts)

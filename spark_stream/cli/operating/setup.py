@@ -1,9 +1,9 @@
-"""``isolog config example``: configurations to begin with; ``isolog prepare-spark``: bytecode.
+"""``isolog config example``: example configurations. ``isolog prepare-spark``: bytecode.
 
-Spark starts a worker for every plan of a query, and the zip files that come with PySpark have
-sources only: each worker compiles them again, which takes more than a second of processor time and,
-on a busy machine, more than the ten seconds that Spark waits for a worker. A Python of another
-version finds bytecode that is not its own there, and takes the sources as before.
+Spark starts a worker for every plan of a query. The zip files of PySpark contain sources only, so
+each worker compiles them again. This takes more than a second of processor time and, on a busy
+machine, more than the ten seconds that Spark waits for a worker. Another version of Python ignores
+the bytecode and uses the sources.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from spark_stream.errors import InvalidOption, StorageFailure
 from spark_stream.schema.schemas import meant
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf"
-"""In a checkout a link to ``conf/``, in an installed package a folder with the same files."""
+"""A link to ``conf/`` in a checkout, a folder with the same files in an installed package."""
 
-app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+app = typer.Typer(no_args_is_help=True, help="Print or copy example configurations.")
 
 
 @app.callback()
 def _config() -> None:
-    """Show configuration files to begin with."""  # a callback keeps `example` a command
+    """Print or copy example configurations."""  # a callback keeps `example` a command
 
 
 def _completed(incomplete: str) -> list[str]:
@@ -45,22 +45,20 @@ def example(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="A file, or with --write a folder of files. Default: all.",
+            help="A file, or with --write also a folder. Default: all files.",
             show_default=False,
             autocompletion=_completed,
         ),
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Write to this directory, under the same names.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Write the files to this directory.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """List the example configurations, print one, or write some into a directory.
+    """List example configurations, print one of them, or copy some to a directory.
 
-    They are for brokers on one host, secured ones, systemd, Kubernetes, and Spark.
+    There are examples for brokers on one host, secure brokers, systemd, Kubernetes, and Spark.
 
     \b
     isolog config example
@@ -68,7 +66,7 @@ def example(
     isolog config example kubernetes --write deploy/
     """
     if force and write is None:
-        raise InvalidOption("--force belongs to --write", hint="Give --write DIR as well.")
+        raise InvalidOption("--force needs --write", hint="Give --write DIR, or leave out --force.")
     if write is None and name is None:
         width = max(map(len, names()))
         for each in names():
@@ -84,13 +82,13 @@ def example(
 
 
 def names() -> list[str]:
-    """Return the names of the files, those of folders last."""
+    """Return the names of the files. Files in folders come last."""
     found = [path.relative_to(FOLDER) for path in FOLDER.rglob("*") if path.is_file()]
     return [str(each) for each in sorted(found, key=lambda each: (len(each.parts), each))]
 
 
 def _named(name: str | None, *, of_folders: bool) -> list[str]:
-    """Return the files that a name stands for, or raise InvalidOption."""
+    """Return the file of this name, or the files of a folder. Raise InvalidOption for neither."""
     if name is None:
         return names()
     wanted = name.rstrip("/")
@@ -98,7 +96,7 @@ def _named(name: str | None, *, of_folders: bool) -> list[str]:
     if not found:
         raise InvalidOption(
             f"there is no example {name!r}{meant(wanted, names())}",
-            hint="`isolog config example` lists them.",
+            hint="List the examples: `isolog config example`.",
         )
     if found != [wanted] and not of_folders:
         raise InvalidOption(
@@ -117,27 +115,26 @@ def _title(name: str) -> str:
 
 
 def _write(chosen: list[str], directory: Path, *, force: bool) -> list[Path]:
-    """Write all of the files, or none if one is there already."""
+    """Write all files, or none if one exists already."""
     targets = [directory / each for each in chosen]
     there = [path for path in targets if path.exists()]
     if there and not force:
-        raise InvalidOption(f"{there[0]} is there already", hint="Give --force to replace it.")
+        raise InvalidOption(f"{there[0]} exists already", hint="Give --force to replace it.")
     for name, path in zip(chosen, targets, strict=True):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes((FOLDER / name).read_bytes())
         except OSError as error:
             raise StorageFailure(
-                f"{path}: {error.strerror}", hint="Name a directory that can be written to."
+                f"{path}: {error.strerror}", hint="Give a writable directory."
             ) from None
     return targets
 
 
 def prepare_spark() -> None:
-    """Make Spark's Python workers start sooner; once for each installation of PySpark.
+    """Reduce the start time of Spark's Python workers. Run it once per installation of PySpark.
 
-    It compiles the modules that workers import, in the environment of this command. Run again, it
-    does nothing.
+    The command compiles the modules that workers import, in the environment of the command.
 
     \b
     isolog prepare-spark
@@ -155,11 +152,11 @@ def prepare_spark() -> None:
         raise StorageFailure(
             f"{folder}: {error}", hint="Run the command as the owner of the environment."
         ) from None
-    note(f"{counted(count, 'module')} compiled" if count else "all modules are compiled already")
+    note(f"{counted(count, 'module')} compiled" if count else "all modules are already compiled")
 
 
 def compile_into(archive: Path) -> int:
-    """Add the bytecode of the archive's modules, and return their number; 0 if it has bytecode."""
+    """Add bytecode to the archive. Return the number of modules, 0 if it has bytecode already."""
     with zipfile.ZipFile(archive) as source:
         contents = {name: source.read(name) for name in source.namelist()}
     if any(name.endswith(".pyc") for name in contents):
@@ -176,7 +173,7 @@ def compile_into(archive: Path) -> int:
 
 
 def bytecode(source: bytes, shown: str) -> bytes:
-    """Compile a module; Python does not compare it with its source. Traces name ``shown``."""
+    """Compile a module without a check of its source. Tracebacks show the path ``shown``."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         file, compiled = Path(folder, "module.py"), Path(folder, "module.pyc")
         file.write_bytes(source)

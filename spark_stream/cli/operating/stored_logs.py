@@ -1,4 +1,4 @@
-"""``isolog log``: dump, verify. They read a log's files, need no broker, and change nothing."""
+"""``isolog log``: dump, verify. Both read the files of a log without a broker, read-only."""
 
 from __future__ import annotations
 
@@ -53,47 +53,47 @@ Directory = Annotated[
     Path,
     typer.Argument(
         metavar="DIR",
-        help="A broker's directory, or the folder of a topic or a partition in it, or a copy.",
+        help="Directory of a broker, or of a topic or a partition in it, or a copy of these.",
         exists=True,
         file_okay=False,
         show_default=False,
     ),
 ]
 Partitions = Annotated[
-    list[int] | None, typer.Option(metavar="N", min=0, help="Only this partition; repeatable.")
+    list[int] | None, typer.Option(metavar="N", min=0, help="Only this partition. Repeatable.")
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Look at the files of logs, without a broker.")
+app = typer.Typer(no_args_is_help=True, help="Inspect the files of a log, without a broker.")
 
 
 @app.command()
 def dump(
     directory: Directory,
     entries: Annotated[
-        bool, typer.Option("--entries", help="Each entry: a batch, or a transaction's marker.")
+        bool, typer.Option("--entries", help="Show each entry: a batch, or a transaction marker.")
     ] = False,
-    records: Annotated[bool, typer.Option("--records", help="Each record.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="Show each record.")] = False,
     start: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", min=0, help="Only from this offset on.")
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="First offset to show.")
     ] = 0,
     end: Annotated[
         int | None,
         typer.Option(
-            "--to", metavar="OFFSET", min=0, help="Up to there, exclusively.", show_default=False
+            "--to", metavar="OFFSET", min=0, help="End offset, exclusive.", show_default=False
         ),
     ] = None,
     partition: Partitions = None,
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Read all batches of the segments to check them."),
+        typer.Option("--check/--no-check", help="Check the batches of the segments."),
     ] = True,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Show what a log's files have: its segments, or with an option its entries or its records.
+    """Show the segments of a log, or with an option its entries or records.
 
-    Nothing is changed. A broker may be running: then entries are shown that were there when the
-    command looked. Aborted records, and those that were never replicated, are shown too. Exit code
-    1 if something is damaged: `isolog log verify` says what to do.
+    The command does not change files. A broker may be running: then the entries at the start of the
+    command are shown. Aborted and unreplicated records are shown too. Exit code 1 if a file is
+    damaged: `isolog log verify` prints the remedy.
 
     \b
     isolog log dump data/
@@ -111,7 +111,7 @@ def dump(
                 note(f"damaged: {error.message}")
                 sound = False
             for view in files.segments:
-                whole = view.found.good == len(view.found.table)  # else its end is not known
+                whole = view.found.good == len(view.found.table)  # else its end is unknown
                 ends_before = whole and view.segment.end.offset < start
                 if ends_before or view.segment.first.offset >= last:
                     continue
@@ -134,11 +134,11 @@ def dump(
 def verify(
     directory: Directory, partition: Partitions = None, output: Output = Listing.TABLE
 ) -> None:
-    """Check all checksums of logs, the order of their entries, and what opening them would do.
+    """Check all checksums of logs, the order of their entries, and the effects of opening them.
 
-    All batches are read from the disk itself. Nothing is changed, and a broker may be running.
-    Exit code 1 if something is damaged, or cannot be read; a write that never ended, as after a
-    crash, is no damage.
+    All batches are read from the disk, past the page cache where the file system supports that. The
+    command does not change files, and a broker may be running. Exit code 1 if a file is damaged or
+    unreadable. An unfinished write, such as after a crash, is not damage.
 
     \b
     isolog log verify data/
@@ -151,7 +151,7 @@ def verify(
             found = check_log(path, in_use=in_use)
         except StorageFailure as error:
             unreadable += 1
-            note(f"{path} cannot be checked: {error.message}")
+            note(f"failed to check {path}: {error.message}")
             continue
         any_in_use |= in_use
         checked += 1
@@ -162,10 +162,10 @@ def verify(
             _show(found)
         sys.stdout.flush()
     if output is Listing.TABLE:
-        rest = f", {unreadable} could not be read" if unreadable else ""
+        rest = f", {unreadable} unreadable" if unreadable else ""
         print(f"{counted(checked, 'partition')} checked, {damaged} damaged{rest}")
         if any_in_use:
-            note("a broker is running: what it is writing at present was not checked")
+            note("a broker is running: its unfinished writes were not checked")
     if damaged or unreadable:
         raise typer.Exit(1)
 
@@ -194,7 +194,7 @@ def _show(found: CheckedLog) -> None:
 
 
 def _paths(directory: Path, partitions: list[int] | None) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of the logs, each with whether its broker is running, or may be."""
+    """Yield the folders of the logs. The flag is set if the broker is running, or may be."""
     wanted = None if not partitions else {str(each) for each in partitions}
     known: dict[Path | None, bool] = {None: False}
     for path in find_logs(directory):
@@ -215,7 +215,7 @@ def _logs(directory: Path, partitions: list[int] | None) -> Iterator[LogFiles]:
 
 
 class _BatchWriter:
-    """Writes batches of any schema; as a table, each schema begins a new one."""
+    """A writer of batches of any schema. Each schema starts a new table."""
 
     def __init__(self, sink: Any, output: Listing) -> None:
         self._sink = sink
@@ -224,7 +224,7 @@ class _BatchWriter:
         self._writer: Writer | None = None
 
     def write(self, batch: pa.RecordBatch, *, utf8: bool = False) -> None:
-        """Write a batch; ``utf8``: its binary columns are text, as far as they can be."""
+        """Write a batch. ``utf8``: show binary columns as text where they are UTF-8."""
         if self._writer is None or not batch.schema.equals(self._schema):
             self._schema = batch.schema
             self._writer = writer_of(self._shape, self._sink, batch.schema, utf8=utf8)
@@ -242,7 +242,7 @@ def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
 
 
 def _place(files: LogFiles, rows: int) -> dict[str, pa.Array]:
-    """Return the columns that say which log it is."""
+    """Return the columns with the topic and the partition."""
     return {
         "topic": pa.repeat(pa.scalar(files.topic, pa.string()), rows),
         "partition": pa.repeat(pa.scalar(files.partition, pa.int32()), rows),
@@ -250,7 +250,7 @@ def _place(files: LogFiles, rows: int) -> dict[str, pa.Array]:
 
 
 def _segment(files: LogFiles, view: SegmentView, check: bool) -> tuple[pa.RecordBatch, bool]:
-    """Return a segment as a row, and whether it is sound as far as it was checked."""
+    """Return a segment as a row, and whether the checks found no damage."""
     found, kept = view.found, view.found.kept
     problems = []
     if not view.header_intact:
@@ -259,7 +259,7 @@ def _segment(files: LogFiles, view: SegmentView, check: bool) -> tuple[pa.Record
     if bad:
         problems.append(counted(bad, "entry"))
     if len(found.table) > found.good:
-        problems.append(f"entries from {found.first.entry + found.good} on are not valid")
+        problems.append(f"entries from {found.first.entry + found.good} on are invalid")
     moments = {
         name: pa.array([int(at) if len(kept) else None], TIMESTAMP_TYPE)
         for name, at in (
@@ -288,7 +288,7 @@ def _segment(files: LogFiles, view: SegmentView, check: bool) -> tuple[pa.Record
 def _entries(files: LogFiles, view: SegmentView, start: int, end: int) -> pa.RecordBatch:
     table = view.found.table
     ends = table["base_offset"] + table["count"]
-    # A marker has no offset of its own: it is shown with the record before it, if there is one.
+    # A marker has no offset. It is shown with the record before it, if there is one.
     firsts = np.maximum(table["base_offset"] - (table["count"] == 0), 0)
     shown = np.flatnonzero((np.maximum(ends, firsts + 1) > start) & (firsts < end))
     rows, intact = table[shown], view.intact[shown]
@@ -315,15 +315,15 @@ def _named(places: np.ndarray, names: tuple[str, ...]) -> pa.Array:
 def _dump_records(
     files: LogFiles, view: SegmentView, start: int, end: int, out: _BatchWriter
 ) -> bool:
-    """Write the records of a segment, and return whether all of them are sound."""
+    """Write the records of a segment. Return whether all of them are undamaged."""
     sound = len(view.found.table) == view.found.good
     if not sound:
         note(
             f"damaged: {view.found.name.entries}: the entries from"
-            f" {view.found.first.entry + view.found.good} on are not valid"
+            f" {view.found.first.entry + view.found.good} on are invalid"
         )
     if view.schema is None and view.found.good:
-        note(f"{view.found.name.arrow}: the schema of its records is not known here")
+        note(f"{view.found.name.arrow}: the schema of its records is unknown")
         return False
     for each in view.records(start, end):
         if isinstance(each, IsologError):

@@ -1,4 +1,4 @@
-"""``isolog top``: the cluster live in a terminal, by what its brokers tell any client."""
+"""``isolog top``: live view of a cluster in a terminal, from the public calls of its brokers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_stream.cli.operating.frames import ClusterFrame, ConsumerLine, Flow, Look, frame_of
+from spark_stream.cli.operating.frames import (
+    ClusterFrame,
+    ClusterSample,
+    ConsumerLine,
+    Flow,
+    frame_of,
+)
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
 from spark_stream.cli.output.texts import (
     as_json,
@@ -43,7 +49,7 @@ from spark_stream.wire.topic_messages import TopicDescription
 
 _INTERVAL_S: Final = 2.0
 _ONCE_S: Final = 1.0
-_CALLS: Final = 8  # at once
+_CALLS_MAX: Final = 8
 _LINES: Final = 10
 _KIB: Final = 1024
 _MISSING: Final = "-"
@@ -55,7 +61,7 @@ def top(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one frame. It takes two looks, for the rates.")
+        bool, typer.Option("--once", help="Print once, after two samples for the rates.")
     ] = False,
     interval: Annotated[
         float | None,
@@ -63,18 +69,18 @@ def top(
             metavar="S",
             min=0.1,
             max=3600,
-            help="Seconds between two looks: 2, or 1 with --once.",
+            help="Seconds between two samples. Default: 2, or 1 with --once.",
             show_default=False,
         ),
     ] = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Show brokers, topics by rate, what is amiss, open transactions, and readers with their lag.
+    """Show brokers, topics by rate, problems, open transactions, and readers with their lag.
 
-    Rates count written records. A reader is stalled if its program has not requested records for
-    two minutes and there are some, and gone if it ended without being closed. The first transaction
-    that is undecided in a partition holds readers under read_committed back. In a terminal, q or
-    Ctrl-C ends it.
+    Rates count written records. A reader is stalled if records are available and its program has
+    not requested any for two minutes, and gone if it ended without being closed. The first
+    undecided transaction of a partition holds back readers under read_committed. Press q or Ctrl-C
+    to stop.
 
     \b
     isolog top --bootstrap localhost:9092
@@ -83,41 +89,41 @@ def top(
     pause_s = interval or (_ONCE_S if once else _INTERVAL_S)
     with log(bootstrap, path) as opened:
         try:
-            looks = [look_at(opened)]
+            samples = [sample_cluster(opened)]
             if once:
                 time.sleep(pause_s)
-                looks.append(look_at(opened))
-                print_frame(frame_of(looks), None, output)
+                samples.append(sample_cluster(opened))
+                print_frame(frame_of(samples), None, output)
             elif output is Listing.JSON or not sys.stdout.isatty():
-                _follow(opened, looks, pause_s, partial(print_frame, output=output))
+                _follow(opened, samples, pause_s, partial(print_frame, output=output))
             else:
-                _watch(opened, looks, pause_s)
+                _watch(opened, samples, pause_s)
         except KeyboardInterrupt:
             pass
 
 
-def look_at(opened: Log) -> Look:
-    """Ask the cluster for all that a frame shows."""
+def sample_cluster(opened: Log) -> ClusterSample:
+    """Request all parts of a frame from the cluster."""
     denied: list[str] = []
     unavailable: list[str] = []
 
-    def ask(part: str, call: Callable[..., Iterable[T]], *given: Log) -> tuple[T, ...]:
+    def request(part: str, call: Callable[..., Iterable[T]], *given: Log) -> tuple[T, ...]:
         try:
             return tuple(call(*given))
         except PermissionDenied:
             denied.append(part)
-        except StorageFailure:  # the metadata store: a problem of the cluster has its text
+        except StorageFailure:  # of the metadata store. The problems of the cluster have its text.
             unavailable.append(part)
         return ()
 
     at = time.monotonic()
-    return Look(
+    return ClusterSample(
         at=at,
         now_ms=wall_ms(),
         cluster=opened.cluster(),
-        topics=ask("topics", _topics, opened),
-        transactions=ask("transactions", opened.transactions),
-        consumers=ask("consumers", opened.consumers),
+        topics=request("topics", _topics, opened),
+        transactions=request("transactions", opened.transactions),
+        consumers=request("consumers", opened.consumers),
         denied=tuple(denied),
         unavailable=tuple(unavailable),
     )
@@ -127,47 +133,50 @@ def _topics(opened: Log) -> list[TopicDescription]:
     def describe(name: str) -> TopicDescription | None:
         try:
             return opened.describe(name)
-        except UnknownTopic:  # deleted since it was listed
+        except UnknownTopic:  # deleted since the list was read
             return None
 
-    with ThreadPoolExecutor(_CALLS) as calls:
+    with ThreadPoolExecutor(_CALLS_MAX) as calls:
         return [each for each in calls.map(describe, opened.topics()) if each is not None]
 
 
 def _follow(
-    opened: Log, looks: list[Look], pause_s: float, show: Callable[[ClusterFrame, str | None], None]
+    opened: Log,
+    samples: list[ClusterSample],
+    pause_s: float,
+    show: Callable[[ClusterFrame, str | None], None],
 ) -> None:
-    """Show a frame after each look, without end. An error is shown, and the next look tries again.
+    """Show a frame after each sample, without end. After an error show the error, and retry.
 
-    The cluster may be out of reach for a while, which is when somebody watches it.
+    Operators watch a cluster especially while it is unavailable.
     """
     while True:
         time.sleep(pause_s)
         try:
-            looks.append(look_at(opened))
+            samples.append(sample_cluster(opened))
         except IsologError as error:
-            show(frame_of(looks), error.message)
+            show(frame_of(samples), error.message)
             continue
-        while looks[-1].at - looks[0].at > max(WINDOW_S, 2 * pause_s):
-            del looks[0]
-        show(frame_of(looks), None)
+        while samples[-1].at - samples[0].at > max(WINDOW_S, 2 * pause_s):
+            del samples[0]
+        show(frame_of(samples), None)
 
 
-def _watch(opened: Log, looks: list[Look], pause_s: float) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
-    first = drawn(frame_of(looks))
+def _watch(opened: Log, samples: list[ClusterSample], pause_s: float) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also restores the terminal
+    first = rendered(frame_of(samples))
     with Live(first, console=console(), screen=True, auto_refresh=False) as live, _ended_by_q():
         _follow(
             opened,
-            looks,
+            samples,
             pause_s,
-            lambda frame, error: live.update(drawn(frame, error), refresh=True),
+            lambda frame, error: live.update(rendered(frame, error), refresh=True),
         )
 
 
 @contextmanager
 def _ended_by_q() -> Iterator[None]:
-    """Interrupt the command when q is typed, also while the cluster does not answer."""
+    """Interrupt the command when q is typed, even while the cluster does not answer."""
     if not sys.stdin.isatty():
         yield
         return
@@ -182,23 +191,23 @@ def _ended_by_q() -> Iterator[None]:
 
 
 def _interrupt_at_q(keyboard: int) -> None:
-    with suppress(OSError):  # the terminal is gone
+    with suppress(OSError):  # the terminal was closed
         while (typed := os.read(keyboard, 64)) and b"q" not in typed.lower():
             pass
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def print_frame(frame: ClusterFrame, error: str | None, output: Listing) -> None:
-    """Print a frame; ``error``: why it is an old one."""
+    """Print a frame. ``error``: why there is no newer frame."""
     if output is Listing.JSON:
         print(json.dumps(as_json(frame) | {"error": error}), flush=True)
     else:
-        console().print(drawn(frame, error))
+        console().print(rendered(frame, error))
         sys.stdout.flush()
 
 
-def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
-    """Return a frame for a terminal of 80 columns or more; ``error``: why it is an old one."""
+def rendered(frame: ClusterFrame, error: str | None = None) -> RenderableType:
+    """Render a frame for at least 80 columns. ``error``: why there is no newer frame."""
     parts: list[RenderableType] = []
     moment = datetime.fromtimestamp(frame.now_ms // 1000, UTC).strftime("%H:%M:%S UTC")
     alive = f"brokers {frame.brokers_alive} of {len(frame.brokers)} alive"
@@ -216,9 +225,9 @@ def drawn(frame: ClusterFrame, error: str | None = None) -> RenderableType:
         text = "all partitions have a leader, and all replicas are in sync"
         parts.append(Text(text, style="green"))
     parts += [Text(visible(each), style="red") for each in frame.reader_problems]
-    parts += [Text(f"you may not see {each}", style="yellow") for each in frame.denied]
+    parts += [Text(f"no permission for {each}", style="yellow") for each in frame.denied]
     parts += [
-        Text(f"{each} cannot be read from the metadata store", style="yellow")
+        Text(f"the metadata store does not return {each}", style="yellow")
         for each in frame.unavailable
     ]
     parts += [Text(), _brokers(frame)]
@@ -241,16 +250,16 @@ def _table(first: str, *others: str, numbers: int) -> Table:
     return table
 
 
-def _more(table: Table, there: int) -> Table:
-    if there > _LINES:
-        table.add_row(f"and {there - _LINES} more")
+def _more(table: Table, count: int) -> Table:
+    if count > _LINES:
+        table.add_row(f"and {count - _LINES} more")
     return table
 
 
 def _brokers(frame: ClusterFrame) -> Table:
     names = ("state", "leads", "replicas", "in sync", "records/s", "written/s")
     table = _table("broker", *names, numbers=5)
-    # Dead brokers are never among those that are left out.
+    # Dead brokers come first, so that they are not left out.
     lines = sorted(frame.brokers, key=lambda each: not each.state.startswith("dead"))
     for each in lines[:_LINES]:
         dead = each.state.startswith("dead")

@@ -1,4 +1,4 @@
-"""Records, topics and values, printed for people and for programs.
+"""Text for people and for programs: records, topics, values.
 
 ``formats``  batches as lines, JSON, CSV, a table, an Arrow stream
 ``topics``   topics as tables and as JSON

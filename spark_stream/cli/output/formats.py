@@ -1,7 +1,7 @@
-"""Print batches: as lines, JSON, CSV, a table, a template, an Arrow stream.
+"""Batches as lines, JSON, CSV, a table, text from a template, or an Arrow stream.
 
-A batch becomes text column by column, and its text is written from memory as it is: no loop touches
-a row.
+A batch becomes text column by column, and the text is written from Arrow's buffers. No Python loop
+touches a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TABLE_ROWS: Final = 1024  # column widths are computed over this many rows at a
 
 
 class Shape(StrEnum):
-    """How records are printed."""
+    """Output formats of records."""
 
     TABLE = "table"
     JSON = "json"
@@ -38,14 +38,14 @@ class Writer(Protocol):
     """Writes batches of one schema."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch; readers of the output see it after the sink is flushed."""
+        """Write a batch. Readers of the output see it after the sink is flushed."""
 
     def close(self) -> None:
         """Write the end of the output."""
 
 
 def writer_of(shape: Shape, sink: BinaryIO, schema: pa.Schema, *, utf8: bool) -> Writer:
-    """Return the writer of a shape; ``utf8``: binary columns are text (default-schema topics)."""
+    """Return the writer of a format. ``utf8``: binary is text, as in default-schema topics."""
     if shape is Shape.ARROW:
         return _Arrow(sink, schema)
     if shape is Shape.CSV:
@@ -58,7 +58,7 @@ def writer_of(shape: Shape, sink: BinaryIO, schema: pa.Schema, *, utf8: bool) ->
 
 
 class _Lines:
-    """One line a record; a null is an empty line."""
+    """One line per record. A null is an empty line."""
 
     def __init__(self, sink: BinaryIO, render: Callable[[pa.RecordBatch], pa.Array]) -> None:
         self._sink = sink
@@ -72,7 +72,7 @@ class _Lines:
 
 
 def _put(sink: BinaryIO, values: pa.BinaryArray, end: bytes) -> None:
-    """Write all values, each followed by ``end``, from one buffer that holds their bytes."""
+    """Write all values, each followed by ``end``, from one buffer."""
     values = pc.binary_join_element_wise(
         values, end, b"", null_handling="replace", null_replacement=b""
     )
@@ -84,7 +84,7 @@ def _put(sink: BinaryIO, values: pa.BinaryArray, end: bytes) -> None:
 
 
 class Template:
-    """``{key} {value}``: columns by name; ``{{`` is a brace, ``\\t`` and ``\\n`` are as in C."""
+    """``{key} {value}``: columns by name. ``{{`` is a brace, ``\\t`` a tab, ``\\n`` a new line."""
 
     def __init__(self, text: str) -> None:
         self.columns: list[str] = []
@@ -99,7 +99,7 @@ class Template:
             if name is None:
                 continue
             if not name or form or conversion:
-                raise _bad_template("braces take the name of a column and nothing else")
+                raise _bad_template("braces contain the name of a column and no format")
             if name not in self.columns:
                 self.columns.append(name)
             self._parts.append(self.columns.index(name))
@@ -128,12 +128,12 @@ def _raw(column: pa.Array, utf8: bool) -> pa.BinaryArray:
 
 def _bad_template(problem: str) -> InvalidOption:
     return InvalidOption(
-        f"--format: {problem}", hint='Such as --format "{partition} {offset} {value}".'
+        f"--format: {problem}", hint='Example: --format "{partition} {offset} {value}".'
     )
 
 
 class _Csv:
-    """A header, then records: null is an empty field, an empty text is ``""``."""
+    """A header, then records. Null is an empty field, an empty text is ``""``."""
 
     def __init__(self, sink: BinaryIO, schema: pa.Schema, utf8: bool) -> None:
         self._utf8 = utf8
@@ -174,7 +174,7 @@ class _Arrow:
 
 
 class _Table:
-    """A table: aligned columns, long cells cut. A cell that needs more width starts a new table."""
+    """Aligned columns with long cells cut. A wider cell prints the header again."""
 
     def __init__(self, sink: BinaryIO, schema: pa.Schema, utf8: bool) -> None:
         self._sink = sink
@@ -203,7 +203,7 @@ class _Table:
 
     def _cells(self, column: pa.Array) -> pa.StringArray:
         texts = pc.fill_null(shown(column, utf8=self._utf8), "NULL")
-        # Control characters would break the lines, or reach the terminal as commands.
+        # A terminal would execute control characters, and line breaks would break the table.
         texts = pc.replace_substring_regex(texts, r"[\x00-\x1f\x7f-\x{9f}]+", " ")
         long = pc.greater(pc.utf8_length(texts), _CELL_MAX)
         if not pc.any(long).as_py():

@@ -22,9 +22,9 @@ _WIDTH_MAX: Final = 10_000
 
 
 def visible(text: str) -> str:
-    """Return the text with ``\\x1b`` and the like for each character that cannot be seen.
+    """Return the text with invisible characters escaped, such as ``\\x1b``.
 
-    Names may have control characters, which a terminal takes as commands.
+    Names may contain control characters, which a terminal would execute.
     """
     if text.isprintable():
         return text
@@ -34,17 +34,17 @@ def visible(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return the text as a cell of a table: visible, and not taken as markup by ``rich``."""
+    """Return the text as a cell of a table, escaped for the terminal and for ``rich``."""
     return escape(visible(text))
 
 
 def state_text(state: ReaderState) -> str:
-    """Return the state of a reader in words."""
+    """Return the name of a reader's state."""
     return "waiting at the LSO" if state is ReaderState.WAITING_AT_LSO else state.replace("_", " ")
 
 
 def as_json(value: Any) -> Any:
-    """Convert a value for ``json.dumps``, with every field, even if it has its default."""
+    """Convert a value for ``json.dumps``, including fields that have their default."""
     match value:
         case IsologError():
             return value.to_wire()
@@ -58,7 +58,7 @@ def as_json(value: Any) -> Any:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in at most two units: ``0.3 s``, ``4 min 10 s``, ``-2 h 5 min``."""
+    """Format a duration in at most two units: ``0.3 s``, ``4 min 10 s``, ``-2 h 5 min``."""
     sign = "-" if seconds < 0 else ""
     seconds = abs(seconds)
     if round(seconds, 1) < 10:
@@ -76,7 +76,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(moment_ms: int | None, now_ms: int) -> str:
-    """Write how long ago a moment was: ``4 min 10 s ago``, ``-`` for None."""
+    """Format the age of a moment: ``4 min 10 s ago``, ``-`` for None."""
     return "-" if moment_ms is None else f"{duration(max(0.0, (now_ms - moment_ms) / 1000))} ago"
 
 
@@ -86,7 +86,7 @@ def wall_ms() -> int:
 
 
 def broker_state(broker: BrokerDescription, controller: str | None) -> str:
-    """Return the state of a broker in words: ``alive, controller``."""
+    """Format the state of a broker: ``alive, controller``."""
     words = ["alive" if broker.alive else "dead"]
     if broker.state != "active":
         words.append(broker.state)
@@ -104,12 +104,12 @@ def plain_table(*titles: str) -> Table:
 
 def console() -> Console:
     """Return a console on standard output, for tables."""
-    # In a pipe or a file a table is as wide as it needs to be: only a terminal has a width.
+    # Only a terminal limits the width of a table, not a pipe or a file.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_MAX)
 
 
 def size_text(size: int | None, unknown: str = "-") -> str:
-    """Return a number of bytes in a few characters."""
+    """Format a number of bytes: ``1.5 GiB``."""
     if size is None:
         return unknown
     for unit, name in _UNITS:
@@ -119,7 +119,7 @@ def size_text(size: int | None, unknown: str = "-") -> str:
 
 
 def drawn_together(numbers: list[int], to: str = " to ", between: str = ", ") -> str:
-    """Write rising numbers with each run as its first and last: ``0 to 3, 7``."""
+    """Format ascending numbers, each run as its first and last number: ``0 to 3, 7``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:

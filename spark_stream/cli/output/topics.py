@@ -1,4 +1,4 @@
-"""Topics, for people as tables and for programs as JSON."""
+"""Topics as tables for people, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TITLES: Final = ("partition", "leader", "epoch", "replicas", "in sync (ISR)", "
 
 
 def show_names(names: list[str], shape: Listing) -> None:
-    """Print names of topics: one a line, or a JSON array."""
+    """Print names of topics, one per line or as a JSON array."""
     if shape is Listing.JSON:
         print(json.dumps(names))
         return
@@ -58,7 +58,9 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
         screen.print(f"warning: {cell(topic.warning)}")
     waiting = [each for each in topic.partitions if each.high_watermark is None and not each.error]
     for each in waiting:
-        screen.print(f"partition {each.partition}: its new leader does not know HW and LSO yet")
+        screen.print(
+            f"partition {each.partition}: the new leader has not determined HW and LSO yet"
+        )
     for each in topic.partitions:
         if each.error is not None:
             screen.print(f"partition {each.partition}: {cell(str(each.error))}", soft_wrap=True)
@@ -66,14 +68,14 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
 
 
 def record_count(topic: TopicDescription) -> int | None:
-    """Return how many records the topic has; None if a partition does not answer."""
+    """Return the number of records in the topic. None if a partition does not answer."""
     ends = _sum_known(each.log_end_offset for each in topic.partitions)
     starts = _sum_known(each.log_start_offset for each in topic.partitions)
     return None if ends is None or starts is None else ends - starts
 
 
 def _sum_known(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum; None if one of the numbers is not known."""
+    """Return the sum. None if one of the numbers is unknown."""
     found = list(numbers)
     known = [each for each in found if each is not None]
     return sum(known) if len(known) == len(found) else None
@@ -89,7 +91,7 @@ def _columns_table(topic: TopicDescription) -> Table:
 
 
 def _partitions_table(topic: TopicDescription) -> Table:
-    """Return a table of where each partition begins and ends, for every isolation level."""
+    """Return a table with the bounds of each partition, for every isolation level."""
     # Without lines between them, four offsets of ten digits fit into 80 columns.
     table = Table("partition", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for number in (
@@ -151,7 +153,7 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
 
 
 class _Row(NamedTuple):
-    """A row of the table: partitions with the same texts share one."""
+    """A row of the table. Partitions with equal texts share a row."""
 
     leader: str
     epoch: str
@@ -161,7 +163,7 @@ class _Row(NamedTuple):
 
 
 def show_replicas(topic: TopicDescription, screen: Console) -> None:
-    """Print a table, or lines if broker ids are too long for one; then any problems."""
+    """Print a table, or lines if broker ids are too long for a table. Then print any problems."""
     rows: dict[_Row, list[int]] = {}
     for each in topic.partitions:
         rows.setdefault(_row(each), []).append(each.partition)
@@ -173,13 +175,13 @@ def show_replicas(topic: TopicDescription, screen: Console) -> None:
         for row, partitions in rows.items():
             for line in _lines(row, drawn_together(partitions)):
                 screen.print(cell(line), soft_wrap=True)
-    for line in (*_moves(topic), *_amiss(topic)):
+    for line in (*_moves(topic), *_problems(topic)):
         screen.print(cell(line), soft_wrap=True)
 
 
 def _row(partition: PartitionDescription) -> _Row:
     return _Row(
-        partition.leader or "nobody",
+        partition.leader or "none",
         str(partition.leader_epoch),
         ", ".join(partition.replicas),
         ", ".join(partition.isr),
@@ -188,7 +190,7 @@ def _row(partition: PartitionDescription) -> _Row:
 
 
 def _behind(partition: PartitionDescription) -> Iterator[str]:
-    """Yield the followers that lack entries, as far as the leader knows."""
+    """Yield the followers that lack entries, according to the leader."""
     if partition.error is not None:
         return
     for broker in partition.replicas:
@@ -218,7 +220,7 @@ def _lines(row: _Row, partitions: str) -> Iterator[str]:
 
 
 def _moves(topic: TopicDescription) -> Iterator[str]:
-    """Yield lines about the moves that are under way."""
+    """Yield lines about moves in progress."""
     moves: dict[tuple[str, str], list[int]] = {}
     for each in topic.partitions:
         if each.adding or each.removing:
@@ -228,11 +230,11 @@ def _moves(topic: TopicDescription) -> Iterator[str]:
     for (brings, takes), numbers in moves.items():
         which = "partition" if len(numbers) == 1 else "partitions"
         way = (f" from {takes}" if takes else "") + (f" to {brings}" if brings else "")
-        yield f"{which} {drawn_together(numbers)}: under way{way}"
+        yield f"{which} {drawn_together(numbers)}: moving{way}"
 
 
-def _amiss(topic: TopicDescription) -> Iterator[str]:
-    """Yield how missing in-sync replicas affect readers and producers."""
+def _problems(topic: TopicDescription) -> Iterator[str]:
+    """Yield the effects of missing in-sync replicas on readers and producers."""
     least = int(topic.config.get(_LEAST_IN_SYNC, "1"))
     few = [
         each.partition
@@ -241,5 +243,5 @@ def _amiss(topic: TopicDescription) -> Iterator[str]:
     ]
     if few:
         which = "partition" if len(few) == 1 else "partitions"
-        yield f"{which} {drawn_together(few)}: fewer in sync than {_LEAST_IN_SYNC}={least}"
-        yield "  the high watermark stands, and producers that ask for read_committed are refused"
+        yield f"{which} {drawn_together(few)}: fewer in-sync replicas than {_LEAST_IN_SYNC}={least}"
+        yield "  the high watermark does not advance, and producers with read_committed are refused"

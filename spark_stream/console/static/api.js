@@ -1,20 +1,20 @@
-// Calls to the console's server, and the stream of what changes.
+// Calls to the console's server, and the stream of changes.
 
-/** An error of the server: what is wrong, and what to do. */
+/** An error of the server, with a message and a hint. */
 export class Failure extends Error {
-  /** @param {{code: string, message: string, hint: string}} told @param {number} status */
-  constructor(told, status) {
-    super(told.message);
-    this.code = told.code;
-    this.hint = told.hint;
+  /** @param {{code: string, message: string, hint: string}} error @param {number} status */
+  constructor(error, status) {
+    super(error.message);
+    this.code = error.code;
+    this.hint = error.hint;
     this.status = status;
   }
 }
 
-const AWAY = {
-  code: "AWAY",
+const NO_ANSWER = {
+  code: "NO_ANSWER",
   message: "The console's server does not answer.",
-  hint: "Check that `isolog console` still runs; this page connects again by itself.",
+  hint: "Check that `isolog console` is running. This page reconnects automatically.",
 };
 
 async function answer(request) {
@@ -22,13 +22,13 @@ async function answer(request) {
   try {
     response = await request;
   } catch {
-    throw new Failure(AWAY, 0);
+    throw new Failure(NO_ANSWER, 0);
   }
   let found;
   try {
     found = await response.json();
   } catch {
-    throw new Failure(AWAY, response.status);
+    throw new Failure(NO_ANSWER, response.status);
   }
   if (!response.ok) throw new Failure(found.error, response.status);
   return found;
@@ -48,7 +48,7 @@ export function post(path, body = {}) {
 }
 
 /**
- * Follow parts of the board, and a topic. Return a function that ends it.
+ * Follow parts of the board, and a topic. Return a function that stops it.
  * @param {string[]} parts @param {string | null} topic
  * @param {(name: string, part: any) => void} onPart @param {(state: string) => void} onState
  */

@@ -1,5 +1,5 @@
-// Describes a page as plain objects and brings the document in line with them. Elements that stay
-// keep their focus, selection and scroll position. Text is only ever set as text, never as HTML.
+// Describes a page as plain objects and updates the document to match them. Elements that remain
+// keep their focus, selection and scroll position. Text is set as text, never as HTML.
 
 /** @typedef {{tag: string, props: Object<string, any>, children: Node_[]}} Element_ */
 /** @typedef {Element_ | string} Node_ */
@@ -8,7 +8,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected"]);
 
 /**
- * Describe an element. Props: attributes; `onclick` and the like; `key`, which tells siblings apart.
+ * Describe an element. Props: attributes; `onclick` and the like; `key`, which identifies an element among its siblings.
  * Children that are null, undefined or false are left out.
  * @param {string} tag @param {Object<string, any>} [props] @param {...any} children
  * @returns {Element_}
@@ -66,7 +66,7 @@ function update(node, wanted) {
   for (const [name, value] of Object.entries(wanted.props)) if (before[name] !== value) set(node, name, value);
   node.__props = wanted.props;
   patch(node, wanted.children);
-  // A select takes its value only once it has its options.
+  // A select accepts its value only after it has its options.
   if (node.localName === "select" && wanted.props.value !== before.value) node.value = wanted.props.value;
 }
 

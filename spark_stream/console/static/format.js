@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them.
+// Formats of numbers, sizes and times.
 
 import { h } from "./dom.js";
 

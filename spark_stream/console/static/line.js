@@ -1,15 +1,15 @@
-// A partition as a line, from its log start to its log end, with its bounds and what is open.
+// A partition as a line from its log start to its log end, with its bounds and open transactions.
 
 import { h } from "./dom.js";
 import { count } from "./format.js";
 
-const LEFT = 14; // percent of the width for what comes before the part that moves
+const LEFT = 14; // percent of the width for the offsets before the moving part
 
 /**
- * Where offsets are on the line, in percent. What is settled is drawn short, so that the part in
- * which bounds differ has room; `broken` says that it is.
+ * Positions of offsets on the line, in percent. The settled part is compressed, so that the part
+ * in which bounds differ has room. Then `broken` is true.
  * @param {any} live a partition
- * @param {number[]} [also] other offsets that are to be seen apart
+ * @param {number[]} [also] other offsets that need distinct positions
  */
 export function scaleOf(live, also = []) {
   const [start, end] = [live.log_start, Math.max(live.log_end, ...also, 0)];
@@ -33,7 +33,7 @@ function bounded(value, most) {
   return Math.min(Math.max(value, 0), most);
 }
 
-/** The next of 1, 2, 5, 10, 20, … so that the scale changes seldom. */
+/** The next of 1, 2, 5, 10, 20, … so that the scale rarely changes. */
 function nice(value) {
   if (value <= 0) return 0;
   const unit = 10 ** Math.floor(Math.log10(value));
@@ -47,10 +47,10 @@ function bar(from, to, style, y, height) {
   return width > 0 && h("rect", { x: X(from), width: X(width), y, height, class: style });
 }
 
-/** A partition in words, for those who do not see the line. */
+/** A partition as text, for screen readers. */
 export function inWords(live) {
   const parts = [`offsets ${count(live.log_start)} to ${count(live.log_end)}`];
-  if (live.last_stable === null) parts.push("the new leader does not know yet what is replicated");
+  if (live.last_stable === null) parts.push("the new leader has not determined the high watermark yet");
   else {
     parts.push(`last stable offset ${count(live.last_stable)}`, `high watermark ${count(live.high_watermark)}`);
   }
@@ -58,7 +58,7 @@ export function inWords(live) {
   return parts.join(", ");
 }
 
-/** The line alone, for a row of a table: true to scale, but what there is can be seen. */
+/** The line for a row of a table, to scale, with a minimum width for each part. */
 export function smallLine(live) {
   const whole = Math.max(1, live.log_end - live.log_start);
   const seen = (offset, most) => Math.min((100 * (offset - live.log_start)) / whole, offset < live.log_end ? most : 100);

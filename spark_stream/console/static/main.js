@@ -1,4 +1,4 @@
-// The page: which view an address means, what the view needs, and what surrounds it.
+// The page: the routes of the views, the data of a view, and the frame around it.
 
 import { follow, get, post } from "./api.js";
 import { h, patch } from "./dom.js";
@@ -27,14 +27,14 @@ const NAVIGATION = [["/", "Cluster", "c"], ["/topics", "Topics", "t"], ["/consum
 const NOWHERE = {
   title: () => "Not found",
   parts: [],
-  render: () => h("div", { class: "empty" }, h("h1", { id: "title", tabindex: "-1" }, "There is no such page"), h("p", {}, h("a", { href: "/" }, "Go to the cluster"))),
+  render: () => h("div", { class: "empty" }, h("h1", { id: "title", tabindex: "-1" }, "Page not found"), h("p", {}, h("a", { href: "/" }, "Go to the cluster"))),
 };
 const SINGLE_KEYS = "isolog single keys";
 const THEME = "isolog theme";
 const ACTIVE_MS = 60_000;
 
 /** All that the page knows. `parts`: the latest of the board, by name. */
-const store = { session: null, parts: {}, connection: "connecting", told: null };
+const store = { session: null, parts: {}, connection: "connecting", outcome: null };
 let view = NOWHERE;
 let params = {};
 let stop = () => {};
@@ -77,10 +77,10 @@ function open({ focus = true } = {}) {
   const name = view.title(params);
   document.title = `${name} – isolog`;
   if (!samePath || before !== view) {
-    store.told = null;
+    store.outcome = null;
     delete store.parts.topic;
     stop();
-    stop = follow(["amiss", ...view.parts], view.topic?.(params) ?? null, onPart, onState);
+    stop = follow(["problems", ...view.parts], view.topic?.(params) ?? null, onPart, onState);
   }
   view.load?.(context());
   draw();
@@ -98,7 +98,7 @@ function onPart(name, part) {
 
 function onState(state) {
   if (state === "over") return over();
-  if (state !== store.connection) announce(state === "live" ? "Connected." : "The connection is lost.");
+  if (state !== store.connection) announce(state === "live" ? "Connected." : "Connection lost.");
   store.connection = state;
   rerender();
 }
@@ -145,7 +145,7 @@ function brand() {
 }
 
 function header() {
-  const problems = store.parts.amiss?.value.found ?? [];
+  const problems = store.parts.problems?.value.found ?? [];
   const tone = problems.some((each) => each.severity === "bad") ? "bad" : "wait";
   const words = { connecting: "connecting", live: "live", lost: "connection lost" }[store.connection];
   return h("header", { key: "header" },
@@ -153,7 +153,7 @@ function header() {
     h("nav", { "aria-label": "Views" }, h("ul", {}, NAVIGATION.map(([href, name]) => {
       const isHere = href === "/" ? location.pathname === "/" : location.pathname.startsWith(href);
       return h("li", {}, h("a", { href, "aria-current": isHere ? "page" : null }, name,
-        href === "/" && problems.length > 0 && h("span", { class: `badge ${tone}` }, problems.length, h("span", { class: "word" }, " amiss"))));
+        href === "/" && problems.length > 0 && h("span", { class: `badge ${tone}` }, problems.length, h("span", { class: "word" }, problems.length === 1 ? " problem" : " problems"))));
     }))),
     h("div", { class: "tools" },
       h("span", { class: `connection ${store.connection}` }, words),
@@ -164,7 +164,7 @@ function header() {
 
 function footer() {
   return h("footer", { key: "footer" }, `isolog ${store.session.release}`, " · ",
-    store.session.allows_changes ? "transactions can be aborted here" : "this console changes nothing");
+    store.session.allows_changes ? "transactions can be aborted" : "read-only");
 }
 
 // -- theme ---------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ function applyTheme() {
 
 // -- keyboard ------------------------------------------------------------------------------------
 
-const SHORTCUTS = [["?", "show this list"], ...NAVIGATION.map(([, name, key]) => [`g ${key}`, `go to ${name}`]), ["/", "go to the search or the filter"], ["d", "change the theme"], ["Esc", "close this list"]];
+const SHORTCUTS = [["?", "show this list"], ...NAVIGATION.map(([, name, key]) => [`g ${key}`, `go to ${name}`]), ["/", "focus the search or the filter"], ["d", "change the theme"], ["Esc", "close this list"]];
 let afterG = false;
 
 function onKey(event) {
@@ -210,7 +210,7 @@ function showHelp() {
   patch(dialog, [
     h("h2", { id: "help-title" }, "Keyboard shortcuts"),
     h("dl", { class: "keys" }, SHORTCUTS.map(([key, words]) => h("div", {}, h("dt", {}, key.split(" ").map((each) => h("kbd", {}, each))), h("dd", {}, words)))),
-    h("label", { class: "check" }, h("input", { type: "checkbox", checked: localStorage.getItem(SINGLE_KEYS) !== "off", onchange: change }), " Shortcuts are on"),
+    h("label", { class: "check" }, h("input", { type: "checkbox", checked: localStorage.getItem(SINGLE_KEYS) !== "off", onchange: change }), " Enable shortcuts"),
     h("form", { method: "dialog", class: "row end" }, h("button", {}, "Close")),
   ]);
   dialog.onclose = () => dialog.remove();
@@ -255,13 +255,13 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   go(anchor.getAttribute("href"));
 });
-document.addEventListener("told", (event) => {
-  store.told = event.detail;
+document.addEventListener("outcome", (event) => {
+  store.outcome = event.detail;
   rerender();
 });
 document.addEventListener("keydown", onKey);
 for (const name of ["keydown", "pointerdown"]) document.addEventListener(name, onActivity, { passive: true });
 window.addEventListener("popstate", () => open());
-setInterval(rerender, 1000); // ages grow
+setInterval(rerender, 1000); // updates ages
 applyTheme();
 begin();

@@ -1,4 +1,4 @@
-// What several views share: notices, tables, states in words, copying, and questions.
+// Elements of several views: notices, tables, states, copy buttons, and confirmations.
 
 import { h } from "./dom.js";
 import { duration } from "./format.js";
@@ -12,9 +12,9 @@ const STATES = {
   aborting: ["◔", "aborting", "wait"],
   aborted: ["✕", "aborted", "idle"],
   not_replicated: ["◌", "not yet replicated", "idle"],
-  empty: ["○", "nothing yet", "idle"],
+  empty: ["○", "none yet", "idle"],
   expired: ["○", "expired", "idle"],
-  unknown: ["?", "not known", "idle"],
+  unknown: ["?", "unknown", "idle"],
   alive: ["●", "alive", "good"],
   slow: ["◔", "slow", "bad"],
   silent: ["✕", "does not answer", "bad"],
@@ -27,7 +27,7 @@ const STATES = {
   stopped: ["○", "stopped", "idle"],
   gone: ["✕", "gone", "bad"],
   no_members: ["○", "empty", "idle"],
-  amiss: ["✕", "amiss", "bad"],
+  problem: ["✕", "problem", "bad"],
 };
 
 /** @param {string} state @param {string} [title] */
@@ -39,7 +39,7 @@ export function badge(state, title) {
 /** @param {string} title @param {any} [beside] @param {any} [trail] the way here */
 export function heading(title, beside, trail) {
   return h("div", { class: "heading" },
-    trail && h("nav", { class: "trail", "aria-label": "Where you are" }, trail),
+    trail && h("nav", { class: "trail", "aria-label": "Location" }, trail),
     h("div", { class: "row" }, h("h1", { id: "title", tabindex: "-1" }, title), beside));
 }
 
@@ -68,35 +68,35 @@ export function sentence(text) {
 }
 
 /**
- * The view of a part: its value, an error beside it, or that it is awaited, and for whom.
+ * The view of a part: its value, an error beside it, or the reasons for a missing answer.
  * @param {any} store @param {string} name of the part @param {(value: any) => any} show
  */
 export function shownPart(store, name, show) {
   const part = store.parts[name];
   if (part === undefined) {
-    const late = amiss(store, (each) => /^(no_answer|slow|dead_broker) /.test(each.key));
-    return [h("p", { class: "quiet loading" }, "Asking the brokers…"), notice(late, "Why it may take long")];
+    const late = problemsOf(store, (each) => /^(no_answer|slow|dead_broker) /.test(each.key));
+    return [h("p", { class: "quiet loading" }, "Loading…"), notice(late, "Possible reasons for the delay")];
   }
   const known = part.value !== null && part.value !== undefined;
   return [
-    part.error && trouble(part.error, known ? "What follows is as it was before." : undefined),
+    part.error && trouble(part.error, known ? "The data below is out of date." : undefined),
     known && show(part.value),
   ];
 }
 
-/** What is amiss and passes a test. @param {any} store @param {(each: any) => boolean} test */
-export function amiss(store, test) {
-  return (store.parts.amiss?.value.found ?? []).filter(test);
+/** The problems that pass a test. @param {any} store @param {(each: any) => boolean} test */
+export function problemsOf(store, test) {
+  return (store.parts.problems?.value.found ?? []).filter(test);
 }
 
-/** The class of the records that a transaction holds back: by the problem that it is listed as, if any. */
+/** The style of the records that a transaction holds back, by the severity of its problem, if any. */
 export function holdsClass(store, transaction) {
-  const [found] = amiss(store, (each) => each.key === `holds ${transaction?.transactional_id} ${transaction?.number}`);
+  const [found] = problemsOf(store, (each) => each.key === `holds ${transaction?.transactional_id} ${transaction?.number}`);
   return found ? ` ${found.severity === "bad" ? "bad" : "wait"}-text` : "";
 }
 
-/** What is amiss: what, since when, what to do; nothing if there is none. @param {any[]} found */
-export function notice(found, title = "What is amiss") {
+/** A notice with problems, their age and their remedies, null without problems. @param {any[]} found */
+export function notice(found, title = "Problems") {
   if (!found.length) return null;
   const tone = found.some((each) => each.severity === "bad") ? "bad" : "wait";
   return h("div", { class: `notice ${tone}`, role: "group", "aria-label": title, key: title },
@@ -106,10 +106,10 @@ export function notice(found, title = "What is amiss") {
       ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}. `,
       each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
       each.hint && [hint(each.hint), " "],
-      each.href && each.href !== location.pathname && link(each.href, "Look", h("span", { class: "hidden" }, ` at it: ${each.message}`))))));
+      each.href && each.href !== location.pathname && link(each.href, "Details", h("span", { class: "hidden" }, `: ${each.message}`))))));
 }
 
-/** What to do; a command at the end can be copied. @param {string} text */
+/** A remedy. A command at its end is code. @param {string} text */
 function hint(text) {
   const [, words, command] = /^(.*?)(isolog .*)?$/.exec(text);
   return command ? [words, h("code", {}, command)] : sentence(text);
@@ -128,9 +128,9 @@ export function listed(all) {
 
 /** What an offset of a partition is, for those who do not know its short name. */
 const OFFSETS = {
-  LSO: "Last stable offset: read_committed reads up to here, where the first open transaction begins",
-  HW: "High watermark: all in-sync replicas have what is before it",
-  LEO: "Log end offset: that of the next record",
+  LSO: "Last stable offset: read_committed reads up to the first open transaction",
+  HW: "High watermark: all in-sync replicas have the records before it",
+  LEO: "Log end offset: the offset of the next record",
 };
 
 /** A short name with what it means. @param {string} name */
@@ -189,8 +189,8 @@ async function copy(button, text) {
     announce("Copied.");
     button.textContent = "Copied";
   } catch {
-    announce("The browser does not allow copying; select the text instead.");
-    button.textContent = "Select it by hand";
+    announce("The browser does not allow copying. Select the text instead.");
+    button.textContent = "Select the text";
   }
   setTimeout(() => (button.textContent = "Copy"), 2000);
 }

@@ -122,4 +122,4 @@ def test_the_command_line_shows_that_it_is_not_known(shape, capsys):
         assert '"high_watermark": null' in shown
     else:
         assert "None" not in shown
-        assert "partition 0: its new leader does not know HW and LSO yet" in shown
+        assert "partition 0: the new leader has not determined HW and LSO yet" in shown

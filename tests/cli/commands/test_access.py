@@ -97,10 +97,10 @@ def test_each_change_prints_one_line_about_itself(asking: BrokerProcess, call: C
     changes = {
         ("acl", "deny", "bo\x1bb", "read", "topic:*"): "rule: deny bo\\x1bb read topic:*",
         ("acl", "allow", "bo\x1bb", "read", "topic:t"): "rule: allow bo\\x1bb read topic:t",
-        ("acl", "remove", "deny", "bo\x1bb", "read", "topic:*"): "the rule is removed",
-        ("quota", "set", "bo\x1bb", "--connections", "5"): "the quota of bo\\x1bb is set",
-        ("quota", "remove", "bo\x1bb"): "the quota of bo\\x1bb is removed",
-        ("user", "remove", "bo\x1bb", "--yes"): "user bo\\x1bb is removed",
+        ("acl", "remove", "deny", "bo\x1bb", "read", "topic:*"): "removed the rule",
+        ("quota", "set", "bo\x1bb", "--connections", "5"): "set the quota of bo\\x1bb",
+        ("quota", "remove", "bo\x1bb"): "removed the quota of bo\\x1bb",
+        ("user", "remove", "bo\x1bb", "--yes"): "removed user bo\\x1bb",
     }
     for command, line in changes.items():
         found = call(*command)
@@ -181,7 +181,7 @@ def test_quotas_are_set_listed_and_removed_and_the_status_shows_whom_they_delaye
                 with alice.producer() as producer:
                     producer.append("t", record).result(30)
             shown = call("cluster", "status").out
-            assert "the quota of alice has delayed it at broker 1: writes " in shown
+            assert "delays by the quota of alice at broker 1: writes " in shown
             principals = json.loads(call("cluster", "status", "--output", "json").out)["principals"]
             assert principals["1"]["alice"]["connections"] == 1
             assert principals["1"]["alice"]["write_delayed_s"] > 0

@@ -211,7 +211,7 @@ def test_a_directory_that_cannot_be_made_is_said_so_and_no_log_file_is_spoken_of
     )
     assert (refused.code, refused.out) == (1, "")
     assert refused.err.startswith("error: /proc/isolog: ")
-    assert "allowed to make" in refused.err
+    assert "permission to create" in refused.err
     assert "log file" not in refused.err
 
 

@@ -34,9 +34,9 @@ def test_the_variable_names_the_directory_whose_store_is_copied(call, store, tmp
 
 def test_a_store_that_no_option_or_two_name_is_refused(call, store, tmp_path):
     copy = str(tmp_path / "copy")
-    assert "where is the log?" in call("cluster", "backup", copy).err
+    assert "no log is named" in call("cluster", "backup", copy).err
     both = ["--metadata", str(store), "--path", str(store.parent)]
-    assert "which metadata store?" in call("cluster", "backup", copy, *both).err
+    assert "no metadata store is named" in call("cluster", "backup", copy, *both).err
 
 
 def test_a_backup_goes_into_a_directory_without_a_store_only_if_forced(call, store, tmp_path):
@@ -45,7 +45,7 @@ def test_a_backup_goes_into_a_directory_without_a_store_only_if_forced(call, sto
     empty.mkdir()
     refused = call("cluster", "restore", str(store), "--path", str(empty))
     assert refused.code != 0
-    assert "no metadata store is in" in refused.err
+    assert "there is no metadata store in" in refused.err
     assert not list(empty.iterdir())
     forced = call("cluster", "restore", str(store), "--path", str(empty), "--force")
     assert forced.code == 0

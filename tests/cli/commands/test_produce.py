@@ -63,9 +63,9 @@ def test_lines_in_and_out(served, call, monkeypatch):
 @pytest.mark.parametrize(
     ("first", "last", "told"),
     [
-        ("earliest", "earliest", "nothing is before the first record"),
-        ("9", "3", "would end (--to 3) before it starts (--from 9)"),
-        ("-2", "-5", "would end (--to -5) before it starts (--from -2)"),
+        ("earliest", "earliest", "--to earliest: the range is empty"),
+        ("9", "3", "ends (--to 3) before it starts (--from 9)"),
+        ("-2", "-5", "ends (--to -5) before it starts (--from -2)"),
         ("2024-05-02", "2024-05-01T00:00:00Z", "before it starts"),
     ],
 )
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
     ("arguments", "problem"),
     [
         (["produce", "usage", "--transactional-id", "a"], "--transactional"),
-        (["produce", "usage"], "which format"),
+        (["produce", "usage"], "format of the input is unknown"),
         (["produce", "usage", "--format", "parquet"], "--file"),
         (["produce", "usage", "--format", "csv", "--key-separator", ":"], "--key-separator"),
         (["consume", "usage", "--output", "raw"], "raw"),

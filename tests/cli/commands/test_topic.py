@@ -125,10 +125,10 @@ def test_a_topic_that_is_there_is_left_alone_on_request_and_what_differs_is_told
     assert other.code == 0
     assert other.err.splitlines() == [
         "topic twice exists: 1 partition",
-        "not 8 partitions: `isolog topic alter twice --partitions 8` adds some",
-        "its columns are others: id bigint",
-        "compression is none, not zstd: `isolog topic alter twice --config compression=zstd`"
-        " changes it",
+        "not 8 partitions: add some with `isolog topic alter twice --partitions 8`",
+        "its columns differ: id bigint",
+        "compression is none, not zstd: change it with"
+        " `isolog topic alter twice --config compression=zstd`",
     ]
     refused = call("topic", "create", "twice")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
@@ -268,12 +268,12 @@ def test_a_topic_is_trimmed_after_a_dry_run(served, call, monkeypatch):
     assert "--yes" in unsure.err
     assert served.log.read("trimmed").num_rows == 20
     done = call("topic", "trim", "trimmed", "--before", "4", "--partition", "1", "--yes")
-    assert (done.code, done.out, done.err) == (0, "", "trimmed/1 starts at offset 4\n")
+    assert (done.code, done.out, done.err) == (0, "", "trimmed/1 now starts at offset 4\n")
     assert served.log.read("trimmed").num_rows == 16
     for place, said in (
         ("11", "above the last stable offset 10"),
         ("-3", "--before takes an offset of at least 0"),
-        ("soon", "--before takes earliest, latest, an offset or a moment"),
+        ("soon", "--before takes earliest, latest, an offset or a time"),
     ):
         refused = call("topic", "trim", "trimmed", "--before", place, "--yes")
         assert refused.code != 0

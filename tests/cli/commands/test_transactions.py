@@ -151,7 +151,7 @@ def test_abort_frees_the_readers_and_fences_the_producer(served, here):
         assert "; it had written to: freed 0\n" in done.err
         again = here("transactions", "abort", "killed", "--yes")
         assert (again.code, again.out) == (0, "")
-        assert re.fullmatch(r"transaction \d+ of killed is aborted already\n", again.err)
+        assert re.fullmatch(r"transaction \d+ of killed was already aborted\n", again.err)
         assert here("consume", "freed", "--isolation", "read_committed").out == "after\n"
         assert here("consume", "freed").out == "killed 0\nkilled 1\nafter\n"
         with pytest.raises((errors.ProducerFenced, errors.TransactionAborted)):
@@ -163,7 +163,7 @@ def test_an_abort_of_a_transaction_without_a_record_names_no_place(served, here)
     served.log.create_topic("unused")
     with writing(served, "idle", "unused", records=0):
         asked = here("transactions", "abort", "idle")
-        assert "of idle, which has written nothing yet?" in asked.err
+        assert "of idle, which has not written yet?" in asked.err
         done = here("transactions", "abort", "idle", "--yes")
         assert re.fullmatch(r"aborted transaction \d+ of idle, begun [^;]* ago\n", done.err)
 
@@ -175,7 +175,7 @@ def test_an_abort_is_not_done_before_somebody_has_said_yes(served, here):
         assert (refused.code, refused.out) == (2, "")
         number = listed(here)["unsure"]["number"]
         asked = f"Abort transaction {number} of unsure, which has written to: asked 0?"
-        assert f"no terminal to ask on: {asked}" in refused.err
+        assert f"confirmation needs a terminal: {asked}" in refused.err
         assert "--yes" in refused.err
         producer.commit_transaction()
     assert here("consume", "asked", "--isolation", "read_committed").out == "unsure 0\nunsure 1\n"
@@ -374,7 +374,9 @@ def test_a_sink_is_listed_and_deleted_once_the_user_has_said_yes(served: Served,
 
     refused = here("sinks", "delete", name)
     assert (refused.code, refused.out) == (2, "")
-    assert "no terminal to ask on: Forget sink sink/copies of query the query" in refused.err
+    assert (
+        "confirmation needs a terminal: Delete sink sink/copies of query the query" in refused.err
+    )
     assert here("sinks", "delete", name, "--yes").err == f"deleted sink {name}\n"
     assert json.loads(here("sinks", "list", "--output", "json").out) == []
     missing = here("sinks", "delete", name)

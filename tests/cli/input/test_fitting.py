@@ -138,7 +138,7 @@ def test_a_null_in_a_column_that_takes_none():
     [
         (["a"], "'b' (string) is missing"),
         (["a", "b", "z"], "'z' is not one of the topic's columns (a, b)"),
-        (["a", "b", "b"], "'b' is there twice"),
+        (["a", "b", "b"], "duplicate column 'b'"),
     ],
 )
 def test_columns_must_be_those_of_the_topic(names, problem):

@@ -140,14 +140,14 @@ def test_each_element_of_an_array_is_a_line(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('[{"a":1}', "the JSON array cannot be read: Input data was truncated"),
+        ('[{"a":1}', "invalid JSON array: Input data was truncated"),
         ('[{"a":1},]', "trailing comma"),
         ('[{"a":1}]\n[{"a":2}]', "trailing characters"),
         ('[{"a":"x\ny"}]', "invalid character"),
         ("[" * 100_000, "recursion"),
         ('[{"a":1},\n5]', "changed from object to number in row 1"),
-        ('[{"a":1},null]', "record 2: no JSON object: 'null'"),
-        ('[{"a":1},{"a":' + "[" * 200 + "]" * 200 + "}]", "record 2: it is nested more than"),
+        ('[{"a":1},null]', "record 2: not a JSON object: 'null'"),
+        ('[{"a":1},{"a":' + "[" * 200 + "]" * 200 + "}]", "record 2: nested deeper than"),
     ],
 )
 def test_a_broken_array_is_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
@@ -163,19 +163,19 @@ GZIPPED = gzip.compress(b"a,b\n1,x\n")
 @pytest.mark.parametrize(
     ("name", "data", "problem", "hint"),
     [
-        ("a.csv", b"a,b\n1,x\n2\n3,y\n", "record 2: 1 fields, not 2: '2'", "--delimiter"),
-        ("a.csv", b"a,b\n1,x\n2,y,z\n", "record 2: 3 fields, not 2: '2,y,z'", "--delimiter"),
+        ("a.csv", b"a,b\n1,x\n2\n3,y\n", "record 2: 1 fields instead of 2: '2'", "--delimiter"),
+        ("a.csv", b"a,b\n1,x\n2,y,z\n", "record 2: 3 fields instead of 2: '2,y,z'", "--delimiter"),
         ("a.csv", b"a,b\n1,x\n2,caf\xe9\n", r"record 2: column 'b': b'caf\xe9' is not", "iconv"),
         ("a.csv", b"a,caf\xe9\n1,x\n", r"b'caf\xe9' is not UTF-8", "iconv"),
         ("a.csv", "a,b\n1,x\n".encode("utf-16"), "a.csv is text in UTF-16", "iconv -f utf-16"),
         ("a.csv", GZIPPED, "a.csv is compressed by gzip", "a.csv.gz."),
         ("a.json", GZIPPED, "a.json is compressed by gzip", "a.json.gz."),
         ("a.csv", b"PAR1\x15\x04", "a.csv is a Parquet file", "--format parquet"),
-        ("a.json", b'{"a":"\xe9"}\n', r"""record 1: it is not UTF-8: b'{"a":"\xe9"}'""", "iconv"),
+        ("a.json", b'{"a":"\xe9"}\n', r"""record 1: not UTF-8: b'{"a":"\xe9"}'""", "iconv"),
         (
             "a.json",
             b'{"a":{"b":1}}\n{"a":{"b":"x"}}\n',
-            "record 2: column 'a.b' has a value of type string, and those before are of type",
+            "record 2: column 'a.b' has a value of type string, and earlier values of type",
             "--schema",
         ),
     ],
@@ -281,7 +281,7 @@ def test_an_array_of_small_pieces_has_the_rows_of_json(seed: int) -> None:
 
 @pytest.mark.parametrize("text", ['[{"a":1}, , {"a":2}]', '[{"a":1}, ]', '[,{"a":1}]'])
 def test_a_comma_without_an_element_is_refused_in_every_block(text: str) -> None:
-    with pytest.raises(InvalidRecord, match="the JSON array cannot be read"):
+    with pytest.raises(InvalidRecord, match="invalid JSON array"):
         list(json_blocks(Pieces(text.encode(), Random(1)), lambda _: None))
 
 

@@ -173,7 +173,7 @@ def test_a_file_with_a_duplicate_column_is_refused_by_name(tmp_path: Path, suffi
     else:
         with pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
-    with pytest.raises(SchemaMismatch, match="column 'at' is there twice"):
+    with pytest.raises(SchemaMismatch, match="duplicate column 'at'"):
         schema_of_file(file)
 
 

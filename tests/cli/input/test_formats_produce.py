@@ -126,7 +126,7 @@ def test_an_unclosed_quote_is_refused_and_what_is_before_it_stays(served, there,
     summary, error = refused.err.splitlines()
     assert summary == "1 record to quotes"
     assert error.startswith("error: a quote is not closed before the end of the input")
-    assert "begins on line 4" in error
+    assert "starts on line 4" in error
     assert served.log.read("quotes").to_pylist() == [{"id": 1, "name": "a\nb"}]
     new = there("produce", "no-quotes", "--file", str(tmp_path / "a.csv"), "--create")
     assert new.code == 1
@@ -190,7 +190,7 @@ def test_a_moment_that_no_topic_of_a_file_holds_is_refused_before_there_is_one(
     refused = there("produce", "too-fine", "--file", str(tmp_path / "a.parquet"), "--create")
     assert refused.code == 1
     assert "record 1: column 'ns': 2023-11-14T22:13:20.123456001 does not fit" in refused.err
-    assert "round the column" in refused.err
+    assert "Round the column" in refused.err
     assert "too-fine" not in served.log.topics()
 
 
@@ -207,12 +207,12 @@ def test_text_whose_moments_are_too_fine_makes_no_topic_either(served, there, tm
     ("text", "problem"),
     [
         ('{"id":9223372036854775808}', "does not fit bigint"),
-        ('{"id":' + "[" * 3000 + "]" * 3000 + "}", "nested more than 128 deep"),
-        ('{"id":1,"z":' + '{"a":' * 3000 + "1" + "}" * 3000 + "}", "nested more than 128 deep"),
+        ('{"id":' + "[" * 3000 + "]" * 3000 + "}", "nested deeper than 128 levels"),
+        ('{"id":1,"z":' + '{"a":' * 3000 + "1" + "}" * 3000 + "}", "nested deeper than 128 levels"),
         ('{"id":1e400}', "does not fit bigint"),
         ('{"id":' + "9" * 5000 + "}", "record 2"),
-        ("null", "no JSON object: 'null'"),
-        ('{"id":2} null', "no JSON object"),
+        ("null", "not a JSON object: 'null'"),
+        ('{"id":2} null', "not a JSON object"),
     ],
 )
 def test_json_that_no_reader_takes_is_one_line(served, there, tmp_path, ddl, text, problem):
@@ -246,7 +246,10 @@ def test_a_file_that_begins_with_null_is_refused(there, tmp_path):
     (tmp_path / "a.jsonl").write_text("null")
     refused = there("produce", "null-alone", "--file", str(tmp_path / "a.jsonl"), "--create")
     assert refused.code == 1
-    assert refused.err == "error: record 1: no JSON object: 'null' (Mend or drop the record.)\n"
+    assert (
+        refused.err
+        == "error: record 1: not a JSON object: 'null' (Correct or remove the record.)\n"
+    )
 
 
 def test_half_floats_all_of_them():
@@ -271,7 +274,7 @@ def test_files_of_r_and_of_chart_libraries_make_topics(served, there, tmp_path):
     assert made.code == 0, made.err
     assert made.err.splitlines() == [
         "created topic of-r",
-        "columns without a name in the header are called _c0, as in Spark",
+        "columns without a name in the header are named _c0, as in Spark",
         "3 records to of-r",
     ]
     rows = {"_c0": [1, 2, 3], "n": [None, None, 7], "t": ["a", "", "b"]}

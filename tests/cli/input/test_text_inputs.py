@@ -98,7 +98,7 @@ def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem
         kind(*(text[at : at + 5] for at in range(0, len(text), 5))), CsvRecords(","), lambda _: None
     )
     seen: list[bytes] = []
-    with pytest.raises(InvalidRecord, match=f"{problem}.* begins on line {line} ") as raised:
+    with pytest.raises(InvalidRecord, match=f"{problem}.* starts on line {line} ") as raised:
         seen.extend(iter(found))
     assert raised.value.details["line"] == line
 
@@ -153,18 +153,18 @@ JSON_PROBLEMS = [
     ('{"a":"x"}', "column 'a': 'x' does not fit int"),
     ('{"a":1.5}', "column 'a': 1.5 does not fit int"),
     ('{"b":5}', "column 'b': 5 does not fit string"),
-    ('{"a":', "no JSON: "),
-    ("[1]", "no JSON object"),
+    ('{"a":', "not JSON: "),
+    ("[1]", "not a JSON object"),
 ]
 
 
 @pytest.mark.parametrize(
     ("read", "good", "bad", "problem"),
     [
-        (keyed_lines, "k=>v", "no key", "the line has no key, which ends with '=>'"),
-        (keyed_lines, "k=>v", "", "the line has no key, which ends with '=>'"),
-        (csv, "1;2", "5", "1 fields, not 2: '5'"),
-        (csv, "1;2", "5;6;7", "3 fields, not 2: '5;6;7'"),
+        (keyed_lines, "k=>v", "no key", "the line has no key before '=>'"),
+        (keyed_lines, "k=>v", "", "the line has no key before '=>'"),
+        (csv, "1;2", "5", "1 fields instead of 2: '5'"),
+        (csv, "1;2", "5;6;7", "3 fields instead of 2: '5;6;7'"),
         *[
             (read, '{"a":2,"b":"x"}', *case)
             for read in (json_lines, json_with_a_map)
@@ -293,7 +293,7 @@ def test_files_that_are_not_what_they_say(tmp_path):
             schema_of_file(tmp_path / name)
         with pytest.raises(InvalidRecord, match="cannot be read as"):
             list(records(Reading(Format(name[2:]), tmp_path / name), lambda _: None))
-    with pytest.raises(InvalidOption, match="which format"):
+    with pytest.raises(InvalidOption, match="unknown file format"):
         schema_of_file(tmp_path / "a.txt")
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from spark_stream.cli.operating.load import LoadPlan, LoadShare
+from spark_stream.cli.operating.load import LoadPlan, LoadSchedule
 from spark_stream.consistency.isolation import Isolation
 from tests.cli.conftest import Call, Served
 from tests.support import eventually
@@ -33,25 +33,25 @@ def plan(**changed) -> LoadPlan:
 
 
 def test_producers_share_the_records():
-    share = LoadShare(plan(records=25))
-    assert [share.take()[0] for _ in range(4)] == [10, 10, 5, 0]
+    schedule = LoadSchedule(plan(records=25))
+    assert [schedule.take()[0] for _ in range(4)] == [10, 10, 5, 0]
 
 
 def test_time_ends_a_load_and_a_rate_delays_it():
     now = [100.0]
-    share = LoadShare(plan(seconds=5.0, rate=20.0), lambda: now[0])
-    assert share.take() == (10, 0.0)
-    assert share.take() == (10, 0.5)
+    schedule = LoadSchedule(plan(seconds=5.0, rate=20.0), lambda: now[0])
+    assert schedule.take() == (10, 0.0)
+    assert schedule.take() == (10, 0.5)
     now[0] = 103.0
-    assert share.take() == (10, 0.0)
+    assert schedule.take() == (10, 0.0)
     now[0] = 105.0
-    assert share.take() == (0, 0.0)
+    assert schedule.take() == (0, 0.0)
 
 
 def test_no_batch_is_written_after_the_time():
-    share = LoadShare(plan(seconds=5.0, rate=1.0))
-    assert share.take() == (10, 0.0)
-    assert share.take() == (0, 0.0)  # it would be due after ten seconds
+    schedule = LoadSchedule(plan(seconds=5.0, rate=1.0))
+    assert schedule.take() == (10, 0.0)
+    assert schedule.take() == (0, 0.0)  # it would be due after ten seconds
 
 
 def test_all_that_is_written_is_read(here, served):
@@ -117,4 +117,4 @@ def test_a_typed_topic_is_refused(here, served):
     served.log.create_topic("with-columns", schema="id bigint")
     refused = here("bench", "--topic", "with-columns")
     assert refused.code == 2
-    assert "has columns of its own" in refused.err
+    assert "is typed" in refused.err

@@ -48,7 +48,7 @@ def test_files_are_written_and_never_replaced_unasked(call: Call, tmp_path):
     [
         (("broker.tml",), "there is no example 'broker.tml' (is 'broker.toml' meant?)"),
         (("three-brokers",), "is a folder"),
-        (("--force",), "--force belongs to --write"),
+        (("--force",), "--force needs --write"),
     ],
 )
 def test_bad_usage(call: Call, arguments, message):

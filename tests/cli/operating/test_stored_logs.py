@@ -103,7 +103,7 @@ def test_a_log_that_cannot_be_read_keeps_no_other_from_being_checked(call: Call,
     arrow.mkdir()
     found = call("log", "verify", str(copy))
     assert found.code == 1
-    assert "1 partition checked, 0 damaged, 1 could not be read" in found.out
+    assert "1 partition checked, 0 damaged, 1 unreadable" in found.out
     assert "texts" in found.err
 
 

@@ -1,4 +1,4 @@
-"""``isolog top``: rates and trends between looks, and one frame of a cluster."""
+"""``isolog top``: rates and trends between samples, and one frame of a cluster."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rich.console import Console
 
 from isolog.errors import MetadataLost, MetadataUnavailable
 from isolog.testing import LocalCluster
-from spark_stream.cli.operating.frames import ClusterFrame, Look, frame_of
-from spark_stream.cli.operating.top import drawn, look_at, print_frame
+from spark_stream.cli.operating.frames import ClusterFrame, ClusterSample, frame_of
+from spark_stream.cli.operating.top import print_frame, rendered, sample_cluster
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import STALLED_S, ReaderEnding, ReaderState
-from spark_stream.console.asking import Asking, open_places
+from spark_stream.console.client import ConsoleClient, open_places
 from spark_stream.wire.cluster_messages import (
     BrokerDescription,
     ClusterDescription,
@@ -75,7 +75,7 @@ def broker(number: str, *, alive: bool = True) -> BrokerDescription:
     )
 
 
-def look(at: float, *topics: TopicDescription, **more: Any) -> Look:
+def sample(at: float, *topics: TopicDescription, **more: Any) -> ClusterSample:
     facts = {
         "cluster_id": "c",
         "controller": "1",
@@ -88,7 +88,9 @@ def look(at: float, *topics: TopicDescription, **more: Any) -> Look:
         "problems": more.pop("problems", ()),
     }
     now_ms = 1_000_000 + int(at * 1000)
-    return Look(at=at, now_ms=now_ms, cluster=ClusterDescription(**facts), topics=topics, **more)
+    return ClusterSample(
+        at=at, now_ms=now_ms, cluster=ClusterDescription(**facts), topics=topics, **more
+    )
 
 
 def reader(offset: int, end: int) -> ConsumerDescription:
@@ -96,17 +98,17 @@ def reader(offset: int, end: int) -> ConsumerDescription:
     return ConsumerDescription(name="r", kind="query", partitions=(at,))
 
 
-def test_rates_are_those_between_the_last_two_looks():
-    looks = [
-        look(0, topic("t", partition(0, "1", 0, 0), partition(1, "2", 0, 0))),
-        look(10, topic("t", partition(0, "1", 100, 1000), partition(1, "2", 0, 0))),
-        look(
+def test_rates_are_those_between_the_last_two_samples():
+    samples = [
+        sample(0, topic("t", partition(0, "1", 0, 0), partition(1, "2", 0, 0))),
+        sample(10, topic("t", partition(0, "1", 100, 1000), partition(1, "2", 0, 0))),
+        sample(
             12,
             topic("t", partition(0, "1", 300, 5000), partition(1, "2", 40, 800)),
             topic("new", partition(0, "1", 7, 7)),
         ),
     ]
-    frame = frame_of(looks)
+    frame = frame_of(samples)
     first, second = frame.brokers
     assert (first.written.records, first.written.bytes) == (100.0, 2000.0)
     assert (second.written.records, second.written.bytes) == (20.0, 400.0)
@@ -118,22 +120,22 @@ def test_rates_are_those_between_the_last_two_looks():
 def test_a_frame_names_readers_that_are_gone_and_transactions_that_hold_back():
     gone = structs.replace(reader(5, 9), ending=ReaderEnding.LOST)
     holds = transaction("loader", 5, held_back=4)
-    text = "transaction loader is open, and holds 4 records back"
+    text = "transaction loader is open, and holds back 4 records"
     for age_s, expected in ((59, ()), (60, (text,))):
-        frame = frame_of([look(age_s, transactions=(holds,), consumers=(gone, reader(9, 9)))])
+        frame = frame_of([sample(age_s, transactions=(holds,), consumers=(gone, reader(9, 9)))])
         assert frame.reader_problems == ("readers gone: r", *expected)
     console = Console(file=StringIO(), width=80)
-    console.print(drawn(frame))
+    console.print(rendered(frame))
     assert "readers gone: r" in console.file.getvalue()
-    assert frame_of([look(0, consumers=(reader(5, 9),))]).reader_problems == ()
+    assert frame_of([sample(0, consumers=(reader(5, 9),))]).reader_problems == ()
 
 
 def test_retention_and_failovers_are_no_negative_rate():
-    looks = [
-        look(0, topic("t", partition(0, "1", 9, 90))),
-        look(1, topic("t", partition(0, "1", 5, 20))),
+    samples = [
+        sample(0, topic("t", partition(0, "1", 9, 90))),
+        sample(1, topic("t", partition(0, "1", 5, 20))),
     ]
-    assert frame_of(looks).written.bytes == 0.0
+    assert frame_of(samples).written.bytes == 0.0
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ def test_retention_and_failovers_are_no_negative_rate():
     ],
 )
 def test_trends(before, now, passed, trend):
-    looks = [look(0, consumers=(reader(*before),)), look(passed, consumers=(reader(*now),))]
-    (line,) = frame_of(looks).consumers
+    samples = [sample(0, consumers=(reader(*before),)), sample(passed, consumers=(reader(*now),))]
+    (line,) = frame_of(samples).consumers
     assert line.trend is trend
-    (line,) = frame_of(looks[1:]).consumers
+    (line,) = frame_of(samples[1:]).consumers
     assert line.trend is (LagTrend.NONE if trend is LagTrend.NONE else LagTrend.UNKNOWN)
 
 
@@ -175,8 +177,8 @@ def transaction(
 
 
 def test_transactions_that_hold_the_most_records_back_come_first():
-    looks = [
-        look(
+    samples = [
+        sample(
             90,
             topic("t", partition(0, "1", 100, 0, last_stable_offset=40)),
             transactions=(
@@ -186,9 +188,9 @@ def test_transactions_that_hold_the_most_records_back_come_first():
             ),
         )
     ]
-    found = [(each.transactional_id, each.held_back) for each in frame_of(looks).transactions]
+    found = [(each.transactional_id, each.held_back) for each in frame_of(samples).transactions]
     assert found == [("first", 60), ("later", 0)]
-    assert all(each.overdue and each.age_s == 90 for each in frame_of(looks).transactions)
+    assert all(each.overdue and each.age_s == 90 for each in frame_of(samples).transactions)
 
 
 def test_records_held_back_are_those_of_all_brokers(tmp_path):
@@ -203,8 +205,8 @@ def test_records_held_back_are_those_of_all_brokers(tmp_path):
             for number in (0, 1):
                 producer.append("t", numbers(0, 5 + number), partition=number)
             producer.flush()
-            (line,) = frame_of([look_at(log)]).transactions
-            seen = open_places(Asking(log._connection).partitions())
+            (line,) = frame_of([sample_cluster(log)]).transactions
+            seen = open_places(ConsoleClient(log._connection).partitions())
             producer.abort_transaction()
     assert line.held_back == 11
     (places,) = seen.values()
@@ -213,7 +215,7 @@ def test_records_held_back_are_those_of_all_brokers(tmp_path):
 
 @pytest.mark.parametrize("output", [Listing.JSON, Listing.TABLE])
 def test_a_frame_that_is_shown_again_says_why(capsys, output):
-    print_frame(frame_of([look(0)]), "no broker answers", output)
+    print_frame(frame_of([sample(0)]), "no broker answers", output)
     assert "no broker answers" in capsys.readouterr().out
 
 
@@ -225,7 +227,7 @@ def test_a_reader_whose_whole_lag_is_held_back_waits_for_the_transaction():
     )
     (line,) = frame_of(
         [
-            look(
+            sample(
                 0,
                 held,
                 transactions=(transaction("nightly", 40, "open", 60),),
@@ -248,25 +250,25 @@ def test_a_reader_whose_whole_lag_is_held_back_waits_for_the_transaction():
 )
 def test_a_frame_shows_the_state_of_a_reader(ending, idle_s, expected):
     one = structs.replace(reader(5, 10), ending=ending, idle_ms=round(1000 * idle_s))
-    assert expected in text_of(frame_of([look(0, consumers=(one,))]))
+    assert expected in text_of(frame_of([sample(0, consumers=(one,))]))
 
 
 def text_of(frame: ClusterFrame, width: int = 80) -> str:
     screen = Console(width=width, force_terminal=False)
     with screen.capture() as shown:
-        screen.print(drawn(frame, "broker is away"))
+        screen.print(rendered(frame, "broker is away"))
     return shown.get()
 
 
 def test_a_frame_fits_80_columns_and_has_no_colours():
     long = "x" * 60
     problem = Problem(ProblemKind.DEAD_BROKER, "broker 2 is dead", 1)
-    looks = [
-        look(at, topic(long, *(partition(n, "1", 10**9, 10**12) for n in range(3))))
+    samples = [
+        sample(at, topic(long, *(partition(n, "1", 10**9, 10**12) for n in range(3))))
         for at in (0, 1)
     ]
-    looks.append(
-        look(
+    samples.append(
+        sample(
             100,
             *(topic(f"{long}{n}", partition(0, "1", 10**9, 10**12)) for n in range(12)),
             transactions=(transaction(long, 0),),
@@ -275,10 +277,10 @@ def test_a_frame_fits_80_columns_and_has_no_colours():
             denied=("sinks",),
         )
     )
-    shown = text_of(frame_of(looks))
+    shown = text_of(frame_of(samples))
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
-    for words in ("broker 2 is dead", "and 2 more", "you may not see sinks", "broker is away"):
+    for words in ("broker 2 is dead", "and 2 more", "no permission for sinks", "broker is away"):
         assert words in shown
 
 
@@ -287,7 +289,7 @@ class WithoutStore:
 
     def cluster(self) -> ClusterDescription:
         problem = Problem(ProblemKind.METADATA_LOST, "etcd was restored", 1)
-        return look(0, problems=(problem,)).cluster
+        return sample(0, problems=(problem,)).cluster
 
     def topics(self) -> list[str]:
         return []
@@ -300,13 +302,13 @@ class WithoutStore:
 
 
 def test_a_frame_shows_the_problem_of_the_store_and_the_parts_that_need_it():
-    """An operator looks at it at exactly that time."""
-    shown = text_of(frame_of([look_at(WithoutStore())]))
+    """An operator samples at it at exactly that time."""
+    shown = text_of(frame_of([sample_cluster(WithoutStore())]))
     for words in (
         "brokers 1 of 2 alive",
         "etcd was restored",
-        "transactions cannot be read from the metadata store",
-        "consumers cannot be read from the metadata store",
+        "the metadata store does not return transactions",
+        "the metadata store does not return consumers",
     ):
         assert words in shown
 

@@ -165,9 +165,9 @@ def test_moves_are_shown_while_they_are_under_way():
     ]
     alone = replicated(2, "14", "1", {"4": 2}, adding="4")
     text = shown(*moving, alone)
-    assert "partitions 0 to 1: under way from 2 to 3\npartition 2: under way to 4\n" in text
+    assert "partitions 0 to 1: moving from 2 to 3\npartition 2: moving to 4\n" in text
     replaced = replicated(0, "1324", "124", {"2": 0, "3": 7, "4": 0}, adding="34", removing="24")
-    assert "partition 0: under way from 2, 4 to 3\n" in shown(replaced)
+    assert "partition 0: moving from 2, 4 to 3\n" in shown(replaced)
 
 
 def test_all_in_sync():
@@ -194,9 +194,9 @@ def test_a_stalled_follower_a_dead_one_and_a_partition_that_nobody_leads():
         0          1       0      1, 2, 3   1, 2           3 by 50 entries
         1          2       12     2, 1, 3   2              1 by 1 entry, 3 not in sync
         2          1       1      3, 1, 2   1, 2           3 not in sync
-        3          nobody  2      3, 1, 2   3
-        partitions 1, 3: fewer in sync than min.insync.replicas=2
-          the high watermark stands, and producers that ask for read_committed are refused
+        3          none    2      3, 1, 2   3
+        partitions 1, 3: fewer in-sync replicas than min.insync.replicas=2
+          the high watermark does not advance, and producers with read_committed are refused
         """)
 
 
@@ -251,5 +251,5 @@ def test_a_cluster_fits_into_80_columns():
 
         partitions with such and such: 1200
         broker 3 is dead
-        partitions on their way to other brokers: 3
+        partitions that move to other brokers: 3
         """)

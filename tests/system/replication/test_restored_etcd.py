@@ -14,7 +14,7 @@ import pytest
 import isolog
 from isolog.errors import IsologError, MetadataLost
 from isolog.testing import LocalCluster, LocalEtcd
-from spark_stream.console.amiss import of_cluster
+from spark_stream.console.problems import of_cluster
 from tests.cli.conftest import run
 from tests.etcd import copy_data, needs_etcd, put_back_data
 from tests.support import NUMBERS, eventually, numbers

@@ -13,7 +13,7 @@ import pytest
 
 from isolog.errors import DiskFull, IsologError
 from spark_stream.cli.operating.frames import frame_of
-from spark_stream.cli.operating.top import look_at
+from spark_stream.cli.operating.top import sample_cluster
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.cluster_messages import BrokerStatus, GetStatus
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
@@ -115,7 +115,7 @@ def test_views_of_the_cluster_name_a_full_disk(broker: BrokerProcess) -> None:
         text = f"the disk of broker {name} is full: 1 replica refuses writes"
         (problem,) = log.cluster().problems
         assert (problem.message, problem.names) == (text, ("a/0",))
-        assert frame_of([look_at(log)]).problems == (text,)
+        assert frame_of([sample_cluster(log)]).problems == (text,)
         command = [sys.executable, "-m", "isolog", "cluster", "status", "--bootstrap"]
         status = subprocess.run(
             [*command, broker.address], capture_output=True, text=True, timeout=60, check=False

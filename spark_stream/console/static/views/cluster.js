@@ -1,4 +1,4 @@
-// The cluster: what is amiss, its brokers, their disks.
+// The cluster: problems, brokers, disks.
 
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, percent, rate } from "../format.js";
@@ -11,7 +11,7 @@ export function render({ store }) {
   const rate_ = (store.parts.topics?.value?.topics ?? []).reduce((sum, each) => sum + each.records_per_s, 0);
   return [
     heading("Cluster"),
-    shownPart(store, "amiss", judged),
+    shownPart(store, "problems", judged),
     shownPart(store, "cluster", (cluster) => [
       facts([
         ["Brokers alive", `${cluster.brokers.filter((each) => each.alive).length} of ${cluster.brokers.length}`],
@@ -32,15 +32,15 @@ export function render({ store }) {
 
 const ABOUT = { cluster: "the brokers", topics: "the topics", transactions: "transactions", consumers: "readers" };
 
-/** What is amiss; that nothing is, only if everything could be judged. */
+/** The problems. "No problems" is shown only if all parts could be judged. */
 function judged({ found, unjudged }) {
   const unknown = Object.entries(unjudged);
   const gaps = unknown.length > 0 && h("div", { class: "notice wait", key: "gaps" },
-    h("p", {}, `${found.length ? "More may be amiss" : "It is not known whether anything is amiss"}: `,
-      unknown.map(([name, why]) => `nothing is known of ${ABOUT[name]} (${why})`).join("; "), "."));
+    h("p", {}, `${found.length ? "There may be more problems" : "Problems cannot be ruled out"}: `,
+      unknown.map(([name, why]) => `no data about ${ABOUT[name]} (${why})`).join(", "), "."));
   if (found.length || gaps) return [notice(found), gaps];
-  return h("div", { class: "notice good" }, h("p", {}, h("strong", {}, "Nothing is amiss."),
-    " All brokers answer, all replicas are in sync, no disk fills up, no transaction holds readers back for long, and no reader is stalled or falls behind."));
+  return h("div", { class: "notice good" }, h("p", {}, h("strong", {}, "No problems."),
+    " All brokers answer, all replicas are in sync, no disk is filling up, no transaction holds back readers for long, and no reader is stalled or falls behind."));
 }
 
 /** The last minutes as a curve. @param {Array<[number, number]>} samples [seconds ago, value] */
@@ -54,8 +54,8 @@ function sparkline(samples) {
 
 function brokers(cluster) {
   if (!cluster.brokers.length) return empty("No broker has registered yet.", "Start one: isolog broker start.");
-  const columns = [["Broker", ""], ["State", ""], ["Answers in", "number"], ["Rack", ""], ["Leads", "number"], ["In sync", "number"],
-    ["Memory", "number"], ["Up", "number"], ["Files checked", ""]];
+  const columns = [["Broker", ""], ["State", ""], ["Response time", "number"], ["Rack", ""], ["Leaders", "number"], ["In sync", "number"],
+    ["Memory", "number"], ["Uptime", "number"], ["Files checked", ""]];
   return table("Brokers of the cluster", columns, cluster.brokers.map((each) => {
     const status = each.status;
     const state = !each.alive ? "dead" : each.is_silent ? "silent" : each.is_slow ? "slow" : "alive";
@@ -78,7 +78,7 @@ function milliseconds(seconds) {
 }
 
 function disks(cluster) {
-  const columns = [["Broker", ""], ["Disk", ""], ["Free", "number"], ["Full in", "number"], ["Logs", "number"], ["What grows, or is largest", ""]];
+  const columns = [["Broker", ""], ["Disk", ""], ["Free", "number"], ["Full in", "number"], ["Logs", "number"], ["Fastest growing or largest topics", ""]];
   return table("Disks of the brokers", columns, cluster.brokers.filter((each) => each.status?.disk_total).map((each) => {
     const soon = each.full_in_s !== null && each.full_in_s < 1800;
     const used = 1 - each.status.disk_free / each.status.disk_total;
@@ -99,5 +99,5 @@ function delayed(cluster) {
       h("td", { class: "number" }, `${use.write_delayed_s.toFixed(1)} s`), h("td", { class: "number" }, `${use.read_delayed_s.toFixed(1)} s`),
       h("td", { class: "number" }, count(use.connections)))));
   return rows.length > 0 && section("Delayed by quotas",
-    table("Whom quotas have delayed", [["Principal", ""], ["Broker", ""], ["Writes", "number"], ["Reads", "number"], ["Connections", "number"]], rows));
+    table("Principals that quotas have delayed", [["Principal", ""], ["Broker", ""], ["Writes", "number"], ["Reads", "number"], ["Connections", "number"]], rows));
 }

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { ago, count, counted } from "../format.js";
-import { amiss, badge, breakable, empty, facts, heading, link, listed, notice, section, shownPart, table } from "../widgets.js";
+import { badge, breakable, empty, facts, heading, link, listed, notice, problemsOf, section, shownPart, table } from "../widgets.js";
 
 export const consumers = {
   title: () => "Consumers",
@@ -10,8 +10,8 @@ export const consumers = {
   render: ({ store }) => [
     heading("Queries and consumers"),
     shownPart(store, "consumers", (value) => [
-      section("Readers", value.consumers.length ? readers(value.consumers, store) : empty("No reader has a name.", "Give a query the option “consumer”, or a client's consumer a name, to see it here.")),
-      section("Sinks", value.sinks.length ? sinks(value.sinks) : empty("No query has written here.", "Sinks of Spark's queries appear with their first batch.")),
+      section("Readers", value.consumers.length ? readers(value.consumers, store) : empty("There are no named readers.", "Give a query the option “consumer”, or a client's consumer a name, to list it here.")),
+      section("Sinks", value.sinks.length ? sinks(value.sinks) : empty("There are no sinks.", "The sink of a Spark query appears with its first batch.")),
     ]),
   ],
 };
@@ -24,22 +24,22 @@ function state(each) {
   return [badge(each.state === "empty" ? "no_members" : each.state), each.state === "catching_up" && each.trend === "grows" ? [" ", badge("grows")] : null];
 }
 
-/** That a group lost a member, while that is listed as a problem. */
+/** A remark that a group lost a member, while this is listed as a problem. */
 function lostMember(each, store) {
   const key = `lost ${kind(each)} ${each.name}`;
-  return amiss(store, (one) => one.key === key).length ? h("span", { class: "wait-text" }, " lost a member") : null;
+  return problemsOf(store, (one) => one.key === key).length ? h("span", { class: "wait-text" }, " lost a member") : null;
 }
 
 function readers(all, store) {
   const order = ["gone", "stalled", "waiting_at_lso", "catching_up", "running", "empty", "stopped"];
   const sorted = [...all].sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state) || one.name.localeCompare(other.name));
-  const columns = [["Name", ""], ["Kind", ""], ["State", ""], ["Lag", "number"], ["Held back", "number"], ["Counted under", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
-  return table("Readers with a name", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
+  const columns = [["Name", ""], ["Kind", ""], ["State", ""], ["Lag", "number"], ["Held back", "number"], ["Isolation", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
+  return table("Named readers", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
     h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
     h("td", {}, kind(each)), h("td", {}, state(each), lostMember(each, store)),
     h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
     h("td", { class: "number" }, each.held_back ? counted(each.held_back, "record") : "–"),
-    h("td", {}, each.isolation ?? "the log end"),
+    h("td", {}, each.isolation ?? "unknown"),
     h("td", {}, [...new Set(each.partitions.map((at) => at.topic))].join(", ") || "–"),
     h("td", {}, ago(each.recorded_ms)), h("td", {}, each.principal || "–"))));
 }
@@ -60,8 +60,8 @@ export const consumer = {
       const found = value.consumers.filter((each) => each.name === params.consumer);
       const href = `/consumers/${encodeURIComponent(params.consumer)}`;
       const holders = new Set(found.flatMap((each) => each.waits_for.map((one) => `holds ${one.transactional_id} ${one.number}`)));
-      if (found.length) return [notice(amiss(store, (each) => each.href === href || holders.has(each.key))), found.map(shown)];
-      return empty(`Nothing is known of a consumer ${params.consumer}.`, "It may have been forgotten, or you may not see it.");
+      if (found.length) return [notice(problemsOf(store, (each) => each.href === href || holders.has(each.key))), found.map(shown)];
+      return empty(`Unknown consumer ${params.consumer}.`, "It may have been deleted, or you lack the permission to see it.");
     }),
   ],
 };
@@ -75,10 +75,10 @@ function selected(text) {
   }
 }
 
-const TITLES = { query: "A query of Spark", consumer: "A consumer of a client", group: "A consumer group" };
+const TITLES = { query: "Spark query", consumer: "Client consumer", group: "Consumer group" };
 
 function members(group) {
-  const columns = [["Member", ""], ["Reads", ""], ["Counted under", ""], ["Session", "number"], ["Partitions", "number"], ["Owner", ""]];
+  const columns = [["Member", ""], ["Reads", ""], ["Isolation", ""], ["Session", "number"], ["Partitions", "number"], ["Owner", ""]];
   return table("Members", columns, group.members.map((each) => h("tr", { key: each.id },
     h("th", { scope: "row" }, each.id), h("td", {}, each.topics.join(", ")), h("td", {}, each.isolation),
     h("td", { class: "number" }, `${each.session_ms / 1000} s`), h("td", { class: "number" }, count(each.partitions)), h("td", {}, each.principal || "–"))));
@@ -90,11 +90,11 @@ function shown(each) {
   return section(TITLES[kind(each)],
     facts([
       ["State", state(each)],
-      ["Lag", each.lag === null ? "not known" : counted(each.lag, "record")],
+      ["Lag", each.lag === null ? "unknown" : counted(each.lag, "record")],
       ["Held back", each.held_back ? counted(each.held_back, "record") : "none"],
-      ["Counted under", each.isolation ?? "the log end: its level is unknown"],
+      ["Isolation", each.isolation ?? "unknown (the lag is counted to the log end)"],
       ["Reads", breakable(selected(each.selection))],
-      ["First start, pinned", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
+      ["First start", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
       ["First started", each.started_ms === null ? null : ago(each.started_ms)],
       ["Last report", each.recorded_ms === null ? null : ago(each.recorded_ms)],
       ["Owner", each.principal || null],
@@ -102,9 +102,9 @@ function shown(each) {
     ]),
     each.group && each.group.members.length ? members(each.group) : null,
     each.partitions.length
-      ? table(`Where ${each.name} is`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
+      ? table(`Positions of ${each.name}`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
         h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, at.topic)), h("td", { class: "number" }, at.partition),
-        h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, at.end === null ? "not known" : count(at.end)), h("td", { class: "number" }, count(at.lag)), h("td", { class: "number" }, count(at.held_back)),
-        each.group ? h("td", {}, at.member ?? "nobody") : null)))
-      : empty("It has not reported a position yet."));
+        h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, at.end === null ? "unknown" : count(at.end)), h("td", { class: "number" }, count(at.lag)), h("td", { class: "number" }, count(at.held_back)),
+        each.group ? h("td", {}, at.member ?? "none") : null)))
+      : empty("No position reported yet."));
 }

@@ -1,4 +1,4 @@
-// The login of the console: what is typed goes to the console's server, which keeps it in memory.
+// The login of the console. The credential goes to the console's server, which keeps it in memory.
 
 import { post } from "../api.js";
 import { h } from "../dom.js";
@@ -26,8 +26,8 @@ export function render({ store, rerender, begin }) {
   };
   return h("main", { id: "main", class: "login" },
     h("h1", { id: "title", tabindex: "-1" }, "Log in"),
-    h("p", { class: "quiet" }, "This cluster asks who calls. You see here what your user may see."),
-    store.over && h("div", { class: "notice wait", role: "status" }, h("p", {}, "Your session is over: log in again.")),
+    h("p", { class: "quiet" }, "This cluster requires authentication. The console shows what your permissions allow."),
+    store.over && h("div", { class: "notice wait", role: "status" }, h("p", {}, "Your session has expired. Log in again.")),
     store.login?.error && trouble(store.login.error),
     h("form", { onsubmit: submit },
       byToken

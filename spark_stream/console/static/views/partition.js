@@ -1,9 +1,9 @@
-// A partition as a line: its bounds, each replica, and the open transactions that hold it back.
+// A partition as a line: its bounds, its replicas, and its open transactions.
 
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, rate } from "../format.js";
 import { bigLine, scaleOf, stripe } from "../line.js";
-import { amiss, empty, facts, heading, holdsClass, link, notice, section, sentence, shownPart, trouble } from "../widgets.js";
+import { empty, facts, heading, holdsClass, link, notice, problemsOf, section, sentence, shownPart, trouble } from "../widgets.js";
 import { led } from "./failovers.js";
 import { legend } from "./topics.js";
 import { abortButton } from "./transactions.js";
@@ -16,7 +16,7 @@ export function render({ store, params }) {
   const name = encodeURIComponent(params.topic);
   const number = Number(params.partition);
   return [
-    heading(`Partition ${params.partition}`, link(`/topics/${name}/records?partition=${params.partition}`, "Look at records"),
+    heading(`Partition ${params.partition}`, link(`/topics/${name}/records?partition=${params.partition}`, "Show records"),
       [link("/topics", "Topics"), " / ", link(`/topics/${name}`, params.topic)]),
     shownPart(store, "topic", (found) => {
       const each = found.partitions[number];
@@ -29,7 +29,7 @@ export function render({ store, params }) {
 /** The problems of this partition and the dead brokers among its replicas, without the other partitions. */
 function causes(store, place, replicas) {
   const dead = replicas.map((broker) => `dead_broker ${broker}`);
-  return amiss(store, (one) => one.places.includes(place) || dead.includes(one.key)).map((one) => ({ ...one, places: [] }));
+  return problemsOf(store, (one) => one.places.includes(place) || dead.includes(one.key)).map((one) => ({ ...one, places: [] }));
 }
 
 function shown(found, each, store) {
@@ -41,9 +41,9 @@ function shown(found, each, store) {
   const ends = each.replicas.filter((broker) => broker in live.followers).map((broker) => live.followers[broker]);
   const scale = scaleOf(live, ends);
   return [
-    live.last_stable === null && h("div", { class: "notice wait" }, h("p", {}, "The leader is new, and does not know yet what all in-sync replicas have. Readers above read_uncommitted wait for a moment.")),
+    live.last_stable === null && h("div", { class: "notice wait" }, h("p", {}, "The new leader has not determined the high watermark yet. Readers wait for it, except under read_uncommitted.")),
     h("div", { class: "board" }, bigLine(live, scale), legend(),
-      scale.broken && h("p", { class: "quiet" }, `Everything before offset ${count(scale.from)} is drawn short.`)),
+      scale.broken && h("p", { class: "quiet" }, `The offsets before ${count(scale.from)} are compressed.`)),
     facts([
       ...roles(each),
       ["Records", count(live.log_end - live.log_start)],
@@ -54,7 +54,7 @@ function shown(found, each, store) {
     ]),
     section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale, refusal(store, broker, found.name, each.partition), isDead(store, broker))))),
     section("Open transactions", transactions(found, each, live, scale, store)),
-    section("Leaders so far", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
+    section("Leaders", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
       led(epoch.leader), ` since offset ${count(epoch.offset)} (leader epoch ${epoch.epoch}), `, ago(epoch.began_ms))))),
   ];
 }
@@ -68,12 +68,12 @@ function roles(each) {
   ];
 }
 
-/** Whether a broker is dead, as far as the cluster was read. */
+/** Whether a broker is dead, if the cluster is known. */
 function isDead(store, broker) {
   return store.parts.cluster?.value?.brokers.find((each) => each.id === broker)?.alive === false;
 }
 
-/** Why the log of a replica takes no writes, or null. */
+/** The reason why the log of a replica refuses writes, or null. */
 function refusal(store, broker, topic_, partition) {
   const code = store.parts.cluster?.value?.brokers.find((each) => each.id === broker)?.status?.refused[`${topic_}/${partition}`];
   return code === undefined ? null : code === "DISK_FULL" ? "its disk is full" : `its disk fails (${code})`;
@@ -84,7 +84,7 @@ function replica(broker, each, live, scale, refused, dead) {
   const end = leads ? live.log_end : live.followers[broker];
   const behind = end === undefined ? null : live.log_end - end;
   const state = leads ? "leader" : each.isr.includes(broker) ? "in sync" : "not in sync";
-  const words = refused ? `takes no writes: ${refused}` : end === undefined ? dead ? `broker ${broker} is dead` : "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "has everything";
+  const words = refused ? `refuses writes: ${refused}` : end === undefined ? dead ? `broker ${broker} is dead` : "not connected to the leader" : behind > 0 ? `${counted(behind, "record")} behind` : leads ? "" : "up to date";
   return h("li", { key: broker },
     h("div", { class: "stripe-name" }, h("strong", {}, `Broker ${broker}`), h("span", { class: `quiet${state === "not in sync" ? " bad-text" : ""}` }, ` ${state}`)),
     end === undefined
@@ -94,7 +94,7 @@ function replica(broker, each, live, scale, refused, dead) {
 }
 
 function transactions(found, each, live, scale, store) {
-  if (!live.open.length) return empty("No transaction is open here.", "read_committed sees everything that is replicated.");
+  if (!live.open.length) return empty("There are no open transactions.", "read_committed shows all replicated records.");
   const known = new Map((store.parts.transactions?.value ?? []).map((one) => [one.number, one]));
   return h("ul", { class: "stripes" }, live.open.map((one) => {
     const facts_ = known.get(one.transaction);
@@ -103,9 +103,9 @@ function transactions(found, each, live, scale, store) {
       h("div", { class: "stripe-name" },
         h("strong", {}, facts_ ? facts_.transactional_id : `transaction ${one.transaction}`),
         h("span", { class: "quiet" }, facts_ ? ` ${facts_.principal ? `of ${facts_.principal}, ` : ""}open for ${age}` : " that is not in your list of transactions")),
-      stripe(scale, one.first_offset, live.log_end, "open", `Open from offset ${count(one.first_offset)} on`),
+      stripe(scale, one.first_offset, live.log_end, "open", `Open from offset ${count(one.first_offset)}`),
       h("div", { class: "stripe-value" }, `from ${count(one.first_offset)} `,
-        one.held_back > 0 && h("span", { class: holdsClass(store, facts_) }, `holds ${counted(one.held_back, "record")} back `),
+        one.held_back > 0 && h("span", { class: holdsClass(store, facts_) }, `holds back ${counted(one.held_back, "record")} `),
         facts_ && abortButton(facts_, store.session)));
   }));
 }

@@ -1,4 +1,4 @@
-// The records of a topic: under which isolation level, which of them, and what became of each.
+// The records of a topic under an isolation level, each with its state.
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
@@ -9,27 +9,27 @@ export const title = (params) => `Records of ${params.topic}`;
 export const parts = [];
 
 const LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"];
-const TELLS = {
-  read_uncommitted: "Everything in the log, also what a failover may take back and what was aborted.",
-  read_replicated: "What all in-sync replicas have, however its transaction ends.",
-  read_committed: "What is replicated and in no transaction, or in a committed one.",
-  read_atomic: "As read_committed, and never a part of a transaction.",
+const EXPLANATIONS = {
+  read_uncommitted: "All records of the log, including unreplicated and aborted records.",
+  read_replicated: "Records on all in-sync replicas, independent of their transactions.",
+  read_committed: "Replicated records without a transaction, or of a committed transaction.",
+  read_atomic: "Like read_committed, but never a part of a transaction.",
 };
 const NAMES = ["partition", "isolation", "filter", "since", "until", "before", "after", "limit"];
 
-/** Read the page that the address names. */
+/** Read the page of the address. */
 export async function load({ store, params, query, rerender }) {
-  const asked = Object.fromEntries(NAMES.map((name) => [name, query.get(name)]));
+  const wanted = Object.fromEntries(NAMES.map((name) => [name, query.get(name)]));
   const number = (store.reading = (store.reading ?? 0) + 1);
   store.records = { ...store.records, loading: true, topic: params.topic };
   rerender();
   let found;
   try {
-    found = { page: await get("/api/records", { topic: params.topic, ...asked }) };
+    found = { page: await get("/api/records", { topic: params.topic, ...wanted }) };
   } catch (error) {
     found = { error };
   }
-  if (number !== store.reading) return; // another page was asked for meanwhile
+  if (number !== store.reading) return; // another page was requested since
   store.records = { ...found, loading: false, topic: params.topic, at: Date.now() };
   if (found.page) announce(`${counted(found.page.rows.length, "record")}.`);
   rerender();
@@ -56,13 +56,13 @@ function form({ query, go, params }, page) {
     go(`/topics/${encodeURIComponent(params.topic)}/records?${new URLSearchParams(kept)}`);
   };
   const choose = (event) => event.target.form.requestSubmit();
-  return h("form", { class: "asking", onsubmit: submit, "aria-label": "Which records" },
+  return h("form", { class: "page-form", onsubmit: submit, "aria-label": "Which records" },
     h("fieldset", { class: "switch" }, h("legend", {}, "Isolation"), LEVELS.map((each) => h("label", {},
       h("input", { type: "radio", name: "isolation", value: each, checked: each === level, onchange: choose }), h("span", {}, each)))),
-    h("p", { class: "quiet wide" }, TELLS[level] ?? ""),
+    h("p", { class: "quiet wide" }, EXPLANATIONS[level] ?? ""),
     h("label", {}, "Partition", h("select", { name: "partition", value: query.get("partition") ?? "", onchange: choose },
       h("option", { value: "" }, "all"), Array.from({ length: page?.partitions ?? Number(query.get("partition") ?? -1) + 1 }, (_, number) => h("option", { value: String(number) }, number)))),
-    h("label", { class: "grow" }, "Filter, in Spark's SQL", h("input", { name: "filter", id: "filter", value: query.get("filter") ?? "", placeholder: "such as: dep_delay > 60", autocomplete: "off", spellcheck: "false" })),
+    h("label", { class: "grow" }, "Filter (Spark SQL)", h("input", { name: "filter", id: "filter", value: query.get("filter") ?? "", placeholder: "dep_delay > 60", autocomplete: "off", spellcheck: "false" })),
     h("label", {}, "From (UTC)", h("input", { name: "since", type: "datetime-local", step: "1", value: query.get("since") ?? "" })),
     h("label", {}, "Before (UTC)", h("input", { name: "until", type: "datetime-local", step: "1", value: query.get("until") ?? "" })),
     h("label", {}, "Records", h("select", { name: "limit", value: query.get("limit") ?? "50", onchange: choose }, ["20", "50", "100", "200", "500"].map((each) => h("option", { value: each }, each)))),
@@ -80,7 +80,7 @@ function shown(found, context, query) {
     pager(context, page, ranges, found),
     page.rows.length ? table(`Records of ${page.topic}`, columns, page.rows.map((row) => record(row, typed, all, columns))) : nothing(ranges, query),
     page.rows.length > 0 && pager(context, page, ranges, null),
-    section("Read the same elsewhere", h("p", { class: "quiet" }, "Both read exactly the records that are shown."), h("div", { class: "two" }, snippet("Spark", page.spark), snippet("Python", page.python))),
+    section("Read these records in code", h("p", { class: "quiet" }, "Both read exactly the records of this page."), h("div", { class: "two" }, snippet("Spark", page.spark), snippet("Python", page.python))),
   ];
 }
 
@@ -98,9 +98,9 @@ function record(row, typed, all, columns) {
 function nothing(ranges, query) {
   const looked = ranges.reduce((sum, [, each]) => sum + each.end - each.start, 0);
   if (ranges.every(([, each]) => each.least >= each.greatest)) {
-    return empty("There is no record here that this isolation level shows.", query.get("since") || query.get("until") ? "Widen the time range." : "Choose read_uncommitted to see everything, or wait for records.");
+    return empty("This isolation level shows no records here.", query.get("since") || query.get("until") ? "Extend the time range." : "Choose read_uncommitted to see all records, or wait for records.");
   }
-  return empty(`None of the ${counted(looked, "record")} that were looked through matches.`, "Look at older records, or change the filter.");
+  return empty(`No match in ${counted(looked, "record")}.`, "Search older records, or change the filter.");
 }
 
 function pager({ go, query, params }, page, ranges, found) {

@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { bytes, count, counted, duration, rate } from "../format.js";
 import { smallLine } from "../line.js";
-import { amiss, badge, empty, facts, heading, link, notice, section, sentence, short, shownPart, table } from "../widgets.js";
+import { badge, empty, facts, heading, link, notice, problemsOf, section, sentence, short, shownPart, table } from "../widgets.js";
 
 export const topics = {
   title: () => "Topics",
@@ -15,16 +15,16 @@ export const topics = {
   ],
 };
 
-/** What is amiss with a topic. */
-const about = (store, name) => amiss(store, (each) => each.places.some((place) => place.slice(0, place.lastIndexOf("/")) === name));
+/** The problems of a topic. */
+const about = (store, name) => problemsOf(store, (each) => each.places.some((place) => place.slice(0, place.lastIndexOf("/")) === name));
 
 function found(store, all, wanted) {
-  if (!all.length) return empty("There is no topic, or none that you may see.", "Create one: isolog topic create flights --partitions 4.");
+  if (!all.length) return empty("There are no topics that you have permissions for.", "Create one: isolog topic create flights --partitions 4.");
   const some = all.filter((each) => each.name.toLowerCase().includes(wanted));
-  if (!some.length) return empty(`No topic has “${wanted}” in its name.`, "Clear the search to see all topics.");
+  if (!some.length) return empty(`No topic name contains “${wanted}”.`, "Clear the search to see all topics.");
   const columns = [["Topic", ""], ["Partitions led", "number"], ["Records", "number"], ["Size", "number"], ["Written", "number"], ["Open transactions", "number"], ["", ""]];
   return table("Topics", columns, some.map((each) => h("tr", { key: each.name },
-    h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(each.name)}`, each.name), about(store, each.name).length > 0 && [" ", badge("amiss", about(store, each.name).map((one) => one.message).join("; "))]),
+    h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(each.name)}`, each.name), about(store, each.name).length > 0 && [" ", badge("problem", about(store, each.name).map((one) => one.message).join(", "))]),
     h("td", { class: "number" }, count(each.led_partitions)),
     h("td", { class: "number" }, count(each.records)),
     h("td", { class: "number" }, bytes(each.size)),
@@ -38,7 +38,7 @@ export const topic = {
   parts: [],
   topic: (params) => params.topic,
   render: ({ store, params }) => [
-    heading(params.topic, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Look at records"), link("/topics", "Topics")),
+    heading(params.topic, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), link("/topics", "Topics")),
     shownPart(store, "topic", (found) => [notice(about(store, params.topic)), shown(found)]),
   ],
 };
@@ -50,11 +50,11 @@ function shown(found) {
     found.warning && h("div", { class: "notice wait" }, h("p", {}, sentence(found.warning))),
     facts([
       ["Partitions", count(found.partitions.length)],
-      ["Replicas of each", count(found.replication_factor)],
+      ["Replication factor", count(found.replication_factor)],
       ["Records", count(sum("log_end") - sum("log_start"))],
       ["Size at leaders", bytes(sum("size"))],
       ["Written", rate(sum("records_per_s"))],
-      ["Placed by", found.partition_by.length ? found.partition_by.join(", ") : "turns"],
+      ["Partitioned by", found.partition_by.length ? found.partition_by.join(", ") : found.is_typed ? "round-robin" : "key, else round-robin"],
       ["Schema altered", found.schema_version ? counted(found.schema_version, "time") : "never"],
     ]),
     section("Partitions", legend(), partitions(found)),
@@ -63,7 +63,7 @@ function shown(found) {
   ];
 }
 
-/** What the colours of a line mean, in words. */
+/** The legend of the colours of a line. */
 export function legend() {
   const keys = [["stable", "visible to read_committed"], ["held", "replicated, held back by open transactions"], ["unreplicated", "not replicated yet"]];
   return h("ul", { class: "legend" }, keys.map(([style, words]) => h("li", {},
@@ -91,7 +91,7 @@ function partitions(found) {
 function columns(found) {
   return table(`Columns of ${found.name}`, [["Column", ""], ["Type", ""], ["Null", ""], ["", ""]], found.columns.map((each) => h("tr", { key: each.name },
     h("th", { scope: "row" }, each.name), h("td", {}, h("code", {}, each.type)), h("td", {}, each.nullable ? "allowed" : "not allowed"),
-    h("td", {}, found.partition_by.includes(each.name) && h("span", { class: "tag" }, "places records"), each.added && h("span", { class: "tag" }, "added later")))));
+    h("td", {}, found.partition_by.includes(each.name) && h("span", { class: "tag" }, "partition key"), each.added && h("span", { class: "tag" }, "added later")))));
 }
 
 function settings(config) {
@@ -99,7 +99,7 @@ function settings(config) {
     h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, setting(name, value)))));
 }
 
-/** The value of a setting as people read it; the number itself is shown on hover. */
+/** The formatted value of a setting. The raw number is shown on hover. */
 function setting(name, value) {
   if (value === "") return "–";
   if (value === "-1") return h("span", { title: value }, "no limit");

@@ -1,4 +1,4 @@
-// All transactions: which are open, whose they are, and how many records each holds back.
+// All transactions: their states, their owners, and the records that they hold back.
 
 import { post } from "../api.js";
 import { h } from "../dom.js";
@@ -13,32 +13,32 @@ const UNFINISHED = ["open", "committing", "aborting"];
 export function render({ store }) {
   return [
     heading("Transactions"),
-    store.told && h("div", { class: "notice", role: "status" }, h("p", {}, store.told)),
+    store.outcome && h("div", { class: "notice", role: "status" }, h("p", {}, store.outcome)),
     shownPart(store, "transactions", (all) => {
       const open = all.filter((each) => UNFINISHED.includes(each.state));
       const done = all.filter((each) => !UNFINISHED.includes(each.state));
       return [
         section("Open", open.length ? openTable(open, store) : none(store)),
-        section("Last of each id", done.length ? doneTable(done) : empty(open.length ? "Every transactional id has a transaction open now." : "No transactional id has begun a transaction yet.", "The last transaction of each id appears here while it has none open.")),
+        section("Last transaction of each id", done.length ? doneTable(done) : empty(open.length ? "Every transactional id has an open transaction." : "No transactional id has started a transaction yet.", "The last transaction of an id appears here while it has no open transaction.")),
       ];
     }),
   ];
 }
 
-/** That no transaction is open, or was when the list was last read. @param {any} store */
+/** The text without open transactions, now or at the last read of the list. @param {any} store */
 function none(store) {
-  if (store.parts.transactions.error) return empty("No transaction was open when the list was last read.", "Consumers shows the readers that wait for one now.");
-  return empty("No transaction is open.", "read_committed sees everything that is replicated.");
+  if (store.parts.transactions.error) return empty("No transaction was open when the list was last read.", "The page Consumers shows readers that wait for a transaction.");
+  return empty("There are no open transactions.", "read_committed shows all replicated records.");
 }
 
 function openTable(open, store) {
-  const columns = [["Transactional id", ""], ["State", ""], ["Holds back", "number"], ["Open for", "number"], ["Times out", "number"], ["Has written to", ""], ["Owner", ""], ["", ""]];
+  const columns = [["Transactional id", ""], ["State", ""], ["Holds back", "number"], ["Open for", "number"], ["Deadline", "number"], ["Partitions", ""], ["Owner", ""], ["", ""]];
   return table("Open transactions", columns, open.map((each) => {
     const left = (each.deadline_ms - Date.now()) / 1000;
     return h("tr", { key: each.transactional_id },
       h("th", { scope: "row" }, each.transactional_id),
       h("td", {}, badge(each.state)),
-      h("td", { class: `number${holdsClass(store, each)}` }, each.held_back ? counted(each.held_back, "record") : "nothing"),
+      h("td", { class: `number${holdsClass(store, each)}` }, each.held_back ? counted(each.held_back, "record") : "none"),
       h("td", { class: "number" }, duration((Date.now() - each.began_ms) / 1000)),
       h("td", { class: `number${left < 0 ? " bad-text" : ""}` }, left < 0 ? `${duration(-left)} ago` : `in ${duration(left)}`),
       h("td", {}, places(each)),
@@ -48,41 +48,41 @@ function openTable(open, store) {
 }
 
 function places(each) {
-  if (!each.partitions.length) return h("span", { class: "quiet" }, "nothing yet");
+  if (!each.partitions.length) return h("span", { class: "quiet" }, "none yet");
   return each.partitions.slice(0, 8).flatMap((at, number) => [number > 0 && ", ", link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, `${at.topic}/${at.partition}`)])
     .concat(each.partitions.length > 8 ? [` and ${each.partitions.length - 8} more`] : []);
 }
 
 function owner(each) {
   const words = [each.principal, (each.query_name || each.query) && `query ${each.query_name || each.query}`].filter(Boolean).join(", ");
-  return words || h("span", { class: "quiet", title: "Only clusters that ask who calls know their callers" }, "not known");
+  return words || h("span", { class: "quiet", title: "Only clusters with authentication have owners of transactions" }, "unknown");
 }
 
 function doneTable(done) {
-  const columns = [["Transactional id", ""], ["State", ""], ["Began", ""], ["Timeout", "number"], ["Owner", ""]];
+  const columns = [["Transactional id", ""], ["State", ""], ["Started", ""], ["Timeout", "number"], ["Owner", ""]];
   return table("The last transaction of each id", columns, done.map((each) => h("tr", { key: each.transactional_id },
     h("th", { scope: "row" }, each.transactional_id), h("td", {}, badge(each.state)),
     h("td", {}, each.number < 0 ? "–" : ago(each.began_ms)),
     h("td", { class: "number" }, duration(each.timeout_ms / 1000)), h("td", {}, owner(each)))));
 }
 
-/** A button that aborts a transaction after a question; nothing if the console changes nothing. */
+/** A button that aborts a transaction after a confirmation, null in a read-only console. */
 export function abortButton(each, session) {
   if (!session.allows_changes || each.state !== "open") return null;
   return h("button", { type: "button", class: "danger", onclick: () => abort(each) }, "Abort", h("span", { class: "hidden" }, ` ${each.transactional_id}`), " …");
 }
 
 async function abort(each) {
-  const wrote = each.partitions.length ? `What it has written to ${counted(each.partitions.length, "partition")} is never visible to read_committed.` : "It has written nothing yet.";
+  const wrote = each.partitions.length ? `Its records in ${counted(each.partitions.length, "partition")} are never visible to read_committed.` : "It has no records yet.";
   const asked = await confirmed(`Abort the open transaction of ${each.transactional_id}?`, `${wrote} Its producer is fenced, and its next call fails. This cannot be undone.`, "Abort the transaction");
   if (!asked) return;
-  let told;
+  let outcome;
   try {
     await post("/api/abort", { transactional_id: each.transactional_id, number: String(each.number) });
-    told = `The transaction of ${each.transactional_id} is aborted.`;
+    outcome = `Aborted the transaction of ${each.transactional_id}.`;
   } catch (error) {
-    told = `${sentence(error.message)} ${sentence(error.hint || "Try again")}`;
+    outcome = `${sentence(error.message)} ${sentence(error.hint || "Try again")}`;
   }
-  announce(told);
-  document.dispatchEvent(new CustomEvent("told", { detail: told }));
+  announce(outcome);
+  document.dispatchEvent(new CustomEvent("outcome", { detail: outcome }));
 }

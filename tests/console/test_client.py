@@ -8,9 +8,9 @@ import pytest
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.leaders import PartitionSeen
-from spark_stream.console.asking import (
-    Asking,
+from spark_stream.console.client import (
     BrokerAnswers,
+    ConsoleClient,
     RecentSamples,
     answers_of,
     full_in_s,
@@ -41,16 +41,16 @@ def test_a_partition_shows_records_held_back_up_to_the_high_watermark():
 
 
 def test_unanswered_requests_of_an_earlier_process_of_a_broker_do_not_count():
-    asking = Asking(cast("ClusterConnection", None))
-    asking.note_process("1", 40.0, 41.0)
+    client = ConsoleClient(cast("ClusterConnection", None))
+    client.note_process("1", 40.0, 41.0)
     for action in ("status", "list-offsets"):
-        asking.answers.add(("1", action), 1.0, None)
-        asking.answers.add(("2", action), 1.0, None)
-    asking.note_process("1", 38.0, 40.5)  # the answer was slow
-    assert asking.answers_of("1").unanswered == 2
-    asking.note_process("1", 40.6, 41.5)  # it started after that
-    assert asking.answers_of("1") == BrokerAnswers(0, 0, None)
-    assert asking.answers_of("2").unanswered == 2
+        client.answers.add(("1", action), 1.0, None)
+        client.answers.add(("2", action), 1.0, None)
+    client.note_process("1", 38.0, 40.5)  # the answer was slow
+    assert client.answers_of("1").unanswered == 2
+    client.note_process("1", 40.6, 41.5)  # it started after that
+    assert client.answers_of("1") == BrokerAnswers(0, 0, None)
+    assert client.answers_of("2").unanswered == 2
 
 
 def test_a_rate_is_that_of_the_last_seconds():

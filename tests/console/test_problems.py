@@ -1,4 +1,4 @@
-"""What the console says is amiss, by rule: no clock, no broker."""
+"""The problems that the console shows, without a clock or a broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import ReaderState
-from spark_stream.console.amiss import Amiss, FirstSeen, Severity, judge
+from spark_stream.console.problems import FirstSeen, Problem, Severity, judge
 
 NOW_MS = 1_800_000_000_000
 GIB = 2**30
@@ -72,7 +72,7 @@ def judged(
     problems: list[dict[str, Any]] | None = None,
     transactions: list[dict[str, Any]] | None = None,
     consumers: list[dict[str, Any]] | None = None,
-) -> list[Amiss]:
+) -> list[Problem]:
     parts = {
         "cluster": {"problems": problems or [], "brokers": brokers or []},
         "transactions": transactions or [],
@@ -81,11 +81,13 @@ def judged(
     return judge(parts, NOW_MS)
 
 
-def said(found: list[Amiss]) -> list[str]:
+def said(found: list[Problem]) -> list[str]:
     return [f"{each.severity.value}: {each.message}" for each in found]
 
 
-@pytest.mark.rule("what is amiss in a cluster, and that nothing is", "console/amiss.py")
+@pytest.mark.rule(
+    "the problems of a cluster that the console shows, and that it has none", "console/problems.py"
+)
 def test_nothing_is_amiss_where_nothing_is():
     """Scheduled jobs between two runs, closed groups and slow readers are normal."""
     calm = [
@@ -154,7 +156,9 @@ def test_starting_a_broker_is_no_advice_while_no_leader_is_elected(kind):
         {"kind": each, "message": each, "count": 1, "names": []} for each in (kind, "no_leader")
     ]
     hints = {each.key.strip(): each.hint for each in judged(problems=problems)}
-    assert hints["no_leader"] == "A leader is elected once the metadata store takes changes."
+    assert (
+        hints["no_leader"] == "A leader is elected when the metadata store accepts changes again."
+    )
     (alone,) = judged(problems=problems[1:])
     assert alone.hint.startswith("Start a broker")
 
@@ -164,14 +168,18 @@ def test_what_the_brokers_say_comes_with_what_to_do():
     lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}
     first, second = judged(problems=[dead, lacks])
     assert first.hint.endswith("isolog cluster decommission 2")
-    assert "If its process hangs, end it first: isolog broker stop, else kill -9." in first.hint
+    assert "If its process hangs, stop it first, by kill -9 if necessary." in first.hint
     assert (first.places, second.places) == ((), ("orders/2",))
 
 
 @pytest.mark.parametrize(
     ("own", "others", "expected"),
     [
-        (answers(30, 0, 0.4), [0.004, 0.006], ["bad: broker 2 is slow: it takes 0.4 s to answer"]),
+        (
+            answers(30, 0, 0.4),
+            [0.004, 0.006],
+            ["bad: broker 2 is slow: its response time is 0.4 s"],
+        ),
         (answers(3, 0, 0.4), [0.004, 0.006], []),  # too early
         (answers(30, 0, 0.1), [0.004, 0.006], []),  # who minds
         (answers(30, 0, 0.4), [0.3, 0.2], []),  # all of them are: it may be this machine
@@ -202,11 +210,11 @@ def test_a_broker_that_is_alive_and_silent_is_told_and_a_dead_one_is_left_to_the
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
 def test_stopping_a_silent_broker_is_no_advice_while_no_leader_is_elected(kind):
     silent = broker("2") | {"status": None, "answers": answers(30, 30, None)}
-    assert "stop it" in judged([silent])[0].hint
+    assert "Stop it" in judged([silent])[0].hint
     away = {"kind": kind, "message": "the store is away", "count": 1, "names": []}
     found = judge({"cluster": {"problems": [away], "brokers": [silent]}}, 0)
     assert [each.key for each in found] == [f"{kind} ", "no_answer 2"]
-    assert all("stop it" not in each.hint for each in found)
+    assert all("Stop it" not in each.hint for each in found)
 
 
 @pytest.mark.parametrize(
@@ -214,11 +222,11 @@ def test_stopping_a_silent_broker_is_no_advice_while_no_leader_is_elected(kind):
     [
         (None, 60, None),
         (10 * 3600.0, 60, None),
-        (2 * 3600.0, 60, "warning: the disk of broker 3 is full in about 2 h"),
-        (700.0, 60, "bad: the disk of broker 3 is full in about 12 min"),
-        (30.0, 60, "bad: the disk of broker 3 is full in less than a minute"),
+        (2 * 3600.0, 60, "warning: the disk of broker 3 will be full in about 2 h"),
+        (700.0, 60, "bad: the disk of broker 3 will be full in about 12 min"),
+        (30.0, 60, "bad: the disk of broker 3 will be full in less than a minute"),
         (None, 8, "bad: the disk of broker 3 is 92% full"),
-        (2 * 3600.0, 8, "bad: the disk of broker 3 is full in about 2 h"),
+        (2 * 3600.0, 8, "bad: the disk of broker 3 will be full in about 2 h"),
     ],
 )
 def test_a_disk_that_fills_up_is_told_before_it_is_full(full_in_s, free, expected):
@@ -235,12 +243,12 @@ def test_a_disk_that_fills_up_is_told_before_it_is_full(full_in_s, free, expecte
 @pytest.mark.parametrize(
     ("topics", "fills", "expected"),
     [
-        ([987], 2_000_000, "; other programs than isolog fill it"),
-        ([1_100_000], 2_000_000, "; t0 grows fastest on it"),
-        ([700_000, 600_000, 0], 2_000_000, "; t0 and t1 grow fastest on it"),
+        ([987], 2_000_000, ", and other programs than isolog fill it"),
+        ([1_100_000], 2_000_000, ", and t0 grows fastest on it"),
+        ([700_000, 600_000, 0], 2_000_000, ", and t0 and t1 grow fastest on it"),
         ([987], 0, ""),
         ([0], 0, ""),
-        ([], 2_000_000, "; other programs than isolog fill it"),
+        ([], 2_000_000, ", and other programs than isolog fill it"),
     ],
 )
 def test_a_topic_is_named_if_it_explains_most_of_the_growth_of_a_disk(topics, fills, expected):
@@ -251,7 +259,7 @@ def test_a_topic_is_named_if_it_explains_most_of_the_growth_of_a_disk(topics, fi
     filling = broker("3", full_in_s=1200.0, on_disk=on_disk, fills_bytes_per_s=fills)
     (found,) = judged([filling])
     assert found.message == (
-        f"the disk of broker 3 is full in about 20 min if it goes on like this{expected}"
+        f"the disk of broker 3 will be full in about 20 min at its present growth{expected}"
     )
 
 
@@ -260,13 +268,13 @@ def test_a_full_disk_is_one_line_with_its_cause_whoever_leads():
     status = {"refused": refused, "disk_free": 0}
     (led,) = judged([broker("3", status=status, led=["clicks/1"], full_in_s=0.0)])
     assert led.message == (
-        "the disk of broker 3 is full: 3 replicas refuse writes, and it leads clicks/1;"
+        "the disk of broker 3 is full: 3 replicas refuse writes, and it leads clicks/1, and"
         " audit grows fastest on it"
     )
     assert led.places == ("clicks/1", "audit/0", "clicks/2")
     (followed,) = judged([broker("3", status=status)])
     assert followed.message == (
-        "the disk of broker 3 is full: 3 replicas refuse writes; audit grows fastest on it"
+        "the disk of broker 3 is full: 3 replicas refuse writes, and audit grows fastest on it"
     )
     assert (followed.key, followed.hint) == (led.key, led.hint)
     (one,) = judged([broker("3", status={"refused": {"a/0": "STORAGE_FAILURE"}})])
@@ -297,8 +305,8 @@ def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
     )
     assert one.severity is Severity.BAD
     assert one.message == (
-        "transaction nightly-import is open, and holds 1,200 records of orders/2 back;"
-        " billing and fraud-check wait for it"
+        "transaction nightly-import is open, and holds back 1,200 records of orders/2"
+        " (billing and fraud-check wait for it)"
     )
     assert one.hint.endswith("isolog transactions abort nightly-import")
     assert one.since_ms == NOW_MS - 900_000
@@ -317,10 +325,10 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
     )
     assert said(found) == [
         "bad: query dash boards is stalled, 40 records behind",
-        "bad: query nightly has ended without being closed, or hangs, 40 records behind",
-        "warning: query slow falls behind: more is written than it reads, and it is 40 records"
-        " behind",
-        "warning: query x waits for a transaction whose name you may not see",
+        "bad: query nightly ended without being closed, or hangs, 40 records behind",
+        "warning: query slow is falling behind: writes are faster than its reads, and it is"
+        " 40 records behind",
+        "warning: query x waits for a transaction that you have no permission to see",
     ]
     assert found[0].href == "/consumers/dash%20boards"
 
@@ -341,14 +349,14 @@ def test_a_group_that_lost_a_member_is_shown_for_an_hour():
     assert found("running", 180) == ["warning: group billing lost member m1 about 3 min ago"]
     assert found("running", 3_600) == []
     assert found("gone", 180) == [
-        "bad: group billing has ended without being closed, or hangs, 40 records behind"
+        "bad: group billing ended without being closed, or hangs, 40 records behind"
     ]
 
 
 @pytest.mark.parametrize(
     ("state", "members", "expected"),
     [
-        ("running", [{"id": "m2"}], "The present members read its partitions."),
+        ("running", [{"id": "m2"}], "The current members read its partitions."),
         ("empty", [], "The group has no members now"),
     ],
 )
@@ -361,10 +369,10 @@ def test_the_hint_of_a_lost_member_names_the_readers_of_its_partitions(state, me
 
 def test_it_is_amiss_since_it_was_first_seen():
     seen = FirstSeen()
-    one = Amiss("disk 1", Severity.BAD, "full in 5 min")
+    one = Problem("disk 1", Severity.BAD, "full in 5 min")
     assert seen.stamp([one], 1000)[0].since_ms == 1000
     assert seen.stamp([], 6_000) == []
-    again = Amiss("disk 1", Severity.BAD, "full in 4 min")
+    again = Problem("disk 1", Severity.BAD, "full in 4 min")
     assert seen.stamp([again], 11_000)[0].since_ms == 1000
     assert seen.stamp([], 22_000) == []
     assert seen.stamp([again], 40_000)[0].since_ms == 40_000

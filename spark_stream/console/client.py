@@ -1,10 +1,11 @@
-"""The questions of the console to the brokers, and their answers as values for JSON.
+"""Requests of the console to the brokers, and their answers as values for JSON.
 
-Each method asks once and returns soon: a broker that does not answer is left out, and the answer
-says so. All of them ask as the user of the connection, so they show what this user may know.
+Each method sends one request per broker and returns soon. A broker that does not answer is left
+out, and the answer shows that. All requests have the credential of the connection's user, so the
+answers contain only data that this user may see.
 
-What follows from the answers is computed without I/O: leader changes, growth and rates from
-samples, and the time until a disk is full.
+Derived values are computed without I/O: leader changes, growth and rates from samples, and the time
+until a disk is full.
 """
 
 from __future__ import annotations
@@ -43,45 +44,45 @@ _CHANGES_MAX: Final = 200
 _EPOCHS_MAX: Final = 16  # of a partition
 _ON_DISK_MAX: Final = 3
 _CALLS: Final = (GetStatus.wire_name, ListOffsets.wire_name)
-"""What each broker is asked for again and again."""
+"""The calls that the console repeats on each broker."""
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 RATE_S: Final = 10.0
-"""Over how long a rate is counted."""
+"""The window of rates."""
 DISK_S: Final = 180.0
-"""Over how long a disk is watched to say when it is full."""
+"""The window for the forecast of a full disk."""
 ANSWERS_S: Final = 60.0
-"""Over how long the answers of a broker are judged."""
+"""The window for the answers of a broker."""
 HISTORY_S: Final = 600.0
 HISTORY_STEP_S: Final = 5.0
-_DISK_LEAST_S: Final = 30.0  # of samples, before anything is said
+_DISK_LEAST_S: Final = 30.0  # the least span of samples for a forecast
 
 
-class Asking:
-    """A connection to the cluster, and what the console asks through it. Any thread may use it."""
+class ConsoleClient:
+    """The requests of the console over one connection. All threads may use it."""
 
     def __init__(self, connection: ClusterConnection) -> None:
         self.connection = connection
         self.topics = TopicsClient(connection)
         self._consumers = ConsumersClient(connection, self.topics)
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
-        """How long each broker took for each action; None: it did not answer in time."""
+        """The latencies of each broker and call. None: no answer in time."""
         self._started_s: dict[str, float] = {}
-        """The time, on this host's monotonic clock, before which each broker has started."""
+        """A time on this host's monotonic clock at which each broker was already running."""
         self._turn = 0
         self._seen: dict[str, Mapping[int, PartitionSeen]] = {}
 
     def status(self) -> BrokerStatus:
-        """Return the status of one broker, which also says who the caller is."""
+        """Return the status of one broker, which includes the principal of the caller."""
         return self.connection.call(GetStatus())
 
     # -- the cluster ------------------------------------------------------------------------------
 
     def cluster(self) -> dict[str, Any]:
-        """Return the cluster, with the status of each broker that answers."""
+        """Return the cluster with the status of each broker that answers."""
         found = self.connection.call(DescribeCluster())
         links = {each.id: each.address for each in found.brokers if each.alive}
-        asked_s = time.monotonic()
+        sent_s = time.monotonic()
         statuses = ask_each(self.connection, links, GetStatus(), self._note_answer)
         answered_s = time.monotonic()
         self.answers.keep({(each, action) for each in links for action in _CALLS})
@@ -90,7 +91,7 @@ class Asking:
             status = statuses.get(each["id"])
             if status is not None:
                 uptime_s = status.uptime_s
-                self.note_process(each["id"], asked_s - uptime_s, answered_s - uptime_s)
+                self.note_process(each["id"], sent_s - uptime_s, answered_s - uptime_s)
             each["status"] = None if status is None else plain(status)
             each["answers"] = plain(self.answers_of(each["id"]))
         shown["rolled_back"] = sorted(
@@ -105,9 +106,9 @@ class Asking:
         return shown
 
     def note_process(self, broker: str, earliest_s: float, latest_s: float) -> None:
-        """Discard the answers of a broker's earlier process if the broker was restarted.
+        """Discard the latencies of a broker's earlier process if the broker was restarted.
 
-        The broker's process started between these times. An answer takes some time, so they differ.
+        The broker's process started between these two times, which differ by the latency of a call.
         """
         if earliest_s > self._started_s.get(broker, math.inf):
             for action in _CALLS:
@@ -115,7 +116,7 @@ class Asking:
         self._started_s[broker] = latest_s
 
     def answers_of(self, broker: str) -> BrokerAnswers:
-        """Return a broker's answers, with the time of ``status``: all do the same work for it."""
+        """Return a broker's answers. The median is that of ``status``."""
         status, offsets = (answers_of(self.answers.of((broker, each))) for each in _CALLS)
         return BrokerAnswers(
             status.asked + offsets.asked, status.unanswered + offsets.unanswered, status.median_s
@@ -127,23 +128,23 @@ class Asking:
     # -- topics -----------------------------------------------------------------------------------
 
     def partitions(self) -> Partitions:
-        """Return all partitions that have a leader, as their leaders see them.
+        """Return all partitions that have a leader, from the leaders' answers.
 
-        Each broker is asked for what it leads. If there are very many topics, some are asked about
-        in turn, and the others are returned as they were.
+        With very many topics, each call requests some of them in turn, and returns the previous
+        answers for the others.
         """
         names = self.topics.names()
-        asked = names
+        requested = names
         if len(names) > _TOPICS_AT_ONCE:
             first = self._turn % len(names)
-            asked = (names[first:] + names[:first])[:_TOPICS_AT_ONCE]
+            requested = (names[first:] + names[:first])[:_TOPICS_AT_ONCE]
             self._turn = first + _TOPICS_AT_ONCE
-        self._seen.update(see_partitions(self.connection, asked, self._note_answer))
+        self._seen.update(see_partitions(self.connection, requested, self._note_answer))
         self._seen = {name: self._seen.get(name, {}) for name in names}
         return self._seen
 
     def topic(self, name: str) -> dict[str, Any]:
-        """Return a topic with its settings, its columns and where its replicas are."""
+        """Return a topic with its settings, its columns and its replicas."""
         found = self.topics.describe(name)
         shown: dict[str, Any] = plain(found)
         del shown["schema_ipc"]
@@ -155,13 +156,13 @@ class Asking:
     # -- transactions, consumers, sinks -----------------------------------------------------------
 
     def list_transactions(self) -> list[dict[str, Any]]:
-        """Return all transactions, those that are not finished first, the oldest of them first."""
+        """Return all transactions, unfinished ones first, then by age."""
         found = list_transactions(self.connection)
         found.sort(key=lambda each: (each.state not in UNFINISHED, each.began_ms))
         return [plain(each) for each in found]
 
     def consumers(self) -> dict[str, Any]:
-        """Return all names of consumers with their lag, and all sinks."""
+        """Return all consumers with their lag, and all sinks."""
         consumers = []
         for each in self._consumers.all():
             shown = plain(each) | {
@@ -181,8 +182,8 @@ class Asking:
         """Abort the open transaction of this id and number.
 
         Raises:
-            UnknownTransaction, InvalidTransaction: there is none, or it has ended.
-            PermissionDenied: the user may not.
+            UnknownTransaction, InvalidTransaction: there is no such transaction, or it has ended.
+            PermissionDenied: the user has no permission.
         """
         shown: dict[str, Any] = plain(kill_transaction(self.connection, transactional_id, number))
         return shown
@@ -193,12 +194,12 @@ class Asking:
 
 
 def plain(value: Any) -> Any:
-    """Return a message as values for JSON."""
+    """Convert a message to values for JSON."""
     return msgspec.to_builtins(value, enc_hook=to_plain)
 
 
 def columns_of(schema: pa.Schema, added: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return the columns of a schema, with Spark's names of their types."""
+    """Return the columns of a schema with Spark's names of their types."""
     return [
         {
             "name": each.name,
@@ -210,13 +211,13 @@ def columns_of(schema: pa.Schema, added: Sequence[str] = ()) -> list[dict[str, A
     ]
 
 
-# -- what follows from the answers ----------------------------------------------------------------
+# -- values derived from the answers ---------------------------------------------------------------
 
 
 def partition_shown(
     number: int, seen: PartitionSeen, leaders: Mapping[int, LeaderSeen]
 ) -> dict[str, Any]:
-    """Return a partition as the page draws it; ``leaders``: those that were seen, by epoch."""
+    """Return a partition for the page. ``leaders``: the observed leaders by epoch."""
     found, facts = seen.found, seen.found.facts
     assert facts is not None
     held = held_back(facts)
@@ -238,21 +239,21 @@ def partition_shown(
 
 
 class LeaderSeen(Struct, frozen=True):
-    """The leader of an epoch, and when the console first saw it there."""
+    """The leader of an epoch, and the time at which the console first observed it."""
 
     broker: str
     at_ms: int
 
 
 Leaders = dict[tuple[str, str, int], dict[int, LeaderSeen]]
-"""The leaders that the console has seen, by topic, its id and partition, and by epoch."""
+"""The leaders that the console has observed, by topic, topic id and partition, and by epoch."""
 
 
 def note_leaders(leaders: Leaders, partitions: Partitions) -> Leaders:
-    """Return the leaders with those of now.
+    """Return the observed leaders extended by the current leaders.
 
-    A partition that is missing now keeps its leaders: brokers do not answer during a failover. A
-    deleted topic has none.
+    A missing partition keeps its leaders, because brokers do not answer during a failover. Leaders
+    of deleted topics are dropped.
     """
     found = {key: each for key, each in leaders.items() if key[0] in partitions}
     for topic, numbers in partitions.items():
@@ -264,11 +265,11 @@ def note_leaders(leaders: Leaders, partitions: Partitions) -> Leaders:
 
 
 def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, Any]]:
-    """Return the leader epochs that began after a partition's first one, the latest first.
+    """Return the leader epochs after each partition's first epoch, the latest first.
 
-    ``before`` and ``leader``: the leaders before and in it, None where the console has not seen
-    them. A log has no entry of an epoch in which nothing was appended: its ``offset`` is None, and
-    ``began_ms`` is when the console first saw it, or None.
+    ``before`` and ``leader``: the leaders before and in the epoch, None if the console has not
+    observed them. A log has no entry of an epoch without appends. Then ``offset`` is None, and
+    ``began_ms`` is the time of the first observation, or None.
     """
     found = []
     for topic, numbers in partitions.items():
@@ -303,10 +304,10 @@ def _broker(seen: LeaderSeen | None) -> str | None:
 def on_disks(
     partitions: Partitions, growths: Mapping[tuple[str, int], float]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the topics on the disk of each broker, those that grow fastest first.
+    """Return the topics on the disk of each broker, the fastest growing first.
 
-    ``growths``: by how many bytes a second each partition grows. A replica is as large as its
-    leader's, or nearly so.
+    ``growths``: growth of each partition in bytes per second. The size of a replica is taken from
+    the leader.
     """
     found: dict[str, dict[str, list[float]]] = {}
     for topic, numbers in partitions.items():
@@ -328,7 +329,7 @@ def on_disks(
 
 
 def holders(partitions: Partitions) -> dict[tuple[str, int], int]:
-    """Return the transaction that holds records back, by topic id and partition."""
+    """Return the transaction that holds back records, by topic id and partition."""
     return {
         (seen.topic_id, number): transaction
         for numbers in partitions.values()
@@ -339,9 +340,10 @@ def holders(partitions: Partitions) -> dict[tuple[str, int], int]:
 
 
 def open_places(partitions: Partitions) -> dict[int, list[dict[str, Any]]]:
-    """Return by open transaction the partitions that it has written to, as far as they are known.
+    """Return the known partitions that each open transaction has written to.
 
-    ``first_offset``: of its records there; ``held_back``: see :func:`client.leaders.held_back`.
+    ``first_offset``: offset of its first record in the partition. ``held_back``: see
+    :func:`client.leaders.held_back`.
     """
     found: dict[int, list[dict[str, Any]]] = {}
     for topic, numbers in partitions.items():
@@ -360,14 +362,14 @@ def open_places(partitions: Partitions) -> dict[int, list[dict[str, Any]]]:
 
 
 class RecentSamples(Generic[K, T]):
-    """The samples of the last seconds, by key, each with its moment; the oldest first."""
+    """Timed samples of the last seconds by key, the oldest first."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._samples: dict[K, list[tuple[float, T]]] = {}
 
     def add(self, key: K, at_s: float, value: T) -> None:
-        """Add a sample. One that is not later than the last is the same again, and is left out."""
+        """Add a sample. Drop a sample that is not later than the last, because it is the same."""
         kept = self._samples.setdefault(key, [])
         if not kept or at_s > kept[-1][0]:
             kept.append((at_s, value))
@@ -383,13 +385,13 @@ class RecentSamples(Generic[K, T]):
         self._samples.pop(key, None)
 
     def keep(self, keys: Collection[K]) -> None:
-        """Forget all keys but these."""
-        known = list(self._samples.items())  # another thread may add a key meanwhile
+        """Remove all keys except these."""
+        known = list(self._samples.items())  # another thread may add a key during the loop
         self._samples = {key: each for key, each in known if key in keys}
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> float:
-    """Return by how much the value grows in a second, from the first sample to the last."""
+    """Return the growth of the value per second, from the first sample to the last."""
     if len(samples) < 2:
         return 0.0
     (first_s, first), (last_s, last) = samples[0], samples[-1]
@@ -397,7 +399,7 @@ def growth(samples: Sequence[tuple[float, float]]) -> float:
 
 
 def full_in_s(free: Sequence[tuple[float, float]]) -> float | None:
-    """Return in how many seconds a disk is full if it goes on like this; None if it never is."""
+    """Return the seconds until a disk is full at its present growth, None if it does not grow."""
     slope = growth(free)
     if slope >= 0 or free[-1][0] - free[0][0] < _DISK_LEAST_S:
         return None
@@ -405,7 +407,7 @@ def full_in_s(free: Sequence[tuple[float, float]]) -> float | None:
 
 
 class BrokerAnswers(Struct, frozen=True):
-    """How a broker has answered of late; ``median_s`` is None if it never has."""
+    """The recent answers of a broker. ``median_s`` is None if there are none."""
 
     asked: int = 0
     unanswered: int = 0
@@ -413,7 +415,7 @@ class BrokerAnswers(Struct, frozen=True):
 
 
 def answers_of(took_s: Sequence[tuple[float, float | None]]) -> BrokerAnswers:
-    """Return what these requests show; None is one that was not answered in time."""
+    """Summarize these requests. A latency of None means no answer in time."""
     times = [each for _, each in took_s if each is not None]
     median_s = statistics.median(times) if times else None
     return BrokerAnswers(len(took_s), len(took_s) - len(times), median_s)

@@ -1,7 +1,7 @@
-"""What is amiss, in words: what is wrong, where, since when, and what to do. No I/O here.
+"""Problems of a cluster as text: the fault, its place, its age and the remedy. There is no I/O.
 
-The parts of the board are judged as they are shown. What the brokers say of the cluster is what
-`isolog cluster status` prints; the rest only somebody who watches all parts for a while can know.
+The input are the parts of the board. The problems that brokers report are those of `isolog cluster
+status`. The others are derived from several parts and from their history.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _HOLDS_LONG_S: Final = 300.0
 _SLOW_S: Final = 0.2
 _SLOW_ALONE_S: Final = 1.0
 _SLOW_TIMES: Final = 5.0
-_SLOW_LEAST: Final = 5  # requests, before anything is said
+_SLOW_LEAST: Final = 5  # requests, the minimum for a judgement
 _SILENT_PART: Final = 0.3
 _FULL: Final = 0.9
 _MOST: Final = 0.5  # of the growth of a disk
 _FULL_SOON_S: Final = 1800.0
 _FULL_LATER_S: Final = 3 * 3600.0
 _NAMES_MAX: Final = 20
-_NAMES_SAID: Final = 3
-_GONE_MS: Final = 10_000
+_NAMES_SHOWN: Final = 3
+_SAME_MS: Final = 10_000
 
 
 class Severity(StrEnum):
-    """How bad it is: ``bad`` needs somebody now."""
+    """The severity of a problem. ``bad`` needs an operator now."""
 
     BAD = "bad"
     WARNING = "warning"
 
 
-class Amiss(Struct, frozen=True):
-    """Something that is amiss.
+class Problem(Struct, frozen=True):
+    """A problem of the cluster.
 
-    ``key`` stays the same while its words change. ``hint``: what to do. ``href``: the view about
-    it. ``places``: some of its partitions, as ``topic/partition``. ``since_ms``: since when, or
-    since when the console has seen it.
+    ``key`` identifies it while its text changes. ``hint``: the remedy. ``href``: the view with
+    details. ``places``: some of its partitions, as ``topic/partition``. ``since_ms``: its start, or
+    its first observation by the console.
     """
 
     key: str
@@ -60,69 +60,70 @@ class Amiss(Struct, frozen=True):
     since_ms: int | None = None
 
 
-def judge(parts: Mapping[str, Any], now_ms: int) -> list[Amiss]:
-    """Return the problems that the parts of the board show: causes before their effects.
+def judge(parts: Mapping[str, Any], now_ms: int) -> list[Problem]:
+    """Return the problems of the parts of the board, causes before their effects.
 
-    Of readers, which have no effect on one another, the worst come first.
-
-    ``parts``: by name; what is not known is left out, and not judged.
+    Problems of readers have no effects on each other, and are sorted by severity. ``parts``: by
+    name. Missing parts are not judged.
     """
     cluster = parts.get("cluster")
     consumers = (parts.get("consumers") or {}).get("consumers", [])
-    found: list[Amiss] = []
+    found: list[Problem] = []
     if cluster is not None:
         problems = list(of_cluster(cluster["problems"]))
         found += [each for each in problems if each.key.split()[0] in _CAUSES]
-        found += of_answers(cluster["brokers"], elects=not is_store_away(cluster))
+        found += of_answers(cluster["brokers"], elects=not has_store_problem(cluster))
         for broker in cluster["brokers"]:
             found += of_disk(broker)
         found += [each for each in problems if each.key.split()[0] not in _CAUSES]
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
-    is_shown = not is_store_away(cluster)
+    is_shown = not has_store_problem(cluster)
     readers = of_consumers(consumers, now_ms, is_behind_shown=is_shown)
     return found + sorted(readers, key=lambda each: list(Severity).index(each.severity))
 
 
-# -- what the brokers say -------------------------------------------------------------------------
+# -- problems that brokers report ------------------------------------------------------------------
 
 _HINTS: Final[Mapping[str, str]] = {
-    ProblemKind.NO_LEADER: "Start a broker that has an in-sync replica: they need a leader.",
-    ProblemKind.BELOW_MIN_ISR: "The page of each says which of its replicas are missing.",
-    ProblemKind.UNDER_REPLICATED: "The page of each says which replica is missing, and why.",
+    ProblemKind.NO_LEADER: "Start a broker that has an in-sync replica of them.",
+    ProblemKind.BELOW_MIN_ISR: "The page of each partition shows the missing replicas.",
+    ProblemKind.UNDER_REPLICATED: (
+        "The page of each partition shows the missing replica and the reason."
+    ),
     ProblemKind.DEAD_BROKER: (
-        "Start it again. If its process hangs, end it first: isolog broker stop, else kill -9."
-        " If the machine is lost: isolog cluster decommission {name}"
+        "Start it again. If its process hangs, stop it first, by kill -9 if necessary. If the"
+        " machine is lost: isolog cluster decommission {name}"
     ),
 }
 
 
 _STORE: Final = (ProblemKind.METADATA_LOST, ProblemKind.METADATA_AWAY)
-"""Problems of the metadata store: no leader is elected."""
+"""Problems of the metadata store, during which no leader is elected."""
 
 _CAUSES: Final = (
     *_STORE,
     ProblemKind.DEAD_BROKER,
     ProblemKind.CANNOT_LEAVE,
 )
-"""Problems of the store and of brokers, which cause those of partitions."""
+"""Problems of the store and of brokers, which cause problems of partitions."""
 
 
-def is_store_away(cluster: Mapping[str, Any] | None) -> bool:
-    """Return whether the metadata store has a problem, as far as it is known."""
+def has_store_problem(cluster: Mapping[str, Any] | None) -> bool:
+    """Return whether the cluster reports a problem of the metadata store."""
     return cluster is not None and any(each["kind"] in _STORE for each in cluster["problems"])
 
 
-def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
+def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
     """Return the problems that the brokers report."""
     elects = not any(each["kind"] in _STORE for each in problems)
     for each in problems:
         if each["kind"] == ProblemKind.REFUSED_WRITES:
-            continue  # of_disk yields it with its partitions and with the cause of the growth
+            continue  # of_disk yields it with its partitions and the cause of the growth
         names = each["names"]
         hint = _HINTS.get(each["kind"], "")
         if each["kind"] == ProblemKind.NO_LEADER and not elects:
-            hint = "A leader is elected once the metadata store takes changes."
-        yield Amiss(
+            hint = "A leader is elected when the metadata store accepts changes again."
+        yield Problem(
             key=f"{each['kind']} {','.join(names) if each['kind'] == 'dead_broker' else ''}",
             severity=Severity.BAD,
             message=each["message"],
@@ -131,18 +132,18 @@ def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Amiss]:
         )
 
 
-# -- brokers that are silent or slow --------------------------------------------------------------
+# -- silent and slow brokers -----------------------------------------------------------------------
 
 
 def is_silent(broker: Mapping[str, Any]) -> bool:
-    """Return whether a broker that is alive leaves requests without an answer."""
+    """Return whether a live broker does not answer requests."""
     answers = broker["answers"]
     often = answers["unanswered"] > max(1, _SILENT_PART * answers["asked"])
     return broker["alive"] and (broker["status"] is None or often)
 
 
 def is_slow(broker: Mapping[str, Any], brokers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a broker has been far slower than the others, over a while."""
+    """Return whether a broker has recently been far slower than the others."""
     own, others = _median_s(broker), [_median_s(each) for each in brokers if each is not broker]
     if own is None or broker["answers"]["asked"] < _SLOW_LEAST:
         return False
@@ -156,51 +157,51 @@ def _median_s(broker: Mapping[str, Any]) -> float | None:
     return found
 
 
-def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> Iterator[Amiss]:
-    """Return the brokers that are alive and do not answer, or far slower than the others.
+def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> Iterator[Problem]:
+    """Return the live brokers that do not answer, or that are far slower than the others.
 
-    ``elects``: the cluster can elect another leader, so it helps to stop such a broker.
+    ``elects``: the cluster can elect other leaders, so stopping such a broker helps.
     """
-    stop = "; stop it to have others lead." if elects else "."
+    stop = ". Stop it to elect other leaders." if elects else "."
     for each in brokers:
         name, answers = each["id"], each["answers"]
         if is_silent(each):
             text = f"broker {name} is alive, and does not answer"
             if each["status"] is not None:
                 text += f" {answers['unanswered']} of {answers['asked']} requests in time"
-            yield Amiss(
+            yield Problem(
                 f"no_answer {name}",
                 Severity.BAD,
                 text,
-                "What it leads cannot be used, or is slow. Look at the load of its machine, and at"
-                f" its log file{stop}",
+                "Its partitions are slow or unavailable. Check the load of its machine, and its log"
+                f" file{stop}",
             )
         elif is_slow(each, brokers):
-            yield Amiss(
+            yield Problem(
                 f"slow {name}",
                 Severity.BAD,
-                f"broker {name} is slow: it takes {_median_s(each):.1f} s to answer, far longer"
-                " than the others",
-                "Writes through it, commits and queries wait for it. Look at the processors and the"
-                f" disk of its machine{stop}",
+                f"broker {name} is slow: its response time is {_median_s(each):.1f} s, far longer"
+                " than that of the others",
+                "Writes, commits and queries wait for it. Check the processors and the disk of its"
+                f" machine{stop}",
             )
 
 
-# -- disks ----------------------------------------------------------------------------------------
+# -- disks -----------------------------------------------------------------------------------------
 
 
-def of_disk(broker: Mapping[str, Any]) -> Iterator[Amiss]:
-    """Return what is amiss with the disk of a broker, and with what is on it."""
+def of_disk(broker: Mapping[str, Any]) -> Iterator[Problem]:
+    """Return the problems of a broker's disk, and of the logs on it."""
     status, name = broker["status"], broker["id"]
     if status is None:
         return
     yield from _refusals(broker)
     for place, offset in status["damaged"].items():
-        yield Amiss(
+        yield Problem(
             f"damaged {place} {name}",
             Severity.BAD,
-            f"partition {place} is damaged from offset {offset} on, at broker {name}",
-            "It heals from its leader if another replica is in sync. Check the disk, and see:"
+            f"partition {place} is damaged at broker {name}, from offset {offset}",
+            "It is repaired from its leader if another replica is in sync. Check the disk, and run:"
             " isolog log verify",
             _partition(place),
             (place,),
@@ -210,40 +211,40 @@ def of_disk(broker: Mapping[str, Any]) -> Iterator[Amiss]:
     used, full_in = 1 - status["disk_free"] / status["disk_total"], broker["full_in_s"]
     is_soon = full_in is not None and full_in < _FULL_SOON_S
     if is_soon or (full_in is not None and full_in < _FULL_LATER_S):
-        text = f"the disk of broker {name} is full in {_about(full_in)} if it goes on like this"
+        text = f"the disk of broker {name} will be full in {_about(full_in)} at its present growth"
     elif used >= _FULL:
         text = f"the disk of broker {name} is {used:.0%} full"
     else:
         return
     severity = Severity.BAD if is_soon or used >= _FULL else Severity.WARNING
-    yield Amiss(f"disk {name}", severity, text + _grows(broker), _room(broker), "/#disks")
+    yield Problem(f"disk {name}", severity, text + _grows(broker), _room(broker), "/#disks")
 
 
 def _room(broker: Mapping[str, Any]) -> str:
     if _fillers(broker) == []:
-        return "Stop the program that fills it, remove its files, or take a larger disk."
+        return "Stop the program that fills it, remove its files, or use a larger disk."
     return (
-        "Make room: a larger disk, fewer topics, or retention.bytes and retention.ms, which remove"
-        " whole segments, and never the one in use (segment.bytes)."
+        "Free space: use a larger disk, delete topics, or set retention.bytes and retention.ms,"
+        " which remove whole segments, except the active one (segment.bytes)."
     )
 
 
-def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
+def _refusals(broker: Mapping[str, Any]) -> Iterator[Problem]:
     refused, name = broker["status"]["refused"], broker["id"]
     for code in sorted(set(refused.values())):
         places = sorted(place for place, each in refused.items() if each == code)
         led = [each for each in places if each in broker["led"]]
         text = disk_fault(name, code, len(places))
         if led:
-            text += f", and it leads {_said(led)}"
+            text += f", and it leads {_joined(led)}"
         hint = (
             f"{_room(broker)} Writes then continue without a restart."
             if code == "DISK_FULL"
-            else "The log file of the broker has the error of the system. Replace the disk."
+            else "The log file of the broker shows the error of the system. Replace the disk."
         )
         shown = led + [each for each in places if each not in led]
         href = _partition(places[0]) if len(places) == 1 else ""
-        yield Amiss(
+        yield Problem(
             f"refused {code} {name}",
             Severity.BAD,
             text + _grows(broker),
@@ -254,17 +255,17 @@ def _refusals(broker: Mapping[str, Any]) -> Iterator[Amiss]:
 
 
 def _grows(broker: Mapping[str, Any]) -> str:
-    """Return the topics that explain most of the growth on the disk, in words."""
+    """Return the topics that cause most of the growth, as text."""
     names = _fillers(broker)
     if names is None:
         return ""
     if not names:
-        return "; other programs than isolog fill it"
-    return f"; {_said(names)} {'grows' if len(names) == 1 else 'grow'} fastest on it"
+        return ", and other programs than isolog fill it"
+    return f", and {_joined(names)} {'grows' if len(names) == 1 else 'grow'} fastest on it"
 
 
 def _fillers(broker: Mapping[str, Any]) -> list[str] | None:
-    """Return the topics that explain most of the growth: none if other programs, None if 0."""
+    """Return the topics that cause most of the growth. Empty: other programs, None: no growth."""
     fills: float = broker["fills_bytes_per_s"]
     if fills <= 0:
         return None
@@ -278,15 +279,15 @@ def _fillers(broker: Mapping[str, Any]) -> list[str] | None:
     return []
 
 
-# -- transactions and readers ---------------------------------------------------------------------
+# -- transactions and readers ----------------------------------------------------------------------
 
 
 def of_transactions(
     transactions: Sequence[Mapping[str, Any]],
     consumers: Sequence[Mapping[str, Any]],
     now_ms: int,
-) -> Iterator[Amiss]:
-    """Return the transactions that hold records back for longer than a micro-batch takes."""
+) -> Iterator[Problem]:
+    """Return the transactions that hold back records for longer than a micro-batch takes."""
     for each in transactions:
         age_s = (now_ms - each["began_ms"]) / 1000
         if not each["held_back"] or age_s < HOLDS_S:
@@ -302,17 +303,17 @@ def of_transactions(
             and any(at["number"] == each["number"] for at in reader["waits_for"])
         )
         text = (
-            f"transaction {name} is {each['state']}, and holds {each['held_back']:,} records of"
-            f" {_said(places)} back"
+            f"transaction {name} is {each['state']}, and holds back {each['held_back']:,} records"
+            f" of {_joined(places)}"
         )
         if waiting:
-            text += f"; {_said(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it"
+            text += f" ({_joined(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it)"
         hint = (
-            f"If its writer hangs or is gone: isolog transactions abort {name}"
+            f"If its writer hangs or has ended: isolog transactions abort {name}"
             if each["state"] == "open"
-            else "Brokers finish it as soon as all of its partitions have a leader."
+            else "Brokers finish it when all of its partitions have a leader."
         )
-        yield Amiss(
+        yield Problem(
             f"holds {name} {each['number']}",
             Severity.BAD if age_s >= _HOLDS_LONG_S or waiting else Severity.WARNING,
             text,
@@ -325,12 +326,11 @@ def of_transactions(
 
 def of_consumers(
     consumers: Sequence[Mapping[str, Any]], now_ms: int, *, is_behind_shown: bool = True
-) -> Iterator[Amiss]:
-    """Return the readers that are stalled or gone, or fall behind, or wait at a hidden place.
+) -> Iterator[Problem]:
+    """Return readers that are stalled, gone, falling behind, or wait for a hidden transaction.
 
-    Also return the groups that lost a member in the last hour and did not end by that.
-
-    ``is_behind_shown``: False while the metadata store has a problem, which slows readers too.
+    Also return the groups that lost a member in the last hour, unless the group ended by that.
+    ``is_behind_shown``: False while the metadata store has a problem, which also slows readers.
     """
     for each in consumers:
         kind = {"query": "query", "client": "consumer"}[each["kind"]]
@@ -339,35 +339,36 @@ def of_consumers(
         href = f"/consumers/{quote(each['name'], safe='')}"
         if each["state"] == ReaderState.STALLED:
             hint = (
-                "Its micro-batch takes longer than any before. See Spark's UI and the driver's log."
+                "Its micro-batch takes longer than all earlier ones. See Spark's UI and the log of"
+                " the driver."
                 if each["kind"] == "query"
-                else "Its program has not requested records for two minutes. See what it waits for."
+                else "Its program has not requested records for two minutes. Check what it does."
             )
             text = f"{what} is stalled, {lag}"
-            yield Amiss(f"stalled {what}", Severity.BAD, text, hint, href)
+            yield Problem(f"stalled {what}", Severity.BAD, text, hint, href)
         elif each["state"] == ReaderState.GONE:
             hint = (
-                "See its process and its log, and start it again. If it is no longer used:"
+                "Check its process and its log, and start it again. If it is no longer used:"
                 f" isolog consumers delete {each['name']}"
             )
-            text = f"{what} has ended without being closed, or hangs, {lag}"
-            yield Amiss(f"gone {what}", Severity.BAD, text, hint, href)
+            text = f"{what} ended without being closed, or hangs, {lag}"
+            yield Problem(f"gone {what}", Severity.BAD, text, hint, href)
         elif (
             is_behind_shown
             and each["state"] == ReaderState.CATCHING_UP
             and each["trend"] == LagTrend.GROWS
         ):
-            text = f"{what} falls behind: more is written than it reads, and it is {lag}"
-            hint = "Give it more resources, or larger batches."
-            yield Amiss(f"behind {what}", Severity.WARNING, text, hint, href)
+            text = f"{what} is falling behind: writes are faster than its reads, and it is {lag}"
+            hint = "Increase its resources or its batches."
+            yield Problem(f"behind {what}", Severity.WARNING, text, hint, href)
         elif each["state"] == ReaderState.WAITING_AT_LSO and any(
             at.get("unlisted_since_ms") is not None
             and now_ms - at["unlisted_since_ms"] >= 1000 * HOLDS_S
             for at in each["waits_for"]
         ):
-            text = f"{what} waits for a transaction whose name you may not see"
-            hint = "Ask an administrator to look for it: isolog transactions list"
-            yield Amiss(f"waits {what}", Severity.WARNING, text, hint, href)
+            text = f"{what} waits for a transaction that you have no permission to see"
+            hint = "Ask an administrator to check it: isolog transactions list"
+            yield Problem(f"waits {what}", Severity.WARNING, text, hint, href)
         lost_ms = each.get("lost_ms")
         if lost_ms is None or each["state"] == ReaderState.GONE:
             continue
@@ -375,45 +376,45 @@ def of_consumers(
         if age_s < _LOST_S:
             text = f"{what} lost member {each['lost_member']} {_about(age_s)} ago"
             hint = (
-                "Its session expired: it crashed, hung or lost its connection. "
+                "Its session expired, because it crashed, hung or lost its connection. "
                 + (
-                    "The present members read its partitions."
+                    "The current members read its partitions."
                     if (each.get("group") or {}).get("members")
-                    else "The group has no members now: start one, if it is to read on."
+                    else "The group has no members now. Start one to continue."
                 )
-                + " See its process and its log."
+                + " Check its process and its log."
             )
-            yield Amiss(f"lost {what}", Severity.WARNING, text, hint, href, (), lost_ms)
+            yield Problem(f"lost {what}", Severity.WARNING, text, hint, href, (), lost_ms)
 
 
-# -- since when -----------------------------------------------------------------------------------
+# -- first observations ----------------------------------------------------------------------------
 
 
 class FirstSeen:
-    """Since when each thing has been amiss, as far as it was looked at."""
+    """The times at which problems were first observed."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}  # by key: first and last
 
-    def stamp(self, found: Sequence[Amiss], now_ms: int) -> list[Amiss]:
-        """Return the same with ``since_ms``. A problem that returns in ten seconds is the same."""
+    def stamp(self, found: Sequence[Problem], now_ms: int) -> list[Problem]:
+        """Return the problems with ``since_ms``. A problem that recurs in 10 s keeps its time."""
         for each in found:
             first, _ = self._seen.get(each.key, (now_ms, now_ms))
             self._seen[each.key] = (first, now_ms)
-        self._seen = {key: seen for key, seen in self._seen.items() if now_ms - seen[1] <= _GONE_MS}
+        self._seen = {key: seen for key, seen in self._seen.items() if now_ms - seen[1] <= _SAME_MS}
         return [
             each if each.since_ms is not None else replace(each, since_ms=self._seen[each.key][0])
             for each in found
         ]
 
 
-# -- words ----------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
-def _said(names: Sequence[str]) -> str:
-    if len(names) <= _NAMES_SAID:
+def _joined(names: Sequence[str]) -> str:
+    if len(names) <= _NAMES_SHOWN:
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-    return f"{', '.join(names[:_NAMES_SAID])} and {len(names) - _NAMES_SAID} more"
+    return f"{', '.join(names[:_NAMES_SHOWN])} and {len(names) - _NAMES_SHOWN} more"
 
 
 def _about(seconds: float) -> str:
