@@ -43,7 +43,7 @@ class Severity(StrEnum):
     WARNING = "warning"
 
 
-class Problem(Struct, frozen=True):
+class ConsoleProblem(Struct, frozen=True):
     """A problem of the cluster.
 
     ``key`` identifies it while its text changes. ``hint``: the remedy. ``href``: the view with
@@ -60,7 +60,7 @@ class Problem(Struct, frozen=True):
     since_ms: int | None = None
 
 
-def judge(parts: Mapping[str, Any], now_ms: int) -> list[Problem]:
+def judge(parts: Mapping[str, Any], now_ms: int) -> list[ConsoleProblem]:
     """Return the problems of the parts of the board, causes before their effects.
 
     Problems of readers have no effects on each other, and are sorted by severity. ``parts``: by
@@ -68,7 +68,7 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[Problem]:
     """
     cluster = parts.get("cluster")
     consumers = (parts.get("consumers") or {}).get("consumers", [])
-    found: list[Problem] = []
+    found: list[ConsoleProblem] = []
     if cluster is not None:
         problems = list(of_cluster(cluster["problems"]))
         found += [each for each in problems if each.key.split()[0] in _CAUSES]
@@ -113,7 +113,7 @@ def has_store_problem(cluster: Mapping[str, Any] | None) -> bool:
     return cluster is not None and any(each["kind"] in _STORE for each in cluster["problems"])
 
 
-def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[ConsoleProblem]:
     """Return the problems that the brokers report."""
     elects = not any(each["kind"] in _STORE for each in problems)
     for each in problems:
@@ -123,7 +123,7 @@ def of_cluster(problems: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
         hint = _HINTS.get(each["kind"], "")
         if each["kind"] == ProblemKind.NO_LEADER and not elects:
             hint = "A leader is elected when the metadata store accepts changes again."
-        yield Problem(
+        yield ConsoleProblem(
             key=f"{each['kind']} {','.join(names) if each['kind'] == 'dead_broker' else ''}",
             severity=Severity.BAD,
             message=each["message"],
@@ -157,7 +157,9 @@ def _median_s(broker: Mapping[str, Any]) -> float | None:
     return found
 
 
-def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> Iterator[Problem]:
+def of_answers(
+    brokers: Sequence[Mapping[str, Any]], *, elects: bool = True
+) -> Iterator[ConsoleProblem]:
     """Return the live brokers that do not answer, or that are far slower than the others.
 
     ``elects``: the cluster can elect other leaders, so stopping such a broker helps.
@@ -169,7 +171,7 @@ def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> 
             text = f"broker {name} is alive, and does not answer"
             if each["status"] is not None:
                 text += f" {answers['unanswered']} of {answers['asked']} requests in time"
-            yield Problem(
+            yield ConsoleProblem(
                 f"no_answer {name}",
                 Severity.BAD,
                 text,
@@ -177,7 +179,7 @@ def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> 
                 f" file{stop}",
             )
         elif is_slow(each, brokers):
-            yield Problem(
+            yield ConsoleProblem(
                 f"slow {name}",
                 Severity.BAD,
                 f"broker {name} is slow: its response time is {_median_s(each):.1f} s, far longer"
@@ -190,14 +192,14 @@ def of_answers(brokers: Sequence[Mapping[str, Any]], *, elects: bool = True) -> 
 # -- disks -----------------------------------------------------------------------------------------
 
 
-def of_disk(broker: Mapping[str, Any]) -> Iterator[Problem]:
+def of_disk(broker: Mapping[str, Any]) -> Iterator[ConsoleProblem]:
     """Return the problems of a broker's disk, and of the logs on it."""
     status, name = broker["status"], broker["id"]
     if status is None:
         return
     yield from _refusals(broker)
     for place, offset in status["damaged"].items():
-        yield Problem(
+        yield ConsoleProblem(
             f"damaged {place} {name}",
             Severity.BAD,
             f"partition {place} is damaged at broker {name}, from offset {offset}",
@@ -217,7 +219,7 @@ def of_disk(broker: Mapping[str, Any]) -> Iterator[Problem]:
     else:
         return
     severity = Severity.BAD if is_soon or used >= _FULL else Severity.WARNING
-    yield Problem(f"disk {name}", severity, text + _grows(broker), _room(broker), "/#disks")
+    yield ConsoleProblem(f"disk {name}", severity, text + _grows(broker), _room(broker), "/#disks")
 
 
 def _room(broker: Mapping[str, Any]) -> str:
@@ -229,7 +231,7 @@ def _room(broker: Mapping[str, Any]) -> str:
     )
 
 
-def _refusals(broker: Mapping[str, Any]) -> Iterator[Problem]:
+def _refusals(broker: Mapping[str, Any]) -> Iterator[ConsoleProblem]:
     refused, name = broker["status"]["refused"], broker["id"]
     for code in sorted(set(refused.values())):
         places = sorted(place for place, each in refused.items() if each == code)
@@ -244,7 +246,7 @@ def _refusals(broker: Mapping[str, Any]) -> Iterator[Problem]:
         )
         shown = led + [each for each in places if each not in led]
         href = _partition(places[0]) if len(places) == 1 else ""
-        yield Problem(
+        yield ConsoleProblem(
             f"refused {code} {name}",
             Severity.BAD,
             text + _grows(broker),
@@ -286,7 +288,7 @@ def of_transactions(
     transactions: Sequence[Mapping[str, Any]],
     consumers: Sequence[Mapping[str, Any]],
     now_ms: int,
-) -> Iterator[Problem]:
+) -> Iterator[ConsoleProblem]:
     """Return the transactions that hold back records for longer than a micro-batch takes."""
     for each in transactions:
         age_s = (now_ms - each["began_ms"]) / 1000
@@ -313,7 +315,7 @@ def of_transactions(
             if each["state"] == "open"
             else "Brokers finish it when all of its partitions have a leader."
         )
-        yield Problem(
+        yield ConsoleProblem(
             f"holds {name} {each['number']}",
             Severity.BAD if age_s >= _HOLDS_LONG_S or waiting else Severity.WARNING,
             text,
@@ -326,7 +328,7 @@ def of_transactions(
 
 def of_consumers(
     consumers: Sequence[Mapping[str, Any]], now_ms: int, *, is_behind_shown: bool = True
-) -> Iterator[Problem]:
+) -> Iterator[ConsoleProblem]:
     """Return readers that are stalled, gone, falling behind, or wait for a hidden transaction.
 
     Also return the groups that lost a member in the last hour, unless the group ended by that.
@@ -345,14 +347,14 @@ def of_consumers(
                 else "Its program has not requested records for two minutes. Check what it does."
             )
             text = f"{what} is stalled, {lag}"
-            yield Problem(f"stalled {what}", Severity.BAD, text, hint, href)
+            yield ConsoleProblem(f"stalled {what}", Severity.BAD, text, hint, href)
         elif each["state"] == ReaderState.GONE:
             hint = (
                 "Check its process and its log, and start it again. If it is no longer used:"
                 f" isolog consumers delete {each['name']}"
             )
             text = f"{what} ended without being closed, or hangs, {lag}"
-            yield Problem(f"gone {what}", Severity.BAD, text, hint, href)
+            yield ConsoleProblem(f"gone {what}", Severity.BAD, text, hint, href)
         elif (
             is_behind_shown
             and each["state"] == ReaderState.CATCHING_UP
@@ -360,7 +362,7 @@ def of_consumers(
         ):
             text = f"{what} is falling behind: writes are faster than its reads, and it is {lag}"
             hint = "Increase its resources or its batches."
-            yield Problem(f"behind {what}", Severity.WARNING, text, hint, href)
+            yield ConsoleProblem(f"behind {what}", Severity.WARNING, text, hint, href)
         elif each["state"] == ReaderState.WAITING_AT_LSO and any(
             at.get("unlisted_since_ms") is not None
             and now_ms - at["unlisted_since_ms"] >= 1000 * HOLDS_S
@@ -368,7 +370,7 @@ def of_consumers(
         ):
             text = f"{what} waits for a transaction that you have no permission to see"
             hint = "Ask an administrator to check it: isolog transactions list"
-            yield Problem(f"waits {what}", Severity.WARNING, text, hint, href)
+            yield ConsoleProblem(f"waits {what}", Severity.WARNING, text, hint, href)
         lost_ms = each.get("lost_ms")
         if lost_ms is None or each["state"] == ReaderState.GONE:
             continue
@@ -384,7 +386,7 @@ def of_consumers(
                 )
                 + " Check its process and its log."
             )
-            yield Problem(f"lost {what}", Severity.WARNING, text, hint, href, (), lost_ms)
+            yield ConsoleProblem(f"lost {what}", Severity.WARNING, text, hint, href, (), lost_ms)
 
 
 # -- first observations ----------------------------------------------------------------------------
@@ -396,7 +398,7 @@ class FirstSeen:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}  # by key: first and last
 
-    def stamp(self, found: Sequence[Problem], now_ms: int) -> list[Problem]:
+    def stamp(self, found: Sequence[ConsoleProblem], now_ms: int) -> list[ConsoleProblem]:
         """Return the problems with ``since_ms``. A problem that recurs in 10 s keeps its time."""
         for each in found:
             first, _ = self._seen.get(each.key, (now_ms, now_ms))

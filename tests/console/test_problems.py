@@ -8,7 +8,7 @@ import pytest
 
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import ReaderState
-from spark_stream.console.problems import FirstSeen, Problem, Severity, judge
+from spark_stream.console.problems import ConsoleProblem, FirstSeen, Severity, judge
 
 NOW_MS = 1_800_000_000_000
 GIB = 2**30
@@ -72,7 +72,7 @@ def judged(
     problems: list[dict[str, Any]] | None = None,
     transactions: list[dict[str, Any]] | None = None,
     consumers: list[dict[str, Any]] | None = None,
-) -> list[Problem]:
+) -> list[ConsoleProblem]:
     parts = {
         "cluster": {"problems": problems or [], "brokers": brokers or []},
         "transactions": transactions or [],
@@ -81,7 +81,7 @@ def judged(
     return judge(parts, NOW_MS)
 
 
-def said(found: list[Problem]) -> list[str]:
+def said(found: list[ConsoleProblem]) -> list[str]:
     return [f"{each.severity.value}: {each.message}" for each in found]
 
 
@@ -369,10 +369,10 @@ def test_the_hint_of_a_lost_member_names_the_readers_of_its_partitions(state, me
 
 def test_it_is_amiss_since_it_was_first_seen():
     seen = FirstSeen()
-    one = Problem("disk 1", Severity.BAD, "full in 5 min")
+    one = ConsoleProblem("disk 1", Severity.BAD, "full in 5 min")
     assert seen.stamp([one], 1000)[0].since_ms == 1000
     assert seen.stamp([], 6_000) == []
-    again = Problem("disk 1", Severity.BAD, "full in 4 min")
+    again = ConsoleProblem("disk 1", Severity.BAD, "full in 4 min")
     assert seen.stamp([again], 11_000)[0].since_ms == 1000
     assert seen.stamp([], 22_000) == []
     assert seen.stamp([again], 40_000)[0].since_ms == 40_000
