@@ -1,9 +1,9 @@
 """Stored batches: from the bytes of an ``.arrow`` file to Arrow batches. No file is touched here.
 
 A batch is stored as one encapsulated Arrow IPC message. A whole run of neighbouring messages, put
-behind the schema message, is again an IPC stream: that is how many small batches become one without
-a loop over them. Brokers read their logs with this, and so do readers on a broker's machine, which
-map its files. What the files are made of is in ``docs/format.md``.
+behind the schema message, is again an IPC stream: so many small batches become one without a loop
+over them. Brokers read their logs with this module, and so do readers on a broker's machine, which
+map its files. The layout of the files is in ``docs/format.md``.
 
 A batch keeps the schema that its topic had when it was appended. :func:`conformed` makes it one of
 another schema that the topic had before or has had since.
@@ -221,7 +221,7 @@ _ENTRY_VALUE: Final = 1
 
 
 def _value_place(message: bytearray, key: bytes) -> int:
-    """Return where the text of this key's value begins in a schema message that Arrow has read.
+    """Return the place of this key's value in a schema message that Arrow has read.
 
     Arrow's builder chooses the order of the texts, so the place is found by following its offsets.
     """

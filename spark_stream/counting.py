@@ -1,8 +1,8 @@
 """Counts and latencies that hot paths take, cheap enough for every append.
 
-They are plain numbers under a lock of their own: no append waits for whoever reads them, and
-nothing here needs prometheus-client. ``broker.metrics`` turns them into series when it is asked.
-All of them only grow, and all classes are for any thread.
+They are plain numbers, each under a separate lock: no append waits for their readers, and this
+module does not need prometheus-client. ``broker.metrics`` turns them into series at a scrape. All
+of them only grow, and all classes are for any thread.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 )  # fmt: skip
-"""The upper bounds of a histogram's buckets: what is usual for a log, and what is too long."""
+"""The upper bounds of a histogram's buckets, from usual latencies of a log to unusual ones."""
 
 
 class Distribution(Struct, frozen=True):
-    """What a histogram had at one moment: observations up to each bound, and of all of them."""
+    """A histogram at one moment: the observations up to each bound, and the totals."""
 
     upto: tuple[tuple[float, int], ...]
     count: int
@@ -33,7 +33,7 @@ class Distribution(Struct, frozen=True):
 
 
 class Histogram:
-    """Counts how often something took how long."""
+    """A histogram of durations."""
 
     __slots__ = ("_bounds", "_counts", "_lock", "_seconds")
 
@@ -44,7 +44,7 @@ class Histogram:
         self._lock = threading.Lock()
 
     def observe(self, seconds: float) -> None:
-        """Count one that took so long."""
+        """Count one observation of this duration."""
         place = bisect_left(self._bounds, seconds)
         with self._lock:
             self._counts[place] += 1
@@ -60,7 +60,7 @@ class Histogram:
             self.observe(perf_counter() - began)
 
     def read(self) -> Distribution:
-        """Return what was counted so far."""
+        """Return the counts so far."""
         with self._lock:
             counts, seconds = self._counts.copy(), self._seconds
         upto, total = [], 0
@@ -92,7 +92,7 @@ class NamedCounts:
 
 
 class Amount(Struct, frozen=True):
-    """What a tally had at one moment."""
+    """A tally at one moment."""
 
     batches: int = 0
     records: int = 0
@@ -121,13 +121,13 @@ class Tally:
             self._bytes += nbytes
 
     def read(self) -> Amount:
-        """Return what was counted so far."""
+        """Return the counts so far."""
         with self._lock:
             return Amount(self._batches, self._records, self._bytes)
 
 
 class Traffic(Struct, eq=False):
-    """What went through one replica.
+    """The traffic of one replica.
 
     ``appended``: by producers, at the leader. ``fetched``: by readers. ``replicated``: from the
     leader, at a follower.
@@ -143,12 +143,12 @@ class Traffic(Struct, eq=False):
         return cls(Tally(), Tally(), Tally())
 
     def read(self) -> TrafficAmounts:
-        """Return what was counted so far."""
+        """Return the counts so far."""
         return TrafficAmounts(self.appended.read(), self.fetched.read(), self.replicated.read())
 
 
 class TrafficAmounts(Struct, frozen=True):
-    """What went through one or several replicas up to one moment. As :class:`Traffic`."""
+    """The traffic of one or several replicas at one moment, as :class:`Traffic`."""
 
     appended: Amount = Amount()
     fetched: Amount = Amount()
@@ -169,8 +169,8 @@ Place = tuple[str, int]
 class TrafficBook:
     """The traffic of all replicas of a broker.
 
-    What went through a replica that is closed stays in the total: if a counter falls, Prometheus
-    takes that for a restart, and counts its whole value again.
+    The traffic of closed replicas stays in the total: if a counter falls, Prometheus takes that for
+    a restart, and counts its whole value again.
     """
 
     def __init__(self) -> None:
@@ -179,19 +179,19 @@ class TrafficBook:
         self._closed = TrafficAmounts()
 
     def open(self, topic: str, number: int) -> Traffic:
-        """Return what counts the traffic of a replica."""
+        """Return the counter of a replica's traffic."""
         with self._lock:
             return self._open.setdefault((topic, number), Traffic.new())
 
     def close(self, topic: str, number: int) -> None:
-        """Keep only in the total what went through a replica that is gone."""
+        """Move the traffic of a removed replica to the total."""
         with self._lock:
             found = self._open.pop((topic, number), None)
             if found is not None:
                 self._closed += found.read()
 
     def read(self) -> tuple[dict[Place, TrafficAmounts], TrafficAmounts]:
-        """Return the traffic of each open replica, and that of all there ever were."""
+        """Return the traffic of each open replica, and the total of all since the start."""
         with self._lock:
             found = {place: traffic.read() for place, traffic in self._open.items()}
             return found, sum(found.values(), self._closed)

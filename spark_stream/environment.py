@@ -1,8 +1,8 @@
-"""What a broker takes from its environment: time, unique names, its machine and its release.
+"""The environment of a broker: time, unique names, its machine and its release.
 
 Code that takes these as arguments also runs in the simulator. Deadlines, timeouts and leases use
-``monotonic``. Ages of what is in files use ``steady_us``. The wall clock is only for what people
-see and for the timestamps of records.
+``monotonic``. Ages of stored data use ``steady_us``. The wall clock is only for output to people
+and for the timestamps of records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """The clocks of a process."""
 
     def monotonic(self) -> float:
         """Return seconds since some moment. Never steps, and means nothing to another process."""
@@ -30,14 +30,14 @@ class Clock(Protocol):
 
 
 class Ids(Protocol):
-    """Makes names."""
+    """A source of unique names."""
 
     def new_id(self) -> str:
         """Return 32 hexadecimal digits that are unique."""
 
 
 class Machine(Protocol):
-    """The machine whose kernel keeps what a process has written."""
+    """The machine whose kernel keeps the writes of a process."""
 
     def boot_id(self) -> str | None:
         """Return an id of the current boot, or None: then any start may follow a reboot."""
@@ -67,7 +67,7 @@ class SystemIds:
 
 
 class SystemMachine:
-    """The host. Its boot id is known on Linux only."""
+    """The host. It has a boot id on Linux only."""
 
     def __init__(self, file: Path = _BOOT_ID) -> None:
         self._file = file

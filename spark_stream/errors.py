@@ -1,7 +1,7 @@
 """Every error that isolog raises for its users: one tree, with codes that cross the wire.
 
-A class has a stable ``code`` (what travels), ``retriable`` (whether the same call may succeed
-later) and ``hint`` (one sentence: what to do). Mistakes of a programmer are ordinary Python
+A class has a stable ``code`` (sent on the wire), ``retriable`` (whether the same call may succeed
+later) and ``hint`` (the remedy, in one sentence). Mistakes of a programmer are ordinary Python
 exceptions. The errors here are operating errors and bad input.
 """
 
@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 
 class IsologError(Exception):
-    """The root. ``details`` are JSON values that name what is wrong (topic, column, …)."""
+    """The root. ``details`` are JSON values that name the cause (topic, column, …)."""
 
     code: ClassVar[str] = "ISOLOG"
     retriable: ClassVar[bool] = False
-    hint: str = "Look at the message; if it does not help, look into the broker's log file."
+    hint: str = "Read the message; if it does not help, read the broker's log file."
 
     def __init__(self, message: str, *, hint: str | None = None, **details: Any) -> None:
         super().__init__(message)
@@ -27,12 +27,12 @@ class IsologError(Exception):
 
     @property
     def kept(self) -> int:
-        """How many records of the message are acknowledged although the message failed."""
+        """The number of acknowledged records of the failed message."""
         return int(self.details.get("kept", 0))
 
     @property
     def offset(self) -> int | None:
-        """The offset of the first record the error speaks of. None where no record has one."""
+        """The offset of the first record of the error, or None without one."""
         value = self.details.get("offset")
         return None if value is None else int(value)
 
@@ -107,7 +107,7 @@ class UnknownBroker(IsologError):
 
 
 class UnknownPartition(IsologError):
-    """The topic has fewer partitions than the number that was asked for."""
+    """The topic has no partition of this number."""
 
     code = "UNKNOWN_PARTITION"
     hint = "Partitions are numbered from 0; `isolog topic describe` shows how many there are."
@@ -128,18 +128,18 @@ class InvalidTopic(IsologError):
 
 
 class SchemaMismatch(IsologError):
-    """Columns or types of what is written or read do not fit the topic."""
+    """Columns or types of a write or a read do not fit the topic."""
 
     code = "SCHEMA_MISMATCH"
     hint = "Give the columns the topic's types; `isolog topic describe` shows them."
 
 
 class UnknownSchema(IsologError):
-    """A batch has a schema that this broker does not know yet: the topic was just altered."""
+    """A batch has a schema that this broker has not read yet: the topic was just altered."""
 
     code = "UNKNOWN_SCHEMA"
     retriable = True
-    hint = "The broker has not heard of the topic's newest schema yet: try again."
+    hint = "The broker has not read the topic's newest schema yet: try again."
 
 
 class UnsupportedType(IsologError):
@@ -171,11 +171,11 @@ class InvalidRecord(IsologError):
 
 
 class RecordNotAttempted(IsologError):
-    """An earlier record of the same message was refused, and the ones after it were not tried."""
+    """An earlier record of the same message was refused, so this one was not appended."""
 
     code = "RECORD_NOT_ATTEMPTED"
     retriable = True
-    hint = "An earlier record of its batch was refused, so this one was not tried: send it again."
+    hint = "An earlier record of its batch was refused, so this one was not appended: retry it."
 
 
 class OffsetOutOfRange(IsologError):
@@ -204,17 +204,17 @@ class NotVisibleYet(IsologError):
 
 
 class DataLoss(IsologError):
-    """Records that a query or a consumer still had to read are gone, or were replaced by others."""
+    """Records were removed, or replaced by others, before a query or a consumer had read them."""
 
     code = "DATA_LOSS"
-    hint = "Set failOnDataLoss to false to go on with what is left, or start a new checkpoint."
+    hint = "Set failOnDataLoss to false to read the remaining records, or start a new checkpoint."
 
 
 class UnknownOutcome(IsologError):
-    """Records were sent, and the producer cannot find out whether they will stay in the log."""
+    """Records were sent, and the producer cannot determine whether they will stay in the log."""
 
     code = "UNKNOWN_OUTCOME"
-    hint = "The records may be in the log or not; look, or send again and accept duplicates."
+    hint = "The records may be in the log or not: read the log, or retry and accept duplicates."
 
 
 class BrokerUnavailable(IsologError):
@@ -226,27 +226,27 @@ class BrokerUnavailable(IsologError):
 
 
 class NotLeader(IsologError):
-    """The broker that was asked does not lead the partition. Clients find the leader themselves."""
+    """The broker does not lead the partition. Clients find the leader themselves."""
 
     code = "NOT_LEADER"
     retriable = True
-    hint = "Ask the broker that leads it; the message has its address, if it is known."
+    hint = "Call the broker that leads it; the message has its address, if it is known."
 
 
 class LeaderEpochFenced(IsologError):
-    """The caller knows an older leader epoch than the broker: the partition has a new leader."""
+    """The request has an older leader epoch than the broker: the partition has a new leader."""
 
     code = "LEADER_EPOCH_FENCED"
     retriable = True
-    hint = "The partition has a newer leader than the one that was asked: ask who leads it now."
+    hint = "The partition has a newer leader than this broker: look up the present leader."
 
 
 class UnknownLeaderEpoch(IsologError):
-    """The caller knows a newer leader epoch than the broker, which has not heard of it yet."""
+    """The request has a newer leader epoch, which the broker has not read yet."""
 
     code = "UNKNOWN_LEADER_EPOCH"
     retriable = True
-    hint = "The broker has not heard of this leader epoch yet: try again, or ask for the leader."
+    hint = "The broker has not read this leader epoch yet: try again, or look up the leader."
 
 
 class NotEnoughReplicas(IsologError):
@@ -254,7 +254,7 @@ class NotEnoughReplicas(IsologError):
 
     code = "NOT_ENOUGH_REPLICAS"
     retriable = True
-    hint = "Fewer replicas are in sync than min.insync.replicas asks for: try again once they are."
+    hint = "Fewer replicas are in sync than min.insync.replicas requires: try again once they are."
 
 
 class LeaderUnavailable(IsologError):
@@ -262,11 +262,11 @@ class LeaderUnavailable(IsologError):
 
     code = "LEADER_UNAVAILABLE"
     retriable = True
-    hint = "The partition's leader must run; what was decided stays decided: try again."
+    hint = "The partition's leader must run; a decision is not undone: try again."
 
 
 class BrokerStopping(IsologError):
-    """The broker was told to stop, and takes no new requests."""
+    """The broker is shutting down, and takes no new requests."""
 
     code = "BROKER_STOPPING"
     retriable = True
@@ -274,7 +274,7 @@ class BrokerStopping(IsologError):
 
 
 class RequestTimeout(IsologError):
-    """An answer did not come within the time that the caller allowed."""
+    """The answer did not arrive within the caller's timeout."""
 
     code = "REQUEST_TIMEOUT"
     retriable = True
@@ -293,18 +293,18 @@ class ProducerFenced(IsologError):
     """Another producer took over the transactional id, or a later run the sink of a query."""
 
     code = "PRODUCER_FENCED"
-    hint = "A newer producer has taken over this identity: give every producer one of its own."
+    hint = "A newer producer has taken over this identity: give every producer a unique one."
 
 
 class ConsumerFenced(IsologError):
     """Another consumer took over the name."""
 
     code = "CONSUMER_FENCED"
-    hint = "A newer consumer has taken over this name: give every consumer one of its own."
+    hint = "A newer consumer has taken over this name: give every consumer a unique one."
 
 
 class UnknownConsumer(IsologError):
-    """No consumer or query is remembered under this name."""
+    """No consumer or query has this name."""
 
     code = "UNKNOWN_CONSUMER"
     hint = "`isolog consumers list` shows all consumers."
@@ -318,7 +318,7 @@ class TransactionAborted(IsologError):
 
 
 class UnknownTransaction(IsologError):
-    """No transaction is remembered under this id."""
+    """No transaction has this id."""
 
     code = "UNKNOWN_TRANSACTION"
     hint = "`isolog transactions list` shows all transactions."
@@ -349,11 +349,11 @@ class SinkInUse(IsologError):
     """The sink id belongs to another streaming query, or to batch writes."""
 
     code = "SINK_IN_USE"
-    hint = "Give every query a sinkId of its own, or leave the option out."
+    hint = "Give every query a unique sinkId, or leave the option out."
 
 
 class StaleBatch(IsologError):
-    """A sink was given a batch that is older than the last one that it committed."""
+    """A batch of a sink is older than the last one that the sink committed."""
 
     code = "STALE_BATCH"
     hint = (
@@ -363,7 +363,7 @@ class StaleBatch(IsologError):
 
 
 class DifferentReplay(IsologError):
-    """A sink was given a committed batch again, with other rows."""
+    """A retry of a committed batch of a sink has other rows."""
 
     code = "DIFFERENT_REPLAY"
     hint = (
@@ -375,7 +375,7 @@ class DifferentReplay(IsologError):
 
 
 class BrokerBusy(IsologError):
-    """The broker has no memory, or its queue no room, for the request. Nothing was done."""
+    """The broker has no memory, or its queue no room, for the request, which had no effect."""
 
     code = "BROKER_BUSY"
     retriable = True
@@ -418,20 +418,20 @@ class MetadataUnavailable(StorageFailure):
     """
 
     code = "METADATA_UNAVAILABLE"
-    hint = "Look at the store: `etcdctl endpoint status --cluster`."
+    hint = "Check the store: `etcdctl endpoint status --cluster`."
 
     @property
     def takes_no_changes(self) -> bool:
-        """Whether the store answered that it takes no change of anybody until it is repaired."""
+        """Whether the store refuses all changes until it is repaired."""
         return bool(self.details.get("takes_no_changes"))
 
 
 class MetadataRefused(StorageFailure):
-    """The metadata store answered that it does not do this. Nothing was done."""
+    """The metadata store refused the request, which had no effect."""
 
     code = "METADATA_REFUSED"
     retriable = False
-    hint = "Look at the store: `etcdctl endpoint status --cluster`."
+    hint = "Check the store: `etcdctl endpoint status --cluster`."
 
 
 class MetadataLost(StorageFailure):
@@ -461,17 +461,17 @@ class DamagedEntries(IsologError):
 
 
 class EntriesGone(IsologError):
-    """A follower asked for entries that its leader does not have."""
+    """A follower requested entries that its leader does not have."""
 
     code = "ENTRIES_GONE"
-    hint = "The log starts later or ends earlier now; the follower compares its epochs anew."
+    hint = "The log starts later or ends earlier now; the follower compares its epochs again."
 
 
 class Unauthenticated(IsologError):
-    """The broker does not know who calls: no credential came with the call, or it is not valid."""
+    """The caller is not authenticated: the call had no credential, or it is not valid."""
 
     code = "UNAUTHENTICATED"
-    hint = "Give a valid credential. Between brokers: a restarted one is known in a moment."
+    hint = "Give a valid credential. Between brokers: a restarted one registers in a moment."
 
 
 class SessionOver(Unauthenticated):
@@ -479,7 +479,7 @@ class SessionOver(Unauthenticated):
 
     code = "SESSION_OVER"
     retriable = True
-    hint = "Try again: the next try authenticates anew."
+    hint = "Try again: the next attempt authenticates again."
 
 
 class PermissionDenied(IsologError):
@@ -511,7 +511,7 @@ class WrongCluster(IsologError):
 
 
 class NotALogDirectory(IsologError):
-    """The directory has files in it, and none of them says that it is a log."""
+    """The directory has files, but it is not the directory of a log."""
 
     code = "NOT_A_LOG_DIRECTORY"
     hint = "Give an empty or a new directory, or one that isolog made."
@@ -546,14 +546,14 @@ class UnsupportedVersion(IsologError):
 
 
 class Unsupported(IsologError):
-    """The call asks for something that this release of isolog does not do."""
+    """The call requires a feature that this release of isolog does not have."""
 
     code = "UNSUPPORTED"
     hint = "This release of isolog does not have it."
 
 
 class NotPicklable(IsologError):
-    """A client, a producer, a consumer or a future was to be pickled or copied."""
+    """A client, a producer, a consumer or a future cannot be pickled or copied."""
 
     code = "NOT_PICKLABLE"
     hint = (

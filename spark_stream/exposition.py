@@ -1,7 +1,7 @@
-"""The HTTP server that Prometheus scrapes, and that a probe of health asks.
+"""The HTTP server of Prometheus's scrapes and of health probes.
 
-It needs prometheus-client, which the extra ``isolog[metrics]`` installs. A request has a thread of
-its own, which ends with it or after a while without a byte from the client.
+It needs prometheus-client, which the extra ``isolog[metrics]`` installs. Each request has a thread,
+which ends with it or after a while without a byte from the client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-"""Answers a request, as WSGI says."""
+"""A WSGI application."""
 
 _SILENT_S: Final = 10.0
 _REQUESTS_MAX: Final = 16
@@ -45,7 +45,7 @@ def prometheus() -> Any:
 
 
 def series_page(registry: Any) -> Application:
-    """Return what answers with the series of a registry, in the format that the client asks for."""
+    """Return the page with the series of a registry, in the client's format."""
     client = prometheus()
     app: Application = client.make_wsgi_app(registry)
 
@@ -61,7 +61,7 @@ def series_page(registry: Any) -> Application:
 
 
 def health_page(problem: Callable[[], str | None]) -> Application:
-    """Return what answers 200, or 503 and what is wrong if ``problem`` says so."""
+    """Return the page that answers 200, or 503 with the text of ``problem``."""
 
     def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         found = problem()
@@ -72,10 +72,10 @@ def health_page(problem: Callable[[], str | None]) -> Application:
 
 
 class PageServer:
-    """Serves pages by their paths, from construction until :meth:`stop`."""
+    """A server of pages by their paths, from construction until :meth:`stop`."""
 
     def __init__(self, bound: socket.socket, pages: Mapping[str, Application]) -> None:
-        """``bound``: a socket that is bound. It belongs to the server from now on."""
+        """``bound``: a socket that is bound. The server takes it over."""
         host, port = bound.getsockname()[:2]
         self.port = int(port)
         self._pages = pages
@@ -91,7 +91,7 @@ class PageServer:
         ).start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -107,7 +107,7 @@ class PageServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each request, up to a limit: beyond it a connection is closed at once."""
+    """One thread for each request, up to a limit. Beyond it, connections are closed."""
 
     daemon_threads = True
     request_queue_size = 64

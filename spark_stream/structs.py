@@ -18,7 +18,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class StructType(msgspec.StructMeta):
-    """Make each struct frozen, and its fields keyword-only, unless the class says otherwise."""
+    """The metaclass that makes structs frozen, with keyword-only fields, by default."""
 
     keywords_only = True
 
@@ -41,7 +41,7 @@ class Struct(
 
 
 class PositionalType(StructType):
-    """Make each struct frozen, with fields that may be positional."""
+    """The metaclass that makes structs frozen, with fields that may be positional, by default."""
 
     keywords_only = False
 
@@ -52,7 +52,7 @@ class Positional(Struct, metaclass=PositionalType, frozen=True):
 
 
 def learn_types(kind: Any) -> None:
-    """Let msgspec analyse a class and the types of its fields. Call it at import.
+    """Make msgspec analyse a class and the types of its fields. Call it at import.
 
     ``msgspec.convert`` does so at its first use of a class, and a second thread that uses the class
     at the same time crashes the process.

@@ -1,7 +1,7 @@
-"""Who may do what: rules, quotas, callers and credentials, as pure values.
+"""Access control: rules, quotas, callers and credentials, as pure values.
 
 ``rules``    rules and the decisions by them, quotas, and the permissions that a request needs
-``callers``  who calls, for how long that is known, and passwords, tokens and sessions
+``callers``  authenticated callers, passwords, tokens and sessions
 
-Nothing here asks a store or a clock. The broker (``broker.access``) does.
+This package uses no store and no clock. The broker (``broker.access``) does.
 """

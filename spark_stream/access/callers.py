@@ -1,8 +1,8 @@
-"""Who calls, how a broker knows it, and for how long. Passwords, tokens and sessions.
+"""Authenticated callers, and their passwords, tokens and sessions.
 
 A password is kept as its scrypt hash, a token as its SHA-256 (it has 32 random bytes): the store
-reveals neither of them. A session is a signed statement that is not kept: who calls, how the broker
-knows that, what the session may be used for, and until when.
+reveals neither of them. A session is a signed statement that is not kept: the principal, the method
+of authentication, the session's grants, and its expiry.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from spark_stream.errors import InvalidRequest
 
 
 class KnownBy(StrEnum):
-    """How a broker knows who calls."""
+    """The method by which a caller was authenticated."""
 
     SOCKET = "socket"
     """A Unix socket: only the owner of its file can connect."""
     OPEN = "open"
-    """The broker does not ask who calls."""
+    """The broker does not authenticate callers."""
     CERTIFICATE = "certificate"
     USER = "user"
     TOKEN = "token"
     JWT = "jwt"
-    """A JSON Web Token: the issuer that the broker is configured with says who calls."""
+    """A JSON Web Token, signed by the issuer in the broker's configuration."""
 
 
 class Grant(Struct, frozen=True):
-    """What a token may be used for: an operation (None: all) on these resources."""
+    """A grant of a token: an operation (None: all) on these resources."""
 
     operation: Operation | None
     resources: Pattern
 
 
 class Caller(Struct, frozen=True):
-    """A caller whose identity is known.
+    """An authenticated caller.
 
     ``source_id``: the version of the user's password, or the id of the token. ``is_super``: whether
-    the caller may do everything. ``grants``: what the token is limited to, or None if it is good
-    for all that the principal may do. ``address``: where the call comes from. ``expires_ms``: when
-    the identity expires, on the wall clock, or None if never. ``is_session``: it has presented a
-    session that a broker signed.
+    the caller may do everything. ``grants``: the limits of the token, or None if it allows all that
+    the principal may do. ``address``: the client's address. ``expires_ms``: when the identity
+    expires, on the wall clock, or None if never. ``is_session``: it has presented a session that a
+    broker signed.
     """
 
     principal: str
@@ -72,7 +72,7 @@ class Caller(Struct, frozen=True):
     address: str = ""
     is_session: bool = False
     granted: RuleSet | None = None
-    """The grants as rules, once the broker knows the caller."""
+    """The grants as rules, after the authentication."""
 
     def may(self, rules: RuleSet, operation: Operation, resource: Resource) -> bool:
         """Return whether the rules, and the caller's token, allow this."""
@@ -85,27 +85,27 @@ class Caller(Struct, frozen=True):
 
 
 NOBODY: Final = Caller("nobody", KnownBy.OPEN)
-"""Who may do nothing: a request for which it was forgotten to say who makes it."""
+"""A caller without permissions, for a request without a caller by a fault of the code."""
 ANONYMOUS: Final = Caller("anonymous", KnownBy.OPEN, is_super=True)
-"""Everybody, at a broker that does not ask who calls."""
+"""Every caller of a broker that does not authenticate callers."""
 OWNER: Final = Caller("owner", KnownBy.SOCKET, is_super=True)
-"""Whoever reaches the socket of an embedded broker."""
+"""Every caller at the socket of an embedded broker."""
 
 
 def is_covered(asked: Grant, held: Iterable[Grant]) -> bool:
-    """Return whether one of the grants allows all that is asked for."""
+    """Return whether one of the grants allows the whole requested grant."""
     return any(_shared(asked, each) == asked for each in held)
 
 
 def intersection(asked: Iterable[Grant], held: Iterable[Grant]) -> tuple[Grant, ...]:
-    """Return what is allowed by both: grants that are asked for, and grants of a token."""
+    """Return the grants that are in both the requested ones and those of a token."""
     kept = tuple(held)
     found = (_shared(one, other) for one in asked for other in kept)
     return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 def _shared(one: Grant, other: Grant) -> Grant | None:
-    """Return what two grants both allow, or None."""
+    """Return the grant that two grants share, or None."""
     operations = {one.operation, other.operation}
     if len(operations) == 1:
         operation = one.operation
@@ -120,7 +120,7 @@ def _shared(one: Grant, other: Grant) -> Grant | None:
 
 
 def rules_of(grants: tuple[Grant, ...]) -> RuleSet:
-    """Return what the grants allow, as rules for anybody."""
+    """Return the grants as rules for anybody."""
     return RuleSet(Rule(ANYBODY, Effect.ALLOW, each.operation, each.resources) for each in grants)
 
 
@@ -158,7 +158,7 @@ def is_password(password: str, kept: str) -> bool:
 
 
 NO_PASSWORD: Final = f"{_SCRYPT}${'00' * 16}${'00' * 32}"
-"""The hash of no password. Comparing with it takes as long as with any other."""
+"""The hash of no password. A comparison with it takes as long as with any other."""
 
 
 def _scrypt(password: str, salt: bytes) -> bytes:
@@ -179,7 +179,7 @@ def token_id_of(token: str) -> str:
 
 
 def token_digest(token: str) -> str:
-    """Return what is kept of a token."""
+    """Return the digest of a token, which the store keeps."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -200,7 +200,7 @@ _SESSIONS: Final = msgspec.json.Decoder(_Statement)
 
 
 def sign_session(caller: Caller, key: bytes) -> str:
-    """Return a token that states who the caller is, and until when.
+    """Return a session token that states the caller's identity and its expiry.
 
     ``key``: the cluster's key, which only brokers have.
     """

@@ -1,9 +1,9 @@
 """Rules, quotas, and the permissions that a request needs.
 
-A rule allows or denies a principal an operation on a resource. Deny wins over allow, and what no
-rule allows is denied. Read, write, alter and delete imply describe, if they are allowed and not
-denied. For the caller, a resource exists only if the caller may describe it: a rule that denies
-describing a resource denies every other operation on it too.
+A rule allows or denies a principal an operation on a resource. Deny wins over allow, and operations
+that no rule allows are denied. Read, write, alter and delete imply describe, if they are allowed
+and not denied. For the caller, a resource exists only if the caller may describe it: a rule that
+denies describing a resource denies every other operation on it too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spark_stream.errors import InvalidRequest
 from spark_stream.structs import Struct
 
 ANYBODY: Final = "*"
-"""The principal of a rule that holds for everyone who has authenticated."""
+"""The principal of a rule for all authenticated callers."""
 _PREFIX: Final = "*"
 
 
 class Operation(StrEnum):
-    """What a caller does to a resource."""
+    """An operation on a resource."""
 
     READ = "read"
     WRITE = "write"
@@ -152,7 +152,7 @@ _ALL: Final = sum(_BIT.values())
 INCLUDING_DESCRIBE: Final = frozenset(
     {Operation.DESCRIBE, Operation.READ, Operation.WRITE, Operation.ALTER, Operation.DELETE}
 )
-"""The operations of which each allows to describe as well."""
+"""The operations that imply *describe*."""
 _DESCRIBING: Final = sum(_BIT[each] for each in INCLUDING_DESCRIBE)
 
 
@@ -295,7 +295,7 @@ def to_commit(request: Any) -> Sequence[Need]:
 
 
 def anybody(request: Any) -> Sequence[Need]:
-    """Need only a known caller. No rule protects the answer."""
+    """Need only an authenticated caller. No rule protects the answer."""
     return ()
 
 

@@ -1,7 +1,7 @@
 """Users, tokens, rules and quotas as records of the metadata store.
 
-A password is kept as its scrypt hash, a token as its SHA-256 (``access.callers``). A rule's key
-says all of it, so a rule is there once.
+A password is kept as its scrypt hash, a token as its SHA-256 (``access.callers``). A rule's key has
+the whole rule, so no rule exists twice.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ QUOTAS: Final = "quotas/"
 
 
 class User(Struct, frozen=True):
-    """A user. ``version`` changes with each new password, which ends sessions of the old one.
+    """A user. ``version``: the id of the request that set the password.
 
-    It is the id of the request that set the password.
+    A new password has a new version, which ends the sessions of the old one.
     """
 
     name: str

@@ -1,21 +1,22 @@
 """Backups of a metadata store, restores, and moves to another store.
 
-The file's permissions decide who may copy it: a store has the cluster's secret, which no client may
-get. So backups are made from the file and never travel over a connection.
+The file's permissions decide about copies: a store has the cluster's secret, which no client may
+get. So backups are made from the file and are never sent over a connection.
 
-**What a backup does not know.** After it was made, leaders may have changed, and replicas may have
-left the ISR. A broker that leads by the backup may lack what another has acknowledged since. So a
-backup trusts no log, however it is put back: it names all replicas of a partition, in a generation
-that no broker has. As after a power cut, the partition waits until all its replicas have come back,
-and the one with the longest log leads, in an epoch that is later than any in the logs
-(``consistency.control.election``). Numbers of producers and transactions go on far above the
+**A backup is older than the logs.** Since the backup, leaders may have changed, and replicas may
+have left the ISR. A broker that leads by the backup may lack records that another broker
+acknowledged later. So a backup trusts no log: it names all replicas of a partition as members, in a
+generation that no broker has. As after a power cut, the partition waits until all its replicas have
+come back, and the one with the longest log leads, in an epoch that is later than any in the logs
+(``consistency.control.election``). Numbers of producers and transactions continue far above the
 store's, and a transactional id gets a new producer id: the logs may have later epochs of its old
 one.
 
 **Moves.** The metadata of a stopped cluster moves to another store. A move may stop anywhere, and
 is then run again. Order: the source gets a mark, so that no broker starts on it any more. The
-target gets one, because it is not complete. Records are copied and compared. The source's mark says
-that the move is done, and only then the target's mark goes: at no moment can brokers start on both.
+target gets one, because it is not complete. Records are copied and compared. The source gets a mark
+of the finished move, and only then the target's mark is removed: at no moment can brokers start on
+both.
 
 A broker looks for a mark after it has locked its id, and a move looks for locked ids after it has
 written the mark. So one of them sees the other.
@@ -58,7 +59,7 @@ STORE_NAME: Final = "metadata.sqlite"
 
 _MARK: Final = "moved"
 _PASSED_OVER: Final = 1_000_000_000
-"""How many numbers a copy passes over: more than any cluster uses between two backups."""
+"""The numbers that a copy skips, more than any cluster uses between two backups."""
 
 
 def back_up(store: Path, target: Path, *, force: bool = False) -> None:
@@ -94,7 +95,7 @@ def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
 
 
 def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None:
-    """Put a backup in the place of a store that is no file. As :func:`put_back`."""
+    """Restore a backup to a store that is no file. Otherwise as :func:`put_back`."""
     _check_store(backup)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -110,14 +111,14 @@ def put_back_into(backup: Path, target: Backend, *, force: bool = False) -> None
 
 
 def put_back(backup: Path, store: Path, *, force: bool = False) -> None:
-    """Put a backup in the place of the store, whose brokers have ended.
+    """Restore a backup to the place of the store, whose brokers have stopped.
 
     Raises:
         InvalidRequest: brokers run on the store, ``backup`` is not a backup, or the store exists
             and ``force`` is false.
         WrongCluster: the existing store belongs to another cluster.
     """
-    store = store.resolve()  # as brokers do: what a link names is replaced, not the link
+    store = store.resolve()  # as brokers do: the target of a link is replaced, not the link
     _check_store(backup)
     _check_free(store, force=force)
     try:
@@ -197,10 +198,10 @@ def _copy_records_of(source: Backend, fresh: Path) -> None:
 
 
 def distrust_logs(store: SqliteStore) -> None:
-    """Let no broker lead by what the store says: each has to show its log first.
+    """Remove all leaders and generations, so that each broker must present its log first.
 
-    Members of groups have to join again: they may know of later epochs than the store does. The
-    sessions of readers are removed: those that run renew theirs.
+    Members of groups have to join again: they may have later epochs than the store. The sessions of
+    readers are removed, and running readers renew theirs.
     """
     nobody = f"restored-{secrets.token_hex(8)}"
     store.delete_many(
@@ -240,7 +241,7 @@ def _check_cluster(mine: Mapping[str, Any], store: Path) -> None:
                 "select json_extract(value, '$.id') from record where key = ?", (CLUSTER,)
             ).fetchone()
     except sqlite3.Error:
-        return  # it is missing or damaged: that is why a backup is put back
+        return  # it is missing or damaged: the reason for this restore
     if row is not None and row[0] != mine["id"]:
         raise WrongCluster(
             f"{store} is the store of cluster {row[0]}, the backup is of {mine['id']}",
@@ -275,7 +276,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 class MoveMark(Struct, frozen=True):
-    """A move, as both stores have it. ``done``: the source is left for good."""
+    """The mark of a move in both stores. ``done``: the move is finished."""
 
     source: str
     target: str
@@ -304,7 +305,7 @@ def check_not_moved(store: MetadataStore) -> None:
 
 
 def migrate(source: Backend, target: Backend) -> int:
-    """Move a cluster's metadata. Return how many records it has.
+    """Move a cluster's metadata. Return the number of its records.
 
     Raises:
         InvalidRequest: there is no cluster in the source, or it was moved to another place. Or
@@ -348,7 +349,7 @@ def migrate(source: Backend, target: Backend) -> int:
 
 
 def cancel(source: Backend) -> None:
-    """Give an unfinished move up: brokers may start on its source again.
+    """Cancel an unfinished move, so that brokers may start on its source again.
 
     Raises:
         InvalidRequest: no move is unfinished.
@@ -465,13 +466,13 @@ def _check_stopped(backend: Backend, mark: _OwnMark) -> None:
 
 
 class _OwnMark:
-    """The mark of a store, as one run of a move changes it. It notices what others change."""
+    """The mark of a store, as one run of a move changes it. It detects the changes of others."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         record = store.get(_MARK)
         self.before = None if record is None else msgspec.convert(record.value, MoveMark)
-        """What there was before this run."""
+        """The mark before this run."""
         self._version = 0 if record is None else record.version
 
     def write(self, mark: MoveMark) -> None:
@@ -485,7 +486,7 @@ class _OwnMark:
             raise _interfered()
 
     def withdraw(self) -> None:
-        """Leave what there was before."""
+        """Restore the mark before this run."""
         if self.before is None:
             self.remove()
         else:
@@ -494,6 +495,6 @@ class _OwnMark:
 
 def _interfered() -> InvalidRequest:
     return InvalidRequest(
-        "another command has moved this metadata meanwhile, or has given the move up",
-        hint="Look which store the brokers are to use, and run the move again.",
+        "another command has moved this metadata, or has cancelled the move",
+        hint="Check which store the brokers should use, and run the move again.",
     )

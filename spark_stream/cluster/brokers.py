@@ -1,14 +1,13 @@
 """The brokers of a cluster: their registry, the controller, and the cluster's identity and secret.
 
-A broker's record says nothing of whether the broker is alive: that is what leases are for
-(``stores.leases``).
+A broker's record is no evidence that the broker is alive. Leases are (``stores.leases``).
 
-**The controller** is the broker that elects leaders while it lives. One record names it. A broker
-replaces a controller whose lease, or whose incarnation, is over. Nothing depends on there being
-only one controller: each decision is a compare-and-set on the record that it changes, so a
-controller that was replaced and has not seen that yet does no harm. The controller's record only
-keeps brokers from all trying the same at once. The term rises with each new controller. It tells
-controllers apart in the brokers' logs.
+**The controller** is the broker that elects leaders. One record names it. A broker replaces a
+controller whose lease expired, or whose incarnation ended. No rule relies on a single controller:
+each decision is a compare-and-set on the record that it changes, so a controller that was replaced
+and has not read that yet does no harm. The controller's record only keeps brokers from all trying
+the same changes. The term rises with each new controller, and identifies the controller in the
+brokers' logs.
 
 **The identity** of the cluster is one record, made once and never changed. It also holds the
 cluster's secret, by which its brokers recognise one another. The record never leaves the brokers:
@@ -38,26 +37,26 @@ from spark_stream.structs import Positional, learn_types
 
 BROKERS: Final = "brokers/"
 NO_GENERATION: Final = Generation("")
-"""The generation of a broker that has not yet decided in which one its logs are."""
+"""The generation of a broker before it has decided about the generation of its logs."""
 
 
 class BrokerState(StrEnum):
-    """Whether a broker is to get replicas."""
+    """Whether a broker may get replicas."""
 
     ACTIVE = "active"
     LEAVING = "leaving"
-    """It was decommissioned: it gives its replicas away, and is then removed."""
+    """It was decommissioned: its replicas move to other brokers, and then it is removed."""
 
 
 class RegisteredBroker(Struct, frozen=True):
-    """A broker as the others know it.
+    """The registration of a broker.
 
-    ``id`` is its directory's and stays. ``incarnation`` is made anew with every start.
-    ``generation`` is that of its logs (``generations``).
-    ``rack``: its rack, or None if none was configured.
-    ``boot_id``: that of its machine, if readers there may map its files.
-    ``peer_address``: where it serves other brokers, or empty if it has no such door.
-    ``flight``: the address at which it serves Flight, or empty if it does not.
+    ``id``: the id of its directory, which never changes. ``incarnation``: new with every start.
+    ``generation``: the generation of its logs (``generations``).
+    ``rack``: its rack, or None if it is not configured.
+    ``boot_id``: the boot id of its machine, if readers there may map its files.
+    ``peer_address``: its address for other brokers, or empty if it does not serve them separately.
+    ``flight``: its address for Flight, or empty if it does not serve Flight.
     """
 
     id: str
@@ -129,9 +128,9 @@ def alive(
     """Return the brokers whose registered incarnation holds the lease, with their generations.
 
     ``known`` may be older than the leases. A restarted broker may hold its lease already, while
-    ``known`` has its earlier incarnation, with a generation that may be over. It does not count as
+    ``known`` has its earlier incarnation, perhaps with an old generation. It does not count as
     alive: elected in that generation, it could lack acknowledged records.
-    ``holder``: which incarnation of a broker holds its lease.
+    ``holder``: returns the incarnation of a broker that holds its lease.
     """
     return {
         broker: each.generation
@@ -141,14 +140,14 @@ def alive(
 
 
 def encode(broker: RegisteredBroker) -> dict[str, Any]:
-    """Return what the store holds of a broker."""
+    """Encode a broker for the store."""
     value: dict[str, Any] = msgspec.to_builtins(broker)
     del value["id"]  # it is in the key
     return value
 
 
 def decode(broker_id: str, value: Mapping[str, Any]) -> RegisteredBroker:
-    """Return the broker that a record's value holds."""
+    """Decode the broker in a record's value."""
     return msgspec.convert({"id": broker_id, **value}, RegisteredBroker)
 
 
@@ -164,7 +163,7 @@ class Controller(Positional, frozen=True):
 
 
 Alive = Callable[[BrokerId, str], bool]
-"""Whether a broker is alive in this very incarnation."""
+"""Returns whether a broker is alive in this incarnation."""
 
 
 def successor(
@@ -205,13 +204,13 @@ class ControllerSeat:
 
 
 def encode_controller(controller: Controller) -> dict[str, Any]:
-    """Return what the store holds of the controller."""
+    """Encode the controller for the store."""
     value: dict[str, Any] = msgspec.to_builtins(controller)
     return value
 
 
 def decode_controller(value: Mapping[str, Any]) -> Controller:
-    """Return the controller that the record's value names."""
+    """Decode the controller in a record's value."""
     return msgspec.convert(value, Controller)
 
 
@@ -221,13 +220,13 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """A key that only the brokers of a cluster have. What travels are proofs made with it."""
+    """A key that only the brokers of a cluster have. They send proofs by it, never the key."""
 
     _key: bytes = field(repr=False)
 
     def prove(self, *facts: str) -> str:
         """Return a proof that its maker has the key and states these facts."""
-        text = json.dumps(facts).encode()  # unambiguous, whatever characters the facts have
+        text = json.dumps(facts).encode()  # unambiguous for facts with any characters
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
     def key_for(self, purpose: str) -> bytes:

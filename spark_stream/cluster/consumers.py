@@ -1,14 +1,14 @@
 """Named consumers, groups, and the queries that have a name, as records of the metadata store.
 
-A consumer's record has the positions where it reads on, and who owns its name: an instance, or a
-group with its members. ``scripts.transactions.positions`` and ``scripts.groups`` change them. Each
-member of a group has a session record as well, which changes with its heartbeats.
+A consumer's record has the positions from which it continues, and the owner of its name: an
+instance, or a group with its members. ``scripts.transactions.positions`` and ``scripts.groups``
+change them. Each member of a group has a session record as well, which changes with its heartbeats.
 
 A named reader has a session record beside the record of its name, with its heartbeats and
 its end. A group has one for its members' last end. Brokers of the previous release do not
 read these records.
 
-A query's record has where the query first started, and how far its present run has come.
+A query's record has the query's first start, and the progress of its present run.
 ``scripts.readers`` changes them. Only the query's source can interpret the start.
 """
 
@@ -52,7 +52,7 @@ def with_group(value: Mapping[str, Any], group: Group) -> dict[str, Any]:
 
 
 class MemberSession(Positional):
-    """A member's session: it lasts for this long after each change of the record."""
+    """A member's session, which lasts for this time after each change of the record."""
 
     session_ms: int
     heartbeats: int = 0
@@ -81,7 +81,7 @@ def decode_session(value: Mapping[str, Any]) -> MemberSession:
 
 
 class ReaderSession(Positional):
-    """The session of a name's latest reader. It lasts for so long after each heartbeat.
+    """The session of a name's latest reader, which lasts for this time after each heartbeat.
 
     ``instance``: the run of a query, a consumer, or a member of a group. ``idle_ms``: the time
     since its program last requested records, at its last heartbeat. The record of a group has no
@@ -122,11 +122,11 @@ def decode_reader(value: Mapping[str, Any]) -> ReaderSession:
 
 
 class Query(Positional):
-    """What is known of a query. ``instance`` is its latest run, the only one to record progress.
+    """A named query. ``instance`` is its latest run, the only one that may record progress.
 
-    ``selection``: which topics it reads. ``starting``: the option that asked for its start.
-    ``start``: where that was, None if it is not pinned. Times are in ms since the epoch.
-    ``principal``: who runs it, or empty if callers are not known.
+    ``selection``: its topics. ``starting``: the option for its start. ``start``: the resolved
+    start, or None if it is not pinned. ``principal``: the principal that runs it, or empty at a
+    broker without authentication. Times are in ms since the epoch.
     """
 
     instance: str

@@ -1,10 +1,10 @@
-"""Partitions as records of the metadata store: who leads each, and where its replicas are.
+"""Partitions as records of the metadata store: leader, in-sync replicas and replicas of each.
 
 There is one record for each partition, ``partitions/<topic id>/<number>``. A topic's partitions are
-on record before the topic is, and are deleted after it: the topic's record decides whether there is
-a topic, and whoever finds that record finds those of its partitions.
+on record before the topic is, and are deleted after it. So the topic's record decides whether the
+topic exists, and with it exist the records of its partitions.
 
-``consistency.control.election`` says which changes of a record are allowed.
+``consistency.control.election`` has the valid changes of a record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTITIONS: Final = "partitions/"
 
 
 class PartitionId(NamedTuple):
-    """Which partition, by its topic's id instead of its name."""
+    """A partition, by its topic's id instead of its name."""
 
     topic_id: str
     number: int
@@ -71,7 +71,7 @@ def put_of(partition: PartitionId, record: PartitionRecord, expected: int) -> Pu
 
 
 def encode(record: PartitionRecord) -> dict[str, Any]:
-    """Return what the store holds of a partition."""
+    """Encode a partition's record for the store."""
     value: dict[str, Any] = msgspec.to_builtins(record)
     return value
 
@@ -82,7 +82,7 @@ def decode(record: StoreRecord) -> StoredPartition:
 
 
 def decode_value(value: Mapping[str, Any]) -> PartitionRecord:
-    """Return the partition's record, from the value that the store holds."""
+    """Decode a partition's record from the store's value."""
     return msgspec.convert(value, PartitionRecord)
 
 

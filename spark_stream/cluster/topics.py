@@ -1,16 +1,16 @@
-"""Topics as records of the metadata store, and the records of what may be left of removed topics.
+"""Topics as records of the metadata store, and records of the left-overs of removed topics.
 
 A topic exists if its record exists, under ``topics/<name>``. Deleting the record deletes the topic,
-and frees its name for a topic with another id. Its partitions have records of their own
+and frees its name for a topic with another id. Its partitions have separate records
 (``partitions``). ``scripts/topics`` makes, alters and deletes topics.
 
 **Left-overs.** ``removed/<topic id>`` announces that a topic may have partition records and files
-without existing itself. Such a record exists while a topic is being made, from before its first
-record. While a topic gets more partitions, because it may be deleted meanwhile. And from before a
-topic is deleted until nothing is left of it. As long as the topic exists, the record has no effect
-unless it is ``cleared``. ``maker`` is the broker that makes the topic, or None if none does.
-``brokers`` are those that may have files of it: each takes itself off once it has removed its own,
-and the last one removes the record. No broker does so while there is a ``stalled`` maker.
+without existing itself. Such a record exists during the creation of a topic, from before its first
+record, during the addition of partitions, because the topic may be deleted at the same time, and
+from before a topic is deleted until all of its left-overs are removed. As long as the topic exists,
+the record has no effect unless it is ``cleared``. ``maker`` is the broker that creates the topic,
+or None. ``brokers`` are those that may have files of it: each takes itself off once it has removed
+its own, and the last one removes the record. No broker does so while there is a ``stalled`` maker.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ T = TypeVar("T")
 PARTITIONS_MAX: Final = 10_000
 TOPICS: Final = "topics/"
 _NEAR: Final = 0.7  # with less, the guess would be any topic
-_GUESSES_MAX: Final = 1000  # queries ask again and again for a topic that is still to come
+_GUESSES_MAX: Final = 1000  # queries request a topic that does not exist yet again and again
 
 
 class Topic(Positional, frozen=True):
-    """A topic as all brokers know it. ``config`` has what its creator set, as given.
+    """A topic. ``config`` has the settings of its creator, unchanged.
 
     ``replication_factor``: how many replicas each partition is to have. ``earlier``: the schemas
     that it had before its present one, in their order. ``token``: of the request that made it.
@@ -107,12 +107,12 @@ def check_id(topic: Topic, topic_id: str | None) -> None:
 
 
 def encode(topic: Topic) -> dict[str, Any]:
-    """Return what the store holds of a topic."""
+    """Encode a topic for the store."""
     return stored(topic)
 
 
 def decode(record: StoreRecord) -> Topic:
-    """Return the topic that a record holds."""
+    """Decode the topic in a record."""
     return from_store(record, Topic)
 
 
@@ -122,13 +122,13 @@ def id_in(record: StoreRecord) -> str:
 
 
 def stored(value: msgspec.Struct) -> dict[str, Any]:
-    """Return what the store holds of a struct that has schemas in it."""
+    """Encode a struct with schemas for the store."""
     fields: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_schema_text)
     return fields
 
 
 def from_store(record: StoreRecord, kind: type[T]) -> T:
-    """Return the struct, with schemas in it, that a record holds."""
+    """Decode the struct with schemas in a record."""
     return msgspec.convert(record.value, kind, dec_hook=_schema)
 
 
@@ -144,12 +144,12 @@ REMOVED: Final = "removed/"
 
 
 class LeftOver(Positional, frozen=True):
-    """What may be left of a topic, and where.
+    """The possible left-overs of a topic, and the brokers that may have them.
 
-    ``cleared``: the making was given up, for example because the maker was taken for dead. What was
-    made is removed, even if the maker had only paused and makes the topic's record after all.
-    ``stalled``: the maker that was taken for dead, until it has restarted or left the cluster: till
-    then it may go on, and make again what was removed.
+    ``cleared``: the creation was given up, for example because the maker seemed dead. Its files and
+    records are removed, even if the maker had only paused and creates the topic's record later.
+    ``stalled``: the maker that seemed dead, until it has restarted or left the cluster: before that
+    it may continue, and create again what others removed.
     """
 
     topic: Topic
@@ -160,12 +160,12 @@ class LeftOver(Positional, frozen=True):
 
 
 def encode_left_over(left: LeftOver) -> dict[str, Any]:
-    """Return what the store holds of it."""
+    """Encode left-overs for the store."""
     return stored(left)
 
 
 def decode_left_over(record: StoreRecord) -> LeftOver:
-    """Return what a record holds."""
+    """Decode the left-overs in a record."""
     return from_store(record, LeftOver)
 
 

@@ -1,13 +1,13 @@
 """Transactions as records of the metadata store, and unique numbers for transactions and producers.
 
 A transaction has one record, and one more for each partition that has joined it, so a join's write
-does not grow with the joins before it. The record of a sink whose id expired is moved to a prefix
-of its own, by query. ``scripts.transactions.records`` changes them.
+does not grow with the joins before it. The record of a sink whose id expired is moved to a separate
+prefix, by query. ``scripts.transactions.records`` changes them.
 
-**Numbers.** A broker takes a block of numbers by one compare-and-set and gives them out from
-memory, so most cost nothing. What it has not given out when it ends is lost, so numbers have gaps.
-Each broker gives out rising numbers, but from a block of its own: what one gives out now may be
-below what another gave out before. Whoever needs a number above an earlier one passes that one.
+**Numbers.** A broker takes a block of numbers by one compare-and-set and allots them from memory,
+so most cost no write. The rest of a block is lost when the broker ends, so numbers have gaps. Each
+broker allots rising numbers, but from a separate block: a number may be below an earlier one of
+another broker. A caller that needs a number above an earlier one passes the earlier one.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class Join(Struct, frozen=True):
 
 
 def encode(transaction: Transaction) -> dict[str, Any]:
-    """Return what the store holds of a transaction."""
+    """Encode a transaction for the store."""
     value: dict[str, Any] = msgspec.to_builtins(transaction)
     return value
 
 
 def decode(value: Mapping[str, Any]) -> Transaction:
-    """Return the transaction that a record's value holds."""
+    """Decode the transaction in a record's value."""
     return msgspec.convert(value, Transaction)
 
 
 def expired_of(query: str) -> str:
-    """Return the prefix of the keys of what a query committed under ids that expired.
+    """Return the prefix of the keys of a query's commits under ids that expired.
 
     Keys of queries whose names begin with this one and a slash have the same prefix.
     """
@@ -95,7 +95,7 @@ def decode_join(record: StoreRecord) -> Join:
 
 
 def keys_of(transaction: Transaction) -> set[FoundBy]:
-    """Return what the record is found by: query, run, consumers, and whether it is under way."""
+    """Return the index keys of a record: its query, run and consumers, and its being under way."""
     keys = {(By.CONSUMER, each.consumer) for each in transaction.positions}
     keys.add((By.ANY, ""))
     if transaction.query:
@@ -108,10 +108,10 @@ def keys_of(transaction: Transaction) -> set[FoundBy]:
 
 
 class TransactionIndex:
-    """All records of transactions in memory, found by what is in them.
+    """All records of transactions in memory, with an index of their contents.
 
-    It follows the store's changes, so a look-up costs what has changed since the one before and
-    what it finds, however many records there are. Any thread may call it.
+    It follows the store's changes. So the cost of a look-up depends on the changes since the last
+    one and on its result, not on the number of all records. Any thread may call it.
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -122,7 +122,7 @@ class TransactionIndex:
         self._names: dict[FoundBy, set[str]] = {}
 
     def find(self, by: By, value: str, *, fresh: bool = True) -> list[Transaction]:
-        """Return the records that have this, ordered by id, as they are in the store now.
+        """Return the records with this value, ordered by id, as they are in the store now.
 
         Without ``fresh``: as they were a moment ago.
         """
@@ -171,7 +171,7 @@ class Numbers:
         self._end = 0
 
     def take(self, above: int = -1) -> int:
-        """Return a number above ``above`` that no other broker returns, now or later.
+        """Return a number above ``above`` that no broker returns again.
 
         Numbers up to ``above`` that are left in this broker's block are dropped.
         """

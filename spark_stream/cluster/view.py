@@ -1,12 +1,12 @@
 """The cluster as a broker sees it: topics, partitions and brokers, in memory.
 
-The view follows the store: :meth:`ClusterView.refresh` reads what has changed and applies it. A
-thread of the broker calls it again and again. So does whoever has just changed a record and wants
-to see that in the view. What is seen may be old by one refresh. So nothing is decided by the view
-alone: a decision is a compare-and-set that expects the version which the view has shown.
+The view follows the store: :meth:`ClusterView.refresh` reads the changes and applies them. A thread
+of the broker calls it repeatedly, and so do callers that need their own change in the view. The
+view may be old by one refresh. So no decision relies on the view alone: a decision is a
+compare-and-set that expects the version in the view.
 
-Readers take ``now``, a snapshot that never changes, and wait for nobody. A refresh copies only the
-tables in which something has changed. :class:`FollowedRecords` has the records of other prefixes.
+Readers take ``now``, a snapshot that never changes, without waiting. A refresh copies only the
+tables with changes. :class:`FollowedRecords` has the records of other prefixes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Snapshot(Struct, frozen=True):
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of topics, by their ids."""
     partitions: Mapping[str, Mapping[int, StoredPartition]] = field(default_factory=dict)
-    """By topic id, and number. Also of topics that are being made or deleted."""
+    """By topic id, and number. Includes those of topics that are being created or deleted."""
     brokers: Mapping[BrokerId, RegisteredBroker] = field(default_factory=dict)
     controller: Controller | None = None
     access: AccessRecords = field(default_factory=AccessRecords)
@@ -66,7 +66,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class News(Struct, frozen=True):
-    """What a refresh has found changed, made or gone."""
+    """The changes that a refresh found: created, changed and deleted objects."""
 
     topics: frozenset[str] = frozenset()
     """By name."""
@@ -97,7 +97,7 @@ class ClusterView:
         self._listeners: list[Listener] = []
         self.now = Snapshot()
 
-    def tell(self, listener: Listener) -> None:
+    def subscribe(self, listener: Listener) -> None:
         """Call the listener after each refresh that finds a change, in the order of refreshes.
 
         It is called in the thread that refreshes, so it must be quick, and must not refresh.
@@ -106,7 +106,7 @@ class ClusterView:
             self._listeners.append(listener)
 
     def refresh(self, *, fresh: bool = True, known: bool = False) -> News:
-        """Read what has changed in the store, and return it.
+        """Read the changes of the store, and return them.
 
         ``fresh``, ``known``: as ``MetadataStore.changes``.
 
@@ -137,7 +137,7 @@ class ClusterView:
             return False
 
     def _really_changed(self, changes: Changes) -> dict[str, StoreRecord | None]:
-        """Return what is new."""
+        """Return the changes that this view has not applied yet."""
         changed: dict[str, StoreRecord | None] = {}
         for key, record in changes.since(self._versions).items():
             version = None if record is None else record.version
@@ -152,7 +152,7 @@ class ClusterView:
 
 
 class _Update:
-    """A snapshot in the making. It shares with the one before what does not change."""
+    """A snapshot under construction. It shares unchanged tables with the one before."""
 
     def __init__(self, before: Snapshot) -> None:
         self._before = before
@@ -266,14 +266,14 @@ def _changed(before: Mapping[_K, _V], changes: Mapping[_K, _V | None]) -> dict[_
 def _call(listener: Callable[..., Any], news: News, now: Snapshot) -> None:
     try:
         listener(news, now)
-    except Exception:  # the other listeners must be called all the same
+    except Exception:  # the other listeners must still be called
         logger.exception("a listener of the cluster's view failed")
 
 
 class FollowedRecords:
     """All records whose keys start with a prefix, in memory. Any thread may look.
 
-    A look costs only what has changed since the last one.
+    The cost of a look depends on the changes since the last one.
     """
 
     def __init__(self, store: MetadataStore, prefix: str) -> None:

@@ -13,7 +13,7 @@ __all__ = ["around"]
 def listening(broker: LocalBroker) -> LocalBroker:
     """The broker, from now on with a count of what changes."""
     host = broker.host
-    host.view.tell(ChangeCounter(host.broker_id, host.view.now, host.counts).take)
+    host.view.subscribe(ChangeCounter(host.broker_id, host.view.now, host.counts).take)
     return broker
 
 

@@ -14,7 +14,7 @@ from spark_stream.cluster.generations import (
     Doubt,
     FoundLogs,
     GenerationRecords,
-    LeftBehind,
+    LastRun,
     decode,
     doubt,
     encode,
@@ -27,9 +27,9 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 TEN = {"t/0": 10, "t/1": 0}
 
 
-def left(**changes) -> LeftBehind:
+def left(**changes) -> LastRun:
     facts = {"generation": Generation("g"), "run": "run-1", "ends": None, "boot": "boot-1"}
-    return LeftBehind(**(facts | changes))
+    return LastRun(**(facts | changes))
 
 
 def found(**changes) -> FoundLogs:
@@ -66,7 +66,7 @@ def test_what_a_broker_may_vouch_for(before, now, reason):
 
 @given(
     st.builds(
-        LeftBehind,
+        LastRun,
         generation=st.text(max_size=3).map(Generation),
         run=st.text(max_size=3),
         ends=st.none() | st.dictionaries(st.text(max_size=3), st.integers(-1, 3)),
@@ -330,7 +330,7 @@ def test_a_broker_that_only_loses_its_process_vouches_each_time():
 def test_each_fact_is_needed(ignored, monkeypatch):
     """A decision that ignores one of the facts breaks the invariant."""
 
-    def careless(before: LeftBehind | None, now: FoundLogs) -> Doubt | None:
+    def careless(before: LastRun | None, now: FoundLogs) -> Doubt | None:
         if before is None:
             return doubt(before, now)
         facts = {
@@ -341,7 +341,7 @@ def test_each_fact_is_needed(ignored, monkeypatch):
         }.get(ignored, {})
         seen = {name: getattr(now, name) for name in ("run", "ends", "intact", "boot")}
         if ignored == "force_failed":
-            before = LeftBehind(before.generation, before.run, before.ends, before.boot)
+            before = LastRun(before.generation, before.run, before.ends, before.boot)
         return doubt(before, FoundLogs(**(seen | facts)))
 
     monkeypatch.setattr(generations_module, "doubt", careless)

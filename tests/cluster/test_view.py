@@ -129,8 +129,8 @@ def test_listeners_hear_of_each_refresh_in_order_and_one_that_fails_stops_no_oth
     def fail(news: News, now: Snapshot) -> None:
         raise RuntimeError("it has a bug")
 
-    view.tell(fail)
-    view.tell(lambda news, now: heard.append((news, now.revision)))
+    view.subscribe(fail)
+    view.subscribe(lambda news, now: heard.append((news, now.revision)))
     for epoch in range(3):
         put(store, f"{PARTITIONS}t1/0", partitions.encode(led(epoch)))
         view.refresh()

@@ -17,7 +17,7 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.serving.fetching import Answers
 from spark_stream.cluster.brokers import BROKERS, RegisteredBroker
 from spark_stream.cluster.brokers import encode as encode_broker
-from spark_stream.cluster.generations import GENERATIONS, LeftBehind
+from spark_stream.cluster.generations import GENERATIONS, LastRun
 from spark_stream.cluster.generations import encode as encode_left_behind
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, encode
@@ -334,9 +334,7 @@ class World:
         """The brokers have run before, and topics were made; all logs are empty."""
         store = MemoryStore(self.records)
         for broker in self.brokers:
-            before = LeftBehind(
-                Generation(f"{broker.broker_id}.0"), "before", None, broker.boot_id()
-            )
+            before = LastRun(Generation(f"{broker.broker_id}.0"), "before", None, broker.boot_id())
             broker.logs.record_run("before")
             store.put(GENERATIONS + broker.broker_id, encode_left_behind(before), 0)
             known = RegisteredBroker(

@@ -70,7 +70,7 @@ def test_the_same_sink_id_in_two_running_queries(
         wait_until(lambda: log.read(target, isolation="read_committed").num_rows == 10, "it runs")
         other = queries.sink(stream, tmp_path / "other", topic=target, sinkId=target).start()
         assert "SINK_IN_USE" in str(ended(other))
-        assert "Give every query a sinkId of its own" in str(ended(other))
+        assert "Give every query a unique sinkId" in str(ended(other))
         add(log, f"{topic}-in", range(10, 20))
         wait_until(lambda: log.read(target, isolation="read_committed").num_rows == 20, "goes on")
     finally:

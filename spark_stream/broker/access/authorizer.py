@@ -143,7 +143,7 @@ class Authorizer:
         self._refreshed = -_REFRESHED_S
         self._permitting = threading.Lock()  # guards the next
         self._permits: weakref.WeakSet[StreamPermit] = weakref.WeakSet()
-        view.tell(self._on_news)
+        view.subscribe(self._on_news)
 
     @property
     def requires_authentication(self) -> bool:

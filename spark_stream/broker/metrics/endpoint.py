@@ -68,7 +68,7 @@ class MetricsEndpoint:
         """
         host = broker.here.host
         changes = ChangeCounter(host.broker_id, host.view.now, host.counts)
-        host.view.tell(changes.take)
+        host.view.subscribe(changes.take)
         pages = {
             "/metrics": self._page(broker, detailed=False),
             "/metrics/all": self._page(broker, detailed=True),

@@ -55,7 +55,7 @@ class EtcdPlace(Struct, frozen=True):
 
 
 def parse_place(text: str) -> Path | EtcdPlace:
-    """Return what a URL or a path names.
+    """Parse a URL or a path.
 
     Raises:
         InvalidConfig: it is no such URL.

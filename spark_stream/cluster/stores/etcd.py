@@ -4,18 +4,18 @@
 ``etcdctl get --prefix /NAME/`` shows them. A record's version is its ``mod_revision``, and a
 compare-and-set is a transaction with one compare.
 
-**The head.** Every transaction that changes records also puts ``/NAME/head``, with a value of its
-own. So one small read tells at which revision the last change was, and the head's history tells who
-made the change of a revision.
+**The head.** Every transaction that changes records also puts ``/NAME/head``, with a unique value.
+So one small read returns the revision of the last change, and the head's history identifies the
+transaction of each revision.
 
-**Unknown outcomes.** A transaction that was not answered may be done, or may be done later. So the
-store first moves its fence, a key that each of its transactions compares: from then on the earlier
-one cannot be done any more. Then the store looks for the transaction's value in the history of the
-head. If it is there, the revision before it tells which of the compares held. If not, nothing was
-done, and another transaction is sent. If there were too many other changes since, nobody can tell:
-the call fails.
+**Unknown outcomes.** A transaction without an answer may be committed, or may be committed later.
+So the store first moves its fence, a key that each of its transactions compares: after that the
+earlier transaction cannot commit any more. Then the store searches the history of the head for the
+transaction's value. If it finds the value, the revision before it shows the compares that held. If
+not, the transaction did not commit, and the store sends another one. If there were too many other
+changes since, the outcome stays unknown: the call fails.
 
-**The form.** ``/NAME/form`` is the form of the keys and records. The first store makes it.
+**The form.** ``/NAME/form`` is the format of the keys and records. The first store writes it.
 
 **Lost changes.** ``/NAME/identity`` is a name that the records get when the first store opens, and
 whenever all of them are replaced. A transaction also compares the head: it must not be older than
@@ -23,8 +23,8 @@ the newest head that this broker has read, and the key ``/NAME/lost`` must be ab
 ``etcd_history`` has the rest.
 
 **Changes.** A watch follows all records, and the last changes are kept. A caller that needs all
-that was changed before its call pays for one read, of the head, and waits until the watch has come
-so far. A caller that asks for older changes, or after a compaction, gets all records.
+changes before its call pays for one read, of the head, and waits until the watch has reached that
+revision. A request of older changes, or after a compaction, gets all records.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ _AT_ONCE: Final = 100
 """Changes in one transaction. Etcd takes 128 operations, and 1.5 MiB."""
 _BYTES_AT_ONCE: Final = 1 << 20
 _KEPT: Final = 10_000
-"""Changes that a store remembers for those who ask for them."""
+"""The number of changes that a store keeps."""
 _HEADS: Final = 64
-"""How many transactions are looked at for one that was not answered."""
+"""The number of transactions that are searched for one without an answer."""
 _LIST_S: Final = 300.0
-"""How often all records are read, in case a watch has missed something."""
+"""The pause between two reads of all records, in case a watch has missed a change."""
 
 
 def check_form(client: EtcdClient, name: str) -> None:
-    """Check that the records of a cluster are in the form of this release. Note it in a new one.
+    """Check that the records of a cluster have the format of this release. Write it in a new one.
 
     Raises:
         UnsupportedFormat: another release has changed the form.
@@ -150,7 +150,7 @@ class EtcdStore:
     def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
         """Return the record, or None.
 
-        Without ``fresh`` etcd is asked only if the record is not in this store's cache.
+        Without ``fresh`` this sends a request only if the record is not in this store's cache.
         """
         if not fresh and self._feed.is_started:
             with self._feed.changed:
@@ -163,7 +163,7 @@ class EtcdStore:
         revision = int(answer["header"]["revision"])
         with self._feed.changed:
             self._told = max(self._told, _version(answer))
-            # The feed updates only what is cached: of any other record it may have passed a change.
+            # The feed updates only cached records. It may have passed a change of any other record.
             if key in self._recent.latest or self._feed.seen <= revision:
                 self._recent.note(key, record, revision)
         return record
@@ -189,7 +189,7 @@ class EtcdStore:
     def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
         """Delete many records, a hundred at a time."""
         check_distinct(deletes)
-        # Version 0 says that there is no record, so that one is left out.
+        # Version 0 means "no record", so these deletes are left out.
         changes = [_Change(each.key, None, each.expected) for each in deletes if each.expected]
         done = [done for chunk in _chunks(changes) for done in self._apply(chunk)]
         deleted = {each.key for each, at in zip(changes, done, strict=True) if at is not None}
@@ -203,10 +203,10 @@ class EtcdStore:
         fresh: bool = True,
         known: bool = False,
     ) -> Changes:
-        """Return what changed after the revision ``since``, of keys with one of these prefixes.
+        """Return the changes after the revision ``since``, of keys with one of these prefixes.
 
-        ``fresh`` costs one read of etcd. Without it etcd is asked only now and then: for the head,
-        in case the watch is silent, and for all records, in case it has missed something
+        ``fresh`` costs one read of etcd. Without it there are reads only now and then: of the head,
+        in case the watch is silent, and of all records, in case it has missed a change
         (etcd#18089). ``known`` waits for the watch.
         """
         meant = tuple(prefixes)
@@ -233,7 +233,7 @@ class EtcdStore:
     def _heard(
         self, since: int, *, fresh: bool, known: bool
     ) -> tuple[int, Mapping[str, StoreRecord | None]] | None:
-        """Return what the watch has told after a revision, and up to which. None: not all of it."""
+        """Return the watch's changes after a revision, and their end. None: some are missing."""
         head = self._told if known else 0
         if fresh:
             answer = self._read_head()
@@ -337,7 +337,7 @@ class EtcdStore:
             return made
 
     def _note(self, changes: Sequence[_Change], made: Sequence[int | None]) -> None:
-        """Note what this store has changed itself."""
+        """Record the changes of this store."""
         with self._feed.changed:
             for each, revision in zip(changes, made, strict=True):
                 if revision is None:
@@ -375,7 +375,7 @@ class EtcdStore:
                     "mod_revision": str(least - 1),
                 }
             )
-        if len(steps) == 1:  # the head stays where it is if nothing is changed
+        if len(steps) == 1:  # without a change, the head does not move
             compare, operation = steps[0]
             compares.append(compare)
             operations = [operation]
@@ -409,13 +409,13 @@ class EtcdStore:
     def _made(
         self, changes: Sequence[_Change], mark: str, floor: int
     ) -> Sequence[int | None] | None:
-        """Look what a transaction has changed, or None if it is not done.
+        """Return the changes of a transaction, or None if it did not commit.
 
-        It cannot be done any more. Its mark is looked for in the head's history, back to the
-        revision ``floor``, which is from before it was sent.
+        It cannot commit any more. The head's history is searched for its mark, back to the revision
+        ``floor``, which is from before it was sent.
 
         Raises:
-            StorageFailure: nobody can tell.
+            StorageFailure: the outcome stays unknown.
         """
         revision = 0
         try:
@@ -432,8 +432,8 @@ class EtcdStore:
         except MetadataRefused:  # the history was compacted away
             pass
         raise StorageFailure(
-            "etcd has not answered a change of metadata, and there were many others since: it may"
-            " be done or not",
+            "etcd has not answered a change of metadata, and many others followed: its outcome is"
+            " unknown",
             hint="Try again.",
         )
 
@@ -461,8 +461,8 @@ class EtcdStore:
 class _Fence:
     """A key of one store, which each of its transactions compares: if it moves, they fail.
 
-    So a transaction that was not answered cannot be done any more once the key has moved. Nobody
-    moves it before that happens for the first time.
+    So a transaction without an answer cannot commit once the key has moved. The key moves for the
+    first time when a transaction gets no answer.
     """
 
     def __init__(self, client: EtcdClient, name: str) -> None:
@@ -506,14 +506,14 @@ class _Fence:
 
 
 class _Latest(Struct, frozen=True):
-    """What a record was at a revision. None: there was none."""
+    """The state of a record at a revision, or None if it did not exist."""
 
     revision: int
     record: StoreRecord | None
 
 
 class _LastChanges:
-    """The last changes of records that a feed has told of, and what some records were last."""
+    """The last changes of records from a feed, and the last states of some records."""
 
     def __init__(self, records: str, head: str, note_head: Callable[[int, str], None]) -> None:
         """Begin with nothing. ``records``: what the records' keys in etcd start with.
@@ -525,7 +525,7 @@ class _LastChanges:
         self._note_head = note_head
         self._kept: deque[tuple[int, str, StoreRecord | None]] = deque()
         self.start = 0
-        """Changes after this revision are known."""
+        """The object has all changes after this revision."""
         self.latest: dict[str, _Latest] = {}
         """The cache: the newest known state of records that this store has read one by one."""
 
@@ -535,7 +535,7 @@ class _LastChanges:
         while len(self._kept) > _KEPT:
             self.start = self._kept.popleft()[0]
         while self._kept and self._kept[0][0] <= self.start:
-            self._kept.popleft()  # the rest of a revision that is known in part
+            self._kept.popleft()  # the rest of an incomplete revision
 
     def forget(self, revision: int) -> None:
         self.start = revision
@@ -543,7 +543,7 @@ class _LastChanges:
         self.latest.clear()
 
     def note(self, key: str, record: StoreRecord | None, revision: int) -> None:
-        """Note what a record was at a revision."""
+        """Record the state of a record at a revision."""
         known = self.latest.pop(key, None)
         if known is None or known.revision < revision:
             known = _Latest(revision, record)
@@ -552,7 +552,7 @@ class _LastChanges:
             del self.latest[next(iter(self.latest))]  # the one that was not noted for longest
 
     def after(self, since: int) -> dict[str, StoreRecord | None] | None:
-        """Return the last states of what has changed, or None if not all of it is known."""
+        """Return the last states of the changed records, or None if some changes are missing."""
         if since < self.start:
             return None
         return {key: record for at, key, record in self._kept if at > since}

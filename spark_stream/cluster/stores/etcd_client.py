@@ -1,14 +1,14 @@
 """A client of etcd: its JSON gateway over ``http.client``, a few calls, any of several members.
 
-**Failures.** A call that fails with MetadataUnavailable may have been done, or may still be done.
-Reads are asked again at the next member. For writes the caller has to look (``stores.etcd``).
-Members are tried in turn, and the one that answered last comes first.
+**Failures.** The outcome of a call that fails with MetadataUnavailable is unknown: it may also
+commit later. Reads are retried at the next member. For writes the caller has to find out
+(``stores.etcd``). Members are tried in turn, beginning with the one that answered last.
 
 **Members that are behind.** Reads are linearizable, so a member without its leader fails instead of
 showing its past. An answer of another cluster, or of an earlier raft term than one seen before, is
 refused: such a member was cut off, or was restored from a backup. An answer with a lower revision
-is METADATA_LOST (``etcd_history``). A watch asks its member to end it
-if it loses its leader (``hasleader``): otherwise it would hang for ever (etcd#10819).
+is METADATA_LOST (``etcd_history``). A watch requires its member to end it when the member loses its
+leader (``hasleader``): otherwise it would hang forever (etcd#10819).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ RANGE: Final = "/v3/kv/range"
 TXN: Final = "/v3/kv/txn"
 _LINEARIZABLE: Final = "/v3/kv/"  # the start of the paths of reads and changes
 _REFUSING: Final = frozenset({3, 5, 6, 7, 9, 11, 12})
-"""gRPC's codes that say that nothing was done. After any other, it may be done. Another member, or
-the same one later, may answer."""
+"""gRPC's codes for requests without an effect. After any other, the outcome is unknown, and another
+member, or the same one later, may answer."""
 _FORBIDDEN: Final = 7
 _UNAUTHENTICATED: Final = 16
 _CREDENTIAL_HINT: Final = (
@@ -77,7 +77,7 @@ def encoded(key: bytes) -> str:
 
 
 def decoded(text: str | None) -> bytes:
-    """Decode a key or a value. The gateway leaves out what is empty."""
+    """Decode a key or a value. The gateway leaves out empty ones."""
     return b64decode(text or "")
 
 
@@ -128,10 +128,10 @@ class EtcdClient:
         self._away = _Away()
 
     def read(self, path: str, asked: Mapping[str, Any]) -> Json:
-        """Ask members in turn until one answers. For what changes nothing.
+        """Send a read to the members in turn until one answers.
 
         Raises:
-            MetadataUnavailable: none has answered in time.
+            MetadataUnavailable: no member has answered in time.
             MetadataRefused: the request is refused.
         """
         is_away = self._away.take_turn(self.timeout_s)
@@ -154,11 +154,11 @@ class EtcdClient:
         self._away.take_turn(self.timeout_s)
 
     def write(self, path: str, asked: Mapping[str, Any]) -> Json:
-        """Ask one member, once.
+        """Send a request to one member, without a retry.
 
         Raises:
-            MetadataUnavailable: it has not answered: perhaps it is done.
-            MetadataRefused: nothing was done.
+            MetadataUnavailable: it has not answered, so the outcome is unknown.
+            MetadataRefused: the member refused it.
             MetadataLost: Etcd has lost changes.
         """
         before = self.history.check()
@@ -170,7 +170,7 @@ class EtcdClient:
         return found
 
     def probe(self, path: str, asked: Mapping[str, Any]) -> tuple[str, Json]:
-        """Ask one member, whatever its state. Return its endpoint and the answer.
+        """Send a request to one member, in any state. Return its endpoint and the answer.
 
         Raises:
             MetadataUnavailable: It has not answered.
@@ -194,7 +194,7 @@ class EtcdClient:
         return endpoint, found
 
     def write_again(self, path: str, asked: Mapping[str, Any]) -> Json:
-        """Ask up to three members. For a change that is not done twice, whatever was answered.
+        """Send an idempotent change to up to three members.
 
         Raises: as :meth:`write`.
         """
@@ -240,7 +240,7 @@ class EtcdClient:
         return len(self._endpoints)
 
     def close(self) -> None:
-        """Close the connections. Calls fail from now on."""
+        """Close the connections. Later calls fail."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -276,7 +276,7 @@ class EtcdClient:
         connection.close()
 
     def turn_from(self, endpoint: str) -> None:
-        """Try another member first from now on."""
+        """Use another member for the next calls."""
         with self._lock:
             if self._endpoints[0] == endpoint:
                 self._endpoints.append(self._endpoints.pop(0))
@@ -349,13 +349,13 @@ class EtcdClient:
         if cluster != known or term < history.term:
             history.is_suspect = True
             self.turn_from(endpoint)
-            what = "another cluster" if cluster != known else f"term {term}, which is over"
+            what = "another cluster" if cluster != known else f"term {term}, which has ended"
             raise MetadataUnavailable(f"etcd at {endpoint} answers for {what}")
         history.note(cluster, term, revision)
 
 
 class _Away:
-    """Whether no member answers, as far as is known. From any thread."""
+    """The state in which no member answers. From any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -380,7 +380,7 @@ class _Away:
             return True
 
     def failed(self, error: MetadataUnavailable) -> None:
-        """Note that a read has failed. Another one is tried soon."""
+        """Record a failed read. The next try is due soon."""
         with self._lock:
             if self._error is None:
                 self._since = time.monotonic()
@@ -389,7 +389,7 @@ class _Away:
             self._next_try = time.monotonic() + _TRY_S
 
     def answered(self) -> None:
-        """Note that a member has answered."""
+        """Record that a member has answered."""
         if self._error is None:
             return
         with self._lock:
@@ -403,7 +403,7 @@ def _unavailable(endpoint: str, error: Exception) -> MetadataUnavailable:
 
 
 class EtcdWatch:
-    """A watch: what it is told, until it ends. One thread reads. Any thread may end it."""
+    """A watch: its answers, until it ends. One thread reads. Any thread may end it."""
 
     def __init__(
         self,
@@ -418,11 +418,11 @@ class EtcdWatch:
         self._answer = answer
 
     def answers(self) -> Iterator[Json]:
-        """Yield what comes: each has a header, and perhaps events.
+        """Yield the answers, each with a header and perhaps events.
 
         Raises:
             MetadataUnavailable: the watch has ended.
-            EtcdCompacted: changes since its start are not known any more.
+            EtcdCompacted: etcd has compacted the changes since its start.
         """
         try:
             while line := self._answer.readline():
@@ -432,7 +432,7 @@ class EtcdWatch:
                     raise EtcdCompacted(f"compacted up to {found['compact_revision']}")
                 if "error" in said or found.get("canceled"):
                     why = said.get("error") or found.get("cancel_reason") or "canceled"
-                    self._client.forget_token()  # it may be why
+                    self._client.forget_token()  # an expired token may be the cause
                     raise MetadataUnavailable(f"etcd at {self._endpoint} ends a watch: {why}")
                 self._client.check_header(self._endpoint, found.get("header", {}))
                 yield found
@@ -454,17 +454,17 @@ class EtcdWatch:
 
 
 class EtcdCompacted(Exception):
-    """The changes that a watch was to begin with are forgotten."""
+    """Etcd has compacted the first changes of a watch."""
 
 
 class FeedListener(Protocol):
-    """What hears of changes. It is called with the feed's lock held, and must not wait."""
+    """The receiver of changes. It is called with the feed's lock held, and must not wait."""
 
     def take(self, events: Sequence[Json]) -> None:
         """Take changes, in the order of their revisions."""
 
     def forget(self, revision: int) -> None:
-        """Forget everything: changes up to this revision may have been missed."""
+        """Drop all state: changes up to this revision may have been missed."""
 
 
 class EtcdFeed:
@@ -486,9 +486,9 @@ class EtcdFeed:
         self._client = client
         self._check = check
         self._range = (start, end)
-        self.changed = threading.Condition()  # guards what follows, and what the listener knows
+        self.changed = threading.Condition()  # guards the attributes below and the listener's state
         self.seen = 0
-        """The revision up to which the listener has heard everything."""
+        """The revision up to which the listener has received all changes."""
         self._listener: FeedListener | None = None
         self._thread: threading.Thread | None = None
         self._watch: EtcdWatch | None = None
@@ -511,10 +511,10 @@ class EtcdFeed:
         return self._thread is not None
 
     def wait_for(self, revision: int) -> None:
-        """Wait until everything up to a revision is heard. The caller holds :attr:`changed`.
+        """Wait until all changes up to a revision are received. The caller holds :attr:`changed`.
 
         Raises:
-            MetadataUnavailable: the watch does not come so far.
+            MetadataUnavailable: the watch does not reach it in time.
         """
         for _ in range(_WATCHES):
             if self.changed.wait_for(
@@ -553,7 +553,7 @@ class EtcdFeed:
             except StorageFailure as error:
                 if time.monotonic() - logged_at > _LOG_PAUSE_S:
                     logged_at = time.monotonic()
-                    logger.info("%s", error.message)
+                    logger.info("following etcd failed: %s", error.message)
             except Exception:
                 logger.exception("following etcd")
             with self.changed:

@@ -169,7 +169,7 @@ class EtcdHistory:
                     f"etcd was restored from an earlier state, or is another cluster: {reason}",
                     hint=_HINT,
                 )
-                logger.error("%s", self.lost)
+                logger.error("the metadata in etcd is lost: %s", self.lost)
             lost = self.lost
         again = lost.again()
         assert isinstance(again, MetadataLost)

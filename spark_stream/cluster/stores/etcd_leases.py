@@ -3,14 +3,14 @@
 etcd's own leases are not used: a member that was deposed still answers their keepalives, and still
 revokes them (etcd#15247, etcd#12528). A key that is seen to change needs a quorum for each change.
 
-**The lock of an id** is a second key, which says whose the id is: which directory, on which boot of
-which machine, and which start of the broker. It is replaced only by a broker that has watched both
-keys of the id for a lease's duration without seeing a change, or that has the same directory open:
-then the earlier process has ended. Every renewal of a lease checks that its broker still holds the
-lock. Until a broker takes its lease, the lock renews itself.
+**The lock of an id** is a second key, which names the owner of the id: a directory, a boot of a
+machine, and a start of the broker. It is replaced only by a broker that has watched both keys of
+the id for a lease's duration without seeing a change, or that has the same directory open: then the
+earlier process has ended. Every renewal of a lease checks that its broker still holds the lock.
+Until a broker takes its lease, the lock renews itself.
 
-**Reads.** A watch tells of renewals, so it costs no request to see that a broker is alive. That a
-broker is dead is learnt only from a linearizable read: a watch may be late.
+**Reads.** A watch reports renewals, so the detection of a live broker costs no request. Only a
+linearizable read is evidence that a broker is dead: a watch may be late.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class EtcdLeases:
         """Take the broker's place.
 
         Raises:
-            DirectoryInUse: another process has the broker's id by now.
+            DirectoryInUse: another process has taken the broker's id.
         """
         lock = self._locks.get(broker_id)
         has_id = None if lock is None else lock.compare
@@ -125,7 +125,7 @@ class EtcdLeases:
         return self._known.note(broker_id, _at(found[0]), _renewal(found[0]))
 
     def running(self) -> list[str]:
-        """Return the ids whose brokers show signs of life, and take the locks of all others away.
+        """Return the ids of brokers that renew their leases, and remove the locks of all others.
 
         It takes the duration of the longest lease, if there are locks. A broker that was only
         paused, or cut off, cannot renew its lease afterwards, and ends.
@@ -144,8 +144,8 @@ class EtcdLeases:
                 alive.append(each)
             else:
                 logger.warning(
-                    "broker %s did not end in order, and shows no sign of life: if its process is"
-                    " only paused, the broker ends when the process continues",
+                    "broker %s did not end in order, and has not renewed its lease: if its process"
+                    " is only paused, the broker ends when the process continues",
                     each,
                 )
         return sorted(alive)
@@ -285,7 +285,7 @@ class EtcdLease:
         shown: Renewal,
         has_id: Json | None = None,
     ) -> None:
-        """``has_id``: what has to hold with each renewal. It fails once another has the id."""
+        """``has_id``: the condition of each renewal. It fails once another process has the id."""
         self._client = client
         self._loss = loss
         self._key = key
@@ -362,7 +362,7 @@ class _KnownLease(Struct, frozen=True):
 
 
 class _KnownRenewals:
-    """What reads and a watch have told of leases, in the order of revisions. From any thread."""
+    """The renewals from reads and a watch, in the order of revisions. From any thread."""
 
     def __init__(self, prefix: str, clock: Clock) -> None:
         self._prefix = prefix
@@ -371,7 +371,7 @@ class _KnownRenewals:
         self._known: dict[str, _KnownLease] = {}
 
     def lasting(self, broker_id: str) -> Renewal | None:
-        """Return a renewal that cannot be over yet, or None."""
+        """Return a renewal that cannot have expired yet, or None."""
         known = self._known.get(broker_id)
         if known is None or known.renewal is None:
             return None
@@ -379,7 +379,7 @@ class _KnownRenewals:
         return known.renewal if lasts else None
 
     def note(self, broker_id: str, revision: int, renewal: Renewal | None) -> Renewal | None:
-        """Note what a key held at a revision. Return what is known of it now."""
+        """Record the value of a key at a revision. Return its newest renewal."""
         with self._lock:
             known = self._known.get(broker_id)
             if known is None or known.revision < revision:
@@ -394,23 +394,23 @@ class _KnownRenewals:
             self.note(broker_id, int(each["kv"]["mod_revision"]), renewal)
 
     def forget(self, revision: int) -> None:
-        """Keep what is known: it only says that brokers were alive."""
+        """Keep the renewals: they are only evidence that brokers were alive."""
 
 
 def _identity(directory: Path) -> str:
-    """Return what tells a directory from a copy of it on the same machine."""
+    """Return the identity of a directory, which a copy on the same machine does not have."""
     found = directory.stat()
     return f"{found.st_dev} {found.st_ino}"
 
 
 def _read(client: EtcdClient, key: str) -> dict[str, Any] | None:
-    """Return what a key holds now: reads are linearizable."""
+    """Return the present value of a key, by a linearizable read."""
     found = client.read(RANGE, {"key": encoded(key.encode())}).get("kvs", [])
     return found[0] if found else None
 
 
 def _duration_in(found: Json | None) -> float:
-    """Return how long what a key shows lasts: a lease, or the lock of an id."""
+    """Return the duration of the lease, or of the lock of an id, in a key."""
     if found is None:
         return 0.0
     text = decoded(found.get("value")).decode("utf-8", "replace")

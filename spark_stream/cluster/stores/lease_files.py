@@ -2,11 +2,11 @@
 
 A renewal rewrites some bytes of an open file. It takes no lock, makes no room on the disk and waits
 for no flush: a lease need not outlive the host. A new incarnation puts a new file in the place of
-the old one. Whoever still has the old one open writes into a file that nobody finds.
+the old one. An incarnation that still has the old one open writes into a file without a name.
 
-The holder keeps its file locked (flock). The kernel releases the lock when the process ends,
-however it does. So a file that is not locked is nobody's lease any more. A holder locks its file
-before it puts it in place, so others that check the lock never block the holder.
+The holder keeps its file locked (flock). The kernel releases the lock when the process ends in any
+way. So an unlocked file is no lease any more. A holder locks its file before it puts it in place,
+so others that check the lock never block the holder.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _renewal(content: bytes) -> Renewal:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Return whether somebody has the file locked. Several may look at once."""
+    """Return whether a process has the file locked. Several processes may check together."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

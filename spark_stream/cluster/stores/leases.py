@@ -1,26 +1,26 @@
-"""Leases: which brokers are alive, without a clock that they share.
+"""Leases: the evidence that brokers are alive, without a shared clock.
 
-A broker renews its lease by changing what is written on a board. Others see it change, and judge by
-their own clocks how long ago that was. The board also shows how long the lease lasts, so brokers
-need not be set to the same duration.
+A broker renews its lease by a change of its entry on a board. Others see the change, and measure
+its age by their own clocks. The entry also has the lease's duration, so brokers may have different
+settings.
 
-Invariant: whenever an observer finds a lease over, the holder's own clock had said so before, and
-the holder's next renewal says so as well. Or the holder has given the lease up. Or the holder's
-process has ended, so that it cannot act on a lease at all. (As long as their clocks run equally
-fast: a broker steps down a little earlier.) It holds because each side errs on the safe side:
+Invariant: when a lease expires for an observer, it had expired before by the holder's own clock,
+and the holder's next renewal fails. Or the holder has released the lease. Or the holder's process
+has ended, so that it cannot act on a lease at all. (As long as their clocks run equally fast: a
+broker steps down a little earlier.) It holds because each side errs on the safe side:
 
-* the holder counts from the moment before it wrote a renewal;
+* the holder counts from the moment before it wrote a renewal,
 * an observer counts from the moment after it first read that renewal, up to the moment before it
   read that there is no later one.
 
-A board shows nothing of a process that has ended, if it can know that: the lease is over at once. A
-paused process keeps its lease until the time is over.
+A board that can detect the end of a process removes its lease immediately. A paused process keeps
+its lease until it expires.
 
 An observer that looks for the first time grants the lease its full time from then on.
 
-A holder whose lease was over once may not act on it again (:meth:`Lease.may_serve`), though it can
-renew it: others may have taken its place meanwhile. It steps down, takes a new lease, and reads
-what the others have put on record before it serves.
+A holder whose lease expired once may not act on it again (:meth:`Lease.may_serve`), though it can
+renew it: others may have taken its place. It steps down, takes a new lease, and reads the others'
+records before it serves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MARGIN: Final = 0.1  # of a lease's duration: how much earlier its holder cease
 
 
 class Renewal(Struct, frozen=True):
-    """What a board shows of a lease: whose it is, how often it was renewed, how long it lasts."""
+    """A lease on a board: its holder's incarnation, its number of renewals, and its duration."""
 
     incarnation: str
     count: int
@@ -73,17 +73,14 @@ class Board(Protocol):
     """Where leases are written, and read by all. Its calls may raise ``StorageFailure``."""
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeasePlace:
-        """Take the broker's place. Writes of its earlier incarnation are ignored from now on.
-
-        Shows count 0 at once.
-        """
+        """Take the broker's place, with count 0. Writes of earlier incarnations are ignored."""
 
     def read(self, broker_id: str) -> Renewal | None:
         """Read the broker's place, or None if it is empty, or the broker's process has ended."""
 
 
 class SharedBoard(Board, Protocol):
-    """A board of several processes, which also says which of them is the broker of an id.
+    """A board of several processes, on which one of them can lock the id of a broker.
 
     A copied directory has the id of the broker that it was copied from, and so may a broker on
     another host. Both would lead the same partitions, each in its own files. So a broker locks its
@@ -98,10 +95,10 @@ class SharedBoard(Board, Protocol):
         """
 
     def running(self) -> list[str]:
-        """Return the ids whose brokers live. No other one, even if it is paused, keeps its lock."""
+        """Return the ids of live brokers. Every other broker, even a paused one, loses its lock."""
 
     def close(self) -> None:
-        """Close what the board has open."""
+        """Close the board's files or connections."""
 
 
 def id_in_use(broker_id: str, directory: Path) -> DirectoryInUse:
@@ -139,17 +136,17 @@ class Lease:
             self._was_over = not self._place.write(self._count)
 
     def renew(self) -> bool:
-        """Renew the lease. Return False if it was over, or another incarnation took its place.
+        """Renew the lease. Return False if it had expired, or another incarnation took its place.
 
-        Others may have acted on that: the broker has to step down. A lease that was over once stays
-        so, also if what follows on that fails and is tried again.
+        Others may have acted on that: the broker has to step down. A lease that expired once stays
+        expired, also if the broker's reaction fails and is retried.
         """
         if self._was_over:
             return False
         started = self._clock.monotonic()
         in_time = started < self._renewed_at + self._duration
         if not in_time:
-            self._was_over = True  # before the time is set anew: other threads ask meanwhile
+            self._was_over = True  # before the new time is set, because other threads read both
         self._count += 1
         if not self._place.write(self._count):
             self._was_over = True
@@ -158,16 +155,16 @@ class Lease:
         return in_time
 
     def left_s(self) -> float:
-        """Return how long the lease lasts without a renewal. 0 or less if it is over."""
+        """Return the time until the lease expires, 0 or less if it has expired."""
         return self._renewed_at + self._duration - self._clock.monotonic()
 
     def may_serve(self) -> bool:
         """Return whether the broker may act on the lease: it never ended and will not end soon."""
-        # In this order: a renewal that comes too late says so before it moves the time.
+        # In this order: a late renewal sets the flag before it moves the time.
         return self.left_s() > self._duration * _MARGIN and not self._was_over
 
     def release(self) -> None:
-        """End the lease at once for all observers. The broker has stopped serving before."""
+        """End the lease immediately for all observers. The broker has stopped serving before."""
         self._was_over = True
         self._place.clear()
 
@@ -185,7 +182,7 @@ class Sighting(Struct, frozen=True):
 
 
 def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sighting | None:
-    """Return what an observer knows after a read that ended no later than ``read_at``."""
+    """Return an observer's sighting after a read that ended no later than ``read_at``."""
     if shown is None:
         return None
     if before is not None and before.renewal == shown:
@@ -194,7 +191,7 @@ def note(before: Sighting | None, shown: Renewal | None, read_at: float) -> Sigh
 
 
 def time_left(sighting: Sighting, asked_at: float) -> float:
-    """Return how long the lease lasts by what was seen. ``asked_at``: not after the last look."""
+    """Return the time until the lease expires. ``asked_at``: not after the last read."""
     return sighting.first_read_at + sighting.renewal.duration_s - asked_at
 
 
@@ -227,7 +224,7 @@ class Leases:
         return self.duration_s / _RENEWALS
 
     def alive(self, broker_id: str) -> bool:
-        """Return whether the broker has a lease that may not be over."""
+        """Return whether the broker has a lease that may not have expired."""
         return self.left_s(broker_id) > 0
 
     def is_renewed(self, broker_id: str, incarnation: str) -> bool:
@@ -248,7 +245,7 @@ class Leases:
         return None if seen is None else seen.renewal.incarnation
 
     def left_s(self, broker_id: str) -> float:
-        """Return how long the broker's lease lasts at least, if nobody sees it renewed."""
+        """Return the least time until the broker's lease expires without a renewal."""
         with self._lock:
             looking = self._looking.setdefault(broker_id, threading.Lock())
         with looking:  # a board on another host may take long to answer for one of them
@@ -264,9 +261,9 @@ class Leases:
     def _read(self, broker_id: str, now: float) -> Renewal | None:
         """Read the broker's place. StorageFailure if the board cannot be read.
 
-        If the board could not be read for a while, or the own lease is nearly over, every lease
-        lasts for at least half of its time: the others were probably cut off from the board as
-        well, and renew their leases in a moment.
+        After a read outage, or if the own lease has nearly expired, every lease counts as valid for
+        at least half of its duration: other brokers were probably cut off from the board too, and
+        renew their leases in a moment.
         """
         try:
             shown = self._board.read(broker_id)

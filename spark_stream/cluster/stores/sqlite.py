@@ -1,14 +1,14 @@
 """The metadata store for brokers on one host: one SQLite file, one short transaction a change.
 
-Processes that change, open or close the file take turns (``store_files``). SQLite never waits
-here: it reports a busy file at once, and this module waits. SQLite's own waiting is not fair, and
+Processes that change, open or close the file take turns (``store_files``). SQLite never waits here:
+it reports a busy file immediately, and this module waits. SQLite's own waiting is not fair, and
 does not happen at all if a read lock becomes a write lock, as when a new file gets its WAL.
 
-Changes that wait in one process go into the file by one commit: its force to the disk is nearly all
-that a change costs. Each remains a compare-and-set of its own. Reads have a connection of their own
-and wait for no change. The table ``deleted`` has the deleted keys and their revisions, except those
-up to the revision ``forgotten``. The file's ``user_version`` is the form of its tables and records:
-a store in any other form is refused.
+Changes that wait in one process share a commit: its fsync is nearly the whole cost of a change.
+Each remains a separate compare-and-set. Reads use a separate connection and wait for no change. The
+table ``deleted`` has the deleted keys and their revisions, except those up to the revision
+``forgotten``. The file's ``user_version`` is the form of its tables and records: a store in any
+other form is refused.
 
 The file may be deleted, replaced or overwritten while brokers have it open. Each poll and each
 change checks which file is at the path, and no process opens a different file than the others have
@@ -25,7 +25,7 @@ overwritten   the open one with  refused   a backup is put back after all broker
               other content
 ============  =================  ========  ======================================================
 
-Reads go on in each state but the last. A close in the second or third keeps a copy (``.saved``).
+Reads continue in each state but the last. A close in the second or third keeps a copy (``.saved``).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _CHANGED: Final = (
 )
 _STAMP: Final = "pragma data_version"  # changes whenever somebody else changes the file
 DELETED_KEPT: Final = 100_000
-"""For how many changes a deletion is remembered: whoever asks later reads all records again."""
+"""The number of changes for which a deletion is kept. A later request reads all records again."""
 _WAIT_S: Final = 10.0  # no change takes this long: a process that holds the file longer has stopped
 _CLOSE_WAIT_S: Final = 1.0
 _READ_PAUSE_S: Final = 0.001
@@ -145,7 +145,8 @@ class SqliteStore:
                 undo.callback(self._writer.close)
                 with self._turn(self._prepare):
                     self._reader = _connected(path)
-                    # SQLite opens its log by name with the first read: names may be gone later.
+                    # SQLite opens its log by name with the first read: the name may not exist
+                    # later.
                     self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
             undo.pop_all()
         self._looking = threading.Lock()
@@ -209,7 +210,7 @@ class SqliteStore:
         fresh: bool = True,
         known: bool = False,
     ) -> Changes:
-        # Every broker asks many times a second, and mostly nothing has changed: this is kept short.
+        # Every broker calls this many times a second, mostly without a change: it has to be fast.
         if self._lost is not None or not self._place.is_unchanged():
             with self._named():
                 self._look()
@@ -219,7 +220,7 @@ class SqliteStore:
             try:
                 stamp = self._reader.execute(_STAMP).fetchone()
             except sqlite3.Error:
-                stamp = None  # the long way finds out what is wrong or busy
+                stamp = None  # the code below reports the error, or waits for a busy file
             if stamp is not None and self._unchanged == (stamp, since):
                 return self._nothing
         with self._named(), self._reading:
@@ -290,17 +291,17 @@ class SqliteStore:
         """None: a copy of the file has another number, which ``store_files`` compares."""
 
     def replace_identity(self) -> None:
-        """Do nothing: a restored file has a number of its own."""
+        """Do nothing: a restored file has another number."""
 
     def write_back(self) -> None:
         """Write the open database to its path, where the file was deleted. All stores then open it.
 
         Raises:
-            InvalidRequest: nothing is missing, or there is another file.
+            InvalidRequest: the file was not deleted, or there is another file.
             MetadataLost: the file was overwritten, or other brokers have another file open.
             StorageFailure: the open copy is damaged.
         """
-        with self._named(), self._turn(self._begin):  # nobody changes the open file meanwhile
+        with self._named(), self._turn(self._begin):  # excludes changes of the open file
             try:
                 with self._reading:
                     self._place.write_back(self._reader)
@@ -326,7 +327,7 @@ class SqliteStore:
             self._looking.release()
 
     def _take_copy(self) -> bool:
-        """Open the file that is there now, if it was written back from the open one."""
+        """Open the file at the path, if it was written back from the open one."""
         if not self._place.is_copy():
             return False
         with ExitStack() as undo:
@@ -527,7 +528,7 @@ def _counter(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _forget_deleted(connection: sqlite3.Connection, revision: int) -> None:
-    """Forget old deletions: only once there are twice as many as promised, so it acts rarely."""
+    """Remove old deletions once there are twice as many as promised, so that it acts rarely."""
     (first,) = connection.execute(_FIRST_DELETED).fetchone()
     if first is not None and revision - first >= 2 * DELETED_KEPT:
         forgotten = revision - DELETED_KEPT
@@ -559,7 +560,7 @@ def _hint(error: Exception) -> str | None:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return "The file is damaged, or not a store: restore it from a backup."
     if _is_full(error):
-        return "Make room on the disk of the metadata store. Changes then go on by themselves."
+        return "Make room on the disk of the metadata store. Changes then continue."
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or isinstance(error, OSError):
         return "Its folder must be there, and the broker must be allowed to write to it."
     return None

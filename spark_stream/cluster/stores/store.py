@@ -48,11 +48,11 @@ class Delete(NamedTuple):
 
 
 class Changes(Struct, frozen=True):
-    """What became of a store's records since an earlier revision.
+    """The changes of a store's records since an earlier revision.
 
     ``changed`` has the last state of each key that changed, or None if the record was deleted.
-    ``complete``: the store does not remember what was deleted since then, so ``changed`` has all
-    records, and a key that is not in it has no record.
+    ``complete``: the store does not have all deletions since then, so ``changed`` has all records,
+    and a key that is not in it has no record.
     """
 
     revision: int
@@ -60,16 +60,16 @@ class Changes(Struct, frozen=True):
     complete: bool
 
     def since(self, known: Iterable[str]) -> dict[str, StoreRecord | None]:
-        """Return what changed for a caller that knows records with these keys.
+        """Return the changes for a caller that has records with these keys.
 
-        What a complete answer lacks was deleted.
+        Keys that a complete answer lacks were deleted.
         """
         gone = set(known) - self.changed.keys() if self.complete else ()
         return {**dict.fromkeys(gone), **self.changed}
 
 
 class MetadataStore(Protocol):
-    """What a store must do, from any thread. All calls may raise ``StorageFailure``.
+    """A store of records, for any thread. All calls may raise ``StorageFailure``.
 
     A key is text. Keys are in the order of their code points, which is that of their UTF-8 bytes.
     """
@@ -90,7 +90,7 @@ class MetadataStore(Protocol):
         """Delete if the record's version is ``expected``. False, with nothing changed, if not."""
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
-        """Put many records in one go: each is a compare-and-set of its own, answered as by ``put``.
+        """Put many records together: each is a separate compare-and-set, with the result of ``put``.
 
         They cost about as much as one, because they are made durable together. If the call fails,
         or its process dies, some of them may be done. ``ValueError`` if two have the same key.
@@ -107,10 +107,10 @@ class MetadataStore(Protocol):
         fresh: bool = True,
         known: bool = False,
     ) -> Changes:
-        """Return what changed after the revision ``since``, of keys with one of these prefixes.
+        """Return the changes after the revision ``since``, of keys with one of these prefixes.
 
-        Since 0: every record. A caller that always asks since the revision of the answer before
-        misses no lasting change. With ``fresh`` the answer has everything that was changed before
+        Since 0: every record. A caller that always passes the revision of its last result misses no
+        lasting change. With ``fresh`` the answer has everything that was changed before
         the call: on many hosts that costs a request. Without it the answer may be a little behind,
         and is cheap. With ``known`` it is no older than what this store has written or returned.
         """
@@ -120,7 +120,7 @@ class MetadataStore(Protocol):
 
 
 class DurableStore(MetadataStore, Protocol):
-    """A store that outlives its processes, as an operator asks about it."""
+    """A store that outlives its processes, with the operations of operators."""
 
     @property
     def lost(self) -> MetadataLost | None:
@@ -137,7 +137,7 @@ class DurableStore(MetadataStore, Protocol):
         """Write the open copy to its path, from which a file was deleted.
 
         Raises:
-            InvalidRequest: nothing is missing, or there is another file.
+            InvalidRequest: the file was not deleted, or there is another file.
         """
 
 
@@ -152,9 +152,9 @@ _SURROGATES: Final = range(0xD800, 0xE000)  # code points that no text may hold
 
 
 def end_of(prefix: str) -> str | None:
-    """Return the least text above all that start with ``prefix``, or None if none is.
+    """Return the least text above all that start with ``prefix``, or None if there is no such text.
 
-    So ``prefix <= key < end_of(prefix)`` says that a key starts with the prefix.
+    So a key starts with the prefix if ``prefix <= key < end_of(prefix)``.
     """
     kept = prefix.rstrip(chr(_GREATEST))
     if not kept:
@@ -166,7 +166,7 @@ def end_of(prefix: str) -> str | None:
 class TimedStore:
     """A metadata store that counts how long its calls take, and how many fail.
 
-    Reads that may be a little old ask nobody, and do not count.
+    Reads that may be a little old send no request, and do not count.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The files of a metadata store: copies of them, and which one a path names.
+"""The files of a metadata store: the open file, copies of it, and the queue of its writers.
 
 Processes that have a store open share a lock (flock) on a note in the folder of the leases. The
 first of them writes into the note which file is open: its device and inode, and the number that is
@@ -6,17 +6,17 @@ in the file's header (SQLite's ``application_id``). A process that comes later o
 if the file at the path is that one: SQLite would apply the write-ahead log of the open file to any
 other file of that name, and both would be damaged.
 
-Each store and each backup has a number of its own, and the note also has the revision that was last
-seen in the file. So a file whose bytes were overwritten is noticed: it has another number, or an
-older revision. If a store was deleted, one broker writes it back and notes the copy, and the file
-that it was made of, so that the other brokers take the copy, and no other file.
+Each store and each backup has a unique number, and the note also has the revision that was last
+seen in the file. So overwritten bytes of a file are detected: it has another number, or an older
+revision. If a store was deleted, one broker writes it back and notes the copy, and the file that it
+was made of, so that the other brokers take the copy, and no other file.
 
-**Writers take turns**: threads of a process, and processes of a host. A simple lock is not fair:
-whoever releases it and wants it again at once gets it before those who slept. Here everybody stands
-in line (:class:`WriterQueue`). In a process the line is a queue. Between processes it has one
-place: its owner waits for the resource itself, all others wait for that place. So whoever comes
-back at once finds somebody ahead. A process that is paused in that place would hold up all others,
-though it does not have the resource: after a while they go past it.
+**Writers take turns**: threads of a process, and processes of a host. A simple lock is not fair: a
+writer that releases it and takes it again immediately gets it before the waiting ones. Here all
+writers stand in a line (:class:`WriterQueue`). In a process the line is a queue. Between processes
+it has one place: the owner of the place waits for the resource itself, all others wait for the
+place. So a writer that returns immediately has others before it. A process that is paused in that
+place would block all others, though it does not have the resource: after a while they pass it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 FileId = tuple[int, int]
-"""A file whatever its name is: its device and its inode."""
+"""A file, independent of its name: its device and its inode."""
 
 _HEADER: Final = b"SQLite format 3\0"
 _UNKNOWN: Final = -1
@@ -57,7 +57,7 @@ _UNREAD: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_
 # A write takes 0.1 to 5 ms: the next in line looks often, the others look less often.
 _NEXT_PAUSE_S: Final = 0.0002
 _LINE_PAUSE_S: Final = 0.0005
-_PATIENCE_S: Final = 0.25  # many times what a write takes
+_PATIENCE_S: Final = 0.25  # many times the duration of a write
 _PASSING_S: Final = 1.0  # how long to pass a place that did not move, without waiting for it
 _RESTORE: Final = "Stop all brokers and put a backup back: `isolog cluster restore FILE --force`."
 
@@ -118,7 +118,7 @@ def file_at(path: Path) -> FileId | None:
 
 
 class StorePlace:
-    """The place of a store that this process opens, and the note of what is open there.
+    """The place of a store that this process opens, and the note about the open file.
 
     From any thread. The caller sees to it that one thread at a time calls :meth:`look`.
     """
@@ -139,7 +139,7 @@ class StorePlace:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Let the caller open the file, if no process has another one open.
+        """Lock the note while the caller opens the file, if no process has another one open.
 
         Raises:
             MetadataLost: One has, or the write-ahead log at the path is that of another file.
@@ -174,7 +174,7 @@ class StorePlace:
         return not self.is_overwritten and file_at(self._path) == self._opened
 
     def look(self) -> MetadataLost | None:
-        """Return what is wrong with the file at the path, or None if it is the open one."""
+        """Return the error of the file at the path, or None if it is the open one."""
         found = _seen_at(self._path)
         what, hint = "was deleted", None
         if found is not None and found[:2] != self._opened:
@@ -184,7 +184,7 @@ class StorePlace:
                 self._seen = found
                 return None
             if not self.is_overwritten:
-                self.is_overwritten = True  # its log belongs to what was in the file before
+                self.is_overwritten = True  # its log belongs to the earlier content of the file
                 self._write_note(None, None)
             what, hint = "was overwritten", _RESTORE
         return MetadataLost(
@@ -203,7 +203,7 @@ class StorePlace:
         )
 
     def take_copy(self) -> None:
-        """Regard the file at the path as the open one from now on."""
+        """Adopt the file that is now at the path as the open store."""
         self._seen = _seen_at(self._path)
         self._opened = None if self._seen is None else self._seen[:2]
 
@@ -211,7 +211,7 @@ class StorePlace:
         """Copy the open database, whose file was deleted, to its path, and note the copy.
 
         Raises:
-            InvalidRequest: Nothing is missing, or another file is there.
+            InvalidRequest: The file was not deleted, or another file is at the path.
             MetadataLost: The open file was overwritten, or is not the one that others have open.
             sqlite3.DatabaseError: The open database is damaged.
         """
@@ -226,7 +226,7 @@ class StorePlace:
             )
         if found is not None:
             raise self._taken()
-        # A process that died at the link below has noted its copy, which nothing names now.
+        # A process that died at the link below has noted its copy, which has no name now.
         is_noted = self._is_noted(self._opened) or self._is_noted_as_copied(self._opened)
         if not is_noted:
             raise self._open_elsewhere()
@@ -258,7 +258,7 @@ class StorePlace:
             self._check_log()
 
     def keep_closed(self) -> bool:
-        """Let no other process open the store until :meth:`close`. Return whether none has."""
+        """Keep the store from being opened until :meth:`close`. Return False if it is open."""
         return _locked(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _lock_note(self) -> bool:
@@ -397,7 +397,7 @@ def _content_of(path: Path) -> tuple[int | None, int]:
     log. (SQLite has to open the file: the end of any other descriptor of it would end its locks.)
 
     Raises:
-        sqlite3.Error: The file could not be opened or read, which says nothing of its content.
+        sqlite3.Error: The file could not be opened or read. This is no evidence of its content.
     """
     number, revision = None, _UNKNOWN
     try:
@@ -429,7 +429,7 @@ def _locked(descriptor: int, how: int) -> bool:
 
 
 class ThreadLine:
-    """A lock that threads get in the order in which they asked."""
+    """A lock that threads get in the order of their requests."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -454,7 +454,7 @@ class ThreadLine:
         return True  # it was handed over at the last moment
 
     def release(self) -> None:
-        """Hand the lock to whoever has waited longest."""
+        """Hand the lock to the thread that has waited longest."""
         with self._guard:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -463,7 +463,7 @@ class ThreadLine:
 
 
 class WriterQueue:
-    """The line of all who write to one file. From any thread. Every process has its own object.
+    """The line of all writers of one file. From any thread. Every process has its own object.
 
     ``path`` is a file that only serves as the place in the line. The kernel frees it when the
     process that holds it dies.
@@ -498,11 +498,11 @@ class WriterQueue:
         return taken
 
     def end(self) -> None:
-        """Let the next thread in line go on."""
+        """End the turn, and wake the next thread in line."""
         self._threads.release()
 
     def close(self) -> None:
-        """Leave the queue for good. Call it while holding the turn, or if nobody waits."""
+        """Leave the queue. Call it while holding the turn, or without waiting threads."""
         os.close(self._descriptor)
         self._descriptor = -1
 
