@@ -90,7 +90,7 @@ class MetadataStore(Protocol):
         """Delete if the record's version is ``expected``. False, with nothing changed, if not."""
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
-        """Put many records together: each is a separate compare-and-set, with the result of ``put``.
+        """Put many records together. Each is a separate compare-and-set with the result of ``put``.
 
         They cost about as much as one, because they are made durable together. If the call fails,
         or its process dies, some of them may be done. ``ValueError`` if two have the same key.

@@ -137,7 +137,7 @@ def test_a_change_whose_answer_is_lost_is_told_though_others_have_changed_the_re
     monkeypatch.setattr(etcd_module, "_HEADS", 2)
     lossy.lost = ["answer"]
     lossy.meanwhile = [lambda: other.put("a", {"n": 9}, other.get("a").version)] * 3
-    with pytest.raises(StorageFailure, match="may be done or not"):
+    with pytest.raises(StorageFailure, match="its outcome is unknown"):
         store.put("a", {"n": 3}, other.get("a").version)
 
 
