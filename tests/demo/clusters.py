@@ -1,4 +1,4 @@
-"""Examples that speak to three brokers, on ports that are free."""
+"""Examples with three brokers, on free ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def three_brokers(
 ) -> Iterator[Callable[[str], str]]:
     """Run shell commands in the folder, and end all brokers after.
 
-    ``configured``: the folder has the checkout's configurations; otherwise it is empty.
+    ``configured``: the folder has the checkout's configurations. Otherwise it is empty.
     """
     ports: dict[str, str] = defaultdict(lambda: str(free_port()))
 
@@ -39,7 +39,7 @@ def three_brokers(
 
     def run(commands: str) -> str:
         bash = ["bash", "-eu", "-o", "pipefail", "-c", on_free_ports(commands)]
-        # On a busy machine a test may ask one of the brokers nothing for minutes.
+        # On a busy machine, a test may send no request to a broker for minutes.
         return shell.run(bash, folder, ISOLOG_BOOTSTRAP=addresses, ISOLOG_IDLE_SECONDS="600")
 
     try:

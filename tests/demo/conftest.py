@@ -1,4 +1,4 @@
-"""What a user's shell has: `isolog`, `python` and `spark-submit` of one environment on PATH."""
+"""A user's shell: `isolog`, `python` and `spark-submit` of one environment on PATH."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.path.append(str(ROOT / "examples"))  # as spark-submit does for the script t
 
 
 class Shell:
-    """Runs commands as a user would, and shows what they said when they fail."""
+    """Runs commands as a user would, and shows their output if they fail."""
 
     def __init__(self, tools: Path, python: Path = Path(sys.executable)) -> None:
         isolog = tools / "isolog"  # the checkout need not be installed
@@ -32,7 +32,7 @@ class Shell:
     def run(
         self, command: Sequence[str | Path], folder: Path, *, code: int = 0, **variables: str
     ) -> str:
-        """What the command said; an AssertionError with that if its exit code is another one."""
+        """Return the output of the command. Another exit code raises an AssertionError with it."""
         done = subprocess.run(
             command,
             cwd=folder,
@@ -48,7 +48,7 @@ class Shell:
         return done.stdout
 
     def demo(self, folder: Path, *options: str | Path, code: int = 0) -> str:
-        """The demo as `make demo` runs it, in a folder of its own."""
+        """The demo as `make demo` runs it, in a separate folder."""
         command = ["spark-submit", ROOT / "examples" / "flights_demo.py", *options]
         return self.run(command, folder, code=code, SPARK_CONF_DIR=str(ROOT / "conf"))
 

@@ -1,4 +1,4 @@
-"""conf/broker.toml works as it is, says every default, and leaves no setting out."""
+"""conf/broker.toml works unchanged, and has every setting with its default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.demo.conftest import Shell
 FILE = ROOT / "conf" / "broker.toml"
 
 
-def test_it_says_the_defaults() -> None:
+def test_broker_toml_has_the_defaults() -> None:
     found = BrokerConfig.load(FILE)
     default = BrokerConfig.load(None, dir=found.dir)
     assert found.model_dump(exclude={"topic"}) == default.model_dump(exclude={"topic"})
@@ -30,20 +30,20 @@ def test_it_says_the_defaults() -> None:
 
 @pytest.mark.rule("which settings a broker has, and which source of them wins", "broker/config.py")
 @pytest.mark.parametrize("name", [*BrokerConfig.model_fields, *SETTINGS])
-def test_every_setting_is_there(name: str) -> None:
+def test_broker_toml_has_every_setting(name: str) -> None:
     quoted = f'"{name}"' if "." in name else name
     table = r"\[topic\]" if name == "topic" else rf"#?{re.escape(quoted)} = "
     assert len(re.findall(rf"^{table}", FILE.read_text(), re.MULTILINE)) == 1
 
 
-def test_a_commented_setting_can_be_switched_on() -> None:
+def test_commented_setting_is_valid() -> None:
     text = re.sub(r"^#(\w+ = )", r"\1", FILE.read_text(), flags=re.MULTILINE)
     values = tomllib.loads(text)
     assert values.keys() == BrokerConfig.model_fields.keys()
     BrokerConfig(**values)
 
 
-def test_a_broker_starts_with_it(tmp_path: Path, shell: Shell) -> None:
+def test_broker_starts_with_broker_toml(tmp_path: Path, shell: Shell) -> None:
     command = ["isolog", "broker", "start", "--conf", str(FILE), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=shell.environment, stdout=subprocess.PIPE, text=True
@@ -59,12 +59,12 @@ def test_a_broker_starts_with_it(tmp_path: Path, shell: Shell) -> None:
         assert broker.wait(20) == 0
 
 
-def test_a_key_of_all_topics_is_refused() -> None:
+def test_key_of_all_topics_is_refused() -> None:
     with pytest.raises(InvalidConfig, match=r"partition\.by has no default"):
         BrokerConfig.load(None, dir="d", topic={"partition.by": "id"})
 
 
-def test_a_value_of_a_wrong_type_is_told_with_what_the_setting_takes(
+def test_value_of_a_wrong_type_is_refused_with_the_expected_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(InvalidConfig, match="idle_seconds: takes a number, not 'x'"):
@@ -89,12 +89,12 @@ def test_a_value_of_a_wrong_type_is_told_with_what_the_setting_takes(
         ({"metadata": "etcd://h:1/x", "listen": "unix:/s"}, "cannot be reached from other hosts"),
     ],
 )
-def test_metadata_that_cannot_be_used_is_refused(settings: dict[str, object], problem: str) -> None:
+def test_unusable_metadata_is_refused(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(InvalidConfig, match=re.escape(problem)):
         BrokerConfig.load(None, dir="d", **settings)
 
 
-def test_the_place_of_the_metadata_and_the_lease_go_together() -> None:
+def test_place_of_the_metadata_and_lease_are_set_together() -> None:
     found = BrokerConfig.load(None, dir="d", metadata="etcd://h1:2379,[::1]:2379/prod-1")
     assert str(found.place) == "etcd://h1:2379,[::1]:2379/prod-1"
     assert found.lease_s == 6.0

@@ -1,6 +1,6 @@
 """docker-compose*.yml and Dockerfile without Docker: they fit together, and their commands run.
 
-What a container would give (names of hosts, places of files, ports) is substituted, nothing else.
+Only names of hosts, paths and ports are substituted, which a container would provide.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def option(service: dict[str, Any], name: str) -> str:
     return command[command.index(name) + 1]
 
 
-def test_the_brokers_are_published_to_this_host_alone() -> None:
+def test_brokers_are_published_only_to_this_host() -> None:
     services = compose()["services"]
     for name, port in BROKERS.items():
         broker = services[name]
@@ -78,7 +78,7 @@ def test_the_brokers_are_published_to_this_host_alone() -> None:
     assert not any("ports" in services[name] for name in MEMBERS)
 
 
-def test_no_two_services_share_a_volume() -> None:
+def test_services_do_not_share_volumes() -> None:
     file = compose()
     volumes = {name: each["volumes"] for name, each in file["services"].items()}
     assert volumes == {
@@ -102,7 +102,7 @@ def test_clients_do_not_reach_etcd() -> None:
     assert file["networks"] == {"metadata": {"internal": True}, "log": None}
 
 
-def test_the_brokers_share_a_metadata_store_and_nothing_else() -> None:
+def test_brokers_share_only_the_metadata_store() -> None:
     brokers = [compose()["services"][name] for name in BROKERS]
     members = ",".join(f"{name}:2379" for name in MEMBERS)
     assert {option(each, "--metadata") for each in brokers} == {f"etcd://{members}/isolog"}
@@ -113,7 +113,7 @@ def test_the_brokers_share_a_metadata_store_and_nothing_else() -> None:
     assert option(compose()["services"]["demo"], "--bootstrap") == ",".join(addresses)
 
 
-def test_the_members_of_etcd_know_one_another() -> None:
+def test_members_of_etcd_have_each_others_addresses() -> None:
     services = compose()["services"]
     cluster = ",".join(f"{name}=http://{name}:2380" for name in MEMBERS)
     for name in MEMBERS:
@@ -127,7 +127,7 @@ def test_the_members_of_etcd_know_one_another() -> None:
         assert re.fullmatch(r"quay\.io/coreos/etcd:v3\.\d+\.\d+", services[name]["image"])
 
 
-def test_all_are_watched_and_started_again() -> None:
+def test_services_have_health_checks_and_restarts() -> None:
     services = compose()["services"]
     healthy = {"condition": "service_healthy"}
     for name in (*BROKERS, *MEMBERS):
@@ -137,7 +137,7 @@ def test_all_are_watched_and_started_again() -> None:
         assert services[name]["depends_on"] == dict.fromkeys(MEMBERS, healthy)
 
 
-def test_the_demo_waits_for_healthy_brokers_and_is_asked_for_by_its_profile() -> None:
+def test_demo_waits_for_healthy_brokers_and_has_a_profile() -> None:
     services = compose()["services"]
     assert services["demo"]["profiles"] == ["demo"]
     healthy = {"condition": "service_healthy"}
@@ -145,7 +145,7 @@ def test_the_demo_waits_for_healthy_brokers_and_is_asked_for_by_its_profile() ->
     assert not any("profiles" in services[name] for name in (*BROKERS, *MEMBERS))
 
 
-def test_the_images_have_what_the_services_name() -> None:
+def test_images_have_the_files_of_the_services() -> None:
     services = compose()["services"]
     for name in (*BROKERS, "demo"):
         target = "demo" if name == "demo" else "broker"
@@ -163,7 +163,7 @@ def test_the_images_have_what_the_services_name() -> None:
     assert "/demo/demo-output" in stages()["demo"]
 
 
-def test_what_the_images_copy_is_there_and_not_ignored() -> None:
+def test_files_copied_into_images_exist_and_are_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for stage in stages().values():
         for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", stage, flags=re.MULTILINE):
@@ -214,7 +214,7 @@ class Outside:
         return {key: self.word(name, value) for key, value in given.items()}
 
     def start(self, name: str, shell: Shell, ended: ExitStack) -> subprocess.Popen[str]:
-        """Start a service that ends in order, if it has not ended before."""
+        """Start a service that stops cleanly at the end, unless it has stopped before."""
         (self.folder / "volumes" / name).mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
             self.command(name),
@@ -228,7 +228,7 @@ class Outside:
 
 @contextmanager
 def etcd_of(outside: Outside, shell: Shell) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """The members of etcd; whoever needs them waits for them."""
+    """The members of etcd. A user of them has to wait until they are ready."""
     with ExitStack() as ended:
         yield {name: outside.start(name, shell, ended) for name in MEMBERS}
 
@@ -255,9 +255,7 @@ def run_demo(outside: Outside, shell: Shell) -> str:
 
 @pytest.mark.timeout(300)
 @with_etcd
-def test_what_was_written_outlives_a_broker_and_a_member_of_etcd(
-    tmp_path: Path, shell: Shell
-) -> None:
+def test_records_survive_a_broker_and_a_member_of_etcd(tmp_path: Path, shell: Shell) -> None:
     outside = Outside(tmp_path, compose()["services"])
     addresses = ",".join(outside.address(name, port) for name, port in BROKERS.items())
     with (
@@ -279,7 +277,7 @@ def test_what_was_written_outlives_a_broker_and_a_member_of_etcd(
         assert sorted(map(int, table["value"].to_pylist())) == list(range(600))
         for process in (members["etcd-1"], brokers["broker-1"]):
             process.wait(30)
-        # As `restart` of their services does.
+        # as `restart` of their services does
         for name in ("etcd-1", "broker-1"):
             outside.start(name, shell, more)
         eventually(lambda: not log.cluster().problems, 60)
@@ -288,13 +286,13 @@ def test_what_was_written_outlives_a_broker_and_a_member_of_etcd(
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @with_etcd
-def test_the_services_commands_run(tmp_path: Path, shell: Shell) -> None:
+def test_commands_of_services_run(tmp_path: Path, shell: Shell) -> None:
     outside = Outside(tmp_path, compose(DEMO_MONTHS="1")["services"])
     shell.run(outside.healthcheck("broker-1"), tmp_path, code=1)
     with etcd_of(outside, shell), running(outside, shell):
         demo = outside.command("demo")
         with isolog.connect(demo[demo.index("--bootstrap") + 1]) as log:
-            # The topic is there, with records of somebody else: the demo must not count them.
+            # The topic exists, with records of another program: the demo must not count them.
             schema = flights_data.FLIGHTS
             log.create_topic("flights", partitions=4, replication_factor=3, schema=schema)
             with log.producer() as producer:
@@ -317,7 +315,7 @@ def secure(**variables: str) -> dict[str, Any]:
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Mappings are merged and lists are joined, but for commands: the later one is taken."""
+    """Mappings are merged and lists are joined. Of commands, the later one is used."""
     found = dict(one)
     for key, value in other.items():
         if isinstance(value, dict):
@@ -329,7 +327,7 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_only_brokers_have_keys_and_each_has_its_own_configuration() -> None:
+def test_only_brokers_have_keys_and_each_has_a_configuration() -> None:
     file = secure()
     services = file["services"]
     for number, name in enumerate(BROKERS, 1):
@@ -359,7 +357,7 @@ def test_only_brokers_have_keys_and_each_has_its_own_configuration() -> None:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @with_etcd
-def test_the_secure_services_commands_run(tmp_path: Path, shell: Shell) -> None:
+def test_commands_of_secure_services_run(tmp_path: Path, shell: Shell) -> None:
     services = secure(DEMO_MONTHS="1")["services"]
     outside = Outside(tmp_path, services)
     (tmp_path / "authority").mkdir()
@@ -369,7 +367,7 @@ def test_the_secure_services_commands_run(tmp_path: Path, shell: Shell) -> None:
         command = services[name]["command"]
         command[command.index("--conf") + 1] = str(mounted)
     with etcd_of(outside, shell):
-        for _ in range(2):  # what is there stays; certificates are new
+        for _ in range(2):  # existing data stay, but certificates are new
             shell.run(outside.command("set-up"), tmp_path)
         with running(outside, shell):
             shell.run(outside.command("set-up"), tmp_path)
@@ -382,10 +380,13 @@ def test_the_secure_services_commands_run(tmp_path: Path, shell: Shell) -> None:
 
 
 def end_in_order(process: subprocess.Popen[str]) -> None:
-    """Stop it as `docker compose stop` does; it may have been killed before."""
+    """Stop it as `docker compose stop` does, unless it was killed before."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) in (0, -signal.SIGTERM)  # within stop_grace_period; etcd: by signal
+        assert process.wait(30) in (
+            0,
+            -signal.SIGTERM,
+        )  # or by the signal: etcd
 
 
 def wait_until_healthy(healthcheck: list[str], shell: Shell, folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""What pip installs works without the checkout: the README's examples run.
+"""The installed package works without the checkout: the README's examples run.
 
-The wheel is built from the sdist. It is installed into an environment that has what it requires and
-no other package, so broker, client and command line run without PySpark and pandas.
+The wheel is built from the sdist. It is installed into an environment with its requirements and no
+other package, so broker, client and command line run without PySpark and pandas.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(command: Sequence[str | Path]) -> None:
 
 
 def link_requirements(packages: Path, extra: str) -> None:
-    """Link what isolog requires from the environment of the tests into this folder."""
+    """Link isolog's requirements from the environment of the tests into this folder."""
     (ours,) = Distribution.discover(name="isolog", path=[str(packages)])
     pending, done = [Requirement(f"isolog[{extra}]" if extra else "isolog")], set()
     while pending:
@@ -89,14 +89,14 @@ def python(installed: Path) -> Path:
 
 @pytest.fixture
 def user(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """One who runs commands with what is installed, and never with the checkout."""
+    """A user who runs commands with the installed package, never with the checkout."""
     shell = Shell(tmp_path_factory.mktemp("tools"), python)
     shell.environment |= dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), str(python))
     shell.environment.pop("PYTHONPATH", None)
     return shell
 
 
-def test_the_package_brings_its_data(user: Shell, python: Path, tmp_path: Path):
+def test_package_has_its_data_files(user: Shell, python: Path, tmp_path: Path):
     where = user.run([python, "-c", "import spark_stream as s; print(s.__file__)"], tmp_path)
     assert where.startswith(str(python.parents[1]))
     command = [python.with_name("isolog"), "config", "example", "broker.toml"]
@@ -111,14 +111,14 @@ def test_the_package_brings_its_data(user: Shell, python: Path, tmp_path: Path):
     assert [each for each in (*files, Path("py.typed")) if not (package / each).is_file()] == []
 
 
-def test_the_environment_has_spark_only_with_its_extra(
+def test_environment_has_spark_only_with_its_extra(
     user: Shell, python: Path, extra: str, tmp_path: Path
 ):
     find = "from importlib.util import find_spec as f; print(bool(f('pyspark') or f('pandas')))"
     assert user.run([python, "-c", find], tmp_path) == f"{bool(extra)}\n"
 
 
-def test_the_command_line_works(user: Shell, tmp_path: Path):
+def test_command_line_works(user: Shell, tmp_path: Path):
     try:
         said = user.run(["bash", "-eu", "-o", "pipefail", "-c", example("sh")], tmp_path)
     finally:
@@ -126,7 +126,7 @@ def test_the_command_line_works(user: Shell, tmp_path: Path):
     assert "\nhello\n" in said
 
 
-def test_the_client_works(user: Shell, python: Path, tmp_path: Path):
+def test_client_works(user: Shell, python: Path, tmp_path: Path):
     try:
         user.run([python, "-c", example("transactions")], tmp_path)
         command = ["isolog", "consume", "audit", "--path", "my-log", "--output", "raw"]
@@ -143,7 +143,7 @@ def test_commands_for_spark_name_the_extra(user: Shell, tmp_path: Path):
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_spark_finds_it(user: Shell, python: Path, extra: str, tmp_path: Path):
+def test_spark_finds_the_installed_package(user: Shell, python: Path, extra: str, tmp_path: Path):
     """Without the extra PySpark is that of a cluster, which has no pandas either."""
     home = Path(str(distribution("pyspark").locate_file("pyspark")))
     job = tmp_path / "job.py"

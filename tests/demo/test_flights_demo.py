@@ -1,4 +1,4 @@
-"""The demo, end to end through spark-submit, on a part of the year; and what it leaves."""
+"""The demo, end to end through spark-submit, on a part of the year, and its remains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def segments(log: Path) -> list[Path]:
 
 
 def failed_attempt(said: str) -> int:
-    """How many rows the failed attempt of a micro-batch left in the log."""
+    """The number of rows that the failed attempt of a micro-batch left in the log."""
     found = re.search(r"fails, as planned; ([\d,]+) rows of it were in", said)
     assert found is not None, said
     return int(found[1].replace(",", ""))
@@ -44,7 +44,7 @@ def brokers_of(log: Path) -> list[psutil.Process]:
 
 
 def check_frames(frames: list[pl.DataFrame], every: int) -> None:
-    """The files alone say the same: no broker, no isolog."""
+    """The files alone have the same content, without broker and isolog."""
     assert sum(frame.height for frame in frames) == every
     flights = pl.concat(frames)
     assert flights.schema["dep_delay"] == pl.Int32
@@ -77,7 +77,7 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
     assert "Traceback" not in said
     assert not brokers_of(output / "log")
 
-    for number in (1, 2, 3):  # also the one that was killed
+    for number in (1, 2, 3):  # including the one that was killed
         replica = segments(output / "log" / f"broker-{number}")
         assert {segment.parent.name for segment in replica} == {"0", "1", "2", "3"}
         check_frames([pl.read_ipc_stream(segment) for segment in replica], every)
@@ -108,7 +108,7 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
         each.partition: each.log_end_offset for each in topic.partitions
     }
 
-    # The next run starts afresh, with one broker that nobody kills, and agrees again.
+    # The next run starts afresh, with one broker and without a kill, and has the same result.
     options = ["--brokers", "1", "--months", "2", "--isolation", "read_uncommitted"]
     said = shell.demo(tmp_path, *options)
     assert "kill -9" not in said
@@ -137,7 +137,7 @@ def test_the_demo_with_tls_users_and_rules(tmp_path: Path, shell: Shell) -> None
 
 
 @pytest.mark.timeout(60)
-def test_brokers_that_a_killed_run_left_are_stopped(tmp_path: Path) -> None:
+def test_brokers_of_a_killed_run_are_stopped(tmp_path: Path) -> None:
     import flights_brokers
 
     assert not flights_brokers.stop_brokers(tmp_path / "log")
@@ -150,7 +150,7 @@ def test_brokers_that_a_killed_run_left_are_stopped(tmp_path: Path) -> None:
         left.close()
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, shell: Shell) -> None:
+def test_folder_with_other_files_is_refused_unchanged(tmp_path: Path, shell: Shell) -> None:
     (tmp_path / "log").mkdir()
     precious = tmp_path / "log" / "precious.txt"
     precious.write_text("mine")
@@ -160,7 +160,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, shell: Shell) -
     assert precious.read_text() == "mine"
 
 
-def test_counts_that_differ_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_differing_counts_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     import flights_report
 
     records = flights_report.Records(flights=10, failed_attempt=3, aborted_load=4)
@@ -177,7 +177,7 @@ def test_counts_that_differ_are_told(capsys: pytest.CaptureFixture[str]) -> None
     assert flights_report.show_counts("read_replicated", records, **seen, batch=17)
 
 
-def test_the_data_are_those_of_the_package(tmp_path: Path) -> None:
+def test_data_are_those_of_the_package(tmp_path: Path) -> None:
     import flights_data
     import pyarrow.dataset as ds
 

@@ -1,6 +1,6 @@
 """conf/kubernetes and conf/isolog.service: valid, they fit together, and their commands run.
 
-What a pod would give (its name, its address, its volume) is substituted, nothing else.
+Only name, address and volume are substituted, which a pod would provide.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_object_is_what_kubernetes_takes(name: str) -> None:
+def test_each_object_is_valid_for_kubernetes(name: str) -> None:
     kinds = {"Service", "StatefulSet", "PodDisruptionBudget", "NetworkPolicy"}
     assert objects(name).keys() == kinds
     for each in objects(name).values():
@@ -50,7 +50,7 @@ def test_each_object_is_what_kubernetes_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_objects_of_a_file_mean_the_same_pods_and_ports(name: str) -> None:
+def test_objects_of_a_file_have_the_same_pods_and_ports(name: str) -> None:
     found = objects(name)
     labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     assert found["Service"]["spec"]["selector"] == labels
@@ -65,7 +65,7 @@ def test_the_objects_of_a_file_mean_the_same_pods_and_ports(name: str) -> None:
     assert sorted(map(int, listening)) == sorted(ports.values())
 
 
-def test_the_brokers_use_the_members_of_etcd_that_there_are() -> None:
+def test_brokers_use_the_deployed_members_of_etcd() -> None:
     (broker,) = pod("isolog.yaml")["containers"]
     stateful = objects("etcd.yaml")["StatefulSet"]
     names = [f"etcd-{each}.etcd:2379" for each in range(stateful["spec"]["replicas"])]
@@ -75,7 +75,7 @@ def test_the_brokers_use_the_members_of_etcd_that_there_are() -> None:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("of", [pytest.param("isolog.yaml", marks=needs_etcd)])
-def test_the_brokers_commands_run(of: str, tmp_path: Path, shell: Shell) -> None:
+def test_commands_of_brokers_run(of: str, tmp_path: Path, shell: Shell) -> None:
     (container,) = pod(of)["containers"]
     count = objects(of)["StatefulSet"]["spec"]["replicas"]
     names = [f"isolog-{number}" for number in range(count)]
@@ -120,7 +120,7 @@ def ready(url: str) -> bool:
         return False
 
 
-def test_the_unit_of_systemd_starts_a_broker_with_a_configuration() -> None:
+def test_systemd_unit_starts_a_configured_broker() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "conf" / "isolog.service")

@@ -1,6 +1,6 @@
-"""Every notebook runs from its first cell to its last, and is kept without its outputs.
+"""Every notebook runs from its first cell to its last, and is stored without its outputs.
 
-One is kept with them, for who wants to see a failover without running one.
+One is stored with them, to show a failover without a run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ OF_JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"
 @pytest.mark.notebook
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
+def test_notebook_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
     copy = tmp_path / "notebooks" / notebook.name
     copy.parent.mkdir()
     shutil.copy(notebook, copy)
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     nbmake = ["--nbmake", "--overwrite", "--nbmake-timeout=120", "-p", "no:cacheprovider"]
-    # A user who opens a notebook has not named the workers' Python: that is the notebook's to do.
+    # The notebook sets the workers' Python: its user has not done so.
     other = {"PYSPARK_PYTHON": "/nonexistent", "PYSPARK_DRIVER_PYTHON": "/nonexistent"}
     shell.run([sys.executable, "-m", "pytest", *nbmake, copy], tmp_path, **other)
 
@@ -43,7 +43,7 @@ def test_it_runs(notebook: Path, tmp_path: Path, shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_stripped(notebook: Path) -> None:
+def test_notebook_has_no_outputs(notebook: Path) -> None:
     kept = nbformat.read(notebook, 4)
     nbformat.validate(kept)
     if notebook.stem == WITH_OUTPUTS:
@@ -54,7 +54,7 @@ def test_it_is_stripped(notebook: Path) -> None:
             assert cell.execution_count is None
 
 
-def test_the_one_with_outputs_has_a_picture_and_two_tables_and_nothing_of_a_machine() -> None:
+def test_notebook_with_outputs_has_a_picture_and_two_tables() -> None:
     kept = nbformat.read(ROOT / "notebooks" / f"{WITH_OUTPUTS}.ipynb", 4)
     outputs = [output for cell in kept.cells for output in cell.get("outputs", [])]
     kinds = [kind for output in outputs for kind in output.get("data", {})]

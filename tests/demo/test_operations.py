@@ -1,4 +1,4 @@
-"""The pages on running brokers: their commands run as they stand there, on one cluster."""
+"""The pages for operators: their commands run unchanged, on one cluster."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ EXAMPLES = [
 
 @pytest.mark.full  # those of the README run in make test: test_readme.py::test_three_brokers
 @pytest.mark.timeout(600)
-def test_its_commands_run(tmp_path: Path, shell: Shell) -> None:
-    """What lies between them is asked in this process: to start `isolog` again takes longer."""
+def test_commands_of_the_page_run(tmp_path: Path, shell: Shell) -> None:
+    """Requests between the commands are sent by this process: a start of `isolog` takes longer."""
     commands = dict(EXAMPLES)
     assert list(commands) == ["start", "replace", "move", "upgrade", "backup", "reopen", "restore"]
     with three_brokers(tmp_path, shell) as run:
@@ -65,7 +65,7 @@ def placement(log: isolog.Log) -> tuple[str | None, tuple[str, ...]]:
 LEASE_S = BrokerConfig(dir=Path()).lease_s  # its default depends on the metadata store
 
 
-def test_it_says_the_defaults_of_the_settings() -> None:
+def test_page_has_the_defaults_of_the_settings() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| (topic|broker) \| (\S+) \|", PAGE, re.MULTILINE)
     assert len(rows) >= 5
     defaults = shown_settings(LogSettings())

@@ -1,4 +1,4 @@
-"""The examples of the README and of the pages for a first session run as they are.
+"""The examples of the README and of the pages for a first session run unchanged.
 
 A fence with ``<!-- test: KIND -->`` above it is run here.
 """
@@ -55,7 +55,10 @@ def test_spark(tmp_path: Path, shell: Shell) -> None:
 def test_transactions(tmp_path: Path, shell: Shell) -> None:
     folder = tmp_path / "my-log"
     try:
-        for times in (1, 2):  # the second run finds the topics made, and the named consumer's place
+        for times in (
+            1,
+            2,
+        ):  # topics and positions exist in the second run
             code = example("transactions")
             if times == 2:
                 code = re.sub(r"    log.create_topic.*\n", "", code)
@@ -69,7 +72,7 @@ def test_transactions(tmp_path: Path, shell: Shell) -> None:
 
 @pytest.mark.spark
 @pytest.mark.full
-def test_what_spark_says_when_its_workers_python_lacks_isolog(tmp_path: Path, shell: Shell) -> None:
+def test_error_of_spark_without_isolog_in_its_workers(tmp_path: Path, shell: Shell) -> None:
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no site-packages
     bare.chmod(0o755)
@@ -103,7 +106,7 @@ def test_command_line(tmp_path: Path, shell: Shell) -> None:
     assert "isolog broker stopped" in said
 
 
-def test_what_is_required_is_said_where_it_is_installed() -> None:
+def test_requirements_are_stated_at_the_install_command() -> None:
     install = README.partition("## Install")[2].partition("\n## ")[0]
     needs = configparser.ConfigParser()
     needs.read(ROOT / "setup.cfg")

@@ -1,4 +1,4 @@
-"""The page on security as its reader follows it: certificates, brokers, users, rules, a token."""
+"""The steps of the page on security: certificates, brokers, users, rules, a token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ isolog --user alice consume flights -n 200 | wc -l
 
 # tests/system/access has each of its steps.
 @pytest.mark.full
-def test_ten_minutes_to_a_protected_cluster(tmp_path: Path, shell: Shell) -> None:
+def test_steps_to_a_protected_cluster(tmp_path: Path, shell: Shell) -> None:
     with three_brokers(tmp_path, shell) as run:
         assert "allowed" in run(SET_UP)
         said = run(AS_ALICE)

@@ -1,9 +1,9 @@
 """Runs the blocks of a page as its reader would: one after the other, in one folder.
 
-``sh`` goes to bash, and what a block exports is there for the next one. ``python`` runs in one
+``sh`` runs in bash, and the next block gets the exported variables. ``python`` runs in one
 interpreter. A block of another language whose title is the name of a file becomes that file. A
-block with the title "Output" says what the block before it prints. A block whose title begins with
-"Not run by the tests:" is not run; the reader sees why.
+block with the title "Output" has the output of the block before it. A block whose title begins with
+"Not run by the tests:" is not run, and its title gives the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _PORT = re.compile(r"\b(?:9[0-2]9[2-5]|9465)\b")
-# A JVM that several pages share has a working directory of its own.
+# A JVM that several pages share has another working directory.
 _FOLDER = re.compile(r'"((?:data|checkpoints|export)(?:/[^"]*)?)"')
 
 
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Whether this module runs it."""
+        """Whether this module runs the block."""
         return self.mark is None and not self.title.startswith(NOT_RUN)
 
 
@@ -69,10 +69,10 @@ def needs_spark(name: str) -> bool:
 
 
 class Reader:
-    """Somebody who follows a page."""
+    """A reader of a page."""
 
     def __init__(self, folder: Path, shell: Shell, names: dict[str, Any] | None = None) -> None:
-        """``names``: what the page's Python finds, such as ``spark``."""
+        """``names``: the names of the page's Python, such as ``spark``."""
         self._folder = folder
         self._environment = shell.environment
         self._names = names or {}
@@ -85,7 +85,7 @@ class Reader:
                 file.write_text(self._on_free_ports(file.read_text()))
 
     def follow(self, name: str) -> int:
-        """Run the page. Return how many blocks were run; an AssertionError says what differs."""
+        """Run the page. Return the number of blocks. An AssertionError shows a difference."""
         said, count = "", 0
         for block in blocks(name):
             if not block.is_run:
@@ -133,5 +133,5 @@ class Reader:
 
 
 def lines(text: str) -> list[str]:
-    """The lines of an output, without those that are empty."""
+    """The lines of an output that are not empty."""
     return [line.rstrip() for line in text.splitlines() if line.strip()]

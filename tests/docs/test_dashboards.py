@@ -44,7 +44,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    """All expressions of both, on one line each."""
+    """All expressions of both, each on one line."""
     rules = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = [rule["expr"] for group in rules for rule in group["rules"]]
     shown = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
@@ -52,7 +52,7 @@ def expressions() -> list[str]:
 
 
 def used(expression: str) -> tuple[dict[str, set[str]], set[str]]:
-    """The names in an expression with the labels that they are selected by, and those it groups."""
+    """The names in an expression with their labels, and the labels of its groups."""
     plain = _TEXT.sub('""', expression)
     grouped = {
         label.strip() for labels in _GROUPING.findall(plain) for label in labels.split(",") if label
@@ -66,7 +66,7 @@ def used(expression: str) -> tuple[dict[str, set[str]], set[str]]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
-    """The names that two brokers with followers, readers and sinks export, with their labels."""
+    """The names and labels that two brokers with followers, readers and sinks export."""
     folder = tmp_path_factory.mktemp("shown")
     with ExitStack() as ended:
         listens = 'metrics_listen = "127.0.0.1:0"\n'
@@ -94,9 +94,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_an_expression_uses_what_a_broker_exports(
-    expression: str, exported: dict[str, set[str]]
-) -> None:
+def test_expressions_use_exported_metrics(expression: str, exported: dict[str, set[str]]) -> None:
     names, grouped = used(expression)
     assert names
     known = {**exported, "up": set[str]()}
@@ -106,13 +104,13 @@ def test_an_expression_uses_what_a_broker_exports(
     assert grouped <= set[str]().union(*(known[name] for name in names)) | TARGETS | {"le"}
 
 
-def test_an_expression_with_another_name_or_label_is_found() -> None:
+def test_expression_with_an_unknown_name_or_label_is_found() -> None:
     names, grouped = used('sum by (le, a) (rate(isolog_x_bucket{b=~"c{d=1}"}[5m])) or up == 0')
     assert names == {"isolog_x_bucket": {"b"}, "up": set()}
     assert grouped == {"le", "a"}
 
 
-def test_every_panel_has_a_place_of_its_own_and_says_what_it_shows() -> None:
+def test_panels_do_not_overlap_and_have_descriptions() -> None:
     places: set[tuple[int, int]] = set()
     for panel in panels():
         assert panel["title"]
@@ -128,7 +126,7 @@ def test_every_panel_has_a_place_of_its_own_and_says_what_it_shows() -> None:
     assert len({each["id"] for each in panels()}) == len(panels())
 
 
-def test_every_alert_says_how_bad_it_is_and_what_is_wrong() -> None:
+def test_alerts_have_severity_and_description() -> None:
     rules = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = [rule for group in rules for rule in group["rules"]]
     assert len({each["alert"] for each in alerts}) == len(alerts)
@@ -142,7 +140,7 @@ def test_every_alert_says_how_bad_it_is_and_what_is_wrong() -> None:
     assert page.count("\n## ") == len(alerts)
 
 
-def test_what_one_page_lacks_is_in_no_alert_and_a_panel_says_so() -> None:
+def test_details_are_in_no_alert() -> None:
     detailed = {each.name for each in TABLE if each.detailed}
     assert not [each for each in detailed if each in ALERTS.read_text()]
     for panel in panels():
@@ -159,7 +157,7 @@ def promtool(*arguments: str, folder: Path) -> None:
 
 @pytest.mark.full
 @needs_promtool
-def test_promtool_takes_the_alerts_and_all_expressions(tmp_path: Path) -> None:
+def test_promtool_accepts_alerts_and_expressions(tmp_path: Path) -> None:
     promtool("check", "rules", str(ALERTS), folder=tmp_path)
     rules = [
         {"record": f"isolog:{number}", "expr": each.replace("$__rate_interval", "5m")}
@@ -171,7 +169,7 @@ def test_promtool_takes_the_alerts_and_all_expressions(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @needs_promtool
-def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+def test_alerts_fire_at_their_thresholds(tmp_path: Path) -> None:
     for file in (ALERTS, Path(__file__).with_name("alerts_test.yml")):
         shutil.copy(file, tmp_path)
     promtool("test", "rules", "alerts_test.yml", folder=tmp_path)

@@ -1,4 +1,4 @@
-"""docs/flight.md: its code runs where isolog cannot be imported, and its tables are true."""
+"""docs/flight.md: its code runs without isolog, and its tables match the code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Refuses())
 """
 
 
-def test_the_examples_run_without_isolog(log_dir: Path, tmp_path: Path) -> None:
+def test_examples_run_without_isolog(log_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script.write_text(NO_ISOLOG + "\n".join(examples))
@@ -69,9 +69,9 @@ def column(heading: str) -> set[str]:
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
-def test_the_ticket_has_the_fields_of_the_page() -> None:
+def test_ticket_has_the_fields_of_the_page() -> None:
     assert column("## DoGet") == set(FetchRange.__struct_fields__)
 
 
-def test_the_actions_are_those_of_the_page() -> None:
+def test_actions_match_the_page() -> None:
     assert column("## DoAction") == set(CALLS)

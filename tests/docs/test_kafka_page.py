@@ -1,4 +1,4 @@
-"""docs/kafka.md: every option of Spark's Kafka connector is there, with what the code does."""
+"""docs/kafka.md has every option of Spark's Kafka connector, and the code's behaviour for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "kafka.md"
 
-# The names that the connector of Spark 4.2 knows, beside `kafka.*`: the constants of its class
+# The options of the connector of Spark 4.2, beside `kafka.*`: the constants of its class
 # KafkaSourceProvider.
 CONNECTOR = (
     "assign",
@@ -37,7 +37,7 @@ CONNECTOR = (
     "topic",
 )
 
-# Of Kafka's own clients: what jobs set most.
+# Of Kafka's clients: the most common settings.
 CLIENTS = (
     "kafka.acks",
     "kafka.auto.offset.reset",
@@ -58,27 +58,27 @@ def test_every_option_is_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", [*CONNECTOR, *CLIENTS])
-def test_every_option_of_the_connector_has_a_row_that_says_more_than_the_last(name: str) -> None:
+def test_every_option_of_the_connector_has_its_own_row(name: str) -> None:
     row = next(each for each in KAFKAS if each.covers(name))
     assert row.name != "kafka.*"
     assert row.ours or row.remedy
 
 
-def test_every_option_of_ours_that_kafkas_has_too_is_on_the_page_under_its_name() -> None:
+def test_options_shared_with_kafka_are_on_the_page() -> None:
     both = {each.name for each in OPTIONS} & set(CONNECTOR)
     assert len(both) >= 15
     assert both == {each.name for each in KAFKAS if each.name in each.ours}
 
 
 @pytest.mark.parametrize("row", KAFKAS, ids=lambda row: row.name)
-def test_what_takes_its_place_is_an_option_of_ours(row: KafkaOption) -> None:
+def test_replacements_are_options_of_isolog(row: KafkaOption) -> None:
     assert set(row.ours) <= {each.name for each in OPTIONS}
     assert row.side in ("source", "sink", "both")
 
 
 @pytest.mark.parametrize("row", KAFKAS, ids=lambda row: row.name)
-def test_an_option_that_isolog_lacks_is_refused_with_the_words_of_its_row(row: KafkaOption) -> None:
-    """No row stands behind a family that would answer in its place."""
+def test_missing_option_is_refused_with_the_text_of_its_row(row: KafkaOption) -> None:
+    """No row comes after a family of options that includes it."""
     name = row.name.replace("*", "something")
     ours = row.name in row.ours
     assert replaced(name) == (None if ours else row)

@@ -1,4 +1,4 @@
-"""What the docs for operators say of series; the table of them: test_tables.py."""
+"""The metrics in the docs for operators. The table of all metrics: test_tables.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DOCS = ROOT / "docs"
 
 
 @pytest.mark.parametrize("page", ["operations.md", "how-to/monitor.md", "reference/alerts.md"])
-def test_a_page_for_operators_names_only_what_a_broker_shows(page: str) -> None:
+def test_pages_for_operators_name_only_exported_metrics(page: str) -> None:
     text = (DOCS / page).read_text()
     assert set(re.findall(r"`(isolog_\w+)", text)) <= {each.name for each in TABLE}
 
 
-def test_the_job_for_details_keeps_what_the_first_page_lacks() -> None:
-    """Of a series that two jobs have, every sum would be twice what it is."""
+def test_job_for_details_keeps_only_other_series() -> None:
+    """If two jobs had the same series, every sum over it would be doubled."""
     example = re.search(
         r"```yaml\n(rule_files.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Tutorial, tasks and concepts: what their readers type does what the page says.
+"""Tutorial, tasks and concepts: the commands of a page have the described effect.
 
 Pages with Spark run in the session that its tests share: ``tests/spark/test_docs_pages.py``.
 """
@@ -30,7 +30,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
         if not needs_spark(name) and any(each.is_run for each in blocks(name))
     ],
 )
-def test_a_page_does_what_it_says(
+def test_blocks_of_a_page_have_their_described_effect(
     name: str, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "page"
@@ -43,7 +43,7 @@ def test_a_page_does_what_it_says(
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_block_is_run_or_says_why_it_is_not(name: str) -> None:
+def test_every_block_is_run_or_has_a_reason(name: str) -> None:
     text = sum(line.startswith("```") for line in (DOCS / name).read_text().splitlines())
     found = list(blocks(name))
     assert 2 * len(found) == text, "a fence that is indented, or has other words behind ```"

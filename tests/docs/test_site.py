@@ -1,4 +1,4 @@
-"""The documentation site: its links lead somewhere, and it needs no network."""
+"""The documentation site: its links are valid, and it needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from docs_site import hooks
 from tests.conftest import ROOT
 
 
-def test_a_link_to_the_repository_leads_to_a_page_that_shows_the_file() -> None:
+def test_links_to_the_repository_show_the_file() -> None:
     assert hooks.page_of("docs/spark.md") == "spark.md"
     assert hooks.page_of("docs/decisions") == "decisions/README.md"
     assert hooks.page_of("CHANGELOG.md") == "repository/CHANGELOG.md"
@@ -22,10 +22,10 @@ def test_a_link_to_the_repository_leads_to_a_page_that_shows_the_file() -> None:
     assert (ROOT / "conf" / "broker.toml").read_text() in shown
 
 
-def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(
+def test_site_builds_without_warnings_and_loads_no_remote_files(
     tmp_path: Path,
 ) -> None:
-    """A link or an anchor that leads nowhere is a warning; so is a page that is not in a menu."""
+    """A broken link or anchor is a warning. So is a page without a menu entry."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", tmp_path],
         cwd=ROOT,

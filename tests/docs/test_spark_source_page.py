@@ -1,4 +1,4 @@
-"""tests/spark/README.md names tests that are there, for every line that the Spark source holds."""
+"""Tests in tests/spark/README.md exist, and each property of the Spark source has one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_line_has_tests_and_they_are_there(row: list[str]) -> None:
+def test_each_property_has_tests_that_exist(row: list[str]) -> None:
     named = re.findall(r"`(\w+\.py)::(\w+)`", row[1])
     assert named
     for file, test in named:
@@ -43,5 +43,5 @@ SUBJECTS = (
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_the_page_has_the_subjects_that_people_look_for(subject: str) -> None:
+def test_page_has_the_expected_subjects(subject: str) -> None:
     assert any(subject in what for what, _ in ROWS)

@@ -1,4 +1,4 @@
-"""What the docs have from the code is what the code says now, and nothing is left out."""
+"""Tables of the docs, which are generated from the code, are current and complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFERENCE = DOCS / "reference"
 
 
 @pytest.mark.parametrize("page", list(pages()), ids=lambda path: path.name)
-def test_the_page_has_the_tables_of_the_code(page: Path) -> None:
+def test_pages_have_the_tables_of_the_code(page: Path) -> None:
     text = page.read_text()
     assert with_tables(text) == text, "run `make docs`"
 
@@ -31,7 +31,7 @@ def test_every_table_is_on_one_page() -> None:
     assert [sum(begin(name) in text for text in texts) for name in TABLES] == [1] * len(TABLES)
 
 
-def test_a_page_that_is_out_of_date_is_mended(tmp_path: Path) -> None:
+def test_outdated_page_is_updated(tmp_path: Path) -> None:
     name = "errors.md"
     shutil.copy(REFERENCE / name, tmp_path / name)
     now = (tmp_path / name).read_text()
@@ -42,7 +42,7 @@ def test_a_page_that_is_out_of_date_is_mended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [begin("errors"), end("errors")])
-def test_a_page_that_lost_one_of_the_marks_is_refused(mark: str) -> None:
+def test_page_without_a_mark_is_refused(mark: str) -> None:
     with pytest.raises(ValueError, match="lacks"):
         with_tables((REFERENCE / "errors.md").read_text().replace(mark, ""))
 
@@ -72,5 +72,5 @@ def test_every_command_has_a_section_with_all_its_options() -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_is_as_it_is_drawn(name: str) -> None:
+def test_pictures_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text() == PICTURES[name](), "run `make docs`"

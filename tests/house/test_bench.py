@@ -1,4 +1,4 @@
-"""The bench next to an earlier commit: whose turn it is, and what is made of the figures."""
+"""The bench against an earlier commit: its turns, and the comparison of its figures."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if "fails" in sys.argv:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A tree whose bench writes down when it measures."""
+    """A tree whose bench records its times of measurement."""
     shutil.copytree(HOME / "bench", tmp_path / "bench")
     (tmp_path / "bench" / "__main__.py").write_text(PRINTS)
     return tmp_path
 
 
-def test_two_benches_never_measure_at_once(tree):
+def test_only_one_bench_measures_at_a_time(tree):
     log = tree / "log.txt"
     with Bench(tree, tree, "one", []) as one, Bench(tree, tree, "two", []) as two:
         assert not log.exists()  # both wait for their first turn
@@ -55,14 +55,14 @@ def test_two_benches_never_measure_at_once(tree):
     assert log.read_text().splitlines() == wanted
 
 
-def test_a_bench_that_fails_says_so(tree):
+def test_failed_bench_reports_its_error(tree):
     with Bench(tree, tree, "one", ["fails"]) as bench:
         while bench.next_figure() is not None:
             assert bench.works
         assert not bench.works
 
 
-def test_a_bench_that_nobody_listens_to_any_more_measures_no_more(tree):
+def test_bench_without_a_reader_stops(tree):
     with Bench(tree, tree, "one", []) as bench:
         assert bench.next_figure() is not None
     assert (tree / "log.txt").read_text().splitlines() == ["one 0"]
@@ -72,7 +72,7 @@ def figure(name: str, unit: str, measured: float) -> Figure:
     return {"name": name, "unit": unit, "measured": measured}
 
 
-def test_a_gain_above_1_is_better_whatever_the_unit():
+def test_gain_above_1_is_better_in_any_unit():
     pairs = [
         (figure("append", "rows/s", 100.0 * n), figure("append", "rows/s", 200.0 * n))
         for n in (1, 2, 3)
@@ -93,6 +93,6 @@ def test_a_gain_above_1_is_better_whatever_the_unit():
         ((0.9, 0.8, 1.0), "fell, within the spread"),
     ],
 )
-def test_a_figure_has_fallen_if_it_lost_more_than_3_percent(gains, verdict):
+def test_figure_has_fallen_if_it_lost_more_than_3_percent(gains, verdict):
     pairs = [(figure("append", "rows/s", 1.0), figure("append", "rows/s", gain)) for gain in gains]
     assert [each.verdict for each in compare(pairs)] == [verdict]

@@ -1,4 +1,4 @@
-"""The bench next to Kafka: its jars are checked, its turns are fair, its page is its results'."""
+"""The bench against Kafka: its jars are checked, its turns are fair, its page has its results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FACTS = json.loads((DOCS / "benchmarks.json").read_text())
 # -- the page --------------------------------------------------------------------------------------
 
 
-def test_the_page_is_what_its_results_give() -> None:
+def test_page_matches_its_results() -> None:
     assert (DOCS / "benchmarks.md").read_text() == page.rendered(FACTS), "run `make docs`"
 
 
-def test_the_chart_shows_the_results_of_the_page() -> None:
+def test_chart_matches_the_page() -> None:
     assert digest(FACTS["measures"]) in (DOCS / "benchmarks.svg").read_text()
 
 
-def test_another_figure_makes_another_page_and_another_chart(tmp_path: Path) -> None:
+def test_another_figure_changes_page_and_chart(tmp_path: Path) -> None:
     changed = json.loads(json.dumps(FACTS))
     first = next(each for each in changed["measures"] if each["part"] == "read")
     first["median"][KAFKA] = 123_456_789.0
@@ -46,7 +46,7 @@ def test_another_figure_makes_another_page_and_another_chart(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("part", ["read", "write", "typed", "small", "latency", "clients"])
-def test_the_page_was_written_from_a_run_with_all_parts(part: str) -> None:
+def test_page_is_of_a_run_with_all_parts(part: str) -> None:
     measured = [each for each in FACTS["measures"] if each["part"] == part]
     assert measured
     for each in measured:
@@ -54,7 +54,7 @@ def test_the_page_was_written_from_a_run_with_all_parts(part: str) -> None:
         assert {len(figures) for figures in each["turns"].values()} == {FACTS["settings"]["turns"]}
 
 
-def test_commands_of_the_page_are_there() -> None:
+def test_commands_of_the_page_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     text = (DOCS / "benchmarks.md").read_text()
     assert set(re.findall(r"make ([a-z-]+)", text)) == {"bench-kafka"}
@@ -65,7 +65,7 @@ def test_commands_of_the_page_are_there() -> None:
 # -- turns -----------------------------------------------------------------------------------------
 
 
-def test_everyone_is_measured_in_each_turn_and_first_in_his() -> None:
+def test_each_contender_is_measured_in_each_turn() -> None:
     order: list[str] = []
 
     def run(name: str) -> float:
@@ -82,7 +82,7 @@ def test_everyone_is_measured_in_each_turn_and_first_in_his() -> None:
     assert set(measured["processor_seconds_per_million_rows"]) == set(names)
 
 
-def test_everyone_comes_first_once_and_nobody_always_after_the_same() -> None:
+def test_order_of_contenders_is_balanced() -> None:
     names = "abcde"
     orders = [rotated(names, turn) for turn in range(5)]
     assert {order[0] for order in orders} == set(names)
@@ -92,8 +92,8 @@ def test_everyone_comes_first_once_and_nobody_always_after_the_same() -> None:
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("rows/s", 2.0), ("ms", 0.5)])
-def test_a_gain_is_taken_turn_by_turn_and_above_1_is_better(unit: str, expected: float) -> None:
-    """The machine was ten times slower in the second turn, for both."""
+def test_gain_is_computed_per_turn(unit: str, expected: float) -> None:
+    """In the second turn, the machine was ten times slower for both."""
     turns = Turns(3)
     found = {ISOLOG: [200.0, 20.0, 240.0], KAFKA: [100.0, 10.0, 60.0]}
     turns.add("read", "x", unit, found)
@@ -101,15 +101,15 @@ def test_a_gain_is_taken_turn_by_turn_and_above_1_is_better(unit: str, expected:
     assert gain(turns.measured[0], ISOLOG, TUNED) is None
 
 
-def test_contenders_of_a_later_release_stand_behind_those_that_are_known() -> None:
+def test_unknown_contenders_come_last() -> None:
     measured = [{"median": {"another way": 1, ISOLOG: 2}}, {"median": {CEILING: 3}}]
     assert contenders(measured) == [CEILING, ISOLOG, "another way"]
 
 
-# -- what is fetched -------------------------------------------------------------------------------
+# -- downloads -------------------------------------------------------------------------------
 
 
-def test_the_checksums_name_the_versions_that_are_resolved() -> None:
+def test_checksums_match_the_resolved_versions() -> None:
     wanted = jars.checksums(jars.CHECKSUMS.read_text())
     ivy = (jars.CHECKSUMS.parent / "ivy.xml").read_text()
     roots = re.findall(r'name="([^"]+)" rev="([^"]+)" conf="([a-z]+)', ivy)
@@ -119,7 +119,7 @@ def test_the_checksums_name_the_versions_that_are_resolved() -> None:
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in wanted.values())
 
 
-def test_a_jar_that_is_another_is_found_and_so_is_one_too_many(tmp_path: Path) -> None:
+def test_changed_or_extra_jar_is_found(tmp_path: Path) -> None:
     (tmp_path / "broker").mkdir()
     wanted = {}
     for name in ("a", "b", "c"):
@@ -134,7 +134,7 @@ def test_a_jar_that_is_another_is_found_and_so_is_one_too_many(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_a_mirror_does_not_have_is_said_and_nothing_stays(
+def test_failed_download_is_reported_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mirror").mkdir()
@@ -148,7 +148,7 @@ def test_what_a_mirror_does_not_have_is_said_and_nothing_stays(
 
 
 @pytest.mark.parametrize("columns", SCHEMAS)
-def test_a_batch_has_the_columns_that_spark_is_told(columns: str) -> None:
+def test_batch_matches_the_schema_for_spark(columns: str) -> None:
     names = [each.split()[0] for each in SCHEMAS[columns].split(", ")]
     batch = batch_of(columns, 7)
     assert batch.schema.names == names
@@ -156,6 +156,6 @@ def test_a_batch_has_the_columns_that_spark_is_told(columns: str) -> None:
     batch.validate(full=True)
 
 
-def test_the_three_columns_are_columns_of_the_twenty() -> None:
+def test_three_columns_are_a_part_of_the_twenty() -> None:
     assert len(TYPED) == 20
     assert set(THREE_DDL.split(", ")) < set(SCHEMAS["typed"].split(", "))

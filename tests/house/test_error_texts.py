@@ -1,4 +1,4 @@
-"""Errors as users see them: one traceback, and no bytes of the wire."""
+"""Errors as users see them: one traceback, without bytes of the protocol."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def check_no_bytes(text: str) -> None:
 
 @SLOW
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_of_the_client_has_one_traceback(log, topic, call):
+def test_error_of_the_client_has_one_traceback(log, topic, call):
     with pytest.raises(IsologError) as caught:
         CALLS[call](log, topic)
     check_text(caught.value)
 
 
 @SLOW
-def test_an_error_of_the_client_for_asyncio_has_one_traceback(shared, topic):
+def test_error_of_the_asyncio_client_has_one_traceback(shared, topic):
     async def body() -> None:
         async with aio.connect(shared.address) as log:
             await log.describe(topic)
@@ -89,7 +89,7 @@ def test_an_error_of_the_client_for_asyncio_has_one_traceback(shared, topic):
 
 
 @SLOW
-def test_an_error_of_a_query_has_one_traceback(shared: BrokerProcess, topic: str) -> None:
+def test_error_of_a_query_has_one_traceback(shared: BrokerProcess, topic: str) -> None:
     source = IsologDataSource({"bootstrap": shared.address, "subscribe": topic})
     with pytest.raises(IsologError) as caught:
         source.schema()
@@ -101,14 +101,14 @@ def test_an_error_of_a_query_has_one_traceback(shared: BrokerProcess, topic: str
 
 
 @SLOW
-def test_an_error_of_a_command_is_one_line(shared, topic, capfd):
+def test_error_of_a_command_is_one_line(shared, topic, capfd):
     assert execute(["topic", "describe", topic, "--bootstrap", shared.address]) == 1
     _, text = capfd.readouterr()
     assert text.count("\n") == 1
     check_no_bytes(text)
 
 
-def test_a_failed_call_does_not_print_its_bytes():
+def test_failed_call_prints_no_bytes():
     check_no_bytes(f"{CallFailed(bytes(range(256)))!r}")
 
 
@@ -125,7 +125,7 @@ def handlers_of_the_transport() -> Iterator[tuple[Path, ast.Raise]]:
                         yield path, inner
 
 
-def test_an_error_of_a_stream_is_never_the_cause_of_another():
+def test_stream_errors_are_never_chained():
     found = list(handlers_of_the_transport())
     assert len(found) >= 5
     assert [

@@ -1,4 +1,4 @@
-"""Who may import whom: layers.toml, held against every import statement."""
+"""Allowed imports: every import statement follows layers.toml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "spark_stream"
 
-BESIDE = {"pyspark_isolog", "pytest_isolog"}  # modules that others find by their names
+BESIDE = {"pyspark_isolog", "pytest_isolog"}  # modules that other programs find by name
 
 OURS = {"isolog", "spark_stream", *BESIDE}
 
@@ -28,7 +28,7 @@ ROOM_MAY_IMPORT: dict[str, set[str]] = {
     for folder, rooms in _LAYERS["rooms"].items()
     for number, room in enumerate(rooms)
 }
-"""A room, or module, of a folder (``client/writing``): what of that folder it may import."""
+"""Room, or module, of a folder (``client/writing``) → its allowed imports from that folder."""
 
 
 def modules(part: str) -> list[Path]:
@@ -40,7 +40,7 @@ def modules(part: str) -> list[Path]:
 
 
 def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name below spark_stream) of every import of ours, inside functions too."""
+    """Yield (line, dotted name below spark_stream) of each import of the package, at any depth."""
     for line, name in all_imports(path, text):
         root, _, rest = name.partition(".")
         if root == "spark_stream":
@@ -48,7 +48,7 @@ def imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def all_imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import."""
+    """Yield (line, dotted name) of every import."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -64,7 +64,7 @@ def all_imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def within(name: str, parts: set[str]) -> bool:
-    """Whether the dotted name is one of these parts or below one."""
+    """Return whether the dotted name is one of these parts, or below one."""
     return any(name == each or name.startswith(each + ".") for each in parts)
 
 
@@ -73,7 +73,7 @@ def allowed(part: str, name: str) -> bool:
 
 
 def allowed_in_room(room: str, name: str) -> bool:
-    """Whether a room may import the name, as far as the name is of the room's own folder."""
+    """Return whether a room may import the name. Names of other folders are allowed."""
     folder, _, own = room.partition("/")
     inside, _, rest = name.partition(".")
     return inside != folder or within(rest, {own, *ROOM_MAY_IMPORT[room]})
@@ -90,16 +90,16 @@ def strays(part: str, may_import: Callable[[str, str], bool]) -> list[str]:
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
-def test_a_part_of_the_house_imports_only_what_is_below_it(part):
+def test_part_imports_only_lower_parts(part):
     assert strays(part, allowed) == []
 
 
 @pytest.mark.parametrize("room", ROOM_MAY_IMPORT)
-def test_a_room_imports_only_what_its_folder_lets_it(room):
+def test_room_imports_only_lower_rooms(room):
     assert strays(room, allowed_in_room) == []
 
 
-def test_every_part_and_every_room_is_named():
+def test_layers_has_every_part_and_room():
     parts = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     parts |= {path.stem for path in PACKAGE.glob("*.py")}
     assert set(MAY_IMPORT) == parts | BESIDE
@@ -117,8 +117,8 @@ def test_imports_point_one_way():
     TopologicalSorter(below).prepare()  # raises CycleError
 
 
-def test_the_check_sees_imports_of_every_form():
-    """A check that sees nothing would pass as well: here is what it must see."""
+def test_check_detects_imports_of_every_form():
+    """Examples that the check must detect. A check that detects nothing would pass otherwise."""
     sample = PACKAGE / "consistency" / "sample.py"
     text = (
         "import spark_stream.broker.host\n"
@@ -143,7 +143,7 @@ def test_the_check_sees_imports_of_every_form():
 
 
 @pytest.mark.parametrize("part", ["consistency", "scripts"])
-def test_what_decides_knows_no_lock_no_clock_no_disk_no_thread_no_flight_and_no_chance(part):
+def test_consistency_imports_no_locks_clocks_files_threads_flight_or_randomness(part):
     forbidden = {"time", "datetime", "os", "io", "pathlib", "random", "secrets", "threading"}
     forbidden |= {"asyncio", "socket", "subprocess", "uuid", "pyarrow", "logging", "concurrent"}
     forbidden |= {"queue", "multiprocessing", "sqlite3"}
@@ -159,7 +159,7 @@ def test_what_decides_knows_no_lock_no_clock_no_disk_no_thread_no_flight_and_no_
 
 
 def required(extra: str = "") -> set[str]:
-    """The distributions that setup.cfg names for the base, or for an extra."""
+    """The distributions of the base, or of an extra, in setup.cfg."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     texts = setup["options.extras_require"] if extra else setup["options"]
@@ -193,6 +193,6 @@ def test_modules_import_packages_of_the_base_or_of_their_extra():
     assert base - used == set()
 
 
-def test_the_base_has_neither_pyspark_nor_pandas():
+def test_base_has_neither_pyspark_nor_pandas():
     assert required() & {"pyspark", "pandas"} == set()
     assert {"pyspark", "pandas"} <= required("spark")

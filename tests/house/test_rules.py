@@ -1,4 +1,4 @@
-"""docs/rules.md is what the marks of the tests say; ARCHITECTURE.md names files that are there."""
+"""docs/rules.md matches the marks of the tests. Files in ARCHITECTURE.md exist."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.rules import PAGE, ROOT, page, rules
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
-def test_the_page_of_rules_is_what_the_marks_say() -> None:
+def test_page_of_rules_matches_the_marks() -> None:
     assert PAGE.read_text() == page(), "run `make docs`"
 
 
-def test_a_rule_is_decided_in_files_that_are_there() -> None:
+def test_files_of_a_rule_exist() -> None:
     found = rules()
     assert len(found) > 100
     for rule in found:
@@ -28,7 +28,7 @@ def test_a_rule_is_decided_in_files_that_are_there() -> None:
         assert missing == [], rule.text
 
 
-def test_the_architecture_is_one_page_and_every_file_that_it_names_is_there() -> None:
+def test_architecture_is_one_page_and_its_files_exist() -> None:
     assert len(ARCHITECTURE.split()) <= 1_250
     named = set(re.findall(r"`([\w./-]+\.(?:py|md|toml))`", ARCHITECTURE))
     roots = (ROOT, PACKAGE, PACKAGE / "broker" / "replication")
@@ -38,7 +38,7 @@ def test_the_architecture_is_one_page_and_every_file_that_it_names_is_there() ->
 
 
 def modules_listed(docstring: str) -> set[str]:
-    """The modules that a folder's docstring lists: one opens a line, more may follow in it."""
+    """The modules in a folder's docstring: one at the start of a line, more may follow in it."""
     lines = [line for line in docstring.splitlines()[1:] if re.match(r"``\w+``(?:  |, )", line)]
     return {name for line in lines for name in re.findall(r"(?:^|[;,:] | and )``([a-z_]+)``", line)}
 
@@ -48,7 +48,7 @@ def modules_listed(docstring: str) -> set[str]:
     [path.parent for path in sorted(PACKAGE.rglob("__init__.py"))],
     ids=lambda path: path.name,
 )
-def test_a_folder_lists_no_module_that_is_not_there(folder: Path) -> None:
+def test_modules_listed_by_a_folder_exist(folder: Path) -> None:
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     there = {path.stem for path in folder.glob("*.py")} | {
         path.name for path in folder.iterdir() if path.is_dir()

@@ -13,7 +13,7 @@ from tests.docs.pages import PAGES, Reader, needs_spark
 
 @pytest.mark.full  # in make test: the README's example, and a page without Spark
 @pytest.mark.parametrize("name", [name for name in PAGES if needs_spark(name)])
-def test_a_page_does_what_it_says(
+def test_blocks_of_a_page_have_their_described_effect(
     name: str,
     spark: SparkSession,
     tmp_path: Path,
