@@ -122,7 +122,7 @@ class Case:
 class Strikes:
     """Kills of Python workers, and kills and pauses of brokers, until the end of a ``with``.
 
-    ``left``: the strikes that are still to come. An attempt sets it when it begins.
+    ``left``: the number of remaining strikes. An attempt sets it at its begin.
     """
 
     def __init__(self, cluster: LocalCluster, seed: int) -> None:
@@ -280,7 +280,7 @@ class Attempts:
         self._repeated(finish)
 
     def _repeated(self, act: Callable[[], T]) -> T:
-        """Do it until it succeeds. Strikes may end an attempt, but not with a wrong replay."""
+        """Retry until it succeeds. Strikes may end an attempt, but not with a wrong replay."""
         for failed in range(_STARTS_MAX):
             self._strikes.left = max(0, self._case.chance.randint(1, 3) - failed)
             try:

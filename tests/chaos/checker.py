@@ -1,14 +1,14 @@
-"""Decides from what writers were told and what readers saw whether the log kept its promises.
+"""Checks the log's guarantees, from the results of writers and readers.
 
-Each violation is a named kind with one sentence. The history is two kinds of rows:
+Each violation has a kind and a sentence. The history has two kinds of rows:
 
-* a *write*: one record that a producer gave to the log, with its outcome: ``acknowledged`` (outside
-  a transaction), ``committed``, ``aborted``, or ``unknown`` (nobody told its producer);
-* a *read*: one record that a reader saw, in the order in which it saw it, and in which snapshot
-  (what one read_atomic read holds; -1 for readers that follow the log).
+* a *write*: one record of a producer, with its outcome: ``acknowledged`` (outside a transaction),
+  ``committed``, ``aborted``, or ``unknown`` (without an answer).
+* a *read*: one record that a reader received, in the order of its reads, and its snapshot (the
+  number of the read_atomic read, or -1 for readers that follow the log).
 
-A record is known by (writer, number): ``number`` rises with every record of a writer, so within a
-partition a writer's numbers must rise as well. Works on whole frames: no loop touches a row.
+(writer, number) identifies a record. ``number`` rises with every record of a writer, so within a
+partition a writer's numbers must rise too. The checks use whole frames, not rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DROPS_ABORTED: Final = ("read_committed", "read_atomic")
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken promise: what kind, of which reader, and the first records that show it."""
+    """A violation: its kind, its reader, and the first records that show it."""
 
     kind: str
     reader: str
@@ -42,11 +42,11 @@ def check(
     finals: set[str],
     fickle: frozenset[str] = frozenset(),
 ) -> list[Violation]:
-    """Every violation; ``finals`` are the readers that read everything after the last write.
+    """Return every violation. ``finals``: the readers that read everything after the last write.
 
-    ``fickle`` are readers that may have seen what a failover took back: read_uncommitted ones that
-    followed a log with replicas. They saw no record that was never written, or elsewhere; no more
-    is promised to them.
+    ``fickle``: readers that may have seen records that a failover removed, read_uncommitted ones
+    that followed a log with replicas. They must not see records that were never written, or were
+    written elsewhere. They have no other guarantee.
     """
     known = reads.merge(
         writes, on=["writer", "number"], how="left", suffixes=("", "_written"), indicator=True
@@ -77,7 +77,7 @@ def check(
 
 
 def _misplaced(seen: pd.DataFrame) -> pd.DataFrame:
-    """Records in another partition than they were sent to."""
+    """Records in another partition than that of their send."""
     both = seen[seen["_merge"] == "both"]
     there = (both["topic"] == both["topic_written"]) & (
         both["partition"] == both["partition_written"]
@@ -86,7 +86,7 @@ def _misplaced(seen: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reordered(seen: pd.DataFrame) -> pd.DataFrame:
-    """Records behind a later one of their writer, or at an offset that does not rise."""
+    """Records after a later one of their writer, or at an offset that does not rise."""
     place = ["snapshot", "topic", "partition"]
     offsets = seen.groupby(place, sort=False)["offset"].diff() <= 0
     numbers = seen.groupby([*place, "writer"], sort=False)["number"].diff() < 0
@@ -94,7 +94,7 @@ def _reordered(seen: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fractured(seen: pd.DataFrame, writes: pd.DataFrame) -> pd.DataFrame:
-    """Records of transactions of which a snapshot holds a part only."""
+    """Records of transactions of which a snapshot has only a part."""
     inside = seen[seen["transaction"] >= 0].drop_duplicates(["snapshot", "writer", "number"])
     whole = writes[writes["transaction"] >= 0].groupby("transaction").size()
     held = inside.groupby(["snapshot", "transaction"])["number"].transform("size")
@@ -102,7 +102,7 @@ def _fractured(seen: pd.DataFrame, writes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lost(seen: pd.DataFrame, writes: pd.DataFrame) -> pd.DataFrame:
-    """Records that were acknowledged or committed, and that a reader of everything did not see."""
+    """Acknowledged or committed records that a final reader did not see."""
     promised = writes[writes["outcome"].isin(["acknowledged", "committed"])]
     merged = promised.merge(
         seen[["writer", "number"]].drop_duplicates(),
@@ -114,9 +114,9 @@ def _lost(seen: pd.DataFrame, writes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _changed(reads: pd.DataFrame) -> list[Violation]:
-    """Offsets at which readers saw different records: what they were promised stays.
+    """Offsets at which readers saw different records.
 
-    Aborted records keep their offsets too, so it holds between all levels.
+    Aborted records keep their offsets too, so the check compares readers of all levels.
     """
     place = ["topic", "partition", "offset"]
     distinct = reads.drop_duplicates([*place, "writer", "number"])

@@ -1,12 +1,12 @@
-"""Three brokers under load while they are killed, stopped, flooded and cut apart; then a verdict.
+"""Three brokers under load and faults (kills, pauses, floods, partitions), then a check.
 
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
 isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
 streaming query that copies one topic into another. At the end all brokers are back: no committed
-record is lost, none is there twice, in another order or in part, and all replicas are the same.
+record is lost, duplicated, reordered or partial, and all replicas are equal.
 During one mishap of each kind the views of the cluster are compared (``tests.views``). The program
-prints one line of what happened; exit code 0 if all held, 1 if not. The seed decides what is done
-to brokers and what is written; the order of threads is the machine's.
+prints one line with its events. The exit code is 0 if all checks passed, else 1. The seed decides
+the mishaps and the records, but not the order of threads.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
 OF_MEMBERS = ("kill", "pause leader", "pause quorum", "take away", "fill", "restore")
 CLOCKS = {1: 3_600, 2: 0, 3: -3_600}
-"""By how many seconds the clock of each host is wrong."""
+"""The error of each host's clock, in seconds."""
 DISK_MB = 400
 STORE_MB = 32
-"""The room for the metadata: etcd's quota, or the disk of its file."""
+"""The space for the metadata: etcd's quota, or the disk of its file."""
 VIEWS_S = 30.0
-_OLDER_S = 3.0  # brokers renew their leases, so etcd has changed by then
+_OLDER_S = 3.0  # brokers renew their leases, so etcd has changed until then
 FICKLE = frozenset({"follow-read_uncommitted"})
 ENDING_S = 120.0
 COURSE_S = 600.0  # the first of each kind of mishap, on a busy machine
@@ -73,7 +73,7 @@ CONFIG = {"segment.bytes": 65_536, "replica.lag.time.max.ms": 1500}
 
 @dataclass
 class Outcome:
-    """What a run came to; ``problems`` is empty if all held."""
+    """The result of a run. ``problems`` is empty if all checks passed."""
 
     seed: int
     strikes: Counter[str]
@@ -94,7 +94,7 @@ class Outcome:
 
 
 class Course(threading.Thread):
-    """What is done to a cluster instead of mishaps; it ends by itself."""
+    """A course of actions on a cluster in place of mishaps. It ends without a stop."""
 
     def __init__(self, cluster: LocalCluster, action: Callable[[LocalCluster], None]) -> None:
         super().__init__(name="course", daemon=True)
@@ -111,9 +111,9 @@ class Course(threading.Thread):
 
 
 class Mishaps(threading.Thread):
-    """Strikes brokers, one or two at a time, and lets them go on, until stopped.
+    """Strikes one or two brokers at a time, and lets them recover, until stopped.
 
-    The first strikes of a run are one of each kind, however short it is.
+    The first strikes of a run are one of each kind, even in a short run.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Mishaps(threading.Thread):
         store_disk: SmallDisk | None = None,
         folder: Path = Path(),
     ) -> None:
-        """``disks``: of the brokers. ``store_disk``: that of the metadata's file.
+        """``disks``: of the brokers. ``store_disk``: of the metadata's file.
 
         ``folder``: for copies of etcd's data.
         """
@@ -137,9 +137,9 @@ class Mishaps(threading.Thread):
         self._folder = folder
         self._etcd_is_full = False
         self._present: Path | None = None
-        """The data of etcd's members, while an earlier copy is in its place."""
+        """The present data of etcd's members, during a mishap with an earlier copy."""
         self.compared: Counter[str] = Counter()
-        """Of each kind of mishap, through how many brokers the views were compared."""
+        """Kind of mishap → the number of brokers through which the views were compared."""
         self.differences: list[str] = []
         """Views that differed during a mishap."""
         self._network = network
@@ -186,8 +186,8 @@ class Mishaps(threading.Thread):
         numbers = self._chance.sample(list(self._cluster.brokers), 3)
         kind(numbers)
         if self._chance.random() < 0.25:
-            self._kill(numbers[1:])  # another one, while the first is not back
-        # With etcd a lease lasts longer: some mishaps have to outlive it.
+            self._kill(numbers[1:])  # another one, before the first is back
+        # With etcd a lease lasts longer, and some mishaps have to last longer than a lease.
         self._stopping.wait(self._chance.uniform(0.1, 3.5 if self._etcd is None else 10.0))
         if compares:
             self._compare(kind.__name__.strip("_"))
@@ -224,7 +224,7 @@ class Mishaps(threading.Thread):
         self.strikes["kill all"] += 1
 
     def _kill_and_doubt(self, numbers: list[int]) -> None:
-        """When it comes back it does not know how it ended, and vouches for nothing."""
+        """After its restart it has no record of its end, and vouches for no log."""
         self._cluster.kill(numbers[0])
         (self._cluster.broker(numbers[0]).directory / "broker.run").unlink(missing_ok=True)
         self.strikes["doubt"] += 1
@@ -242,7 +242,7 @@ class Mishaps(threading.Thread):
         self.strikes["cut"] += 1
 
     def _flood(self, numbers: list[int]) -> None:
-        """Strangers send small frames without end to both listeners of a broker."""
+        """Unauthenticated clients send endless small frames to both listeners of a broker."""
         broker = self._cluster.broker(numbers[0])
         kinds = [self._chance.choice([*KINDS, OPENS]) for _ in range(4)]
         addresses = (broker.address, broker.peer_address) * 2
@@ -265,7 +265,7 @@ class Mishaps(threading.Thread):
         self.strikes["etcd: pause leader"] += 1
 
     def _part(self, numbers: list[int]) -> None:
-        """Two hosts do not reach each other: neither brokers nor members of etcd."""
+        """Two hosts, with brokers and members of etcd, cannot reach each other."""
         assert self._network is not None
         self._network.set_way(numbers[0], numbers[1], cut=True)
         self._network.set_way(numbers[1], numbers[0], cut=True)
@@ -277,7 +277,7 @@ class Mishaps(threading.Thread):
         self.strikes["part one way"] += 1
 
     def _isolate(self, numbers: list[int]) -> None:
-        """A host reaches no other; clients reach it, or not."""
+        """A host cannot reach any other. Clients may reach it or not."""
         assert self._network is not None
         others = numbers[1:] + self._chance.choice([[], [self._network.me]])
         for other in others:
@@ -301,19 +301,19 @@ class Mishaps(threading.Thread):
                 self._network.set_way(source, target, **way)
 
     def _freeze(self, numbers: list[int]) -> None:
-        """A host stands still: its broker, and its member of etcd."""
+        """A host pauses, with its broker and its member of etcd."""
         assert self._etcd is not None
         self._pause(numbers)
         self._etcd.members[numbers[0] - 1].pause()
         self.strikes["freeze"] += 1
 
     def _fill(self, numbers: list[int]) -> None:
-        """A host's disk has no room left."""
+        """A host's disk is full."""
         self._disks[numbers[0] - 1].fill()
         self.strikes["fill"] += 1
 
     def _fill_etcd(self, numbers: list[int]) -> None:
-        """Etcd takes no changes, and a broker dies: no other one can be elected."""
+        """Etcd accepts no changes, and a broker dies, so no leader can be elected."""
         assert self._etcd is not None
         self._etcd_is_full = True
         self._etcd.fill()
@@ -321,7 +321,7 @@ class Mishaps(threading.Thread):
         self.strikes["etcd: fill"] += 1
 
     def _restore_etcd(self, _: list[int]) -> None:
-        """An earlier copy takes the place of etcd's data, until the operator brings that back."""
+        """An earlier copy replaces etcd's data, until the operator restores the present data."""
         assert self._etcd is not None
         older, self._present = self._folder / "older", self._folder / "present"
         shutil.rmtree(older, ignore_errors=True)
@@ -344,14 +344,14 @@ class Mishaps(threading.Thread):
         return True
 
     def _fill_store(self, numbers: list[int]) -> None:
-        """The disk of the metadata's file has no room left, and a broker dies."""
+        """The disk of the metadata's file is full, and a broker dies."""
         assert self._store_disk is not None
         self._store_disk.fill()
         self._kill(numbers)
         self.strikes["store: fill"] += 1
 
     def _take_away(self, _: list[int]) -> None:
-        """No member answers, for longer than a lease lasts."""
+        """No member answers, for longer than a lease."""
         assert self._etcd is not None
         for member in self._etcd.members:
             member.pause()
@@ -376,13 +376,13 @@ def run(
     course: Callable[[LocalCluster], None] | None = None,
     histories: Path | None = None,
 ) -> Outcome:
-    """One run of so many seconds of mishaps, and the time that it takes to end.
+    """Run with this many seconds of mishaps, and the time to end.
 
-    ``places``: where the brokers run. ``course``: what is done to them instead of mishaps.
+    ``places``: those of the brokers. ``course``: the actions on them in place of mishaps.
     ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
-    ``hosts``: each broker, and each of these members, is on a host of its own, with a clock and a
-    disk of its own; the network between them is parted, slow and lossy. ``histories``: a folder for
-    what clients were told.
+    ``hosts``: each broker, and each of these members, is on a separate host, with its own clock and
+    disk. The network between them is partitioned, slow and lossy. ``histories``: a folder for the
+    results of clients.
     """
     calm, stop, end = threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
@@ -407,7 +407,7 @@ def run(
                     quota_bytes=STORE_MB << 20,
                 )
             )
-            # Hosts share no files, but these do: readers must not notice.
+            # Hosts share no files, but these hosts do, and readers must not use that.
             conf = {"metadata": etcd.url("chaos"), "mapped_reads": not hosts}
         elif can_make_hosts():
             store_disk = SmallDisk(folder / "metadata", STORE_MB)
@@ -430,7 +430,10 @@ def run(
         def worker(name: str, task) -> Worker:
             return Worker(name, seed, notes, stop, task)
 
-        slowly = {"rows_max": 4, "pause_s": 0.1}  # all that is read has to fit into memory
+        slowly = {
+            "rows_max": 4,
+            "pause_s": 0.1,
+        }  # all read records have to fit into memory
         safe = {"isolation": "read_committed", **slowly}
         writers = [
             *(
@@ -465,7 +468,7 @@ def run(
         )
         for each in (*writers, *followers, mishaps):
             each.start()
-        time.sleep(seconds)  # the length of the run, and no wait for anything
+        time.sleep(seconds)  # the length of the run, not a wait
         calm.set()
         mishaps.join(COURSE_S)
         problems = ["the course does not end"] if mishaps.is_alive() else []
@@ -527,7 +530,7 @@ def _broken(writes: pd.DataFrame, reads: pd.DataFrame, finals: set[str]) -> list
 
 
 def _joined(threads: list[Worker]) -> list[str]:
-    """Waits for the threads; the names of those that do not end."""
+    """Wait for the threads. Return the names of those that do not end."""
     deadline = time.monotonic() + ENDING_S
     for each in threads:
         each.join(max(0.0, deadline - time.monotonic()))

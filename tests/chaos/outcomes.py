@@ -1,4 +1,4 @@
-"""What became of each batch as its writer was told, and what the log then has to hold."""
+"""The outcome of each batch for its writer, and the required content of the log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNKNOWN, ACKNOWLEDGED, ABSENT = 0, 1, 2
 
 
 class Outcomes:
-    """One writer's batches by number: a byte each, so that hours of them take no room."""
+    """One writer's batches by number, a byte each, so that hours of them take little memory."""
 
     def __init__(self) -> None:
         self._told = bytearray()
         self._lock = threading.Lock()
 
     def begun(self) -> int:
-        """The number of a new batch, of which nothing is known yet."""
+        """Return the number of a new batch, with an unknown outcome."""
         with self._lock:
             self._told.append(UNKNOWN)
             return len(self._told) - 1
@@ -36,7 +36,7 @@ class Outcomes:
 
 
 def broken_promises(table: pa.Table, outcomes: Mapping[int, Outcomes]) -> list[str]:
-    """Where read_committed and what was told differ: acknowledged is once and whole, absent never.
+    """Return the differences: an acknowledged batch must exist once and whole, an absent one never.
 
     ``table`` has the columns writer, number and row.
     """
@@ -61,7 +61,7 @@ def broken_promises(table: pa.Table, outcomes: Mapping[int, Outcomes]) -> list[s
 
 
 def counts(outcomes: Mapping[int, Outcomes]) -> tuple[int, int, int]:
-    """How many batches are unknown, acknowledged, and told to be absent."""
+    """The numbers of unknown, acknowledged and absent batches."""
     told = np.concatenate([each.told() for each in outcomes.values()])
     found = np.bincount(told, minlength=3)
     return int(found[UNKNOWN]), int(found[ACKNOWLEDGED]), int(found[ABSENT])

@@ -1,4 +1,4 @@
-"""A streaming query that copies a topic into another, whatever becomes of their leaders."""
+"""A streaming query that copies a topic into another, while their leaders fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.system.replication.clusters import patiently
 SOURCE, TARGET = "t", "copied"
 _STARTS_MAX = 20
 _LOOK_S = 0.5
-_FILE_CLOCK_NS = 10_000_000  # how much later a file may have been written than its time says
+_FILE_CLOCK_NS = 10_000_000  # a file may be written this much later than its recorded time
 
 
 _Places = dict[str, tuple[int, int]]
@@ -33,7 +33,7 @@ _Places = dict[str, tuple[int, int]]
 
 
 class _MicroBatch(Struct):
-    """One transaction of the query: its number, and when it was planned and noted as done."""
+    """One transaction of the query: its number, and the times of its plan and of its commit."""
 
     number: int
     called: int
@@ -48,9 +48,9 @@ class _MicroBatch(Struct):
         source: _Places,
         copied: _Places,
     ) -> None:
-        """Write what it was to read from a partition, and what it has made of that.
+        """Write the planned range of a partition, and the output for it.
 
-        What it has read shows in what it wrote.
+        The records that it read are derived from its output.
         """
         planned = {
             offset: record
@@ -106,12 +106,12 @@ def _offsets_of(table: pa.Table) -> _Places:
 
 
 def _moment(path: Path) -> int:
-    """Return when a file was written, on the clock of histories, or a little before."""
+    """Return the time of a file's write, on the clock of histories, or a little earlier."""
     return path.stat().st_mtime_ns - time.time_ns() + time.monotonic_ns()
 
 
 class Copy:
-    """The query: begun again from its checkpoint when it fails, as a supervisor would do."""
+    """The query. After a failure it restarts from its checkpoint, as with a supervisor."""
 
     def __init__(self, cluster: LocalCluster, log: isolog.Log, config: dict[str, object]) -> None:
         log.create_topic(TARGET, 3, 3, schema=SCHEMA, config=config)
@@ -132,7 +132,7 @@ class Copy:
         self._supervisor.start()
 
     def finish(self) -> None:
-        """Copies what there is, and ends; for when all brokers are there again."""
+        """Copy the rest, and end. All brokers must be back."""
         self._calm.set()
         self._supervisor.join()
         try:
@@ -145,9 +145,9 @@ class Copy:
             self._query.stop()
 
     def write_history(self, notes: Notes, tables: Mapping[str, pa.Table]) -> None:
-        """Writes what each micro-batch has read and written, as its checkpoint and topics show.
+        """Write the input and output of each micro-batch, from its checkpoint and topics.
 
-        ``tables`` are both topics as they are at the end, read_atomic.
+        ``tables``: the final content of both topics, read_atomic.
         """
         if notes.history is None:
             return
@@ -169,12 +169,12 @@ class Copy:
             starts |= ends
 
     def close(self) -> None:
-        """Lets go of Spark."""
+        """Stop Spark."""
         self._calm.set()
         self._spark.stop()
 
     def problems(self, log: isolog.Log) -> list[str]:
-        """What the copy has otherwise than its source, as read_committed sees both."""
+        """Return the differences of the copy from its source, at read_committed."""
         source, copied = (self._content(log, topic) for topic in (SOURCE, TARGET))
         both = source.merge(copied, how="outer", on=list(SCHEMA.names), suffixes=("", "_copied"))
         wrong = both[both["times"].fillna(0) != both["times_copied"].fillna(0)]

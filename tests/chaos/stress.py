@@ -1,10 +1,10 @@
-"""Many threads of one process over a connection that is cut again and again: the process lives.
+"""Many threads of one process over a repeatedly cut connection: the process survives.
 
 ``python -m tests.chaos.stress --seconds 600`` (``make stress``) runs producers, transactions,
 consumers, long polls and reads through a proxy that cuts all connections every 20 to 250 ms, while
-the broker is killed, stopped for a while, and started anew. At its end the process has its threads,
-files and memory back, and the log holds what was acknowledged, once. It prints one line of what
-happened; exit code 0 if all held, 1 if not. An abort inside gRPC ends it with a signal and a trace.
+the broker is killed, paused and restarted. At the end, the process has released threads, files and
+memory, and the log has each acknowledged record once. It prints one line with its events. The exit
+code is 0 if all checks passed, else 1. An abort inside gRPC ends it with a signal and a trace.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.support import BrokerProcess, eventually
 
 KINDS = (produce, produce, produce, produce, transact, transact, follow, follow, poll, poll, look)
 ENDING_S = 120.0
-# What a process may keep: pools of threads and memory that the libraries hold on to.
+# The allowance of a process: pools of threads and memory of the libraries.
 THREADS_MORE, FILES_MORE, MEMORY_MORE = 24, 8, 150 << 20
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the process holds."""
+    """The resources of the process."""
 
     python_threads: int
     threads: int
@@ -61,10 +61,9 @@ class Held:
 
 
 class Mishaps:
-    """Cuts connections and ends brokers, each on a thread of its own, until stopped.
+    """Cuts connections and ends brokers, each on a separate thread, until stopped.
 
-    Every run, however short, has a restart, a pause and cuts: those come first, and what comes
-    after them is left to chance.
+    Every run, even a short one, begins with a restart, a pause and cuts. Later ones are random.
     """
 
     def __init__(self, broker: BrokerProcess, proxy: Proxy, stop: threading.Event, seed: int):
@@ -120,7 +119,7 @@ def run(folder: Path, seconds: float, seed: int) -> int:
             log.create_topic("t", partitions=4, schema=SCHEMA)
             log.create_topic("quiet", partitions=2)
         warm = World(broker.address)
-        for number, kind in enumerate(KINDS):  # what the libraries set up once is no leak
+        for number, kind in enumerate(KINDS):  # one-time resources of libraries are not a leak
             Worker(warm, number, kind, seed).round()
         before = Held.now()
         with Proxy(broker.address) as proxy:
@@ -131,7 +130,7 @@ def run(folder: Path, seconds: float, seed: int) -> int:
             mishaps.start()
             for each in workers:
                 each.start()
-            time.sleep(seconds)  # the length of the run, and no wait for anything
+            time.sleep(seconds)  # the length of the run, not a wait
             calm.set()
             mishaps.join()
             world.stop.set()
@@ -168,7 +167,7 @@ def run(folder: Path, seconds: float, seed: int) -> int:
 
 
 def _settled(before: Held) -> Held:
-    """What is held once what was let go is gone: a thread takes a moment to end."""
+    """Return the resources after the release, which takes a moment for threads."""
     deadline = time.monotonic() + 15
     while True:
         after = Held.now()

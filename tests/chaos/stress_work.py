@@ -1,4 +1,4 @@
-"""What the threads of the stress program do: they open, use and close, and note what they see."""
+"""The threads of the stress program: they open, use and close, and record their results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from isolog.errors import (
 )
 from tests.chaos.outcomes import ABSENT, ACKNOWLEDGED, ROWS, SCHEMA, UNKNOWN, Outcomes
 
-LARGE_BYTES = 8 << 20  # more than the transport takes in: its write waits for a stopped broker
+LARGE_BYTES = 8 << 20  # more than the transport buffers: its write waits for a stopped broker
 TIMEOUT_S = 20.0
 
 
 @dataclass
 class World:
-    """What all threads share."""
+    """The state that all threads share."""
 
     address: str
     stop: threading.Event = field(default_factory=threading.Event)
@@ -52,7 +52,7 @@ Round = Callable[["Worker"], None]
 
 
 class Worker(threading.Thread):
-    """Does one kind of round until it is told to stop."""
+    """Repeats one kind of round until stopped."""
 
     def __init__(self, world: World, number: int, kind: Round, seed: int) -> None:
         super().__init__(name=f"{kind.__name__}-{number}", daemon=True)
@@ -67,7 +67,7 @@ class Worker(threading.Thread):
             self.round()
 
     def round(self) -> None:
-        """One round; an error that only says to try again is what a cut may cost."""
+        """One round. A cut may only cause retriable errors."""
         try:
             self._kind(self)
         except IsologError as error:
@@ -78,7 +78,7 @@ class Worker(threading.Thread):
         self.world.count(self._kind.__name__)
 
     def batch(self) -> tuple[int, pa.RecordBatch]:
-        """The next batch with its number; now and then a large one."""
+        """Return the next batch with its number. Some batches are large."""
         number = self.outcomes.begun()
         size = LARGE_BYTES // ROWS if self.chance.random() < 0.003 else 10
         columns = [
@@ -91,7 +91,7 @@ class Worker(threading.Thread):
 
 
 def produce(worker: Worker) -> None:
-    """A producer is opened, appends, and is closed while some of it is still under way."""
+    """Opens a producer, appends, and closes it while some appends are under way."""
     with worker.world.connect() as log:
         producer = log.producer(timeout_ms=4000)
         written = {}
@@ -101,7 +101,7 @@ def produce(worker: Worker) -> None:
                 worker.outcomes[number] = ABSENT
                 written[number] = producer.append("t", batch)
         finally:
-            with contextlib.suppress(IsologError):  # what failed is told by the futures as well
+            with contextlib.suppress(IsologError):  # the futures have the failures too
                 producer.close()
         for number, future in written.items():
             worker.outcomes[number] = _outcome(future.exception(0))
@@ -118,7 +118,7 @@ def _outcome(error: BaseException | None) -> int:
 
 
 def transact(worker: Worker) -> None:
-    """A few transactions of one producer; some are aborted, some commits are asked for again."""
+    """A few transactions of one producer. Some are aborted, and some commits are repeated."""
     with worker.world.connect() as log:
         producer = log.producer(
             transactional_id=f"loader-{worker.number}",
@@ -153,7 +153,7 @@ def _transaction(worker: Worker, producer: isolog.TransactionalProducer) -> None
 
 
 def _committed(producer: isolog.TransactionalProducer) -> int:
-    """What became of the transaction; unknown if nobody answers however often it is asked."""
+    """Return the outcome of the transaction, or unknown if no request gets an answer."""
     for _ in range(5):
         try:
             producer.commit_transaction()
@@ -168,9 +168,9 @@ def _committed(producer: isolog.TransactionalProducer) -> int:
 
 
 def follow(worker: Worker) -> None:
-    """Follows the topic for a while: every offset comes once and in order, whatever is cut.
+    """Follows the topic for a while. Despite the cuts, every offset comes once and in order.
 
-    The iteration ends by a close from another thread, or is left lying for another to clean up.
+    The iteration ends by a close from another thread, or is abandoned for another to clean up.
     """
     with worker.world.connect() as log:
         consumer = log.consumer("t", start="latest", columns=["_partition", "_offset"])
@@ -197,13 +197,13 @@ def follow(worker: Worker) -> None:
 
 
 def poll(worker: Worker) -> None:
-    """Waits for records that do not come, and is ended by a close of what it uses."""
+    """Waits for records that do not come, until its consumer or connection is closed."""
     log = worker.world.connect()
     consumer = log.consumer("quiet")
     polling = threading.Thread(target=_poll, args=(worker, consumer), name=f"{worker.name}-polling")
     polling.start()
     worker.world.stop.wait(worker.chance.uniform(0, 1))
-    # Either first: a connection may be closed under those that use it.
+    # In either order: a connection may be closed during its use.
     for each in worker.chance.sample((log, consumer), 2):
         each.close()
     polling.join(TIMEOUT_S * 2)
@@ -223,12 +223,12 @@ def _poll(worker: Worker, consumer: isolog.Consumer) -> None:
 
 
 def look(worker: Worker) -> None:
-    """Bounded reads of the topic's end, in several threads of the client's."""
+    """Bounded reads of the topic's end, in several threads of the client."""
     with worker.world.connect() as log:
         known = {each.partition: each.log_end_offset for each in log.describe("t").partitions}
         ends = {number: end for number, end in known.items() if end is not None}
         if len(ends) < len(known):
-            return  # a leader could not be asked
+            return  # a leader did not answer
         start = {number: max(0, end - 50) for number, end in ends.items()}
         table = log.read("t", start=start, end=ends, columns=["row"])
         if table.num_rows != sum(ends[number] - start[number] for number in ends):

@@ -1,4 +1,4 @@
-"""The checker catches each kind of broken promise when it is planted, and nothing else."""
+"""The checker finds each kind of planted violation, and no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic"
 
 
 def history() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A plain writer, a committed transaction over two partitions, an aborted one, read by all."""
+    """A plain writer, a committed transaction over two partitions, an aborted one, and readers."""
     writes = pd.DataFrame(
         [
             ("plain", 0, "t", 0, -1, "acknowledged"),
@@ -57,11 +57,11 @@ def added(reads: pd.DataFrame, *row: object) -> pd.DataFrame:
     return pd.concat([reads, pd.DataFrame([row], columns=READ)], ignore_index=True)
 
 
-def test_a_sound_history_passes():
+def test_correct_history_passes():
     assert kinds(*history()) == set()
 
 
-def test_a_record_of_unknown_outcome_may_be_there_or_not():
+def test_record_of_unknown_outcome_may_exist_or_not():
     writes, reads = history()
     for level in LEVELS:
         snapshot = 0 if level == "read_atomic" else -1
@@ -71,13 +71,13 @@ def test_a_record_of_unknown_outcome_may_be_there_or_not():
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("record", [("plain", 1), ("loader", 1)])
-def test_a_lost_record_is_caught(level, record):
+def test_lost_record_is_found(level, record):
     writes, reads = history()
     assert ("lost", level) in kinds(writes, without(reads, level, *record))
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_duplicated_record_is_caught(level):
+def test_duplicate_record_is_found(level):
     writes, reads = history()
     snapshot = 0 if level == "read_atomic" else -1
     reads = added(reads, level, level, snapshot, "t", 0, 9, "plain", 1)
@@ -85,7 +85,7 @@ def test_a_duplicated_record_is_caught(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_reordered_writer_is_caught(level):
+def test_reordered_writer_is_found(level):
     writes, reads = history()
     mine = (reads["reader"] == level) & (reads["writer"] == "plain")
     reads.loc[mine, "number"] = reads.loc[mine, "number"].to_numpy()[::-1]
@@ -93,13 +93,13 @@ def test_a_reordered_writer_is_caught(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_offsets_that_go_back_are_caught(level):
+def test_decreasing_offsets_are_found(level):
     writes, reads = history()
     assert ("reordered", level) in kinds(writes, reads.iloc[::-1])
 
 
 @pytest.mark.parametrize("level", LEVELS[2:])
-def test_an_aborted_record_is_caught(level):
+def test_aborted_record_is_found(level):
     writes, reads = history()
     snapshot = 0 if level == "read_atomic" else -1
     reads = added(reads, level, level, snapshot, "t", 0, 3, "loader", 3)
@@ -107,48 +107,48 @@ def test_an_aborted_record_is_caught(level):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_fractured_read_is_caught(number):
+def test_fractured_read_is_found(number):
     """A part of the transaction is missing in one partition, or in the other topic."""
     writes, reads = history()
     found = kinds(writes, without(reads, "read_atomic", "loader", number))
     assert ("fractured", "read_atomic") in found
 
 
-def test_a_snapshot_without_the_whole_transaction_is_not_fractured():
+def test_snapshot_without_any_part_of_a_transaction_passes():
     writes, reads = history()
     atomic = (reads["reader"] == "read_atomic") & (reads["writer"] == "loader")
     assert {each.kind for each in check(writes, reads[~atomic], set())} == set()
 
 
-def test_a_transaction_seen_whole_in_the_next_snapshot_is_sound():
+def test_transaction_whole_in_the_next_snapshot_passes():
     writes, reads = history()
     later = reads[reads["reader"] == "read_atomic"].assign(snapshot=1)
     assert kinds(writes, pd.concat([reads, later])) == set()
 
 
-def test_a_record_in_another_partition_is_caught():
+def test_record_in_another_partition_is_found():
     writes, reads = history()
     reads.loc[(reads["writer"] == "plain") & (reads["number"] == 1), "partition"] = 1
     assert ("misplaced", "read_committed") in kinds(writes, reads)
 
 
-def test_an_invented_record_is_caught():
+def test_invented_record_is_found():
     writes, reads = history()
     reads = added(reads, "read_committed", "read_committed", -1, "u", 0, 7, "nobody", 0)
     assert ("invented", "read_committed") in kinds(writes, reads)
 
 
-def test_an_offset_that_holds_another_record_for_another_reader_is_caught():
+def test_offset_with_different_records_is_found():
     writes, reads = history()
     mine = (reads["reader"] == "read_uncommitted") & (reads["offset"] == 2)
     reads.loc[mine, "number"] = 2
     assert ("changed", "all") in kinds(writes, reads)
 
 
-def test_a_reader_that_saw_what_was_taken_back_is_forgiven_and_the_others_are_not():
+def test_only_uncommitted_readers_may_see_removed_records():
     writes, reads = history()
     mine = (reads["reader"] == "read_uncommitted") & (reads["offset"] == 2)
-    reads.loc[mine, "number"] = 0  # a record that it has seen before, where another one is now
+    reads.loc[mine, "number"] = 0  # a record that it has seen before, at the offset of another one
     fickle = frozenset({"read_uncommitted"})
     assert {"duplicated", "changed"} <= {each.kind for each in check(writes, reads, set())}
     assert check(writes, reads, set(), fickle) == []

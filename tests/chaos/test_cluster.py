@@ -1,6 +1,6 @@
-"""The cluster keeps its promises whatever becomes of its brokers: a short run of ``cluster``.
+"""The cluster keeps its guarantees under faults of its brokers: a short run of ``cluster``.
 
-A failure prints its seed; ``make chaos SEED=…`` runs it again, ``MINUTES=…`` for longer.
+A failure prints its seed. ``make chaos SEED=…`` runs it again, ``MINUTES=…`` for longer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ OF_THE_FILE = {"store: fill"} if can_make_hosts() else set()
     [(10.0, False), pytest.param(10.0, True, marks=pytest.mark.spark)],
     ids=["plain", "with a streaming query"],
 )
-def test_nothing_committed_is_lost_repeated_reordered_or_in_part_and_replicas_are_the_same(
-    seconds: float, spark: bool
-) -> None:
+def test_committed_records_survive_faults_of_brokers(seconds: float, spark: bool) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
     found = run(seconds, seed, spark=spark)
     print(found)
@@ -50,9 +48,7 @@ needs_hosts = pytest.mark.skipif(not can_make_hosts(), reason="cannot make netwo
         pytest.param(True, marks=[*needs_etcd, needs_hosts], id="hosts"),
     ],
 )
-def test_so_it_does_whatever_becomes_of_etcd_and_of_the_network(
-    tmp_path: Path, hosts: bool
-) -> None:
+def test_committed_records_survive_faults_of_etcd_and_network(tmp_path: Path, hosts: bool) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
     found = run(20.0, seed, etcd_folder=tmp_path, hosts=hosts)
     print(found)
@@ -63,7 +59,7 @@ def test_so_it_does_whatever_becomes_of_etcd_and_of_the_network(
 
 
 def holds(found: Outcome) -> None:
-    """The run has done enough to mean something."""
+    """The run has done enough to be meaningful."""
     assert found.notes.enough
     assert set(found.reads["level"]) == set(LEVELS)
     assert {"acknowledged", "committed", "aborted"} <= set(found.writes["outcome"])

@@ -1,4 +1,4 @@
-"""A client with many streams lives through the deaths of its brokers, in a process of its own."""
+"""A client with many streams, in a separate process, survives the deaths of its brokers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROUNDS = 6  # each broker is killed twice and stopped once
 TOPICS = 6  # of each broker
 
 
-def test_brokers_killed_and_stopped_under_many_streams(tmp_path):
-    """No abort, no loss, no repeat: whatever its threads were doing when a broker went."""
+def test_process_with_many_streams_survives_killed_brokers(tmp_path):
+    """No abort, no loss and no duplicate, in any state of the threads at the death of a broker."""
     led = [[f"{name}{number}" for number in range(TOPICS)] for name in ("one", "two")]
     with brokers_on(tmp_path) as brokers:
         for broker, topics in zip(brokers, led, strict=True):

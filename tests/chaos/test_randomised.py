@@ -1,7 +1,7 @@
-"""Writers, readers at all four levels and kill -9, at random; then the checker looks at it all.
+"""Random writers, readers at all four levels and kill -9, then a check of all results.
 
-A failure prints its seed; ``ISOLOG_CHAOS_SEED`` runs it again (the order of threads is the
-machine's), ``ISOLOG_CHAOS_SECONDS`` lets it run longer.
+A failure prints its seed. ``ISOLOG_CHAOS_SEED`` runs it again (but not the order of threads).
+``ISOLOG_CHAOS_SECONDS`` sets a longer run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECONDS = float(os.environ.get("ISOLOG_CHAOS_SECONDS", "12"))
 KILLS = 2
 
 
-def test_nothing_is_lost_duplicated_reordered_aborted_or_fractured(tmp_path: Path) -> None:
+def test_random_run_has_no_violation(tmp_path: Path) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
     print(f"ISOLOG_CHAOS_SEED={seed}")
     notes, kills = run(tmp_path, seed)
@@ -50,7 +50,7 @@ def test_nothing_is_lost_duplicated_reordered_aborted_or_fractured(tmp_path: Pat
 
 
 def run(folder: Path, seed: int) -> tuple[Notes, int]:
-    """The whole history: what was noted, and how often the broker was killed."""
+    """The whole history: the recorded results, and the number of kills."""
     notes, stop, end = Notes(), threading.Event(), threading.Event()
     chance = random.Random(seed)
     with BrokerProcess(folder / "log") as broker:

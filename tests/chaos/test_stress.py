@@ -1,4 +1,4 @@
-"""The process lives, whatever becomes of its connections: an abort inside gRPC would end it."""
+"""The process survives faults of its connections. An abort inside gRPC would end it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(200)]
 
 
-def test_a_process_lives_through_cuts_and_restarts_and_gets_all_back():
-    """Producers, transactions, consumers, long polls, reads: see ``stress``; a short run of it."""
+def test_process_survives_cuts_and_restarts_and_releases_its_resources():
+    """A short run of ``stress``: producers, transactions, consumers, long polls and reads."""
     program = [sys.executable, "-m", "tests.chaos.stress", "--seconds", "12"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr + done.stdout

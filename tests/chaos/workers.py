@@ -1,4 +1,4 @@
-"""Writers and readers that go on whatever happens to the broker, and note what they were told."""
+"""Writers and readers that continue through faults of brokers, and record their results."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def rows(writer: str, first: int, count: int) -> pa.RecordBatch:
 
 @dataclass
 class Notes:
-    """What all workers noted, as frames for the checker, and as a history if one is asked for."""
+    """The results of all workers, as frames for the checker, and as a history on request."""
 
     history: HistoryWriter | None = None
     positions: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    """Where each reader that goes on is, by topic and partition."""
+    """The position of each following reader, by topic and partition."""
     writes: list[pd.DataFrame] = field(default_factory=list)
     reads: list[pd.DataFrame] = field(default_factory=list)
     surprises: list[BaseException] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Notes:
 
     @property
     def enough(self) -> bool:
-        """Whether the history shows something, or shows by a surprise that it is over.
+        """Return whether the history has enough results, or an unexpected error ends the run.
 
-        How long that takes is the machine's; a run lasts at least so long.
+        The time for that depends on the machine. A run lasts at least that long.
         """
         return bool(self.surprises) or (self.commits >= 10 and self.aborts >= 5)
 
@@ -106,7 +106,7 @@ class Notes:
         )
 
     def ended(self, writer: str, op: str, transaction: int, called: int, outcome: str) -> None:
-        """A writer was told what became of a transaction, or gave up."""
+        """Record the outcome of a transaction for its writer, which may be unknown."""
         if self.history is not None:
             self.history.write(
                 op,
@@ -120,13 +120,13 @@ class Notes:
     def _write_reads(
         self, frame: pd.DataFrame, called: int, *, topics: Sequence[str], complete: bool
     ) -> None:
-        """One event for each partition: those of which a whole read saw nothing, too."""
+        """Write one event for each partition, also for those without records in the read."""
         assert self.history is not None
         returned = time.monotonic_ns()
         for place, records in _records_by_place(frame, topics).items():
             reader, level = frame.attrs["reader"], frame.attrs["level"]
             at, snapshot = 0, frame.attrs["snapshot"]
-            if snapshot < 0:  # it goes on from where it was, or from a place that a loss left
+            if snapshot < 0:  # it continues from its position, or from a position after a loss
                 at = self.positions.get((reader, *place), 0)
                 if level == "read_uncommitted":
                     at = records[0][0]
@@ -156,7 +156,7 @@ class Notes:
         topic: str | None = None,
         complete: bool = False,
     ) -> None:
-        """``topic``: of which it is a whole snapshot; ``complete``: nothing was there but this."""
+        """``topic``: the topic of a whole snapshot. ``complete``: the read reached the end."""
         frame = pd.DataFrame(
             {
                 "reader": reader,
@@ -192,7 +192,7 @@ def _records_by_place(
 
 
 class Worker(threading.Thread):
-    """A thread with a seeded randomness of its own; what it did not foresee fails the test."""
+    """A thread with its own random seed. An unexpected error fails the test."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Sent:
     returned: int = 0
 
     def told(self) -> tuple[str, int | None]:
-        """What the producer was told of it by now: ok, with an offset, or unknown."""
+        """Return the outcome so far: ok, with an offset, or unknown."""
         if not self.future.done() or self.future.cancelled() or self.future.exception():
             return "unknown", None
         self.returned = self.returned or time.monotonic_ns()
@@ -255,12 +255,12 @@ def send(worker: Worker, producer: isolog.Producer, rows_max: int) -> Sent:
 
 
 def passes(error: IsologError) -> bool:
-    """Whether the cluster overcomes the error by itself, or an operator repairs the metadata."""
+    """Return whether the cluster recovers from the error, or an operator repairs the metadata."""
     return error.retriable or isinstance(error, MetadataLost)
 
 
 def repaired(call: Callable[[], T]) -> T:
-    """What the call returns once an operator has repaired the metadata."""
+    """Repeat the call until an operator has repaired the metadata. Return its result."""
     while True:
         try:
             return call()
@@ -269,7 +269,7 @@ def repaired(call: Callable[[], T]) -> T:
 
 
 def outcome_of(sent: Sent) -> str:
-    """What the producer was told of a write outside any transaction."""
+    """Return the outcome of a write outside transactions."""
     try:
         sent.future.result(120)
     except UnknownOutcome:
@@ -278,7 +278,7 @@ def outcome_of(sent: Sent) -> str:
 
 
 def replicated_outcome_of(sent: Sent) -> str:
-    """As :func:`outcome_of`, where leaders may be missing for long: then nobody knows."""
+    """Return the outcome as :func:`outcome_of`, or unknown if a leader is missing for long."""
     try:
         return outcome_of(sent)
     except IsologError as error:
@@ -288,7 +288,7 @@ def replicated_outcome_of(sent: Sent) -> str:
 
 
 def fleeting_outcome_of(sent: Sent) -> str:
-    """Of a write that is acknowledged before it is replicated: a failover may take it back."""
+    """Wait for the answer. Return unknown, because a failover may remove the write."""
     replicated_outcome_of(sent)
     return "unknown"
 
@@ -301,9 +301,9 @@ def plain_writer(
     pause_s: float = 0.02,
     **settings: object,
 ) -> Callable[[Worker], None]:
-    """Appends outside any transaction; several batches under way at a time.
+    """Appends outside transactions, with several batches under way.
 
-    Batches have up to ``rows_max`` records; ``settings`` are those of the producer.
+    Batches have up to ``rows_max`` records. ``settings`` are those of the producer.
     """
 
     acks = "replicated" if settings.get("isolation") == "read_committed" else "leader"
@@ -325,10 +325,10 @@ def plain_writer(
 def transactional_writer(
     connect: Callable[[], isolog.Log], *, replicated: bool = False
 ) -> Callable[[Worker], None]:
-    """Transactions over several partitions and topics, of which a third is aborted.
+    """Transactions over several partitions and topics. A third of them is aborted.
 
-    Now and then one is left open: the next producer of the same id takes over, which aborts it.
-    ``replicated``: leaders may be missing for so long that a transaction's outcome is not told.
+    Some are left open: the next producer of the same id takes over, which aborts them.
+    ``replicated``: a leader may be missing for so long that the outcome stays unknown.
     """
 
     def task(worker: Worker) -> None:
@@ -370,7 +370,7 @@ def walked_away(
 def taken_over(
     worker: Worker, log: isolog.Log, producer: isolog.TransactionalProducer
 ) -> isolog.TransactionalProducer:
-    """Another producer of the same id; what the one before has open is aborted."""
+    """Open another producer of the same id, which aborts the open transaction."""
     following = repaired(lambda: log.producer(transactional_id=worker.name))
     with contextlib.suppress(IsologError):
         producer.close()
@@ -411,7 +411,7 @@ def one_transaction(
 def following_reader(
     connect: Callable[[], isolog.Log], level: str, end: threading.Event, **settings: object
 ) -> Callable[[Worker], None]:
-    """Reads on from where it is, until ``end`` is set and it has reached its level's bound.
+    """Continues from its position until ``end`` is set and its level's bound is reached.
 
     ``settings`` are those of the consumer.
     """
@@ -440,7 +440,7 @@ def following_reader(
 def snapshot_reader(
     connect: Callable[[], isolog.Log], level: str, pause_s: float = 0.2
 ) -> Callable[[Worker], None]:
-    """Reads both topics as a whole, again and again: each time one snapshot."""
+    """Repeatedly reads both topics as a whole, one snapshot each time."""
 
     def task(worker: Worker) -> None:
         with connect() as log:

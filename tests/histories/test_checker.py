@@ -1,4 +1,4 @@
-"""Recording changes no run; what is recorded is a history, and a stranger's checker accepts it."""
+"""Recording does not change a run. Its history is valid, and an independent checker accepts it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ VISIBLE = (
     "readers_of_what_is_replicated_see_the_rest",
     "the_last_stable_offset_ignores_what_is_open",
 )
-"""Planted bugs that show in what clients are told within few runs."""
+"""Planted bugs that change the results of clients within few runs."""
 GO = shutil.which("go")
 
 
-def test_a_run_that_is_recorded_is_the_same_run(tmp_path: Path) -> None:
+def test_recording_does_not_change_a_run(tmp_path: Path) -> None:
     alone, with_history = (run(draw(3), histories=each) for each in (None, tmp_path))
     assert alone == with_history
 
 
-def test_each_line_is_an_event_and_what_was_read_was_appended(tmp_path: Path) -> None:
+def test_each_line_is_an_event_and_read_records_were_appended(tmp_path: Path) -> None:
     search(range(5), tmp_path)
     records = 0
     for path in tmp_path.iterdir():
@@ -56,7 +56,7 @@ def test_each_line_is_an_event_and_what_was_read_was_appended(tmp_path: Path) ->
 
 
 def go(*arguments: str, **settings: str) -> str:
-    """What the tool says; the test fails if it does."""
+    """Return the output of the tool. If the tool fails, fail the test."""
     assert GO is not None
     done = subprocess.run(
         [GO, *arguments], cwd=HERE, env=os.environ | settings, capture_output=True, text=True
@@ -67,7 +67,7 @@ def go(*arguments: str, **settings: str) -> str:
 
 @pytest.fixture(scope="module")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program; the test is skipped where there is no Go that has, or gets, its modules."""
+    """The program. Without Go and its modules, the test is skipped."""
     if GO is None:
         pytest.skip("there is no Go")
     program = tmp_path_factory.mktemp("checker") / "histories"
@@ -81,7 +81,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", VISIBLE)
-def test_bugs_in_the_product_are_seen_without_the_invariants(
+def test_checker_finds_planted_bugs_without_the_invariants(
     name: str, checker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Invariant, "require", lambda *_: None)
@@ -95,7 +95,7 @@ def test_bugs_in_the_product_are_seen_without_the_invariants(
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_the_checker_accepts_simulated_runs_and_refuses_faults_and_mutants(
+def test_checker_accepts_simulated_runs_and_refuses_faults_and_mutants(
     checker: Path, tmp_path: Path
 ) -> None:
     gofmt = Path(go("env", "GOROOT").strip()) / "bin" / "gofmt"

@@ -1,4 +1,4 @@
-"""What differs between hosts beside their network: the clock, and the room on the disk."""
+"""The clock of a host, and the space on its disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FILLER: Final = "filler"
 
 
 def with_clock(place: ProcessPlace, offset_s: int) -> ProcessPlace:
-    """Return the place with a wall clock that is wrong by so much, as Python programs see it."""
+    """Return the place with a wrong wall clock for Python programs."""
     path = os.pathsep.join([str(_CLOCK), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     clock = ("env", f"PYTHONPATH={path}", f"ISOLOG_CLOCK_OFFSET_S={offset_s}")
     return place._replace(prefix=(*place.prefix, *clock))
 
 
 class SmallDisk:
-    """A disk of its own for a folder. Needs root."""
+    """A separate disk for a folder. Needs root."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,15 +31,15 @@ class SmallDisk:
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "isolog", str(folder)], check=True)
 
     def fill(self) -> None:
-        """Leave no room."""
+        """Fill the disk."""
         room = os.statvfs(self._folder)
         with (self._folder / _FILLER).open("wb") as file, suppress(OSError):
             os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_bsize)
 
     def clear(self) -> None:
-        """Give the room back."""
+        """Free the space."""
         (self._folder / _FILLER).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the disk, with what is on it."""
+        """Remove the disk with its content."""
         subprocess.run(["umount", "--lazy", str(self._folder)], check=True)

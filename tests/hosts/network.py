@@ -1,6 +1,6 @@
 """Network namespaces that stand for hosts, joined by a switch that can cut, delay and lose frames.
 
-The process of the test is the last of the hosts: it reaches the others by the same switch.
+The process of the test is the last host. It reaches the others through the same switch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def can_make_hosts() -> bool:
 
 
 class Network:
-    """``count`` hosts, and this process; their numbers are 1 to ``count``, and ``count + 1``."""
+    """``count`` hosts, with the numbers 1 to ``count``, and this process, with ``count + 1``."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -58,7 +58,7 @@ class Network:
             raise
 
     def _join(self, number: int, port: str, device: str) -> str:
-        """Make a host with a device; return the device of the switch at the other end."""
+        """Make a host with a device. Return the device of the switch at the other end."""
         _ip("link", "add", port, "type", "veth", "peer", "name", device)
         self._undo.callback(_ip, "link", "del", port, check=False)
         hardware = f"02:00:00:00:00:{number:02x}"
@@ -81,24 +81,24 @@ class Network:
         return f"{self._net}.{number}"
 
     def place(self, number: int) -> ProcessPlace:
-        """Return where processes of a host run."""
+        """Return the place of a host's processes."""
         return ProcessPlace(self.address(number), (_IP, "netns", "exec", self._spaces[number]))
 
     def set_way(self, source: int, target: int, **way: Any) -> None:
-        """Say what becomes of frames in one direction: ``cut``, ``delay_s``, ``loss``."""
+        """Set the faults of frames in one direction: ``cut``, ``delay_s``, ``loss``."""
         assert self._switch.stdin is not None
         line = json.dumps({"from": source, "to": target, **way}) + "\n"
         self._switch.stdin.write(line.encode())
         self._switch.stdin.flush()
 
     def heal(self) -> None:
-        """Let all frames pass at once."""
+        """Remove all faults of frames."""
         for source in range(1, self.me + 1):
             for target in range(1, self.me + 1):
                 self.set_way(source, target)
 
     def close(self) -> None:
-        """Remove the hosts. Their processes have ended before."""
+        """Remove the hosts, whose processes must have ended."""
         self._undo.close()
 
     def __enter__(self) -> Self:

@@ -2,8 +2,8 @@
 
 It passes frames between network devices, by the last byte of their hardware addresses (1 for the
 first device). Commands come as JSON lines on standard input: ``{"from": 1, "to": 2, "cut": true,
-"delay_s": 0.2, "loss": 0.05}`` says what becomes of frames in this direction from now on. So one
-way can be cut without the other, and no kernel module is needed.
+"delay_s": 0.2, "loss": 0.05}`` sets the faults of frames in this direction. So one direction can be
+cut without the other, and no kernel module is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HELD_MAX: Final = 20_000
 
 @dataclass(frozen=True)
 class Way:
-    """What becomes of frames from one device to another."""
+    """The faults of frames from one device to another."""
 
     cut: bool = False
     delay_s: float = 0.0
@@ -38,7 +38,7 @@ class Way:
 
 
 class Switch:
-    """Passes frames until standard input ends."""
+    """Pass frames until the end of standard input."""
 
     def __init__(self, devices: list[str]) -> None:
         self._ports: dict[int, socket.socket] = {}

@@ -1,4 +1,4 @@
-"""examples/go and examples/java: what one of them writes, the other and the Python client read."""
+"""examples/go and examples/java: records of one are read by the other and by the Python client."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def build(words: Sequence[str | Path], folder: Path, **settings: str) -> tuple[bool, str]:
-    """Whether the command succeeded, and what it printed."""
+    """Whether the command succeeded, and its output."""
     done = subprocess.run(
         words,
         cwd=folder,
@@ -95,7 +95,7 @@ def build_java(folder: Path) -> list[str]:
         pytest.skip(f"Maven cannot get the packages of examples/java: {printed[-2000:]}")
     assert built, printed
     home = os.environ.get("JAVA_HOME")
-    quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # it lives for a second
+    quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]  # it runs for a second
     program = str(source / "target" / "orders.jar")
     return [f"{home}/bin/java" if home else java, *quick, "-jar", program]
 
@@ -105,7 +105,7 @@ BUILDS = {"go": build_go, "java": build_java}
 
 @dataclass(frozen=True)
 class Program:
-    """An example that is built, and the brokers that it is to ask."""
+    """A built example, and the brokers of its requests."""
 
     words: list[str]
     brokers: str
@@ -122,7 +122,7 @@ class Program:
         )
 
     def run(self, *arguments: str, given: str = "", code: int = 0) -> str:
-        """What it prints; on standard error if it is to fail."""
+        """Run it. Return its output, or its standard error if it must fail."""
         with self.start(*arguments, stdin=subprocess.PIPE) as process:
             out, errors = process.communicate(given, RUN_S)
         assert process.returncode == code, errors
@@ -142,7 +142,7 @@ def to_text(value: Decimal | dt.datetime) -> str:
 
 
 def parsed(line: str) -> dict[str, Any]:
-    """An order as a program has printed it, its time as a time."""
+    """An order from the output of a program, with its time as a time."""
     found: dict[str, Any] = json.loads(line, parse_float=Decimal)
     at = found["at"]
     return found | {"at": None if at is None else dt.datetime.fromisoformat(at)}
@@ -156,7 +156,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def words_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    """How to start the example in a language; the test is skipped where it cannot be built."""
+    """Return the command of the example in a language. Skip the test if it cannot be built."""
     return functools.cache(lambda language: BUILDS[language](tmp_path_factory.mktemp(language)))
 
 
@@ -175,7 +175,7 @@ def log(cluster: LocalCluster) -> Iterator[isolog.Log]:
         yield connected
 
 
-# -- what they do ----------------------------------------------------------------------------------
+# -- their behaviour -------------------------------------------------------------------------------
 
 
 def orders(count: int) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ def ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("go", "java"), ("java", "go")])
-def test_what_one_writes_the_other_and_python_read(
+def test_records_of_one_language_are_read_by_the_others(
     writer: str, reader: str, program: Callable[[str], Program], log: isolog.Log
 ) -> None:
     topic = f"from-{writer}"
@@ -234,7 +234,7 @@ def test_what_one_writes_the_other_and_python_read(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_each_level_sees_what_it_should(
+def test_each_isolation_level_sees_its_records(
     language: str, program: Callable[[str], Program], log: isolog.Log
 ) -> None:
     topic = f"levels-{language}"
@@ -263,10 +263,10 @@ def test_each_level_sees_what_it_should(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_reader_and_a_writer_follow_a_leader_that_moves(
+def test_reader_and_writer_follow_a_new_leader(
     language: str, program: Callable[[str], Program], cluster: LocalCluster, log: isolog.Log
 ) -> None:
-    """Its leader dies while the reader is in the middle of a partition: the test reads no more."""
+    """The leader dies while the reader is in the middle of a partition. The test only waits."""
     topic = f"moved-{language}"
     running = program(language)
     running.run("create", topic, "2")
@@ -297,7 +297,7 @@ def test_a_reader_and_a_writer_follow_a_leader_that_moves(
     assert [row["id"] for row in last] == list(range(count * batches + 1))
 
 
-def test_the_commands_of_the_page(program: Callable[[str], Program], tmp_path: Path) -> None:
+def test_commands_of_the_page(program: Callable[[str], Program], tmp_path: Path) -> None:
     go, java = map(program, LANGUAGES)  # both can be built
     assert go.brokers == java.brokers
     page = (ROOT / "docs" / "flight.md").read_text().partition("## Go and Java")[2]
@@ -312,7 +312,7 @@ def test_the_commands_of_the_page(program: Callable[[str], Program], tmp_path: P
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_errors_say_what_is_wrong(
+def test_errors_have_code_and_hint(
     language: str, program: Callable[[str], Program], log: isolog.Log
 ) -> None:
     running = program(language)
@@ -323,7 +323,7 @@ def test_errors_say_what_is_wrong(
     assert said.count("\n") == 1
     assert "[TOPIC_EXISTS]" in running.run("create", topic, "1", code=1)
     assert "isolation" in running.run("read", topic, "read_all", code=1)
-    assert "id" in running.run("read", topic, code=1)  # which is no column of this topic
+    assert "id" in running.run("read", topic, code=1)  # not a column of this topic
     for wrong in ('{"id": 1, "amount": 0.001}', '{"id": "x"}', "{}", '{"id": 1, "at": "noon"}'):
         assert "order 1" in running.run("write", topic, given=wrong, code=1)
     refused = running.run("write", topic, given='{"id": 1}', code=1)

@@ -1,6 +1,6 @@
 """Write, commit a transaction, and read everything, with the release that is on the path.
 
-``python client.py BOOTSTRAP NAME`` prints where its isolog is, and which values it has read.
+``python client.py BOOTSTRAP NAME`` prints the path of its isolog, and the values that it read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TOPIC = "versions"
 
 
 def values_of(name: str) -> set[str]:
-    """What a client of this name writes and commits."""
+    """The values that a client of this name writes and commits."""
     return {f"{name} alone", f"{name} first", f"{name} second"}
 
 

@@ -19,7 +19,7 @@ PREVIOUS = (ROOT / "tests" / "upgrade" / "previous_release").read_text().strip()
 
 
 def previous_release(folder: Path) -> Path:
-    """Put the previous release into the folder; skip the test if its commit is not here."""
+    """Put the previous release into the folder. Skip the test if its commit is missing."""
     command = ["git", "archive", PREVIOUS, "spark_stream"]
     try:
         archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
@@ -51,5 +51,5 @@ def later_release(folder: Path, by: int) -> Path:
 
 
 def place_of(release: Path) -> ProcessPlace:
-    """Where a process runs this release: ``python -m`` looks into its working directory first."""
+    """The place of a process of this release: ``python -m`` searches the working directory."""
     return ProcessPlace(prefix=("env", f"--chdir={release}", f"PYTHONPATH={release}"))

@@ -1,5 +1,5 @@
-"""Brokers and clients of two releases at work together, while one broker after the other is
-restarted with the later one: nothing is lost, nothing is there twice, transactions are whole.
+"""A rolling upgrade under load, with brokers and clients of two releases. No record is lost or
+duplicated, and transactions are whole.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.full, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 class Upgrade:
-    """What is done to a cluster under load: all brokers get the later release, one by one.
+    """The steps of the upgrade: all brokers get the later release, one by one.
 
-    One of them goes back and forth once more. In between, a client of each release writes and reads
-    what all others have written.
+    One of them is downgraded and upgraded once more. In between, a client of each release writes,
+    and reads the records of all others.
     """
 
     def __init__(self, earlier: Path, later: Path) -> None:
@@ -97,19 +97,17 @@ def upgraded_under_load(upgrade: Upgrade, etcd_folder: Path | None) -> None:
 
 
 @pytest.mark.parametrize("in_etcd", [False, pytest.param(True, marks=needs_etcd)])
-def test_a_cluster_of_the_previous_release_is_upgraded_broker_by_broker(
-    in_etcd: bool, tmp_path: Path
-) -> None:
+def test_rolling_upgrade_from_the_previous_release(in_etcd: bool, tmp_path: Path) -> None:
     upgrade = Upgrade(previous_release(tmp_path / "previous"), ROOT)
     (tmp_path / "etcd").mkdir()
     upgraded_under_load(upgrade, tmp_path / "etcd" if in_etcd else None)
 
 
-def test_so_it_is_to_a_release_with_the_next_version_of_the_protocol(tmp_path: Path) -> None:
+def test_rolling_upgrade_to_the_next_version_of_the_protocol(tmp_path: Path) -> None:
     upgraded_under_load(Upgrade(ROOT, later_release(tmp_path / "later", 1)), None)
 
 
-def test_a_release_that_is_two_versions_away_is_refused_and_both_sides_say_why(
+def test_release_two_versions_away_is_refused_with_reasons_on_both_sides(
     tmp_path: Path,
 ) -> None:
     later = later_release(tmp_path / "later", 2)
