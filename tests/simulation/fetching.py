@@ -16,7 +16,7 @@ import pyarrow as pa
 from isolog.errors import BrokerUnavailable, IsologError, RequestTimeout
 from spark_stream.broker.serving.fetching import Answers, AwaitRecords
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.reading.core import AskRange, FetchCore, RangeCore, RangeMoved, RangeOver
+from spark_stream.client.reading.core import FetchCore, RangeCore, RangeFetch, RangeMoved, RangeOver
 from spark_stream.client.reading.fetching import decoded_rows
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
@@ -67,7 +67,7 @@ class SimulatedReader:
                 start,
                 end,
                 patience_s=_PATIENCE_S,
-                may_ask_followers=isolation is not Isolation.READ_UNCOMMITTED,
+                may_use_followers=isolation is not Isolation.READ_UNCOMMITTED,
             )
             for place, (_, start, end) in wanted.items()
         }
@@ -133,7 +133,7 @@ class SimulatedReader:
                 course = self._world.history.courses[each.key]
                 self._world.notice("ended_short", course, position, end)
 
-    def _ask(self, ask: AskRange[Place]) -> Body:
+    def _ask(self, ask: RangeFetch[Place]) -> Body:
         session, topic, at = self._session, self._topics[ask.key], ask.key[1]
         try:
             route: Route = yield from session.route(topic, at)
@@ -142,9 +142,11 @@ class SimulatedReader:
             self._core.on_failed(ask.number, failure, self._world.clock.monotonic())
             self._hear(is_over=True)
             return
-        near = session.near(route) if ask.may_ask_follower else None
+        near = session.near(route) if ask.may_use_follower else None
         begun = [ask.number] if near is not None else []
-        number = self._core.begin([ask.number], self._world.clock.monotonic(), follower_asks=begun)
+        number = self._core.begin(
+            [ask.number], self._world.clock.monotonic(), follower_fetches=begun
+        )
         if number is None:
             return
         asked = FetchRange(
@@ -181,7 +183,7 @@ class _AskedFetch:
         self,
         reader: SimulatedReader,
         number: int,
-        ask: AskRange[Place],
+        ask: RangeFetch[Place],
         route: Route,
         *,
         is_near: bool,

@@ -1,4 +1,4 @@
-"""How a client finds a broker, starts one and calls it.
+"""Connections of a client: it finds a broker, or starts one, and calls it.
 
 ``access``      credentials and TLS: from options, environment or a profile
 ``link``        calls to one broker, over a connection that the process shares

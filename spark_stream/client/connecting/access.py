@@ -1,6 +1,6 @@
-"""Who a client is and how its connections are protected: by options, environment or profile.
+"""A client's credential and TLS settings, from options, environment variables or a profile.
 
-One process may connect to the same broker with several accesses; their connections share nothing.
+One process may connect to the same broker with several accesses. Their connections are separate.
 
 A profile is a TOML file whose keys are names of options::
 
@@ -47,10 +47,11 @@ _TABLE: Final = "tls"
 
 
 class Access(Struct, frozen=True):
-    """How to connect. ``tls``: the files of TLS; None: without TLS.
+    """A credential and TLS files. ``tls`` is None for connections without TLS.
 
-    ``user`` and ``password``, ``token``, ``token_file`` or ``profile`` say who calls; the files are
-    read again for each connection. Without any of them the client certificate says who calls.
+    The credential is ``user`` and ``password``, ``token``, ``token_file`` or ``profile``. Files are
+    read again for each connection. Without a credential the client certificate identifies the
+    caller.
     """
 
     tls: TlsFiles | None = None
@@ -70,12 +71,13 @@ class Access(Struct, frozen=True):
         return any((self.user, self.token, self.token_file, self.profile))
 
     def credential(self) -> Authenticate | None:
-        """Return what to authenticate with, or None.
+        """Return the credential, or None.
 
-        A file that cannot be used is read again for a moment: somebody may be writing it.
+        A file that cannot be used is read several times within a second, because another process
+        may be writing it.
 
         Raises:
-            InvalidOption: the profile, or the file of the token, cannot be read.
+            InvalidOption: The profile or the token file cannot be read.
         """
         for _ in range(_READS - 1):
             try:
@@ -108,10 +110,10 @@ class Access(Struct, frozen=True):
         return None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the TLS context of a new connection, or None; its files are read each time.
+        """Return the TLS context of a new connection, or None. Read its files again.
 
         Raises:
-            InvalidOption: a file cannot be used.
+            InvalidOption: A file cannot be used.
         """
         return None if self.tls is None else client_context(self.tls)
 
@@ -122,16 +124,16 @@ OPEN: Final = Access()
 def access_of(
     given: Mapping[str, str | bool | None], environment: Mapping[str, str] = os.environ
 ) -> Access:
-    """Return the access of these options.
+    """Return the access that these options describe.
 
-    They are ``tls``, ``tls.ca``, ``tls.cert``, ``tls.key``, ``user``, ``password``, ``token``,
-    ``tokenFile`` and ``profile``. Those that are missing or None come from ISOLOG_TLS,
-    ISOLOG_TLS_CA, ISOLOG_TOKEN_FILE and so on, or else from the profile; a credential comes as a
-    whole from one of the three. Any file of TLS turns TLS on; ``tls`` alone trusts the
-    authorities of the system.
+    The options are ``tls``, ``tls.ca``, ``tls.cert``, ``tls.key``, ``user``, ``password``,
+    ``token``, ``tokenFile`` and ``profile``. Missing ones come from ISOLOG_TLS, ISOLOG_TLS_CA,
+    ISOLOG_TOKEN_FILE and so on, or else from the profile. A credential comes as a whole from one of
+    the three places. Any TLS file turns TLS on. ``tls`` alone trusts the certificate authorities of
+    the system.
 
     Raises:
-        InvalidOption: an option has a value that it does not take.
+        InvalidOption: An option has an invalid value.
     """
 
     path = profile_of(given, environment)
@@ -153,7 +155,7 @@ def profile_of(
 def bootstrap_of_profile(
     given: Mapping[str, str | bool | None], environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return the addresses in the profile, if there is one and it names them."""
+    """Return the profile's ``bootstrap``, or None."""
     path = profile_of(given, environment)
     found = None if path is None else read_profile(path).get("bootstrap")
     return found if isinstance(found, str) else None
@@ -216,12 +218,12 @@ def _text(name: str, value: str | bool | None) -> str | None:
 
 
 def checked_text(name: str, value: str) -> str:
-    """Return the text of an option or a variable, if UTF-8 has all its characters.
+    """Return the text of an option or a variable if it can be encoded as UTF-8.
 
-    Python decodes other bytes of the environment in a way of its own.
+    Python decodes invalid bytes in environment variables to surrogates.
 
     Raises:
-        InvalidOption: it does not; the error does not show the text.
+        InvalidOption: It cannot. The error does not show the text, which may be a secret.
     """
     try:
         value.encode()
@@ -248,8 +250,8 @@ def read_profile(path: str) -> Mapping[str, str | bool]:
     """Return the options in a profile.
 
     Raises:
-        InvalidOption: it cannot be read, is not TOML, or has an unknown option. The error shows
-            none of its values.
+        InvalidOption: It cannot be read, is not TOML, or has an unknown option. The error shows no
+            value, which may be a secret.
     """
     try:
         with open(path, "rb") as file:

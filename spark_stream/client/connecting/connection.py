@@ -1,15 +1,15 @@
-"""Calls to a log, through any of its brokers: a lost broker causes an error in time, never a hang.
+"""Calls to a log through any of its brokers, with retries and a deadline.
 
-A connection belongs to one log. Each broker first tells the id of its cluster; a broker of another
-cluster is refused.
+A connection belongs to one log. Each broker first sends the id of its cluster. A broker of another
+cluster is refused. A lost broker causes an error before the deadline, never a hang.
 
-Control calls go to one broker for as long as it answers. Then another is chosen, among those that
-the user named and the other brokers of the cluster. Their addresses come from answers, and from a
-list that is fetched every half minute while there are control calls. A broker that names a topic's
-leader redirects the caller there. Calls to the leader of a partition use :meth:`Connection.at`.
+Control calls go to one broker for as long as it answers. Then another one is chosen among the
+bootstrap addresses and the other brokers of the cluster. Their addresses come from answers, and
+from a list that is fetched every 30 seconds while there are control calls. A NotLeader error with
+an address redirects the call there. Calls to the leader of a partition use :meth:`Connection.at`.
 
-A connection belongs to the process that made it. In a forked child each call of it raises
-ForkedClient, and nothing is sent.
+A connection belongs to the process that made it. In a forked child each call raises ForkedClient
+before anything is sent.
 """
 
 from __future__ import annotations
@@ -59,36 +59,35 @@ T = TypeVar("T")
 
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
-# How long one of several brokers may take to greet, and to answer before another is asked.
+# Limits for the greeting of one of several brokers, and for its answer to the first try.
 _GREETING_S: Final = 2.0
 _TURN_FIRST_S: Final = 1.5  # doubled with each try
 _TRIES_COUNTED: Final = 10
 _LONG_TURN_LEAST_S: Final = 2.0
 _LONG_TURN_PART: Final = 3
-_ASK_AGAIN_S: Final = 30.0
-_ASK_AFTER_FAILURE_S: Final = 1.0
+_FETCH_S: Final = 30.0
+_FETCH_RETRY_S: Final = 1.0
 BROKERS_MAX: Final = 256
 """The number of received addresses that a connection keeps."""
 _RACK_MAX: Final = 255
 _TIMEOUT_MAX_S: Final = 86_400 * 365  # far more overflows the system's timers
-# After these errors another broker may succeed.
 _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping, MetadataUnavailable)
-"""After these errors another broker is asked: it may reach what this one does not."""
+"""After these errors another broker is tried. It may reach the metadata store or the leader."""
 
 _MOVED: Final = (
-    "Check that the brokers run. If all of them have moved, give their new addresses in bootstrap,"
-    " or a DNS name for all brokers."
+    "Check that the brokers are running. If all of them have moved, give their new addresses in"
+    " bootstrap, or a DNS name for all brokers."
 )
 
 
 class ClusterConnection(ProcessBound):
     """A connection to the brokers of ``bootstrap``, or to the broker of the directory ``path``.
 
-    ``timeout_s`` bounds a call and its retries together. With ``create=False`` nothing is made at
-    ``path``: without a log there, the first call raises UnknownLog. ``cluster_id``: the expected
-    log; without it, the log of the first broker that answers. ``access``: how to connect.
-    ``rack``: the rack of the reader, by default ISOLOG_RACK. ``brokers``: addresses that
-    another connection to the same log has received, the latest one first.
+    ``timeout_s`` bounds a call with its retries. With ``create=False`` no log is created at
+    ``path``: the first call raises UnknownLog if there is none. ``cluster_id``: the expected log,
+    by default the log of the first broker that answers. ``access``: the credential and TLS files.
+    ``rack``: the rack of the reader, by default ISOLOG_RACK. ``brokers``: addresses that another
+    connection to the same log has received, the latest one first.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class ClusterConnection(ProcessBound):
         brokers: Iterable[str] = (),
     ) -> None:
         self.lifetime = present_lifetime()
-        """The lifetime of the process that made it. All that uses this connection belongs to it."""
+        """The lifetime of the process that made the connection."""
         self.lifetime.begin()
         self._access = access
         self.rack = rack_of(rack)
@@ -126,20 +125,20 @@ class ClusterConnection(ProcessBound):
         self._learned = dict.fromkeys(reversed(tuple(brokers)))  # the latest one last
         self._current: BrokerLink | None = None
         self._lost = ""  # the address of the broker that was lost last
-        self._ask_at = -math.inf  # the time, on the monotonic clock, of the next list of brokers
+        self._fetch_at = -math.inf  # the time, on the monotonic clock, of the next list of brokers
         self._closed = False
         self._before_close: set[weakref.WeakMethod[Callable[[], None]]] = set()
         self.timeout_s = timeout_s
 
     @property
     def address(self) -> str:
-        """The broker of the control calls; empty before the first call."""
+        """The address of the broker for control calls. Empty before the first call."""
         current = self._current
         return self._lost if current is None else current.address
 
     @property
     def cluster_id(self) -> str | None:
-        """The id of the expected log, or of the first that answered; None if neither is known."""
+        """The id of the expected log, or of the first one that answered, or None."""
         return self._identity.cluster_id
 
     @property
@@ -159,15 +158,15 @@ class ClusterConnection(ProcessBound):
         (``already_done``) is then the success of the earlier attempt. An error that another change
         ran at the same time (``changed_meanwhile``) leads to one more retry.
 
-        ``timeout_s``: replaces the limit of the connection. ``instead``: the request
-        for the rest of the change after such an error.
+        ``timeout_s`` replaces the limit of the connection. ``instead`` is sent for the rest of the
+        change after an ``already_done`` error.
         """
         may_be_done = False
 
         def attempt(link: BrokerLink, within_s: float) -> A:
             nonlocal may_be_done
             deadline = time.monotonic() + within_s
-            link.connect(within_s)  # an attempt that reaches no broker has no effect
+            link.connect(within_s)  # an attempt without a connection has no effect
             try:
                 return _call(link, call, deadline)
             except _LOST:
@@ -195,16 +194,17 @@ class ClusterConnection(ProcessBound):
         *,
         once: bool = False,
     ) -> T:
-        """Call until it succeeds, the error is final, or the time is over.
+        """Call until it succeeds, the error is final, or the time has run out.
 
-        A broker that is not the leader names the leader, and that one is called next. ``once``: the
-        call should not run at two brokers, so each broker gets more time. It is an operator's call,
-        so it fails immediately if the metadata store takes no changes until an operator repairs it.
+        A broker that is not the leader may name the leader, which is called next. ``once``: the
+        call should not run at two brokers, so each broker gets more time. Such a call comes from an
+        operator, so it fails immediately if the metadata store refuses changes until an operator
+        repairs it.
         """
         deadline = self._deadline(timeout_s)
         leader: BrokerLink | None = None
         sent_on = False
-        lost: IsologError | None = None  # why the leader that was named did not answer
+        lost: IsologError | None = None  # the failure of the leader that was named
         for tries, pause in enumerate(_pauses()):
             link = leader
             try:
@@ -242,8 +242,8 @@ class ClusterConnection(ProcessBound):
     def to(self, broker_id: str, address: str) -> BrokerLink:
         """Return the link to the broker of this id, which reports this address.
 
-        The broker of the control calls keeps the address where it answered: a broker behind a proxy
-        may report another one.
+        The broker for control calls keeps the address where it answered, because a broker behind a
+        proxy may report another one.
         """
         current = self._current
         if current is not None and current.broker_id == broker_id:
@@ -251,31 +251,31 @@ class ClusterConnection(ProcessBound):
         return self.at(address)
 
     def link(self, timeout_s: float | None = None) -> BrokerLink:
-        """Return a link to a broker of this log that answered a moment ago.
+        """Return the link to a broker of this log for control calls. Choose one if there is none.
 
         Raises:
-            BrokerUnavailable, RequestTimeout: none answers, or not in ``timeout_s``.
-            WrongCluster: the broker is of another log.
-            UnknownLog: there is no log.
+            BrokerUnavailable, RequestTimeout: No broker answers in ``timeout_s``.
+            WrongCluster: The broker belongs to another log.
+            UnknownLog: There is no log.
         """
         deadline = self._deadline(timeout_s)
         found = self._present()
         if found is not None:
-            if self._path is None and time.monotonic() >= self._ask_at:
-                self._ask_at = time.monotonic() + _ASK_AGAIN_S
-                ask = weakly(self.ask_for_brokers, found, _GREETING_S)
+            if self._path is None and time.monotonic() >= self._fetch_at:
+                self._fetch_at = time.monotonic() + _FETCH_S
+                ask = weakly(self.fetch_brokers, found, _GREETING_S)
                 with suppress(RuntimeError):  # the interpreter is ending
                     call_elsewhere(("brokers", id(self)), ask)
             return found
         if not self._choosing.acquire(timeout=seconds_left(deadline)):
-            raise RequestTimeout("another thread looks for a broker and has found none in time")
+            raise RequestTimeout("another thread is looking for a broker and found none in time")
         try:
             return self._present() or self._choose(deadline)
         finally:
             self._choosing.release()
 
     def connect(self, timeout_s: float | None = None) -> None:
-        """Connect to a broker of this log, in one try; raise as :meth:`link`.
+        """Connect to a broker of this log in one try. Raise the errors of :meth:`link`.
 
         If that fails, the next call goes to another broker.
         """
@@ -292,9 +292,9 @@ class ClusterConnection(ProcessBound):
         return self.lifetime.bounded(time.monotonic() + within_s)
 
     def turn(self, deadline: float, tries: int = 0, *, once: bool = False) -> float:
-        """Return the seconds for one try: not all that are left if there is another broker.
+        """Return the seconds for one try, which leave time for another broker if there is one.
 
-        ``tries``: how many tries there were before. ``once``: as in :meth:`retry`.
+        ``tries``: the number of earlier tries. ``once``: as in :meth:`retry`.
         """
         if len(self._candidates()) < 2:
             return seconds_left(deadline)
@@ -305,7 +305,7 @@ class ClusterConnection(ProcessBound):
         return min(seconds_left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """Add addresses of the cluster's brokers, to ask when the others do not answer.
+        """Add addresses of the cluster's brokers, for use when the others do not answer.
 
         A connection to a directory ignores them: its control calls go to that directory's broker.
         """
@@ -341,7 +341,7 @@ class ClusterConnection(ProcessBound):
             return self._current
 
     def _candidates(self) -> list[str]:
-        """Return the known addresses, the one that was lost last at the end."""
+        """Return all addresses, with the last one that failed at the end."""
         with self._lock:
             known = dict.fromkeys([*self._named, *reversed(self._learned)])
             return sorted(known, key=lambda address: address == self._lost)
@@ -352,7 +352,7 @@ class ClusterConnection(ProcessBound):
             found.connect(seconds_left(deadline))
         else:
             found = self._first_that_answers(deadline)
-            self.ask_for_brokers(found, min(_GREETING_S, seconds_left(deadline)))
+            self.fetch_brokers(found, min(_GREETING_S, seconds_left(deadline)))
         with self._lock:
             self._current = found
         return found
@@ -375,7 +375,7 @@ class ClusterConnection(ProcessBound):
             except IsologError as error:
                 if address in self._named:
                     raise
-                logger.warning("the broker at %s is left out: %s", address, error)
+                logger.warning("ignoring the broker at %s: %s", address, error)
         if isinstance(failure, RequestTimeout):
             raise failure
         names = ", ".join(addresses)
@@ -384,19 +384,19 @@ class ClusterConnection(ProcessBound):
             message = failure.message  # it has the reason
         raise BrokerUnavailable(message, hint=_MOVED, address=names)
 
-    def ask_for_brokers(self, link: BrokerLink, timeout_s: float) -> None:
+    def fetch_brokers(self, link: BrokerLink, timeout_s: float) -> None:
         """Fetch the list of brokers. After a failure, the next call fetches it again."""
         try:
             found = link.call(ListBrokers(), timeout_s)
         except IsologError:
-            self._ask_at = time.monotonic() + _ASK_AFTER_FAILURE_S
+            self._fetch_at = time.monotonic() + _FETCH_RETRY_S
             return
-        self._ask_at = time.monotonic() + _ASK_AGAIN_S
+        self._fetch_at = time.monotonic() + _FETCH_S
         self.learn(each.address for each in found.brokers)
 
     def _address_of(self, directory: Path) -> str:
-        """Return the address of the directory's broker, started if none runs; refuse other logs."""
-        # A log that answered once and is gone now is an error, not a reason to make another.
+        """Return the address of the directory's broker. Start it if none is running."""
+        # A log that has answered and is missing now is an error, not a reason to create another.
         create = self._create and self._identity.cluster_id is None
         recorded = recorded_cluster_id(directory)
         if recorded is not None:  # refuse a broker whose directory now holds another log
@@ -406,15 +406,15 @@ class ClusterConnection(ProcessBound):
         )
 
     def before_close(self, act: Callable[[], None]) -> None:
-        """Have an object's method called when the connection is closed, before its last call."""
+        """Register a bound method to call when the connection is closed, before its last call."""
         with self._lock:
             self._before_close.add(weakref.WeakMethod(act, self._before_close.discard))
 
     def close(self) -> None:
-        """Close the connection: it takes no new calls; those under way end by themselves.
+        """Refuse new calls. Calls under way finish.
 
         Raises:
-            ReentrantCall: the caller has interrupted a call that others wait for.
+            ReentrantCall: The caller has interrupted a call that other threads wait for.
         """
         if self._before_close and not self.lifetime.is_over:
             check_may_wait()
@@ -431,7 +431,7 @@ class ClusterConnection(ProcessBound):
 
 
 def _call(link: BrokerLink, call: Call[A], deadline: float) -> A:
-    """Call one broker, without the hints that its release does not have."""
+    """Call one broker. Omit the hints that its release does not support."""
     while True:
         try:
             return link.call(call, seconds_left(deadline))
@@ -443,10 +443,10 @@ def _call(link: BrokerLink, call: Call[A], deadline: float) -> A:
 
 
 def rack_of(given: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the rack that is given, or else that of the environment; None: there is none.
+    """Return the given rack, or the one of ISOLOG_RACK, or None.
 
     Raises:
-        InvalidOption: it is no text of 1 to 255 characters.
+        InvalidOption: It is not a text of 1 to 255 characters.
     """
     rack = environment.get("ISOLOG_RACK") or None if given is None else given
     if rack is not None and not (isinstance(rack, str) and 1 <= len(rack) <= _RACK_MAX):

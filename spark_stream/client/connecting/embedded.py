@@ -1,11 +1,11 @@
-"""The broker of a directory: find it if it runs, start it in the background if not.
+"""The broker of a directory: found if it runs, started in the background otherwise.
 
-One broker is started, however many processes ask at once: each first locks ``start.lock``. A
-running broker holds a lock on ``broker.lock``. The kernel releases it when the broker dies, so
-after ``kill -9`` nothing looks alive.
+One broker is started, however many processes try at the same time, because each first locks
+``start.lock``. A running broker holds a lock on ``broker.lock``. The kernel releases it when the
+broker exits, even after ``kill -9``.
 
-The broker is a new interpreter (a process with threads must not fork), in a session of its own.
-It is not a child of the client: a shell starts it and ends.
+The broker is a new interpreter, because a process with threads must not fork, and it runs in a
+separate session. It is not a child of the client: a shell starts it and exits.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from spark_stream.wire.limits import FORMAT_VERSION, SOCKET_PATH_MAX
 
 IDLE_SECONDS: Final = 300.0
 _START_SECONDS: Final = 60.0
-_END_S: Final = 1.0  # the threads of a killed broker hold its lock for a moment
+_END_S: Final = 1.0  # the threads of a killed broker keep its lock for a moment
 _POLL_S: Final = 0.02
-# A retry helps against none of these.
-_NOT_FOR_US: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+# A retry does not help against these errors.
+_LASTING_ERRORS: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
 _READY: Final = "isolog broker ready "
 
 
 def known_address(directory: Path) -> str | None:
-    """Return the address that the directory's broker recorded; it may have died since."""
+    """Return the address that the directory's broker recorded. The broker may have exited."""
     address = _facts(directory).get("address")
     return None if address is None else str(address)
 
 
 def _facts(directory: Path) -> Mapping[str, Any]:
-    """Return the facts that the directory's broker recorded; it may have died since."""
+    """Return the facts that the directory's broker recorded. The broker may have exited."""
     try:
         return dict(json.loads((directory / "broker.json").read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -64,7 +64,7 @@ def _facts(directory: Path) -> Mapping[str, Any]:
 
 
 def recorded_cluster_id(directory: Path) -> str | None:
-    """Return the id of the cluster whose log is in the directory; None if no log can be read."""
+    """Return the cluster id of the log in the directory. None if no log can be read."""
     try:
         return str(json.loads((directory / "isolog.json").read_text())["cluster_id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -74,14 +74,14 @@ def recorded_cluster_id(directory: Path) -> str | None:
 def ensure_broker(
     directory: Path, idle_seconds: float | None = None, *, create: bool = True
 ) -> str:
-    """Return the address of the directory's broker; start it if none runs.
+    """Return the address of the directory's broker. Start one if none is running.
 
-    With ``create=False`` a directory that has no log, or does not exist, is left as it is.
+    With ``create=False`` a directory without a log, or a missing one, is not changed.
 
     Raises:
-        UnknownLog: there is no log, and none is to be made.
-        NotALogDirectory, UnsupportedFormat, …: what kept the broker from starting.
-        BrokerUnavailable: it did not come up in time; the message names its log file.
+        UnknownLog: The directory has no log, and ``create`` is False.
+        NotALogDirectory, UnsupportedFormat, …: The broker cannot start for this reason.
+        BrokerUnavailable: The broker did not start in time. The hint names its log file.
     """
     directory = Path(os.path.realpath(directory))
     deadline = time.monotonic() + _START_SECONDS
@@ -100,32 +100,34 @@ def ensure_broker(
                     return address
                 if time.monotonic() > began + _END_S:
                     _check_not_moved(directory)
-                if time.monotonic() > deadline:  # a broker holds the lock but has no address (yet)
+                if (
+                    time.monotonic() > deadline
+                ):  # a broker holds the lock but has not recorded its address
                     raise _not_up(directory)
                 time.sleep(_POLL_S)
             return _start(directory, deadline, idle_seconds, directory / "broker.log")
     except (NotADirectoryError, FileExistsError) as error:
         raise NotALogDirectory(f"{directory} is not a directory", path=str(directory)) from error
     except OSError as error:
-        if error.errno in _NOT_FOR_US:
+        if error.errno in _LASTING_ERRORS:
             raise InvalidOption(f"path {directory}: {error.strerror}", option="path") from error
         raise StorageFailure(f"{directory}: {error.strerror or error}") from error
 
 
 def _make(directory: Path) -> None:
-    """Create the directory. A file system such as ``/proc`` has no place for new ones."""
+    """Create the directory. A file system such as ``/proc`` refuses new ones."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise InvalidOption(
-            f"path {directory}: its file system takes no new directories", option="path"
+            f"path {directory}: its file system does not allow new directories", option="path"
         ) from error
 
 
 def live_address(directory: Path) -> str | None:
-    """Return where the directory's broker listens; None if none runs.
+    """Return the address of the directory's running broker, or None.
 
-    The recorded address of a dead one is ignored: another process may have its port by now.
+    The recorded address of a broker that exited is ignored: another process may use its port.
     """
     address = known_address(directory)
     if address is None or not lock_held(directory) or not answers(address):
@@ -137,7 +139,7 @@ def _check_not_moved(directory: Path) -> None:
     """Check that the broker that holds the directory's lock serves it at this path.
 
     Raises:
-        DirectoryInUse: the directory was moved while its broker ran.
+        DirectoryInUse: The directory was moved while its broker was running.
     """
     facts = _facts(directory)
     served, pid = facts.get("directory"), facts.get("pid")
@@ -152,12 +154,12 @@ def _check_not_moved(directory: Path) -> None:
 
 
 def check_ours(directory: Path) -> None:
-    """Refuse a directory that is plainly not a log, before any file is written there."""
+    """Refuse a directory with files of other programs, before any file is written there."""
     if not directory.exists():
         return
     if not directory.is_dir():
         raise NotALogDirectory(f"{directory} is not a directory", path=str(directory))
-    # A broker in the background that did not come up has left its output.
+    # A background broker that failed to start leaves its output.
     names = {entry.name for entry in directory.iterdir()} - {"broker.log"}
     if names and "isolog.json" not in names and not names & {"start.lock", "broker.lock"}:
         raise NotALogDirectory(
@@ -166,12 +168,12 @@ def check_ours(directory: Path) -> None:
 
 
 def holds_log(directory: Path) -> bool:
-    """Return whether the directory is a log, or a broker is just making it one."""
+    """Return whether the directory has a log, or a broker is creating one."""
     return (directory / "isolog.json").exists() or lock_held(directory)
 
 
 def _readable(directory: Path) -> bool:
-    """Return whether a broker of this release may open it; if not, no file is written there."""
+    """Return whether this release can open the log. If not, no file is written there."""
     description = directory / "isolog.json"
     if not description.exists():
         return True
@@ -184,7 +186,7 @@ def _readable(directory: Path) -> bool:
 
 @contextmanager
 def _turn(directory: Path, deadline: float) -> Iterator[None]:
-    """Hold ``start.lock``: one process at a time looks for the broker or starts it."""
+    """Hold ``start.lock``, so that one process at a time finds or starts the broker."""
     descriptor = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
@@ -201,7 +203,7 @@ def _turn(directory: Path, deadline: float) -> Iterator[None]:
 
 
 def lock_held(directory: Path) -> bool:
-    """Return whether a broker holds the directory; if none does, lock it for an instant."""
+    """Return whether a broker holds the directory's lock. If not, take the lock for an instant."""
     try:
         descriptor = os.open(directory / "broker.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -222,7 +224,7 @@ def _unlock(descriptor: int) -> None:
 
 
 def answers(address: str) -> bool:
-    """Return whether something accepts connections there."""
+    """Return whether a process accepts connections at the address."""
     try:
         if address.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as probe:
@@ -242,7 +244,7 @@ def broker_command(directory: Path, *flags: str) -> list[str]:
 
 
 def broker_environment() -> dict[str, str]:
-    """Return the environment of a broker process: it finds this package, and bounds its memory."""
+    """Return the environment of a broker process, with this package's path and memory settings."""
     package_home = str(Path(__file__).resolve().parents[3])
     paths = os.pathsep.join(filter(None, (package_home, os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": paths} | allocator_settings(MEMORY_BYTES_DEFAULT)
@@ -289,7 +291,7 @@ def _idle_seconds() -> float:
 
 
 def _first_line(descriptor: int, deadline: float) -> str:
-    """Return the first line that the broker prints; empty if it ended, or printed none in time."""
+    """Return the broker's first line of output. Empty if it exited or printed none in time."""
     data = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -322,6 +324,6 @@ def _not_up(directory: Path) -> BrokerUnavailable:
     pid = _facts(directory).get("pid") if lock_held(directory) else None
     holder = "" if pid is None else f"; process {pid} holds its lock"
     return BrokerUnavailable(
-        f"the broker of {directory} did not come up in {_START_SECONDS:g} s{holder}",
-        hint=f"Look into {directory / 'broker.log'}.",
+        f"the broker of {directory} did not start in {_START_SECONDS:g} s{holder}",
+        hint=f"Its log file is {directory / 'broker.log'}.",
     )

@@ -1,7 +1,7 @@
 """Calls to one broker, over a connection that the users of an access in this process share.
 
-There is one connection for each address and access. It is closed once nothing refers to its
-:class:`SharedChannel` any more. A forked process starts without any. A :class:`BrokerLink` connects
+There is one connection for each address and access. It is closed with the last reference to its
+:class:`SharedChannel`. A forked process starts without connections. A :class:`BrokerLink` connects
 when needed, and again when the connection is lost.
 """
 
@@ -42,16 +42,16 @@ from spark_stream.wire.messages import ACT, AUTHENTICATE, A, Call
 
 logger = logger_of(__name__)
 
-# A broker that stops answering is given up after this time, however long its calls may take.
+# A connection is closed if the broker is silent for this time, however long a call may take.
 _LIMITS: Final = replace(CLIENT_LIMITS, heartbeat_s=2.0, silence_s=6.0)
 _RENEWED_AT: Final = 0.75
-"""After which part of its life a session is renewed."""
+"""A session is renewed after this part of its lifetime."""
 _RENEW_S: Final = 30.0
-_TRIED_AGAIN_S: Final = 5.0
+_RETRY_S: Final = 5.0
 
 
 class LogIdentity:
-    """The log of a client: the one of this cluster id, or else the first that answers."""
+    """The log of a client: the one with this cluster id, or the first one that answers."""
 
     def __init__(self, cluster_id: str | None) -> None:
         self._lock = new_lock()
@@ -59,13 +59,13 @@ class LogIdentity:
 
     @property
     def cluster_id(self) -> str | None:
-        """The id of the log; None before any is known."""
+        """The id of the log. None before the first answer."""
         return self._cluster_id
 
     def check(self, where: str, found: str, *, adopt: bool = True) -> None:
-        """Raise WrongCluster unless ``found``, the cluster id there, is that of this log.
+        """Raise WrongCluster unless the cluster id ``found`` at ``where`` is that of this log.
 
-        ``adopt``: if no log is known yet, it is this one.
+        ``adopt``: take the id as the log's if there is none yet.
         """
         with self._lock:
             if self._cluster_id is None and adopt:
@@ -81,13 +81,13 @@ class LogIdentity:
 
 
 class BrokerLink:
-    """A link to the broker at ``address``; its cluster's id is checked before any call."""
+    """A link to the broker at ``address``. The id of its cluster is checked before each call."""
 
     def __init__(self, address: str, identity: LogIdentity, access: Access = OPEN) -> None:
         self.address = address
         self._access = access
         self.broker_id = ""
-        """The id of the broker that last answered there; empty before."""
+        """The id of the broker that last answered at the address. Empty before the first answer."""
         self._identity = identity
         self._connecting = new_lock(is_brief=False)  # one thread at a time connects
         self._lifetime = present_lifetime()
@@ -99,8 +99,8 @@ class BrokerLink:
 
         Raises:
             BrokerUnavailable, RequestTimeout: No answer arrived. The broker may have run the call.
-            WrongCluster: the broker is of another log.
-            Unauthenticated: the broker does not take the credential.
+            WrongCluster: The broker belongs to another log.
+            Unauthenticated: The broker refuses the credential.
         """
         deadline = time.monotonic() + timeout_s
         with suppress(SessionOver):
@@ -117,12 +117,12 @@ class BrokerLink:
         return call.answer_from(bytes(answer.body))
 
     def connect(self, timeout_s: float) -> SharedChannel:
-        """Return a connection to the broker that is not known to be lost.
+        """Return a usable connection to the broker. Connect if there is none.
 
         Raises:
-            BrokerUnavailable, RequestTimeout: the broker does not answer, or not in ``timeout_s``.
-            WrongCluster: the broker is of another log.
-            Unauthenticated: the broker does not take the credential.
+            BrokerUnavailable, RequestTimeout: The broker does not answer in ``timeout_s``.
+            WrongCluster: The broker belongs to another log.
+            Unauthenticated: The broker refuses the credential.
         """
         deadline = time.monotonic() + timeout_s
         found = self.present()
@@ -147,11 +147,11 @@ class BrokerLink:
             self._connecting.release()
 
     def present(self) -> SharedChannel | None:
-        """Return the present connection, if it is not known to be lost.
+        """Return the present connection if it is usable, else None.
 
         Raises:
-            InvalidRequest: the client's connection is closed.
-            ForkedClient: it belongs to the parent of this process.
+            InvalidRequest: The client's connection is closed.
+            ForkedClient: It belongs to the parent of this process.
         """
         self._check_open()
         found = self._shared
@@ -164,18 +164,18 @@ class BrokerLink:
             raise InvalidRequest("the connection is closed", hint="Connect again.")
 
     def close(self) -> None:
-        """Take no new calls; those under way end by themselves."""
+        """Refuse new calls. Calls under way finish."""
         self._closed = True
         self._shared = None
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds left until the deadline, always more than 0, as a call needs."""
+    """Return the seconds until the deadline. Always above 0, as a call requires."""
     return max(0.001, deadline - time.monotonic())
 
 
 class SharedChannel:
-    """A connection to one broker, which others in this process may use as well."""
+    """A connection to one broker, shared by all clients of this process with the same access."""
 
     def __init__(self, channel: ClientChannel, greeting: Greeting, access: Access) -> None:
         self.channel = channel
@@ -187,14 +187,14 @@ class SharedChannel:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it takes new streams, as far as is known."""
+        """Whether new streams may be opened."""
         return not self._is_refused and self.channel.is_usable
 
     def failure_of(self, error: Exception) -> IsologError:
-        """Return the error that a caller gets for what a stream of this connection raised.
+        """Convert an error of a stream of this connection to the error for the caller.
 
-        If the broker no longer takes what it was told, nobody gets this connection any more: it is
-        a SessionOver, unless there is no credential to authenticate again with.
+        If the broker no longer accepts the credential, this connection is not handed out again. The
+        error is then SessionOver, unless there is no credential for a new connection.
         """
         failure = failure_of(error, self.channel.address)
         if not (isinstance(failure, Unauthenticated) and self._access.has_credential):
@@ -203,31 +203,31 @@ class SharedChannel:
         return SessionOver(f"{self.channel.address}: {failure.message}")
 
     def authenticate(self, timeout_s: float) -> None:
-        """Tell the broker who calls, and again before that expires.
+        """Authenticate to the broker, and again before that expires.
 
-        While a session that another connection got for the password lasts, it is used: checking a
-        password costs a broker much.
+        A session that another connection got for the password is used while it is valid, because
+        checking a password is expensive for a broker.
 
         Raises:
-            Unauthenticated: the broker does not take the credential.
-            RequestTimeout, BrokerUnavailable: no answer.
+            Unauthenticated: The broker refuses the credential.
+            RequestTimeout, BrokerUnavailable: The broker does not answer.
         """
         credential = self._access.credential()
         key = self.greeting.cluster_id, self._access, credential
         session, ends = _sessions.get(key, (None, 0.0))
         if session is not None and time.monotonic() < ends:
             try:
-                self._tell(Authenticate(token=session), timeout_s)
+                self._authenticate(Authenticate(token=session), timeout_s)
                 return
-            except Unauthenticated:  # the cluster may have forgotten it: the password will do
+            except Unauthenticated:  # the session was revoked: use the password
                 _sessions.pop(key, None)
         if credential is not None:
-            answer = self._tell(credential, timeout_s)
+            answer = self._authenticate(credential, timeout_s)
             if answer.session is not None and answer.left_ms is not None:
                 ends = time.monotonic() + answer.left_ms / 1000 * _RENEWED_AT
                 _sessions[key] = answer.session, ends
 
-    def _tell(self, credential: Authenticate, timeout_s: float) -> Authenticated:
+    def _authenticate(self, credential: Authenticate, timeout_s: float) -> Authenticated:
         try:
             data = credential.to_bytes()
             received = self.channel.call(AUTHENTICATE, b"", data, timeout_s)
@@ -239,7 +239,7 @@ class SharedChannel:
         return answer
 
     def renew_after(self, pause_s: float) -> None:
-        """Authenticate again after a pause, unless the connection is over by then."""
+        """Authenticate again after a pause, unless the connection was closed."""
         _cancel(self._renewals)
         # By a weak reference, so that the timer does not keep the connection alive.
         again = partial(call_elsewhere, self.channel.address, _renew, weakref.ref(self))
@@ -264,13 +264,13 @@ def _renew(known: weakref.ref[SharedChannel]) -> None:
     try:
         shared.authenticate(_RENEW_S)
     except IsologError as error:
-        logger.warning("%s: it does not know us any longer: %s", shared.channel.address, error)
+        logger.warning("cannot renew the session at broker %s: %s", shared.channel.address, error)
         if error.retriable:
-            shared.renew_after(_TRIED_AGAIN_S)
+            shared.renew_after(_RETRY_S)
 
 
 _sessions: dict[tuple[str, Access, Authenticate | None], tuple[str, float]] = {}
-"""By cluster, access and credential: a session, and until when to use it (monotonic clock)."""
+"""Sessions by cluster, access and credential, each with its end on the monotonic clock."""
 _lock = new_lock()
 _channels: weakref.WeakValueDictionary[tuple[str, Access], SharedChannel] = (
     weakref.WeakValueDictionary()
@@ -278,8 +278,8 @@ _channels: weakref.WeakValueDictionary[tuple[str, Access], SharedChannel] = (
 
 
 @in_child
-def _begin_anew() -> None:
-    """Forget the parent's connections, in a child that was just forked."""
+def _drop_parents_channels() -> None:
+    """Drop the parent's connections in a forked child."""
     global _channels
     _channels = weakref.WeakValueDictionary()
 
@@ -287,18 +287,18 @@ def _begin_anew() -> None:
 def shared_channel(
     address: str, access: Access, timeout_s: float, identity: LogIdentity
 ) -> SharedChannel:
-    """Return this process's connection to the broker at an address; connect if there is none.
+    """Return this process's connection to the broker at an address. Connect if there is none.
 
     The id of the broker's cluster is checked before a credential is sent.
 
     Raises:
-        WrongCluster: the broker is of another log.
-        BrokerUnavailable: nothing answers there, or it is not an isolog broker.
-        RequestTimeout: something is there but does not answer in ``timeout_s``.
-        UnsupportedVersion: it speaks other versions of the protocol.
-        TlsFailed: the two sides do not agree on TLS.
-        Unauthenticated: the broker does not take the access's credential.
-        InvalidOption: a file of the access cannot be used.
+        WrongCluster: The broker belongs to another log.
+        BrokerUnavailable: The address does not answer, or not as an isolog broker.
+        RequestTimeout: The broker accepts the connection but does not answer in ``timeout_s``.
+        UnsupportedVersion: The broker speaks other versions of the protocol.
+        TlsFailed: The TLS handshake failed.
+        Unauthenticated: The broker refuses the credential.
+        InvalidOption: A file of the access cannot be read or used.
     """
     found = _usable(address, access)
     if found is not None:

@@ -1,7 +1,7 @@
-"""Finds the leaders of partitions: asks any broker, and caches the answers.
+"""Finds the leaders of partitions by a call to any broker, and caches them.
 
-``routes`` decides which answers count. This module makes the calls: one thread at a time asks about
-a topic, and all that wait for the same topic get its answer.
+``routes`` decides which answers count. This module makes the calls. One thread at a time looks up a
+topic, and all threads that wait for the topic get its answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.cluster_messages import BrokerAddress
 from spark_stream.wire.topic_messages import FindLeaders, LeaderFacts
 
-# After these errors the partition's leader has to be looked up again.
+# After these errors the leader of the partition is looked up again.
 _DOUBTFUL: Final = (
     BrokerStopping,
     BrokerUnavailable,
@@ -43,13 +43,13 @@ _DOUBTFUL: Final = (
 )
 _NO_ANSWER: Final = (BrokerStopping, BrokerUnavailable, RequestTimeout)
 LEFT_ALONE_S: Final = 10.0
-"""For how long a follower that does not answer is not asked."""
+"""A follower that does not answer gets no reads for this time."""
 OLD_S: Final = 60.0
-"""After this time a reader with a rack asks again who is near."""
+"""After this time a reader with a rack looks up the near followers again."""
 
 
 class _Topic:
-    """A topic's routes; the thread that asks about it holds ``asking``."""
+    """A topic's routes. The thread that looks them up holds ``asking``."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
         self.asking = new_lock(is_brief=False)
@@ -58,7 +58,7 @@ class _Topic:
 
 
 class Router:
-    """The leaders of all partitions that a client uses; for any thread."""
+    """The leaders of all partitions that a client uses. Thread-safe."""
 
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
@@ -68,7 +68,7 @@ class Router:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call and its retries may take, in seconds."""
+        """The limit for a call with its retries, in seconds."""
         return self._connection.timeout_s
 
     def link(self, route: Route) -> BrokerLink:
@@ -76,7 +76,7 @@ class Router:
         return self._connection.to(route.leader, route.address)
 
     def link_to(self, broker_id: str, address: str) -> BrokerLink:
-        """Return the link to a broker that a leader has named."""
+        """Return the link to a broker that a leader named."""
         return self._connection.to(broker_id, address)
 
     def route(
@@ -85,16 +85,16 @@ class Router:
         """Return the route to the partition's leader.
 
         Raises:
-            LeaderUnavailable: it has none now, or its present one is unknown: try again.
-            UnknownTopic: there is no topic of this id.
-            BrokerUnavailable, RequestTimeout: no broker answers.
+            LeaderUnavailable: The partition has no leader, or its leader was not found. Retry.
+            UnknownTopic: No topic has this id.
+            BrokerUnavailable, RequestTimeout: No broker answers.
         """
         known = self.known(topic, topic_id, partition)
         if known is not None:
             return known
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         with self._asking(topic, topic_id, deadline) as place:
-            known = self.known(topic, topic_id, partition)  # another thread may have asked
+            known = self.known(topic, topic_id, partition)  # another thread may have looked it up
             if known is not None:
                 return known
             self._ask(place, topic, topic_id, seconds_left(deadline))
@@ -104,7 +104,7 @@ class Router:
         return known
 
     def near(self, route: Route) -> BrokerAddress | None:
-        """Return the follower to ask in the leader's place; None: there is none, or it failed."""
+        """Return the follower to read from instead of the leader. None if no usable one is near."""
         if self._connection.rack is None:
             return None
         with self._lock:
@@ -116,7 +116,7 @@ class Router:
             return None if is_left_alone else found
 
     def has_asked(self, topic: str, topic_id: str) -> bool:
-        """Return whether a broker was asked who is near; leaders are learned in other ways too."""
+        """Return whether near followers were looked up. Leaders also come from other answers."""
         if self._connection.rack is None:
             return True
         with self._lock:
@@ -124,7 +124,7 @@ class Router:
             return place is not None and place.asked_at > -math.inf
 
     def take_look_up(self, topic: str, topic_id: str) -> bool:
-        """Return True once a minute: the caller then looks up who is near."""
+        """Return True once a minute. The caller then looks up the near followers."""
         if self._connection.rack is None:
             return False
         now = time.monotonic()
@@ -138,32 +138,33 @@ class Router:
     def no_leader(self, topic: str, partition: int) -> LeaderUnavailable:
         """Return the error for a partition without a known leader."""
         return LeaderUnavailable(
-            f"{topic}/{partition} has no leader now, as far as {self._connection.address} knows",
+            f"{topic}/{partition} has no leader according to the broker at"
+            f" {self._connection.address}",
             topic=topic,
             partition=partition,
         )
 
     def known(self, topic: str, topic_id: str, partition: int) -> Route | None:
-        """Return the route to the leader if it is known, else None; make no call."""
+        """Return the cached route to the leader, or None. Make no call."""
         with self._lock:
             place = self._topics.get((topic, topic_id))
             return None if place is None else place.routes.get(partition)
 
     def refresh(self, topic: str, topic_id: str, timeout_s: float) -> None:
-        """Ask who leads the topic's partitions now; raise as :meth:`route`."""
+        """Look up the leaders of the topic's partitions. Raise the errors of :meth:`route`."""
         deadline = time.monotonic() + timeout_s
         with self._asking(topic, topic_id, deadline) as place:
             self._ask(place, topic, topic_id, seconds_left(deadline))
 
     def learn_leader(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
-        """Add the leader that a broker named in another answer; return False if it is outdated."""
+        """Add a leader that another answer named. Return False if it is outdated."""
         self._connection.learn([facts.address])
         place = self._place(topic, topic_id)
         with self._lock:
             return place.routes.learn_leader(facts)
 
     def note_epoch(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
-        """Record a leader's answer in this epoch; return False if it was replaced since."""
+        """Record that a leader answered in this epoch. Return False if a newer leader is known."""
         place = self._place(topic, topic_id)
         with self._lock:
             return place.routes.note_epoch(partition, epoch)
@@ -171,10 +172,11 @@ class Router:
     def on_failed(
         self, route: Route, error: IsologError, near: BrokerAddress | None = None
     ) -> None:
-        """Record a failed call along the route; if the leader may be why, ask before the next one.
+        """Record a failed call. If the leader may have moved, it is looked up before the next call.
 
-        If the error names another leader, that one is used without asking. ``near``: the follower
-        that was called. If it does not answer, that says nothing of the leader.
+        If the error names another leader, that one is used without a look-up. ``near``: the
+        follower that was called. If a follower does not answer, the route to the leader stays
+        valid.
         """
         if near is not None and isinstance(error, _NO_ANSWER):
             with self._lock:
@@ -191,7 +193,7 @@ class Router:
                     place.routes.learn_leader(named)
 
     def on_answer(self, route: Route, epoch: int | None) -> bool:
-        """Record the answer of a route's broker in this epoch; return False if it was replaced."""
+        """Record an answer in this epoch. Return False if a newer leader is known."""
         if epoch is None or epoch == route.epoch:
             return True
         place = self._place(route.topic, route.topic_id)
@@ -199,17 +201,19 @@ class Router:
             return place.routes.on_answer(route, epoch)
 
     def replaced(self, route: Route) -> bool:
-        """Return whether another leader, or a later epoch of the same, is known by now."""
+        """Return whether a newer leader, or a later epoch of the same leader, is cached."""
         with self._lock:
             place = self._topics.get((route.topic, route.topic_id))
             return place is not None and place.routes.replaced(route)
 
     @contextmanager
     def _asking(self, topic: str, topic_id: str, deadline: float) -> Iterator[_Topic]:
-        """Let one thread ask about a topic; raise RequestTimeout if another asks for too long."""
+        """Hold a topic's look-up lock. Raise RequestTimeout if another thread keeps it."""
         place = self._place(topic, topic_id)
         if not place.asking.acquire(timeout=seconds_left(deadline)):
-            raise RequestTimeout(f"another thread asks for the leaders of topic {topic!r}")
+            raise RequestTimeout(
+                f"another thread is still looking up the leaders of topic {topic!r}", topic=topic
+            )
         try:
             yield place
         finally:

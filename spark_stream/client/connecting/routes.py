@@ -1,8 +1,8 @@
-"""The leaders of a topic's partitions, as far as a client knows. Pure: no clock, no call.
+"""A client's cache of the leaders of a topic's partitions. Pure: no clock, no call.
 
-Some brokers know less than others. So the leader epoch decides: an answer with an older epoch than
-one that was seen is ignored, whichever broker gives it. A route that failed is doubted: it is not
-used again before a broker was asked and has confirmed it or named another leader.
+Some brokers have older metadata than others. So the leader epoch decides: an answer with an older
+epoch than one that was seen is ignored, whichever broker gives it. A route that failed is suspect:
+it is not used again until a broker has confirmed it or named another leader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spark_stream.wire.topic_messages import LeaderFacts
 class Route(Struct, frozen=True):
     """The leader of one partition: the broker's id and address, and its leader epoch.
 
-    ``epoch`` is None if only the leader can tell it.
+    ``epoch`` is None until the leader has answered.
     """
 
     topic: str
@@ -35,22 +35,22 @@ class Routes:
         self._topic = topic
         self._topic_id = topic_id
         self._routes: dict[int, Route] = {}
-        self._epochs: dict[int, int] = {}  # the greatest that was seen
-        self._doubted: set[int] = set()
+        self._epochs: dict[int, int] = {}  # the greatest seen
+        self._suspect: set[int] = set()
         self._near: dict[int, BrokerAddress] = {}
 
     def get(self, partition: int) -> Route | None:
-        """Return the route to use; None if a broker has to be asked."""
-        return None if partition in self._doubted else self._routes.get(partition)
+        """Return the route to use. None if it has to be looked up."""
+        return None if partition in self._suspect else self._routes.get(partition)
 
     def learn_leader(self, facts: LeaderFacts) -> bool:
-        """Use what a broker says; return False, and change nothing, if its epoch is older."""
+        """Record a leader that a broker named, or return False if its epoch is outdated."""
         partition, epoch = facts.partition, facts.leader_epoch
         if epoch is not None:
             if epoch < self._epochs.get(partition, 0):
                 return False
             self._epochs[partition] = epoch
-        self._doubted.discard(partition)
+        self._suspect.discard(partition)
         if facts.leader is None or not facts.address:
             self._routes.pop(partition, None)
             return True
@@ -60,30 +60,30 @@ class Routes:
         return True
 
     def near(self, partition: int) -> BrokerAddress | None:
-        """Return the follower that is nearer than the leader, as far as it is known."""
+        """Return the follower that is nearer than the leader, if one was found."""
         return self._near.get(partition)
 
     def learn_near(self, facts: LeaderFacts) -> None:
-        """Use what a broker says that was asked who is near."""
+        """Record the near follower, or its absence, from the answer of a look-up."""
         if facts.near is None:
             self._near.pop(facts.partition, None)
         else:
             self._near[facts.partition] = facts.near
 
     def on_failed(self, route: Route) -> None:
-        """Doubt a route along which a call failed, unless it was replaced."""
+        """Mark the route of a failed call as suspect, unless it was replaced."""
         if self._routes.get(route.partition) == route:
-            self._doubted.add(route.partition)
+            self._suspect.add(route.partition)
 
     def note_epoch(self, partition: int, epoch: int) -> bool:
-        """Record that a leader answered in this epoch; return False if it was replaced since."""
+        """Record that a leader answered in this epoch. Return False if a later epoch was seen."""
         if epoch < self._epochs.get(partition, 0):
             return False
         self._epochs[partition] = epoch
         return True
 
     def on_answer(self, route: Route, epoch: int) -> bool:
-        """Record an answer of the route's leader; return False if it was replaced since."""
+        """Record an answer of the route's leader. Return False if a later epoch was seen."""
         if not self.note_epoch(route.partition, epoch):
             return False
         if self._routes.get(route.partition) == route:
@@ -91,7 +91,7 @@ class Routes:
         return True
 
     def replaced(self, route: Route) -> bool:
-        """Return whether another leader, or a later epoch of the same, is known by now."""
+        """Return whether a newer leader, or a later epoch of the same leader, is cached."""
         found = self.get(route.partition)
         if found is None or found.leader != route.leader:
             return found is not None

@@ -1,10 +1,11 @@
 """Threads for calls that wait for brokers.
 
-:func:`call_elsewhere` runs a call on a few threads that the whole process shares.
-Callbacks of the loop must not wait, and callers of a producer should not. So connecting and asking
-are done here. Calls with the same key run one after another, on one thread: a broker that does not
-answer blocks one thread, however many calls to it are waiting. Threads without a call end, except
-one: at the end of the interpreter no thread starts. A forked process starts without threads.
+:func:`call_elsewhere` runs a call on a few threads that the whole process shares. Callbacks of the
+loop must not block, and callers of a producer should not. So connecting and looking up leaders are
+done on these threads. Calls with the same key run one after another, on one thread: a broker that
+does not answer blocks one thread, however many calls to it are waiting. Idle threads end, except
+one, because no thread can be started while the interpreter shuts down. A forked process starts
+without threads.
 
 :func:`in_parallel` runs calls on the calling thread and a few more. A signal handler can interrupt
 the calling thread anywhere, also while it holds a lock of Python's own thread pools or of a
@@ -48,7 +49,7 @@ class CallPool:
         self._threads_max = threads_max
         self._name = name
         self._begin()
-        in_child_while_used(self._begin)  # a forked child has neither the threads nor the calls
+        in_child_while_used(self._begin)  # a forked child has no threads and no calls
 
     def _begin(self) -> None:
         self._changed = threading.Condition(new_lock())
@@ -61,7 +62,7 @@ class CallPool:
         """Queue a call, behind the earlier ones of this key.
 
         Raises:
-            RuntimeError: there is no thread, and none starts.
+            RuntimeError: No thread is running, and none can be started.
         """
         with self._changed:
             self._waiting.append((key, call, arguments))
@@ -84,7 +85,7 @@ class CallPool:
                     raise
 
     def keep_thread(self) -> None:
-        """Start a thread now, because none starts at the end of the interpreter."""
+        """Start a thread now, because none can be started while the interpreter shuts down."""
         if not self._threads:
             self.add(self, _do_nothing)
 
@@ -113,7 +114,7 @@ class CallPool:
                 self._busy.discard(key)  # a child that the call forked does not have it
 
     def _take(self) -> tuple[Hashable, Callable[..., None], tuple[Any, ...]] | None:
-        """Return a waiting call whose key is free. The caller holds the lock."""
+        """Return a waiting call whose key has no running call. The caller holds the lock."""
         found = next((each for each in self._waiting if each[0] not in self._busy), None)
         if found is not None:
             self._waiting.remove(found)
@@ -129,17 +130,17 @@ _pool = CallPool(THREADS_MAX, "isolog-calls")
 
 
 def call_elsewhere(key: Hashable, call: Callable[[*Ts], None], *arguments: *Ts) -> None:
-    """Run a call on one of the process's threads for calls; see the module."""
+    """Run a call on one of the process's threads for calls, after earlier calls with its key."""
     _pool.add(key, call, *arguments)
 
 
 def keep_calling() -> None:
-    """Start a thread for calls, for the end of the interpreter."""
+    """Start a thread for calls that are made while the interpreter shuts down."""
     _pool.keep_thread()
 
 
 def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., None]:
-    """Return a call of a bound method that does nothing after the end of its object."""
+    """Return a function that calls the bound method, unless its object was collected."""
     known = weakref.WeakMethod(method)
 
     def call(*more: object) -> None:
@@ -153,11 +154,11 @@ def weakly(method: Callable[..., None], *arguments: object) -> Callable[..., Non
 def in_parallel(call: Callable[[T], R], items: Iterable[T], threads_max: int) -> list[R]:
     """Call a function with each item, and return the results in the order of the items.
 
-    After an error no further call begins. The others return first, then the error is raised: that
-    of the earliest item, if there are several.
+    After an error no further call begins. When all running calls have returned, the error is
+    raised. If there are several, the error of the earliest item is raised.
 
     Raises:
-        ReentrantCall: a signal handler has interrupted a call that has to return first.
+        ReentrantCall: A signal handler has interrupted a call that has to return first.
     """
     check_may_wait()
     lifetime = present_lifetime()
@@ -193,7 +194,7 @@ def in_parallel(call: Callable[[T], R], items: Iterable[T], threads_max: int) ->
         for _ in range(count):
             number = _next(taken, lifetime)
             if not isinstance(failures.get(number), Exception | None):
-                break  # KeyboardInterrupt and the like do not wait for other calls
+                break  # KeyboardInterrupt does not wait for the other calls
     finally:
         is_stopped = True  # an exception of a signal handler stops the calls, too
     if failures:
@@ -202,7 +203,7 @@ def in_parallel(call: Callable[[T], R], items: Iterable[T], threads_max: int) ->
 
 
 def _next(taken: SimpleQueue[int], lifetime: Lifetime) -> int:
-    """Return the next number, or raise ForkedClient: a forked child has no other thread."""
+    """Return the next number. Raise ForkedClient in a forked child, which has no other thread."""
     while True:
         lifetime.check()
         try:

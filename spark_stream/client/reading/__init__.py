@@ -1,4 +1,4 @@
-"""The way of records from the leader to a reader, up to the bound of an isolation level.
+"""Reading: records from the leader to a reader, up to the bound of an isolation level.
 
 ``loop``        the reader's loop: it sends the core's fetches, receives, decodes
 ``core``        the decisions of the loop, without I/O: within one range, and among many

@@ -1,8 +1,8 @@
-"""The columns that a user sees, made from those that the leader sends.
+"""The columns that a user sees, built from the columns that the leader sends.
 
-A default-schema topic shows Kafka's columns; a typed topic its own, with ``_topic``,
-``_partition``, ``_offset`` and ``_timestamp`` on request. Only stored columns are sent: topic,
-partition and offset are added here, for whole batches.
+A default-schema topic shows Kafka's columns. A typed topic shows its columns, and on request
+``_topic``, ``_partition``, ``_offset`` and ``_timestamp``. The leader sends only stored columns.
+Topic, partition and offset are added here, for whole batches.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HEADERS: Final = pa.field("headers", HEADERS_TYPE)
 
 
 def shown_schema(topic: pa.Schema, *, metadata: bool = False, headers: bool = False) -> pa.Schema:
-    """Return the columns that a topic of this schema shows."""
+    """Return the schema that a topic with this stored schema shows."""
     if is_default(topic):
         return KAFKA_COLUMNS.append(HEADERS) if headers else KAFKA_COLUMNS
     if metadata:
@@ -63,14 +63,14 @@ Spans = Sequence[tuple[int, int]]
 
 
 def offsets_of(rows: int, base: int, spans: Spans | None = None) -> npt.NDArray[np.int64]:
-    """Return the offset of each row: ``base``, ``base + 1``, …, or those of the runs."""
+    """Return the offset of each row, shape (rows,): from ``base`` on, or those in ``spans``."""
     if spans is None:
         return np.arange(base, base + rows, dtype=np.int64)
     firsts, counts = np.array(spans, np.int64).reshape(-1, 2).T
     if counts.sum() != rows:
         raise InternalError(f"{rows} rows came with the offsets of {counts.sum()}")
-    behind = np.cumsum(counts) - counts  # how many rows are before each run
-    return np.repeat(firsts - behind, counts) + np.arange(rows, dtype=np.int64)
+    before = np.cumsum(counts) - counts  # the number of rows before each run
+    return np.repeat(firsts - before, counts) + np.arange(rows, dtype=np.int64)
 
 
 def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -83,10 +83,11 @@ def runs_of(offsets: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class View:
-    """A choice of columns of one topic: which to request, and how to make the others.
+    """The columns and the filter of a read of one topic.
 
-    ``filter``: also a choice of records. ``with_offsets``: the offset of each record is needed,
-    even if it is not shown.
+    It has the columns to request from the leader, and adds the others. ``filter``: a predicate in
+    SQL that selects records. ``with_offsets``: the offset of each record is needed, even if it is
+    not shown.
     """
 
     topic: str
@@ -106,15 +107,14 @@ class View:
         headers: bool = False,
         filter: str | None = None,
     ) -> View:
-        """Return a view of these columns, by default all, of the records that a filter keeps.
+        """Return a view of these columns, by default all, of the records that match a filter.
 
-        ``metadata`` and ``headers``: add those columns at the end, unless they are among the
-        chosen.
+        ``metadata`` and ``headers``: add those columns at the end, unless ``columns`` has them.
 
         Raises:
             InvalidOption: ``columns`` is a text, not a list.
-            SchemaMismatch: the topic lacks a column; the error names it.
-            InvalidFilter: the filter is not valid, or does not fit the topic's columns.
+            SchemaMismatch: The topic lacks a column. The error names it.
+            InvalidFilter: The filter is invalid, or does not fit the topic's columns.
         """
         if filter is not None:
             row_filter(filter, topic, stored)
@@ -142,10 +142,10 @@ class View:
         return cls(topic, schema, is_default(stored), filter)
 
     @property
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         """The columns that the leader must send.
 
-        With a filter the offsets are requested too, if needed: only the leader knows them.
+        With a filter the offsets are requested too if needed, because matches are not consecutive.
         """
         made = _MADE_DEFAULT if self.default else _MADE_TYPED
         names = [name for name in self.schema.names if name not in made]
@@ -154,7 +154,7 @@ class View:
         return [*names, OFFSET.name] if needed else names
 
     def field(self, name: str) -> pa.Field:
-        """Return a column that the leader sends, whether it is shown or not."""
+        """Return a column that the leader sends, even if it is not shown."""
         return self.schema.field(name) if name in self.schema.names else OFFSET
 
     def of_chunk(
@@ -162,7 +162,7 @@ class View:
     ) -> pa.RecordBatch:
         """Return a chunk's rows, the first at offset ``base``, with exactly this view's columns.
 
-        ``spans``: the runs of the rows' offsets, if they are not one run.
+        ``spans``: the runs of the rows' offsets, if there are several.
         """
         batch = self._as_planned(batch)
         sent = set(batch.schema.names)
@@ -178,10 +178,10 @@ class View:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _as_planned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert what was received to the types that the topic had when the view was made.
+        """Convert a received batch to the types that the topic had when the view was created.
 
         Raises:
-            SchemaMismatch: a value does not fit them.
+            SchemaMismatch: A value does not fit them.
         """
         if all(conforms(field, self.field(field.name)) for field in batch.schema):
             return batch
@@ -208,9 +208,9 @@ class View:
 
 
 def _repeated(value: str | int, rows: int) -> pa.Array:
-    """Return a column that repeats one text, or one number of 32 bits.
+    """Return a column that repeats one text or one int32.
 
-    Most batches have similar numbers of rows, so they share the column's memory.
+    Batches with similar numbers of rows share the column's memory.
     """
     if rows > _SHARED_ROWS:
         return _all_alike(value, rows)

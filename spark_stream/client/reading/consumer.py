@@ -1,12 +1,12 @@
-"""Reads the records of topics as they come, under an isolation level.
+"""The consumer: it reads the records of topics as they arrive, under an isolation level.
 
 Records are fetched ahead into one queue (:mod:`spark_stream.client.reading.loop`), by long polls,
-so that an idle log costs nothing. Within a partition records come in the order of their
-offsets; between partitions in any order.
+so that an idle log costs nothing. Within a partition records arrive in the order of their offsets,
+and between partitions in any order.
 
-Under ``read_atomic`` a consumer goes from cut to cut: it asks for offsets that split no
-transaction, reads all partitions up to them, and asks for the next. So between
-two of these rounds a reader has seen all of a transaction, or nothing of it.
+Under ``read_atomic`` a consumer reads in rounds. It requests a cut, which is a set of offsets that
+splits no transaction, reads all partitions up to the cut, and requests the next one. So between two
+rounds a reader has seen a transaction completely or not at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.core import FAIL, GONE, fails_on, where_to_go_on
+from spark_stream.client.reading.core import FAIL, GONE, continue_at, fails_on
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
 from spark_stream.client.reading.loop import WATCH_S, Feed, WantedRange
@@ -118,7 +118,7 @@ class Consumer(ProcessBound):
         for topic in self._subscription.ids:
             at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
             if group is not None:
-                continue  # the start is one that there is; the group says where to begin
+                continue  # the start was checked; the group has the first positions
             chosen = self._subscription.chosen
             self._position.update(chosen({(topic, number): each for number, each in at.items()}))
             self._lineages.update(
@@ -130,7 +130,7 @@ class Consumer(ProcessBound):
         self._name = name
         self._member: GroupReader | None = None
         self._keeper: NamedPositions | GroupReader | None = None
-        """What stores the position; None if nothing does."""
+        """The object that stores positions. None without a name and a group."""
         if name is not None:
             self._keeper = NamedPositions(
                 name,
@@ -154,7 +154,7 @@ class Consumer(ProcessBound):
                 self._lineages,
             )
         self._handed_out: tuple[Key, int] | None = None
-        """What may not be processed yet, and where it begins."""
+        """The last delivered item, which may be unprocessed: its partition and its first offset."""
         self._checked = time.monotonic()
         self._feed: Feed | None = None
         in_child_while_used(self._leave_parent)
@@ -170,12 +170,12 @@ class Consumer(ProcessBound):
 
     @property
     def name(self) -> str | None:
-        """The name under which positions are stored; None if they are not stored."""
+        """The name under which positions are stored. None without one."""
         return self._name
 
     @property
     def group(self) -> str | None:
-        """The consumer group of which this is a member; None if it is in none."""
+        """The consumer group of which this is a member. None without a group."""
         return None if self._member is None else self._member.options.group
 
     @property
@@ -259,13 +259,13 @@ class Consumer(ProcessBound):
         while not found and self.wait_for_records(patience.seconds_left()):
             found = self.take_records(records_max)
             if not patience.seconds_left():
-                break  # nothing of what came matches the filter, or is visible
+                break  # no received record is visible and matches the filter
         return found
 
-    # -- for asyncio: waiting for records, and taking what was waited for -------------------------
+    # -- for asyncio: waiting for records, and taking them without a wait --------------------------
 
     def wait_for_records(self, timeout: float) -> bool:
-        """Wait for what :meth:`take_records` takes; return whether something came in time."""
+        """Wait for records for :meth:`take_records`. Return whether there are some in time."""
         self._check_open()
         polling, self._polling = self._polling, None
         self._handed_out = None
@@ -279,7 +279,7 @@ class Consumer(ProcessBound):
         return is_there
 
     def take_records(self, records_max: int) -> list[Record]:
-        """Return records that :meth:`wait_for_records` has waited for; perhaps none."""
+        """Return records after :meth:`wait_for_records`. The list may be empty."""
         polling, self._polling = (
             self._polling,
             None,
@@ -294,20 +294,21 @@ class Consumer(ProcessBound):
         return found
 
     def record_views(self) -> Callable[[str], View]:
-        """Return the columns that records need, by topic; raise SchemaMismatch for a typed one."""
+        """Return a function from a topic to the view of its records, if it is not typed."""
         self._check_open()
         return self._subscription.record_views(self._filter)
 
     def batch_views(self) -> Callable[[str], View]:
-        """Return the columns of :meth:`batches`, by topic."""
+        """Return a function from a topic to its view for :meth:`batches`."""
         self._check_open()
         return self._subscription.views.__getitem__
 
     def records_of(self, key: Key, fetched: Fetched, *, waits: bool = True) -> Iterator[Record]:
-        """Yield the records of what was fetched; the position moves past each.
+        """Yield the records of a batch. The position moves past each.
 
-        A member of a group ends early when a partition is to move to another. Between two records
-        it stores positions now and then, which may wait; else it ends early for that as well.
+        A member of a group ends early for a rebalance. Between two records it stores positions when
+        a commit is due, which may wait for a broker. Without ``waits`` it ends early for a commit
+        too.
         """
         position, member, seeks = self._position, self._member, self._seeks
         needs_turn = None if member is None else member.needs_turn if waits else member.is_due
@@ -325,7 +326,7 @@ class Consumer(ProcessBound):
         position[key] = fetched.next
 
     def batch_of(self, key: Key, fetched: Fetched) -> pa.RecordBatch:
-        """Return what was fetched, perhaps without rows; the position moves past it."""
+        """Return a fetched batch, which may have no rows. The position moves past it."""
         self._keep_lineage(key, fetched)
         self._handed_out = key, self._position[key]
         self._position[key] = fetched.next
@@ -362,7 +363,7 @@ class Consumer(ProcessBound):
         keeper.store(keeper.places())
 
     def owner(self) -> dict[str, str]:
-        """Return ``{name: instance}``: who must own the name for the position to be stored."""
+        """Return ``{name: instance}``, the required owner of the name when positions are stored."""
         return {} if self._keeper is None else self._keeper.owner
 
     def check_owner(self) -> None:
@@ -372,22 +373,22 @@ class Consumer(ProcessBound):
             self._checked = time.monotonic()
 
     def note_committed(self, places: Iterable[PositionOf]) -> None:
-        """Note that these positions are stored."""
+        """Record that these positions are stored."""
         keeper = self._keeper or self._refuse_storing()
         keeper.note_stored(places)
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
-        """Return the position in the form in which it is stored through this connection.
+        """Return the position in the form in which this connection stores it.
 
         Raises:
-            InvalidOption: the consumer has no name, or the connection is to another log; or it
-                stores positions automatically, and not with a transaction.
-            ConsumerFenced: another member of the group reads what this one has read.
+            InvalidOption: The consumer has no name, reads another log, or stores positions
+                automatically.
+            ConsumerFenced: Another member of the group has taken a partition over.
         """
         keeper = self._keeper or self._refuse_storing()
         if self._member is not None and self._member.options.auto_commit:
             raise InvalidOption(
-                "this consumer stores positions by itself, whatever becomes of the transaction",
+                "this consumer stores positions automatically, independent of transactions",
                 option="auto_commit",
                 hint="Use log.consumer(topics, group=..., auto_commit=False).",
             )
@@ -479,9 +480,9 @@ class Consumer(ProcessBound):
             self._heartbeats.end(self._ending)
 
     def stop(self) -> None:
-        """End what waits for records, and take no more calls: the first part of :meth:`close`.
+        """End waiting calls and refuse new ones: the first part of :meth:`close`.
 
-        It does not wait, and any thread may call it.
+        It does not block, and any thread may call it.
         """
         self._closed.set()
         self._stop_feed()
@@ -496,7 +497,7 @@ class Consumer(ProcessBound):
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self._handed_out = None  # all is processed
+            self._handed_out = None  # all records are processed
         elif issubclass(kind, Exception):
             self._ending = ReaderEnding.LOST  # its program has failed
         self.close()
@@ -524,7 +525,7 @@ class Consumer(ProcessBound):
     def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None
     ) -> Iterator[tuple[Key, Fetched]]:
-        """Yield what is fetched, until no record came for ``timeout`` seconds."""
+        """Yield fetched batches, until ``timeout`` seconds pass without a record."""
         for found in self.fetches(view_of, until, Patience(timeout)):
             if found is None:
                 return
@@ -538,7 +539,7 @@ class Consumer(ProcessBound):
         *,
         polls: bool = False,
     ) -> Generator[tuple[Key, Fetched] | None]:
-        """Yield what is fetched, and None whenever the patience has run out."""
+        """Yield fetched batches, and None whenever the patience has run out."""
         if until not in (None, "latest"):
             raise InvalidOption(f"until takes 'latest', not {until!r}")
         if not polls:
@@ -553,7 +554,9 @@ class Consumer(ProcessBound):
             if self._needs_turn():
                 return 0.0
             return (
-                min(round_left(), self._subscription.look_left()) if ends is None else round_left()
+                min(round_left(), self._subscription.seconds_to_search())
+                if ends is None
+                else round_left()
             )
 
         self._find_topics(now=True)
@@ -571,14 +574,16 @@ class Consumer(ProcessBound):
                 self._member.apply()
             if ends is not None and not self._atomic and not self._position.keys() <= ends.keys():
                 ends = {**self._bounds(), **ends}  # partitions were assigned meanwhile
-            nothing = not self._position  # no topic matches the pattern yet, or none is assigned
+            is_empty = (
+                not self._position
+            )  # no topic matches the pattern, or no partition is assigned
             if self._atomic and not (until and ends):
                 ends = self._cut(self._position)
                 while self._find_topics(now=self._below(ends)):
                     ends = self._cut(self._position)  # its transactions may also be in a new topic
                 self._take_up(ends)
-                nothing = not self._below(ends)
-            if nothing:
+                is_empty = not self._below(ends)
+            if is_empty:
                 self._check_position(view_of)
                 if until:
                     return
@@ -628,11 +633,11 @@ class Consumer(ProcessBound):
                 feed.stop()
             if self._feed is feed and (until or not self._atomic):
                 return  # every partition has reached its end, or the consumer was closed
-            # Else a seek, a new partition or a new topic stopped this feed, or the round is over:
+            # Else a seek, a new partition or a new topic stopped this feed, or the round has ended:
             # continue from the new positions.
 
     def _find_topics(self, *, now: bool = False) -> bool:
-        """Begin to read new topics of the pattern; return whether there are any."""
+        """Begin to read new topics of the pattern. Return whether there are any."""
         found = self._subscription.find(now=now)
         if self._member is not None:
             self._member.membership.read_also(self._subscription.ids)
@@ -641,7 +646,7 @@ class Consumer(ProcessBound):
         return bool(found)
 
     def _needs_turn(self) -> bool:
-        """Return whether the group has changed what this consumer reads."""
+        """Return whether a rebalance of the group is due for this consumer."""
         if self._heartbeats is not None:
             return self._heartbeats.note_active()
         return self._member is not None and self._member.needs_turn()
@@ -677,28 +682,28 @@ class Consumer(ProcessBound):
             self._position.setdefault(key, 0)
 
     def _grow(self, topic: str, partitions: int | None) -> bool:
-        """Begin to read partitions that were added; return whether there are any."""
+        """Begin to read partitions that were added. Return whether there are any."""
         before = len(self._position)
         added = dict.fromkeys((topic, number) for number in range(partitions or 0))
         self._take_up(self._subscription.chosen(added))
         return len(self._position) > before
 
     def _keep_lineage(self, key: Key, fetched: Fetched) -> None:
-        """Keep the lineage of what was fetched, before the position moves through it."""
+        """Keep the lineage of a batch, before the position moves through it."""
         self._lineages[key] = fetched.lineage
 
     def _below(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether there is something to read; new partitions begin at 0."""
+        """Return whether there are records below ``ends``. New partitions begin at 0."""
         return any(self._position.get(key, 0) < end for key, end in ends.items())
 
     def _check_position(self, view_of: Callable[[str], View]) -> None:
-        """Raise OffsetOutOfRange, or handle a loss, if the log does not have the position."""
+        """Check the position with the leaders, and handle removed records."""
         for key, offset in self._position.items():
             source = self._source(view_of(key[0]), key)
             try:
                 check_place(source, offset, offset, self._lineages.get(key, NO_LINEAGE))
             except GONE as error:
-                self._position[key] = where_to_go_on(error, fail=self._fail_on_loss)
+                self._position[key] = continue_at(error, fail=self._fail_on_loss)
                 self._lineages.pop(key, None)
 
     def _source(self, view: View, key: Key) -> Source:
@@ -712,7 +717,7 @@ class Consumer(ProcessBound):
             feed.stop()
 
     def _leave_parent(self) -> None:
-        """End iterators in a forked child: the fetches under way are the parent's."""
+        """End iterators in a forked child. The running fetches are the parent's."""
         self._seeks += 1
         feed, self._feed = self._feed, None
         if feed is not None:

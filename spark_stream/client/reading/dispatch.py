@@ -1,7 +1,7 @@
-"""Send asks to their leaders: at once to known leaders; the others are looked up first.
+"""Routing of fetches: leaders are looked up, and brokers connected, before fetches are sent.
 
-Nothing here blocks, except on the few threads of ``connecting.calls``: one call looks up the
-leaders of a topic, and one connects to a broker, however many asks wait for them.
+Only calls on the few threads of ``connecting.threads`` block. One call looks up the leaders of a
+topic, and one call connects to a broker, however many fetches wait for them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from spark_stream.client.connecting.link import BrokerLink, SharedChannel
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.connecting.threads import call_elsewhere, weakly
-from spark_stream.client.reading.core import AskRange
+from spark_stream.client.reading.core import RangeFetch
 from spark_stream.client.reading.fetching import Source
 from spark_stream.errors import IsologError
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.cluster_messages import BrokerAddress
 
-_CALL_S: Final = 5.0  # then the next call runs; the core tries again
+_CALL_S: Final = 5.0  # then the next call runs, and the core retries
 
 
 class Sending(NamedTuple):
-    """An ask, the route to its leader, and the follower that is asked in the leader's place."""
+    """A fetch, the route to its leader, and the follower that serves it instead of the leader."""
 
-    ask: AskRange[int]
+    fetch: RangeFetch[int]
     route: Route
     follower: BrokerAddress | None = None
 
     @property
     def broker(self) -> tuple[str, str]:
-        """The id and the address of the broker that is asked."""
+        """The id and the address of the broker that serves the fetch."""
         follower, route = self.follower, self.route
         return (
             (route.leader, route.address) if follower is None else (follower.id, follower.address)
@@ -42,24 +42,24 @@ class Sending(NamedTuple):
 
 
 class Reader(Protocol):
-    """The reader that asks."""
+    """The reader whose fetches are sent."""
 
     def open(self, group: list[Sending], shared: SharedChannel) -> None:
         """Send these requests in one call."""
 
     def refuse(
-        self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
+        self, fetches: Sequence[RangeFetch[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Record that these asks failed; ``at_followers``: before they got to followers."""
+        """Record that these fetches failed. ``at_followers``: before they reached followers."""
 
     def fail(self, error: Exception) -> None:
         """Report an unexpected error."""
 
 
 class Dispatcher:
-    """Sends the asks of one reader. ``together``: asks of one leader go in one call.
+    """Sender of one reader's fetches. ``together``: fetches to one broker go in one call.
 
-    The lock guards the waiting asks.
+    The lock guards the waiting fetches.
     """
 
     def __init__(
@@ -71,37 +71,37 @@ class Dispatcher:
         self._together = together
         self._timeout_s = min(_CALL_S, router.timeout_s)
         self._lock = new_lock()
-        self._finding: dict[tuple[str, str], list[AskRange[int]]] = {}
+        self._finding: dict[tuple[str, str], list[RangeFetch[int]]] = {}
         self._connecting: dict[str, list[Sending]] = {}
 
-    def send(self, asks: Sequence[AskRange[int]]) -> None:
-        """Send asks to their leaders, after looking up those that are unknown."""
-        by_topic: dict[tuple[str, str], list[AskRange[int]]] = defaultdict(list)
+    def send(self, fetches: Sequence[RangeFetch[int]]) -> None:
+        """Send fetches to their brokers, after the look-up of unknown leaders."""
+        by_topic: dict[tuple[str, str], list[RangeFetch[int]]] = defaultdict(list)
         by_broker: dict[tuple[str, str], list[Sending]] = defaultdict(list)
-        for ask in asks:
-            source = self._sources[ask.key]
+        for fetch in fetches:
+            source = self._sources[fetch.key]
             topic = source.view.topic, source.topic_id
             route = self._router.known(*topic, source.partition)
-            if route is None or (ask.may_ask_follower and not self._router.has_asked(*topic)):
-                by_topic[topic].append(ask)
+            if route is None or (fetch.may_use_follower and not self._router.has_asked(*topic)):
+                by_topic[topic].append(fetch)
                 continue
-            if ask.may_ask_follower and self._router.take_look_up(*topic):
+            if fetch.may_use_follower and self._router.take_look_up(*topic):
                 call_elsewhere(("look up", id(self._router)), weakly(self._look_up, topic))
             sending = Sending(
-                ask, route, self._router.near(route) if ask.may_ask_follower else None
+                fetch, route, self._router.near(route) if fetch.may_use_follower else None
             )
             by_broker[sending.broker].append(sending)
-        for topic, unknown in by_topic.items():  # all at once, so that they can share a call
+        for topic, unknown in by_topic.items():  # together, so that they can share a call
             with self._lock:
                 is_first = topic not in self._finding
                 self._finding.setdefault(topic, []).extend(unknown)
             if is_first:
-                call_elsewhere(("ask", id(self._router)), weakly(self._find, topic))
+                call_elsewhere(("fetch", id(self._router)), weakly(self._find, topic))
         for group in by_broker.values():
             self._send(group)
 
     def _send(self, sendings: list[Sending]) -> None:
-        """Send asks that go to one broker."""
+        """Send fetches that go to one broker."""
         try:
             link = self._router.link_to(*sendings[0].broker)
             shared = link.present()
@@ -127,20 +127,20 @@ class Dispatcher:
                 reader.open(group, shared)
 
     def _group_of(self, sending: Sending) -> object:
-        """Return what asks of one call must have in common, besides their leader."""
+        """Return the key of fetches that may share a call: their columns, or their number."""
         if not self._together:
-            return sending.ask.number
-        view = self._sources[sending.ask.key].view
-        return str([view.field(name) for name in view.asked])
+            return sending.fetch.number
+        view = self._sources[sending.fetch.key].view
+        return str([view.field(name) for name in view.requested])
 
     def _refuse(self, sendings: list[Sending], error: IsologError) -> None:
         for _, route, follower in sendings:
             self._router.on_failed(route, error, follower)
         reader = self._reader()
         if reader is not None:
-            reader.refuse([each.ask for each in sendings if each.follower is None], error)
+            reader.refuse([each.fetch for each in sendings if each.follower is None], error)
             reader.refuse(
-                [each.ask for each in sendings if each.follower], error, at_followers=True
+                [each.fetch for each in sendings if each.follower], error, at_followers=True
             )
 
     # -- on a thread that may wait --------------------------------------------------------------
@@ -162,18 +162,18 @@ class Dispatcher:
             with self._lock:
                 waiting = self._finding.pop(topic)
             found = []
-            for ask in waiting:
-                number = self._sources[ask.key].partition
+            for fetch in waiting:
+                number = self._sources[fetch.key].partition
                 if self._router.known(*topic, number) is not None:
-                    found.append(ask)
+                    found.append(fetch)
                 else:
-                    reader.refuse([ask], failure or self._router.no_leader(topic[0], number))
+                    reader.refuse([fetch], failure or self._router.no_leader(topic[0], number))
             self.send(found)
         except Exception as error:
             reader.fail(error)
 
     def _look_up(self, topic: tuple[str, str]) -> None:
-        with suppress(IsologError):  # what is known still holds
+        with suppress(IsologError):  # the cached routes stay valid
             self._router.refresh(*topic, self._timeout_s)
 
     def _connect(self, link: BrokerLink) -> None:

@@ -1,19 +1,20 @@
-"""Sources, what was fetched from them, and how a leader's answer becomes rows.
+"""Sources, fetched batches, and the decoding of answers: sent rows or mapped files.
 
 A reader's position is an offset and its lineage
-(:mod:`spark_stream.consistency.replication.epochs`): a leader that lacks records below it says so.
+(:mod:`spark_stream.consistency.replication.epochs`), by which a leader detects that it lacks
+records below the offset.
 
-**Local reads.** A reader on the machine of a replica maps its files.
-The leader says where the records are (``StoredFacts``); only what it names is read.
-If the files are a follower's, the leader names entries, and the follower says where they are.
-A file is identified by its device and inode, and by the topic and partition in its header, never
-by its path alone: in another container another file may have that path. All bytes that are read
-are compared with the leader's checksum, each time: what a disk returns may differ from what was
-written, even if it was right a moment ago. If it differs, a follower that has the file is told.
+**Local reads.** A reader on the machine of a replica maps its files. The leader's answer has the
+places of the records (``StoredFacts``), and only these are read. If the files are a follower's, the
+leader names entries, and the follower returns their places. A file is identified by its device and
+inode, and by the topic and partition in its header, never by its path alone: in another container
+another file may have that path. All bytes are compared with the leader's checksum on each read,
+because a disk may return other bytes than were written, even after a correct read. If they differ,
+the follower that has the file gets a report.
 
-Mapped data stays valid. A published file never shrinks in place; one that is removed or replaced
-lives on while it is mapped. A file that is gone, or that may not be opened, is no error of the
-read: the records are requested from the leader instead.
+Mapped data stays valid. A published file never shrinks in place, and a removed or replaced file
+stays readable while it is mapped. If a file was removed or cannot be opened, the records are
+requested from the leader instead.
 """
 
 from __future__ import annotations
@@ -64,19 +65,18 @@ from spark_stream.wire.stream_messages import (
 logger = logger_of(__name__)
 
 CREDIT: Final = 8 << 20
-"""How many bytes a broker may send on a fetch before they are read."""
+"""The bytes that a broker may send on a fetch before they are read."""
 _LEFT_ALONE_S: Final = 60.0
 _PATIENCE_S: Final = 1.0  # for a follower; the leader has the records as well
 
 
 class Fetched(Struct, frozen=True):
-    """Rows with the view's columns; the first has offset ``base``; ``next`` comes after them.
+    """Rows with the view's columns, from offset ``base`` on. ``next`` is the offset after them.
 
     ``spans``: (first, count) of each run of rows, if offsets are missing in between. For filtered
-    rows ``scattered`` has the offset of each instead, if they were requested.
-    ``lineage``: that of ``next``.
-    ``partitions`` and ``bounds``, at the end of a fetch: how many partitions the topic has now, and
-    the bounds of this one, if the leader knows them.
+    rows ``scattered`` has the offset of each instead, if they were requested. ``lineage``: that of
+    ``next``. ``partitions`` and ``bounds``, at the end of a fetch: the topic's present number of
+    partitions, and the bounds of this one, if the leader sent them.
     """
 
     partition: int
@@ -97,10 +97,10 @@ class Fetched(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """What to read: one partition of a topic (of this id), under an isolation level, in a view.
+    """A partition to read, under an isolation level, with the columns of a view.
 
-    ``lineage``: that of the ends of ranges, if it is known. ``maps``: records may be read from the
-    log's own files, if these are on this machine.
+    ``lineage``: that of the ends of ranges, if there is one. ``maps``: records may be read from the
+    log's files, if these are on this machine.
     """
 
     router: Router
@@ -112,7 +112,7 @@ class Source(Struct, frozen=True):
     maps: bool = True
 
     def route(self) -> Route:
-        """Return the route to the leader; raise as :meth:`Router.route`."""
+        """Return the route to the leader. Raise the errors of :meth:`Router.route`."""
         return self.router.route(self.view.topic, self.topic_id, self.partition)
 
     def fetch(self, start: int, end: int | None, wait_ms: int, max_bytes: int) -> FetchRange:
@@ -124,7 +124,7 @@ class Source(Struct, frozen=True):
             start=start,
             end=end,
             isolation=self.isolation,
-            columns=self.view.asked,
+            columns=self.view.requested,
             filter=self.view.filter,
             max_bytes=max_bytes,
             wait_ms=wait_ms,
@@ -145,16 +145,16 @@ def mapped_rows(
     """Yield the rows at these places in files.
 
     Raises:
-        CannotMap: the rows cannot be read there; those up to the last ``next`` were yielded.
+        CannotMap: The rows cannot be read there. Those up to the last ``next`` were yielded.
     """
     router, file = source.router, None
-    columns = pa.schema([source.view.field(name) for name in source.view.asked])
+    columns = pa.schema([source.view.field(name) for name in source.view.requested])
     for run in placed(router, asked, facts, timeout_s):
         if file is None or not file.covers(run.file):
             file = MappedFile(run.file, source.topic_id, source.partition)
         try:
-            for batch, told in mapped_batches(run, file, columns):
-                yield shown(source, batch, told)
+            for batch, sent in mapped_batches(run, file, columns):
+                yield shown(source, batch, sent)
         except OtherBytes:
             doubt = structs.replace(facts, stored=[run.facts])
             placed(router, asked, doubt, timeout_s, doubted=True)
@@ -162,7 +162,7 @@ def mapped_rows(
 
 
 def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
-    """Return a chunk as the reader sees it; ``facts``: those sent with it."""
+    """Return a chunk with the columns of the view. ``facts``: those sent with it."""
     return Fetched(
         source.partition,
         facts.base,
@@ -175,7 +175,7 @@ def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
 
 
 def ended_at(source: Source, facts: EndFacts) -> Fetched:
-    """Return what the end of a fetch tells, without rows."""
+    """Return the facts at the end of a fetch, without rows."""
     return Fetched(
         source.partition,
         facts.next,
@@ -193,7 +193,7 @@ def moved_to(source: Source, offset: int) -> Fetched:
 
 
 def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-    """Return the offsets that the leader sent; None if they were not requested."""
+    """Return the offsets that the leader sent. None if they were not requested."""
     if OFFSET.name not in batch.schema.names:
         return None
     column = batch.column(OFFSET.name)
@@ -203,7 +203,7 @@ def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
 
 @cache
 def this_machine() -> str | None:
-    """Return the boot id of this machine, which a leader on it knows as well; None if unknown."""
+    """Return the boot id of this machine, which brokers on it share. None if there is none."""
     return SystemMachine().boot_id()
 
 
@@ -217,11 +217,11 @@ def placed(
 ) -> list[Run]:
     """Return the runs that the leader has named, each with its file.
 
-    ``doubted``: the bytes there are wrong, and the replica is to check them. The leader need not be
-    told: it is asked for the records next.
+    ``doubted``: report wrong bytes, so that the follower checks them. The leader needs no report,
+    because it gets the next fetch.
 
     Raises:
-        CannotMap: the follower does not say where it has them.
+        CannotMap: The follower does not return their places.
     """
     runs, replica = facts.stored, facts.replica
     if replica is None:
@@ -238,7 +238,7 @@ def placed(
         link = router.link_to(replica.id, replica.address)
         found = link.call(request, min(timeout_s, _PATIENCE_S))
     except IsologError as error:
-        message = f"{where} does not say where its files are: {error}"
+        message = f"{where} does not return the places of its entries: {error}"
         raise CannotMap(message, lasting=True) from None
     if len(found.places) != len(runs) or None in found.places:
         raise CannotMap(f"{where} does not have all of the entries in one file")
@@ -248,16 +248,16 @@ def placed(
 
 
 class Run(Struct, frozen=True):
-    """Records of a range that are in one file, and where in it."""
+    """Consecutive records of a range in one file, with their place there."""
 
     facts: StoredFacts
     file: FilePlace
 
 
 class CannotMap(Exception):
-    """The file is missing, is another one, or may not be read; the log itself is fine.
+    """The error for a file that is missing, is another one, or may not be read.
 
-    ``lasting``: other files of the same leader will fail too.
+    The log itself is intact. ``lasting``: other files of the same leader will fail too.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -266,11 +266,11 @@ class CannotMap(Exception):
 
 
 class OtherBytes(CannotMap):
-    """The bytes there do not have the leader's checksum."""
+    """The error for bytes that do not have the leader's checksum."""
 
 
 class MappingLeaders:
-    """The leaders that are asked for files to map: all but those where mapping failed lately."""
+    """The leaders whose files may be mapped: all but those where mapping failed recently."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -278,7 +278,7 @@ class MappingLeaders:
         self._left_alone: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:
-        """Return this machine's id, for the leader, or None to ask it for the records."""
+        """Return this machine's id for a fetch, or None to fetch the records themselves."""
         with self._lock:
             until = self._left_alone.get(address)
             if until is not None and self._monotonic() < until:
@@ -286,8 +286,8 @@ class MappingLeaders:
         return this_machine()
 
     def on_failed(self, address: str, error: CannotMap) -> None:
-        """Record that a file that this leader named cannot be mapped."""
-        logger.debug("%s; its records are asked for instead", error)
+        """Record that a file of this leader cannot be mapped."""
+        logger.debug("cannot map a file; fetching its records instead: %s", error)
         if error.lasting:
             with self._lock:
                 self._left_alone[address] = self._monotonic() + _LEFT_ALONE_S
@@ -305,13 +305,13 @@ class Piece(Struct, frozen=True):
 
 
 class MappedFile:
-    """One file, mapped as far as it is needed."""
+    """A segment file, mapped up to its size when it was opened."""
 
     def __init__(self, place: FilePlace, topic_id: str, partition: int) -> None:
-        """Open the file of a run, which must be of this partition.
+        """Open the file of a run, and check that it belongs to this partition.
 
         Raises:
-            CannotMap: it is missing, or another one.
+            CannotMap: It is missing, or another file.
         """
         self.path = place.path
         self.inode = (place.device, place.inode)
@@ -320,12 +320,12 @@ class MappedFile:
         if length is None:
             raise CannotMap(f"{self.path} does not begin as a segment does")
         header = self._data.slice(0, length)
-        told = facts_of(header) or {}
-        named = (told.get("isolog.topic_id"), told.get("isolog.partition"))
+        facts = facts_of(header) or {}
+        named = (facts.get("isolog.topic_id"), facts.get("isolog.partition"))
         if named != (topic_id, str(partition)):
             raise CannotMap(f"{self.path} belongs to another partition")
         self.schema = pa.ipc.read_schema(header).remove_metadata()
-        logger.debug("records are read from %s", self.path)
+        logger.debug("reading records from the file %s", self.path)
 
     def _mapped(self) -> pa.Buffer:
         try:
@@ -350,7 +350,7 @@ class MappedFile:
             os.close(descriptor)
 
     def covers(self, place: FilePlace) -> bool:
-        """Return whether this is the file of the place, mapped far enough."""
+        """Return whether this is the file of the place, and is mapped up to the place's end."""
         if (place.device, place.inode) != self.inode or place.path != self.path:
             return False
         start, length = place.parts[-2:]
@@ -362,9 +362,9 @@ class MappedFile:
         The file has the schema that the topic had when its batches were appended.
 
         Raises:
-            OtherBytes: the bytes there are not those of the leader.
-            CannotMap: the file ends before them.
-            SchemaMismatch: a value does not fit the reader's schema.
+            OtherBytes: The bytes there are not those of the leader.
+            CannotMap: The file ends before them.
+            SchemaMismatch: A value does not fit the reader's schema.
         """
         columns = [name for name in wanted.names if name in self.schema.names]
         alike = all(conforms(self.schema.field(name), wanted.field(name)) for name in columns)
@@ -402,11 +402,11 @@ class MappedFile:
 def mapped_batches(
     run: Run, file: MappedFile, columns: pa.Schema
 ) -> Iterator[tuple[pa.RecordBatch, ChunkFacts]]:
-    """Yield a run's records as the leader would have sent them: batches with their facts.
+    """Yield a run's records as batches with their facts, as if the leader had sent them.
 
     Raises:
-        CannotMap: the bytes there are not those of the leader.
-        SchemaMismatch: a value does not fit these columns.
+        CannotMap: The bytes there are not those of the leader.
+        SchemaMismatch: A value does not fit these columns.
     """
     stored = pa.schema([field for field in columns if field.name != TIMESTAMP.name])
     facts = run.facts

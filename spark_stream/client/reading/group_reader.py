@@ -1,12 +1,11 @@
-"""The part of a topic that a member of a consumer group reads, and the positions that it stores.
+"""The partitions that a member of a consumer group reads, and the positions that it stores.
 
-All of it runs in the consumer's thread, between two records: so whatever the consumer was asked
-for before is processed by then, and may be stored. That is why a record is delivered again if its
-member dies, and not lost.
+All of it runs in the consumer's thread, between two records. So all earlier records are processed
+then, and their position may be stored. If a member dies, its unprocessed records are delivered
+again and not lost.
 
-Without automatic commits a partition is released only where its position is stored: otherwise a
-transaction that has processed records of it, and is not committed yet, would be overtaken by the
-next member.
+Without automatic commits a partition is released only when its position is stored. Otherwise the
+next member could process records again that belong to an uncommitted transaction.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ logger = logger_of(__name__)
 SESSION_S: Final = 45.0
 PROCESSING_S: Final = 300.0
 COMMIT_S: Final = 5.0
-"""How often positions are stored automatically."""
+"""The interval of automatic commits."""
 _PAUSE_S: Final = 1.0
 _TAKE_S: Final = 10.0
 _STORE_S: Final = 3.0
-"""How long that may take: if the metadata store is away, records are read all the same."""
+"""The timeout of an automatic commit. Reading continues without a metadata store."""
 
 OnChange = Callable[[list[Key]], object]
-"""A user's function. It is called with partitions that were assigned, or are to be given up.
+"""A user's function. It is called with partitions that were assigned, or are being revoked.
 
-Those that are given up may be lost: then another member may read them already.
+If the member was removed from the group, another member may already read revoked partitions.
 """
 
 
 class GroupOptions(Struct, frozen=True):
-    """How a consumer takes part in a group: the options of ``log.consumer`` for it."""
+    """A consumer's options as a member of a group."""
 
     group: str
     session_timeout: float = SESSION_S
@@ -79,26 +78,26 @@ class GroupOptions(Struct, frozen=True):
 
 
 def check_options(name: str | None, partitions: Iterable[int] | None, isolation: Isolation) -> None:
-    """Raise InvalidOption if an option contradicts that the consumer is a member of a group."""
+    """Raise InvalidOption for an option that a member of a group cannot have."""
     for option, value, why in (
         ("name", name, "positions are stored under the group's name"),
-        ("partitions", partitions, "the group says which partitions its members read"),
+        ("partitions", partitions, "the group assigns partitions to its members"),
     ):
         if value is not None:
-            raise InvalidOption(f"{option}= does not go with group=: {why}", option=option)
+            raise InvalidOption(f"{option}= cannot be used with group=: {why}", option=option)
     if isolation is Isolation.READ_ATOMIC:
         raise InvalidOption(
-            "read_atomic does not go with group=: a cut is through all partitions, and each member"
-            " of a group reads some of them",
+            "read_atomic cannot be used with group=: a cut is through all partitions, and each"
+            " member of a group reads some of them",
             option="isolation",
             hint="Use read_committed, or one consumer that reads all partitions.",
         )
 
 
 class GroupReader:
-    """The partitions of a group that are this consumer's now.
+    """The partitions that a group has assigned to this consumer.
 
-    ``position`` and ``lineages`` are the consumer's own; this class adds and removes their keys.
+    ``position`` and ``lineages`` belong to the consumer. This class adds and removes their keys.
     """
 
     def __init__(
@@ -114,9 +113,9 @@ class GroupReader:
     ) -> None:
         self.options = options
         self.committed: dict[Key, int] = {}
-        """Where each partition's position is stored."""
+        """The stored position of each partition."""
         self.began: dict[Key, int] = {}
-        """Where this consumer began to read each partition."""
+        """The first position of this consumer in each partition."""
         self._topics = topics
         self._connection = connection
         self._subscription = subscription
@@ -128,7 +127,7 @@ class GroupReader:
         self._stored_at = time.monotonic()
         self._unclean_since: float | None = None
         self._wait_until = 0.0
-        """Until then nothing is asked for again that has just failed; records are read on."""
+        """The time before which a failed request is not retried. Reading continues."""
         self._has_lost_work = False
         self.membership = Membership(
             connection,
@@ -142,9 +141,9 @@ class GroupReader:
     # -- between two records ---------------------------------------------------------------------
 
     def needs_turn(self) -> bool:
-        """Return whether :meth:`apply` has something to do, after storing positions if it is time.
+        """Store positions if a commit is due. Return whether :meth:`apply` has something to do.
 
-        Everything that the consumer was asked for before is processed.
+        All records that were delivered before are processed.
         """
         self.membership.note_active()
         if self._is_time_to_store():
@@ -152,7 +151,7 @@ class GroupReader:
         return self._has_changes()
 
     def is_due(self) -> bool:
-        """Return whether :meth:`needs_turn` has something to do, without doing any of it."""
+        """Return whether :meth:`needs_turn` would have something to do. Do nothing."""
         self.membership.note_active()
         return self._is_time_to_store() or self._has_changes()
 
@@ -173,16 +172,16 @@ class GroupReader:
         return bool(change.lost or change.added) or can_release or self._is_stuck(change.revoked)
 
     def apply(self) -> None:
-        """Give up what is lost or revoked, and begin to read what is assigned.
+        """Give up lost and revoked partitions, and begin to read new ones.
 
         Raises:
-            IsologError: the broker refuses that.
+            IsologError: The broker refuses that.
         """
         membership = self.membership
         if membership.error is not None:
             raise membership.error.again()
         if membership.is_fenced:
-            logger.warning("the group %r has removed this consumer: it joins again", self._name)
+            logger.warning("the group %r has removed this consumer; rejoining", self._name)
             self._lose(list(self._assigned))
             try:
                 membership.join(self._subscription.ids)
@@ -215,8 +214,8 @@ class GroupReader:
         """Begin to read the assigned partitions before the first poll.
 
         Raises:
-            InvalidRequest: the group has assigned none yet.
-            IsologError: the broker refuses that.
+            InvalidRequest: The group has not assigned a partition yet.
+            IsologError: The broker refuses that.
         """
         self.membership.note_active()
         self.apply()
@@ -229,17 +228,17 @@ class GroupReader:
             )
 
     def _wait_after(self, error: IsologError) -> None:
-        """Try again in a moment; raise an error that is final."""
+        """Schedule a retry. Raise an error that is final."""
         if isinstance(error, ConsumerFenced):
-            self.membership.beat_soon()  # its answer says what is assigned now
+            self.membership.beat_soon()  # its answer has the present assignment
         elif error.retriable:
-            logger.warning("the group %r: %s", self._name, error)
+            logger.warning("retrying a request to the group %r: %s", self._name, error)
         else:
             raise error
         self._wait_until = time.monotonic() + _PAUSE_S
 
     def _is_stuck(self, revoked: Sequence[Assigned]) -> bool:
-        """Return whether a partition could not be released for too long: its position moves on."""
+        """Return whether a revoked partition has had unstored positions for too long."""
         if all(self._is_clean(_key(each)) for each in revoked):
             self._unclean_since = None
             return False
@@ -249,7 +248,7 @@ class GroupReader:
 
     def _leave_stuck(self) -> None:
         logger.warning(
-            "a position of the group %r was not stored for %g s: its consumer leaves",
+            "leaving the group %r: a position was not stored for %g s",
             self._name,
             self.options.processing_timeout,
         )
@@ -260,10 +259,10 @@ class GroupReader:
         return self.options.auto_commit or self._position.get(key) == self.committed.get(key)
 
     def _find_begin(self, added: list[Assigned]) -> dict[Key, tuple[int, Lineage, bool]]:
-        """Return where to begin, with the offset's lineage, and whether that is stored."""
+        """Return the first offset of each partition, its lineage, and whether it is stored."""
         for each in added:
             if self._subscription.ids.get(each.topic) != each.topic_id:
-                raise UnknownTopic(f"topic {each.topic!r} was deleted, and made anew")
+                raise UnknownTopic(f"topic {each.topic!r} was deleted and created again")
         taken = self.membership.ask_where_to_begin(added, _TAKE_S)
         places = {
             (each.topic, each.partition): (each.offset, each.lineage, True)
@@ -294,7 +293,7 @@ class GroupReader:
         self._call(self.options.on_assigned, list(places))
 
     def _lose(self, keys: list[Key]) -> None:
-        """Give up partitions that may be another's already."""
+        """Give up partitions that may already belong to another member."""
         self._has_lost_work |= not all(map(self._is_clean, keys))
         if keys:
             self._call(self.options.on_revoked, keys)
@@ -320,14 +319,15 @@ class GroupReader:
 
     @property
     def owner(self) -> dict[str, str]:
-        """Who must own the group's name for positions to be stored."""
+        """The owner that the group must have when positions are stored: ``{group: owner}``."""
         return {self._name: self.membership.owner}
 
     def places(self) -> list[PositionOf]:
-        """Return where this consumer is, in the form in which that is stored.
+        """Return the consumer's positions in the form in which they are stored.
 
         Raises:
-            ConsumerFenced: a partition is another's whose records were processed and not stored.
+            ConsumerFenced: Another member has a partition of which this one has processed records
+                without storing their position.
         """
         if self._has_lost_work:
             self._has_lost_work = False
@@ -353,21 +353,21 @@ class GroupReader:
         ]
 
     def store(self, places: list[PositionOf], timeout_s: float | None = None) -> None:
-        """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
+        """Store positions outside of transactions. Raise ConsumerFenced if this is not allowed."""
         if places:
             asked = CommitPosition(positions=places, owners=self.owner)
             self._connection.call(asked, timeout_s)
         self.note_stored(places)
 
     def note_stored(self, places: Iterable[PositionOf]) -> None:
-        """Note that these positions are stored."""
+        """Record that these positions are stored."""
         self._stored_at = time.monotonic()
         for each in places:
             if (each.topic, each.partition) in self._assigned:
                 self.committed[each.topic, each.partition] = each.offset
 
     def _store_quietly(self, keys: Iterable[Key]) -> None:
-        """Store positions that have moved; if that fails, their records are delivered again."""
+        """Store positions that have moved. After a failure their records may be delivered again."""
         self._stored_at = time.monotonic()
         moved = [key for key in keys if self._position[key] != self.committed.get(key)]
         try:
@@ -375,12 +375,12 @@ class GroupReader:
         except ConsumerFenced:
             self.membership.beat_soon()
         except IsologError as error:
-            logger.warning("positions of the group %r are not stored: %s", self._name, error)
+            logger.warning("cannot store positions of the group %r: %s", self._name, error)
 
     def close(self, handed_out: tuple[Key, int] | None, ending: ReaderEnding) -> None:
-        """Store positions, and leave. ``handed_out``: what may not have been processed, and where.
+        """Store positions, and leave the group. ``handed_out``: the last delivered item's place.
 
-        It is delivered again.
+        It may be unprocessed, so it is delivered again.
         """
         if handed_out is not None and handed_out[0] in self._position:
             self._position[handed_out[0]] = handed_out[1]

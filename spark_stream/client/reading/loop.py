@@ -1,11 +1,11 @@
-"""Reads ranges: a core decides, the process's loop receives, the consumer decodes.
+"""The reader's loop. The core decides, the process's loop receives, the consumer decodes.
 
-A reader has no thread. The loop's thread receives what brokers send, and asks for more when the
-core says so; the consumer's thread decodes. What may wait for a broker (connecting, finding
-leaders) is done elsewhere (``dispatch``).
+A reader has no thread. The loop's thread receives frames, and sends the next fetches of the core.
+The consumer's thread decodes. Work that may wait for a broker (connecting, finding leaders) runs on
+other threads (``dispatch``).
 
 Each fetch has a size limit, after which the core decides again, and a limit for its broker's
-silence, so that a stopped broker is noticed.
+silence, so that a stopped broker is detected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from spark_stream.client.connecting.link import SharedChannel
 from spark_stream.client.connecting.threads import call_elsewhere, weakly
 from spark_stream.client.reading.core import (
     AheadLimits,
-    AskRange,
     FetchCore,
     RangeCore,
+    RangeFetch,
     RangeMoved,
     RangeOver,
 )
@@ -77,13 +77,13 @@ FETCH_BYTES: Final = 4 << 20
 WATCH_S: Final = 2.0
 _TICK_S: Final = 0.25
 TOGETHER: Final = AheadLimits(total=32 << 20, call=4 << 20)
-"""The limits of ranges that are read together, besides one answer of each call."""
+"""The limits of ranges that are read together, without one answer of each call."""
 
 
 class WantedRange(NamedTuple):
-    """A range to read; ``lineage``: that of ``start``; ``end`` is None if it has no end.
+    """A range to read. ``lineage``: that of ``start``. ``end`` is None if it has no end.
 
-    ``checks``: ask whether the log has, or had, such an offset, even if the range is empty.
+    ``checks``: fetch even an empty range, so that the leader checks its offset.
     """
 
     source: Source
@@ -99,7 +99,7 @@ class WantedRange(NamedTuple):
 
 
 class _FetchCall(Struct):
-    """A fetch that is under way; ``shared`` keeps its connection."""
+    """A call that is under way. ``shared`` keeps its connection open."""
 
     number: int
     sendings: list[Sending]
@@ -114,7 +114,7 @@ class _FetchCall(Struct):
 
 
 class _Arrived(Struct, frozen=True):
-    """A frame for the consumer. ``position`` and ``lineage``: of its range, before it."""
+    """A frame for the consumer, with the position and lineage of its range before it."""
 
     number: int
     key: int
@@ -132,19 +132,19 @@ _Item = _OfRange | IsologError | None
 
 
 class Feed:
-    """Reads ranges ahead of the consumer. When it stops, what was read ahead is dropped.
+    """A prefetching read of ranges. When it stops, prefetched records are dropped.
 
-    Meanwhile ``watch`` is called every two seconds; if it raises a final error, the iteration ends.
-    Records that are gone are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long
-    a leader waits for records if there are none, by default only in ranges without an end.
-    ``patience_s``: how long to retry, by default as long as a call may take.
+    ``watch`` is called every two seconds. If it raises a final error, the iteration ends. Removed
+    records are an error too, unless ``fail_on_loss`` is false. ``wait_ms``: how long a leader waits
+    for records if there are none, by default only in ranges without an end. ``patience_s``: the
+    seconds for retries, by default the timeout of a call.
 
     ``together``: send one call for all ranges of a leader, and deliver one range after the other.
-    The first range is delivered until :meth:`move_to`. Frames of later ranges are held as they
-    came, and their credit is not returned. :data:`TOGETHER` bounds their size.
+    The first range is delivered until :meth:`move_to`. Frames of later ranges are held undecoded,
+    and their credit is not returned. :data:`TOGETHER` bounds their size.
 
-    ``_lock`` guards the core; nothing blocks while it is held.
-    :meth:`stop` takes no lock: a generator that is garbage may call it, on any thread.
+    ``_lock`` guards the core, and is held without blocking. :meth:`stop` takes no lock, because the
+    garbage collector may call it on any thread, by closing a generator.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Feed:
         self._current: Iterator[Fetched] | None = None
         self._current_key = 0
         self._unread = set(range(len(ranges)))
-        self._held: dict[int, deque[_OfRange]] = {}  # of later ranges than the first one
+        self._held: dict[int, deque[_OfRange]] = {}  # items of ranges after the first one
         self._deferred: list[tuple[list[Sending], SharedChannel]] = []  # calls without room
         self._stopped = False
         self._lock = new_lock()
@@ -191,7 +191,7 @@ class Feed:
                     patience_s=router.timeout_s if patience_s is None else patience_s,
                     checks=asked.checks or (asked.end is not None and asked.start > asked.end),
                     fail_on_loss=fail_on_loss,
-                    may_ask_followers=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
+                    may_use_followers=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
                 )
                 for number, asked in enumerate(ranges)
             },
@@ -207,7 +207,7 @@ class Feed:
 
     @property
     def running(self) -> bool:
-        """Whether more may come."""
+        """Whether more records may be delivered."""
         return bool(self._unread) and not self._stopped
 
     def is_over(self, number: int) -> bool:
@@ -226,9 +226,9 @@ class Feed:
         self._advance()
 
     def fetched(self, idle_s: Callable[[], float]) -> Iterator[tuple[Key, Fetched]]:
-        """Yield what is fetched, until all ranges are over, one fails, or the feed is stopped.
+        """Yield batches until all ranges have ended, one fails, or the feed is stopped.
 
-        Also end once nothing came for ``idle_s()`` seconds.
+        Also end after ``idle_s()`` seconds without a batch.
         """
         while self.running:
             found = self.take(max(0.0, min(_TICK_S, idle_s())))
@@ -238,26 +238,26 @@ class Feed:
                 return
 
     def take(self, wait_s: float = _TICK_S) -> tuple[Key, Fetched] | None:
-        """Return what was fetched next; None if nothing came for a moment, or a range is over.
+        """Return the next batch. None if there was none in ``wait_s``, or a range has ended.
 
         Raises:
-            IsologError: a range cannot be read further.
+            IsologError: A range cannot be read further.
         """
         found = self.take_range(wait_s)
         return None if found is None else (self._ranges[found[0]].key, found[1])
 
     def take_range(self, wait_s: float = _TICK_S) -> tuple[int, Fetched] | None:
-        """Return what :meth:`take` does, with the index of the range instead of its key.
+        """Return the result of :meth:`take` with the index of the range instead of its key.
 
-        After an error of a range that range ends; after one of the feed, all ranges end.
+        After an error of a range that range ends. After an error of the feed all ranges end.
         """
         while not self._stopped:
-            current = self._current  # another thread may stop the feed
+            current = self._current  # another thread may clear it
             if current is not None:
                 try:
                     fetched = next(current, None)
                 except Exception:
-                    self._give_up(self._current_key)  # what follows would leave a gap
+                    self._give_up(self._current_key)  # later items would leave a gap
                     raise
                 if fetched is not None:
                     return self._current_key, fetched
@@ -281,7 +281,7 @@ class Feed:
         return None
 
     def stop(self) -> None:
-        """End the fetches; from any thread, any number of times."""
+        """Cancel the fetches. Any thread may call this, any number of times."""
         self._stopped = True
         for call in list(self._calls.values()):
             call.cancel()
@@ -294,7 +294,7 @@ class Feed:
         waiting.put(None)
 
     def leave_parent(self) -> None:
-        """Stop in a forked child, without telling the brokers: the calls are the parent's."""
+        """Stop in a forked child, without cancelling the calls, which are the parent's."""
         self._stopped = True
         self._calls.clear()
         self._deferred = []
@@ -303,7 +303,7 @@ class Feed:
         """Return the next item. Hold items of later ranges than the first one.
 
         Raises:
-            queue.Empty: nothing came in time.
+            queue.Empty: No item arrived in time.
         """
         first = self._core.first
         if first is not None and (held := self._held.get(first)):
@@ -376,28 +376,28 @@ class Feed:
     # -- on any thread --------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Carry out what the core says."""
+        """Carry out the core's decisions."""
         if self._stopped:
             return
         with self._lock:
-            asks = self._core.next(time.monotonic())
+            fetches = self._core.next(time.monotonic())
             self._pass_on()
             self._set_timer()
-        if asks:
+        if fetches:
             try:
-                self._dispatcher.send(asks)
+                self._dispatcher.send(fetches)
             except Exception as error:
                 self.fail(error)
         self._open_deferred()
 
     def _pass_on(self) -> None:
-        """Queue what the core has for the consumer; the caller holds the lock."""
+        """Queue the core's news for the consumer. The caller holds the lock."""
         for each in self._core.out:
             self._queue.put(each)
         self._core.out.clear()
 
     def _set_timer(self) -> None:
-        """Wake the core when it is due; the caller holds the lock."""
+        """Set the timer for the core. The caller holds the lock."""
         due = self._core.wake_at()
         if due is None or (self._timer is not None and self._timer_due <= due):
             return
@@ -425,31 +425,33 @@ class Feed:
         return self._wait_ms
 
     def refuse(
-        self, asks: Sequence[AskRange[int]], error: IsologError, *, at_followers: bool = False
+        self, fetches: Sequence[RangeFetch[int]], error: IsologError, *, at_followers: bool = False
     ) -> None:
-        """Tell the core that these asks failed; ``at_followers``: before they got to followers."""
+        """Report failed fetches to the core. ``at_followers``: before they reached followers."""
         with self._lock:
-            for ask in asks:
-                self._core.on_failed(ask.number, error, time.monotonic(), at_follower=at_followers)
+            for fetch in fetches:
+                self._core.on_failed(
+                    fetch.number, error, time.monotonic(), at_follower=at_followers
+                )
             self._pass_on()
         self._advance()
 
     def fail(self, error: Exception) -> None:
-        """Raise an unexpected error in the consumer, so that it does not wait for ever."""
-        logger.debug("a fetch failed unexpectedly", exc_info=error)
+        """Raise an unexpected error in the consumer, so that it does not wait forever."""
+        logger.debug("unexpected error in a fetch", exc_info=error)
         if not isinstance(error, IsologError):
-            error = InternalError(f"a fetch failed: {error!r}")
+            error = InternalError(f"unexpected error in a fetch: {error!r}")
         self._queue.put(error)
 
     # -- calls ----------------------------------------------------------------------------------
 
     def open(self, group: list[Sending], shared: SharedChannel) -> None:
-        """Send these asks in one call, as soon as there is room for their answers."""
-        # The broker answers in this order, so an answer never waits behind one of a later range.
-        group = sorted(group, key=lambda each: each.ask.key)
+        """Send these fetches in one call, when there is room for their answers."""
+        # The broker answers in this order, so an answer never queues behind one of a later range.
+        group = sorted(group, key=lambda each: each.fetch.key)
         with self._lock:
             self._deferred.append((group, shared))
-            self._deferred.sort(key=lambda each: each[0][0].ask.key)
+            self._deferred.sort(key=lambda each: each[0][0].fetch.key)
         self._open_deferred()
 
     def _open_deferred(self) -> None:
@@ -461,26 +463,26 @@ class Feed:
             self._open(*begun)
 
     def _begin_call(self) -> tuple[int, list[Sending], SharedChannel] | None:
-        """Begin the next call that has room; the caller holds the lock."""
+        """Begin the next call that has room. The caller holds the lock."""
         while True:
             has_room, first = self._core.has_room, self._core.first
             places = (
                 place
                 for place, (group, _) in enumerate(self._deferred)
-                if has_room or any(each.ask.key == first for each in group)
+                if has_room or any(each.fetch.key == first for each in group)
             )
             place = next(places, None)
             if place is None:
                 return None
             group, shared = self._deferred.pop(place)
             if not has_room:
-                left = [each for each in group if each.ask.key != first]
-                group = [each for each in group if each.ask.key == first]
+                left = [each for each in group if each.fetch.key != first]
+                group = [each for each in group if each.fetch.key == first]
                 if left:
                     self._deferred.insert(place, (left, shared))
-            numbers = [each.ask.number for each in group]
-            follower_asks = {each.ask.number for each in group if each.follower is not None}
-            number = self._core.begin(numbers, time.monotonic(), follower_asks=follower_asks)
+            numbers = [each.fetch.number for each in group]
+            follower_fetches = {each.fetch.number for each in group if each.follower is not None}
+            number = self._core.begin(numbers, time.monotonic(), follower_fetches=follower_fetches)
             if number is not None:
                 return number, group, shared
 
@@ -505,16 +507,16 @@ class Feed:
             self._calls.clear()
 
     def _range_of(self, sending: Sending, *, is_alone: bool) -> FetchRange:
-        ask, route, follower = sending
-        source, _, end = self._ranges[ask.key][:3]
-        # A follower that lacks the rest of a range is not waited for: the leader has it.
-        wait_ms = self._wait_of(ask.key) if follower is None or end is None else 0
-        asked = source.fetch(ask.start, end, wait_ms, self._max_bytes)
-        maps = is_alone and source.maps and ask.key not in self._unmapped
-        self._unmapped.discard(ask.key)
+        fetch, route, follower = sending
+        source, _, end = self._ranges[fetch.key][:3]
+        # A follower that lacks the rest of a range should not wait for it: the leader has it.
+        wait_ms = self._wait_of(fetch.key) if follower is None or end is None else 0
+        asked = source.fetch(fetch.start, end, wait_ms, self._max_bytes)
+        maps = is_alone and source.maps and fetch.key not in self._unmapped
+        self._unmapped.discard(fetch.key)
         return structs.replace(
             asked,
-            start_lineage=ask.lineage,
+            start_lineage=fetch.lineage,
             follow=end is None and is_alone,
             leader_epoch=route.epoch,
             machine=LEADERS.machine(sending.broker[1]) if maps else None,
@@ -558,14 +560,14 @@ class Feed:
         if isinstance(facts, PlacesFacts):
             place = 0
             if call.ranges[0].machine is None:
-                raise InvalidRequest("an answer names places that were not asked for")
+                raise InvalidRequest("unsolicited file places in the answer to a fetch")
         else:
             place = facts.range
-        ask, route, follower = call.sendings[place]
+        fetch, route, follower = call.sendings[place]
         if isinstance(facts, FailureFacts):
             self._consume(call, frame)
             self._router.on_failed(route, facts.error, follower)
-            self.refuse([ask], facts.error)
+            self.refuse([fetch], facts.error)
             return
         partitions = None
         if isinstance(facts, EndFacts):
@@ -573,10 +575,10 @@ class Feed:
             partitions = facts.partitions
         has_rows = isinstance(facts, PlacesFacts) or bool(frame.body)
         with self._lock:
-            before = self._core.position(ask.number)
+            before = self._core.position(fetch.number)
             now = time.monotonic()
             is_worth_giving = before is not None and self._core.on_received(
-                ask.number,
+                fetch.number,
                 facts.next,
                 facts.lineage,
                 has_rows,
@@ -589,7 +591,7 @@ class Feed:
                 asked = call.ranges[place]
                 self._queue.put(
                     _Arrived(
-                        ask.number, ask.key, call, asked, facts, frame.body, frame.size, *before
+                        fetch.number, fetch.key, call, asked, facts, frame.body, frame.size, *before
                     )
                 )
         if not is_worth_giving:

@@ -1,11 +1,11 @@
 """A reader with a name: its stored positions, and the heartbeats of its session.
 
 The next consumer of the name continues at the stored positions. A new consumer takes the name over.
-The one that had it can store nothing from then on.
+The earlier one is fenced, and can no longer store positions.
 
-Heartbeats run while the reader's process runs, and the last one says how it ended. Brokers use them
-to tell a reader that crashed from one that was closed, is slow, or hangs
-(``consistency.isolation``). They are for people who watch, so a failed heartbeat fails no
+Heartbeats run while the reader's process runs, and the last one has the way in which it ended. By
+them brokers distinguish a reader that crashed from one that was closed, is slow, or hangs
+(``consistency.isolation``). They are for monitoring, so a failed heartbeat does not affect a
 reader. Spark queries send them too.
 """
 
@@ -40,13 +40,13 @@ from spark_stream.wire.consumer_messages import (
 logger = logger_of(__name__)
 
 SESSION_S: Final = 45.0
-"""Without a heartbeat for so long a reader is lost."""
+"""A reader without a heartbeat for this time counts as lost."""
 _BEAT_S: Final = SESSION_S / 3
 _END_S: Final = 2.0
 
 
 def check_name(name: str, option: str) -> None:
-    """Raise InvalidOption if a consumer or a group cannot have this name, which ``option`` gave."""
+    """Raise InvalidOption for an invalid name of a consumer or a group, given by ``option``."""
     try:
         GetPosition.of(consumer=name).to_bytes()
     except (InvalidRequest, UnicodeEncodeError):
@@ -56,10 +56,10 @@ def check_name(name: str, option: str) -> None:
 
 
 class NamedPositions:
-    """What one consumer stores under its name.
+    """The positions that a consumer stores under its name.
 
-    ``position`` and ``lineages`` are the consumer's own. The name is taken over at once, and the
-    position moves to what is stored under it.
+    ``position`` and ``lineages`` belong to the consumer. The constructor takes the name over, and
+    moves the position to the stored one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class NamedPositions:
     ) -> None:
         self.name = name
         self.committed: dict[Key, int] = {}
-        """Where each partition's position is stored."""
+        """The stored position of each partition."""
         self._topics = topics
         self._connection = connection
         self._subscription = subscription
@@ -87,7 +87,7 @@ class NamedPositions:
         self.heartbeats.start()
 
     def _take_over(self) -> None:
-        """Take over the name; begin at its positions, except in topics that were made anew."""
+        """Take over the name. Begin at its positions, except in topics that were created again."""
         asked = TakeConsumer.of(consumer=self.name, instance=self._instance)
         stored = self._subscription.chosen(
             {
@@ -112,11 +112,11 @@ class NamedPositions:
 
     @property
     def owner(self) -> dict[str, str]:
-        """Who must own the name for positions to be stored."""
+        """The owner that the name must have when positions are stored: ``{name: instance}``."""
         return {self.name: self._instance}
 
     def places(self) -> list[PositionOf]:
-        """Return where the consumer is, in the form in which that is stored."""
+        """Return the consumer's positions in the form in which they are stored."""
         return [
             PositionOf(
                 self.name,
@@ -130,17 +130,17 @@ class NamedPositions:
         ]
 
     def store(self, places: list[PositionOf]) -> None:
-        """Store positions, outside any transaction; raise ConsumerFenced if it may not."""
+        """Store positions outside of transactions. Raise ConsumerFenced if this is not allowed."""
         self._connection.call(CommitPosition(positions=places, owners=self.owner))
         self.note_stored(places)
 
     def note_stored(self, places: Iterable[PositionOf]) -> None:
-        """Note that these positions are stored."""
+        """Record that these positions are stored."""
         self.committed.update({(each.topic, each.partition): each.offset for each in places})
 
 
 class ReaderHeartbeats:
-    """The heartbeats of one reader. Any thread may call."""
+    """The heartbeats of one reader. Thread-safe."""
 
     def __init__(
         self,
@@ -164,24 +164,24 @@ class ReaderHeartbeats:
         self._lifetime = connection.lifetime
         self._is_over = False
         self.active_at = time.monotonic()
-        """When the program last requested records."""
+        """The time of the program's last request for records, on the monotonic clock."""
         self.patience_s = 0.0
-        """How long the program may take between two calls before it counts as idle."""
+        """The time between two requests after which the program counts as idle."""
 
     def start(self) -> None:
-        """Send the first heartbeat soon, and the others until the end of the reader."""
+        """Start the heartbeats, which run until the end of the reader."""
         at_end_while_used(self._end_with_program)
         self._begin()
 
     def note_active(self) -> bool:
-        """Record that the program requests records. Return False: it has nothing else to do."""
+        """Record that the program requests records. Return False: there is no other work."""
         self.active_at = time.monotonic()
         return False
 
     def end(self, ending: ReaderEnding = ReaderEnding.CLEAN) -> None:
-        """Record how the reader ended. Repeated calls, and those of a forked child, do nothing.
+        """Send the reader's end. Repeated calls, and calls in a forked child, have no effect.
 
-        It waits for a heartbeat that is under way, but not for a hanging one. The session then
+        It waits up to two seconds for a heartbeat that is under way. If that hangs, the session
         expires.
         """
         if self._is_over or self._lifetime.is_over:
@@ -195,12 +195,12 @@ class ReaderHeartbeats:
                 self._lock.release()
 
     def end_later(self) -> None:
-        """Record the end of a reader that nobody refers to any more, without waiting."""
+        """Send the end of a reader that was collected, without waiting."""
         if not self._lifetime.is_over:
             call_elsewhere(("reader", id(self)), self.end)
 
     def _end_with_program(self) -> None:
-        """Record the end of a reader that was not closed: clean, unless an error ends the program.
+        """Send the end of a reader that was not closed: clean, unless an error ended the program.
 
         An error leaves its value in ``sys.last_value``.
         """
@@ -225,8 +225,8 @@ class ReaderHeartbeats:
         try:
             self._connection.call(asked, timeout_s)
         except IsologError as error:
-            # A later reader has the name, or the broker is of a release without heartbeats.
+            # A later reader has the name, or the broker's release has no heartbeats.
             self._is_over |= not error.retriable
-            logger.debug("no heartbeat of the reader %r: %s", asked.consumer, error)
+            logger.debug("heartbeat of the reader %r failed: %s", asked.consumer, error)
         else:
             self._asked = replace(self._asked, claim=False)

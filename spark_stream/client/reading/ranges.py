@@ -37,17 +37,17 @@ def read_range(
     wait_ms: int = 0,
     checks: bool = False,
 ) -> Iterator[Fetched]:
-    """Yield all that is visible of ``[start, end)``; return when the range is done.
+    """Yield the visible records of ``[start, end)`` in batches.
 
-    ``lineage``: that of ``start``. An item without rows tells how far the leader looked: nothing
-    there is visible, or matches a filter. A bound below ``end`` (records that are not visible yet)
-    ends the range as well, if it did not move for ``wait_ms``: see the last ``next``.
+    ``lineage``: that of ``start``. An item without rows shows by its ``next`` how far the leader
+    has searched without a visible or matching record. A visibility bound below ``end`` ends the
+    range early, if it did not move for ``wait_ms``. The last ``next`` is then below ``end``.
 
     Raises:
-        OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: as the leader says.
-        DataLoss: records below ``start``, or ``end``, were cut off; continue at ``left``.
-        BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: retried for as long as
-            a call may take.
+        OffsetOutOfRange, OffsetEvicted, DamagedSegment, UnknownTopic: The leader reports it.
+        DataLoss: A failover truncated records below ``start`` or ``end``. Continue at ``left``.
+        BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: Retries failed until the
+            timeout of a call.
     """
     feed = Feed(
         [WantedRange(source, start, end, lineage, checks)],
@@ -64,10 +64,10 @@ def read_range(
 
 
 def check_place(source: Source, start: int, end: int, lineage: Lineage = NO_LINEAGE) -> None:
-    """Ask the leader whether it has, or had, these offsets; ``start`` is not below ``end``.
+    """Check with the leader that it has or had these offsets. ``start`` is not below ``end``.
 
     Raises:
-        OffsetOutOfRange, OffsetEvicted, DataLoss: as :func:`read_range`.
+        OffsetOutOfRange, OffsetEvicted, DataLoss: As :func:`read_range`.
     """
     deque(read_range(source, start, end, lineage, checks=True), maxlen=0)
 
@@ -76,12 +76,13 @@ def read_together(wanted: Sequence[WantedRange]) -> Generator[Iterator[Fetched],
     """Read many small ranges in one call to each leader. Yield the records of one after the other.
 
     The order depends on ``wanted`` only, whichever leader answers first. While a range is
-    delivered, the other leaders are read ahead, until 36 MiB are held, and one answer more (2 MiB,
-    or a larger batch) of each of at most nine calls. Then their calls wait. Taking the next range
-    drops the rest of the present one.
+    delivered, the ranges of other leaders are prefetched, until 36 MiB are held, and one more
+    answer (2 MiB, or a larger batch) of each of at most nine calls. Then their calls wait. Taking
+    the next range drops the rest of the present one.
 
     A range ends early if its leader changed, its records were removed, or its broker died. The
-    caller then reads the rest alone, or gets the error. All sources must share one router.
+    caller then reads the rest with :func:`read_range`, which raises the error. All sources must
+    share one router.
     """
     feed = Feed(
         wanted,
@@ -104,7 +105,7 @@ def _first_range(feed: Feed, number: int) -> Iterator[Fetched]:
             if found is not None:
                 yield found[1]
     except IsologError as error:
-        logger.debug("a range is left to be read by itself: %s", error)
+        logger.debug("a range of a shared call failed; it is read separately: %s", error)
 
 
 class TopicSpan(Struct, frozen=True):
@@ -131,7 +132,7 @@ def topic_spans(
 ) -> dict[str, TopicSpan]:
     """Return the span between two places of each topic. Under ``read_atomic`` the ends are a cut.
 
-    ``partitions``: only these of each topic; raise UnknownPartition if a topic lacks one.
+    ``partitions``: only these of each topic. Raise UnknownPartition if a topic lacks one.
     """
     known = {name: topics.describe(name) for name in names}
     starts = {name: resolve(topics, name, start, isolation, "earliest") for name in names}
@@ -149,7 +150,7 @@ def topic_spans(
             ends[name][number] = offset
     spans = {}
     for name, found in ends.items():
-        first = dict.fromkeys(found, 0) | starts[name]  # just added partitions are read from 0
+        first = dict.fromkeys(found, 0) | starts[name]  # newly added partitions are read from 0
         if partitions is not None:
             first = of_partitions(name, first, partitions)
         spans[name] = TopicSpan(known[name], first, found, start == "earliest")
@@ -159,7 +160,7 @@ def topic_spans(
 def of_partitions(
     topic: str, offsets: Mapping[int, int], partitions: Iterable[int]
 ) -> dict[int, int]:
-    """Return the offsets of these partitions; raise UnknownPartition if the topic lacks one."""
+    """Return the offsets of these partitions. Raise UnknownPartition if the topic lacks one."""
     numbers = list(partitions)
     for number in numbers:
         if number not in offsets:
@@ -174,7 +175,7 @@ def of_partitions(
 def read_table(router: Router, view: View, span: TopicSpan, isolation: Isolation) -> pa.Table:
     """Return the visible records of a span as one table, partitions one after another."""
     if isolation is Isolation.READ_ATOMIC:
-        isolation = Isolation.READ_COMMITTED  # what lies below a cut is decided
+        isolation = Isolation.READ_COMMITTED  # all transactions below a cut are decided
 
     def of_partition(number: int) -> list[pa.RecordBatch]:
         source = Source(router, view, span.topic.id, number, isolation)

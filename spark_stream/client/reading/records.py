@@ -1,7 +1,7 @@
 """Records one by one: batches of a default-schema topic as record objects, and polls.
 
-Columns become Python lists at once, and one ``map`` makes records of them, all of it in C. Between
-two polls the rest of the last batch is kept.
+Whole columns are converted to Python lists, and one ``map`` builds the records, all of it in C.
+Between two polls the rest of the last batch is kept.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _offsets(fetched: Fetched) -> Iterable[int]:
 
 
 def _moments(column: pa.Array) -> Iterable[datetime]:
-    """Return the moments; records appended together mostly have the same, and share the object."""
+    """Return the times. Consecutive equal ones share the object."""
     # timedelta + datetime keeps the zone, in a third of the time of Arrow's own conversion.
     # Arrow's range is wider than Python's: moments outside become Python's first or last one.
     if not len(column):
@@ -91,16 +91,16 @@ def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]]]:
 
 
 class Patience:
-    """How long an iteration waits for the next record."""
+    """The time for which an iteration waits for the next record."""
 
     def __init__(self, seconds: float | None) -> None:
         self.renew(seconds)
 
     def renew(self, seconds: float | None) -> None:
-        """Wait for this many seconds from now on; None: without end.
+        """Set the time to ``seconds``, counted from now. None is without a limit.
 
         Raises:
-            InvalidOption: it is no number of seconds.
+            InvalidOption: It is not a number of seconds.
         """
         is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and seconds >= 0):
@@ -109,16 +109,16 @@ class Patience:
         self.restart()
 
     def restart(self) -> None:
-        """Wait for the same time again, from now on."""
+        """Wait for the same time again, counted from now."""
         self._until = time.monotonic() + self._seconds
 
     def seconds_left(self) -> float:
-        """Return the seconds that are left, at least 0."""
+        """Return the remaining seconds, at least 0."""
         return max(0.0, self._until - time.monotonic())
 
 
 def checked_records_max(asked: int) -> int:
-    """Return how many records a poll takes at most, or raise InvalidOption."""
+    """Return the greatest number of records of a poll, or raise InvalidOption."""
     if not isinstance(asked, Integral) or asked < 1:
         raise InvalidOption(f"max_records is at least 1, not {asked!r}", option="max_records")
     return min(int(asked), sys.maxsize)
@@ -133,7 +133,7 @@ class Polling:
         self._batch: tuple[Key, Fetched, Iterator[Record]] | None = None
 
     def wait(self) -> bool:
-        """Wait for a batch to take records from; return whether there is one."""
+        """Wait for a batch with records to take. Return whether there is one."""
         if self._batch is None:
             found = next(self._fetches, None)
             if found is not None:
@@ -141,9 +141,9 @@ class Polling:
         return self._batch is not None
 
     def take(self, records_max: int) -> tuple[Key, list[Record], int, Fetched]:
-        """Return the next records of a batch, where to read on after them, and the batch.
+        """Return the key, the next records of a batch, the offset after them, and the batch.
 
-        Call :meth:`wait` before. A batch may have no records (left).
+        Call :meth:`wait` before. A batch may have no records left.
         """
         assert self._batch is not None
         key, fetched, rest = self._batch

@@ -1,4 +1,4 @@
-"""What a consumer reads: named topics or those of a pattern, and which of their partitions."""
+"""The subscription of a consumer: named topics or a pattern, and chosen partitions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from spark_stream.errors import (
 )
 from spark_stream.schema.schemas import is_default
 
-LOOK_S: Final = 2.0
-"""How often new topics of a pattern are looked for."""
+SEARCH_S: Final = 2.0
+"""The interval of the searches for new topics of a pattern."""
 
 _OF_A_RECORD: Final = ("key", "value", "timestamp", "headers")
 
@@ -38,12 +38,12 @@ T = TypeVar("T")
 class Subscription:
     """The topics that a consumer reads, by name: their ids and their views.
 
-    ``partitions``: only these of each topic, by default all, with those that are added later.
+    ``partitions``: only these of each topic, by default all, also later ones.
 
     Raises:
-        InvalidOption: no topic or no partition is named, or an argument is of the wrong type.
-        UnknownTopic, UnknownPartition: a named topic does not exist, or lacks a chosen partition.
-        SchemaMismatch, InvalidFilter: as ``view``.
+        InvalidOption: No topic or no partition is named, or an argument has the wrong type.
+        UnknownTopic, UnknownPartition: A named topic does not exist, or lacks a chosen partition.
+        SchemaMismatch, InvalidFilter: ``view`` raises it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Subscription:
         self._view = view
         self._partitions = None if partitions is None else _numbers(partitions)
         self._pattern = asked if isinstance(asked, re.Pattern) else None
-        self._looked = time.monotonic()
+        self._searched_at = time.monotonic()
         self._schemas: dict[str, pa.Schema] = {}
         self._added: list[Key] = []  # kept if there is an error, until they are returned
         self.ids: dict[str, str] = {}
@@ -80,11 +80,11 @@ class Subscription:
             self._add(name)
         self._added.clear()
 
-    def look_left(self) -> float:
-        """Return the seconds until the next search for new topics; inf without a pattern."""
+    def seconds_to_search(self) -> float:
+        """Return the seconds until the next search for new topics, inf without a pattern."""
         if self._pattern is None:
             return math.inf
-        return max(0.0, self._looked + LOOK_S - time.monotonic())
+        return max(0.0, self._searched_at + SEARCH_S - time.monotonic())
 
     def find(self, *, now: bool = False) -> list[Key]:
         """Add new topics of the pattern, if it is time to search, or ``now``.
@@ -92,11 +92,11 @@ class Subscription:
         Return their partitions.
 
         Raises:
-            SchemaMismatch, InvalidFilter: as the view of a new topic.
+            SchemaMismatch, InvalidFilter: The view does not fit a new topic.
         """
-        if self._pattern is None or (self.look_left() and not now):
+        if self._pattern is None or (self.seconds_to_search() and not now):
             return []
-        self._looked = time.monotonic()
+        self._searched_at = time.monotonic()
         try:
             for name in self._matching(self._pattern):
                 if name not in self.ids:
@@ -110,7 +110,7 @@ class Subscription:
         return found
 
     def chosen(self, by_key: Mapping[Key, T]) -> dict[Key, T]:
-        """Return the items of partitions that are read."""
+        """Return the items of subscribed partitions."""
         return {
             key: value
             for key, value in by_key.items()
@@ -121,7 +121,7 @@ class Subscription:
         """Return a function that gives the view of a topic's records.
 
         Raises:
-            SchemaMismatch: a topic is typed. The returned function raises it for a topic that is
+            SchemaMismatch: A topic is typed. The returned function raises it for a topic that is
                 added later.
         """
 

@@ -35,7 +35,7 @@ def sent(view: View, rows: int = 3) -> pa.RecordBatch:
         "name": pa.array(["n"] * rows),
     }
     whole = pa.RecordBatch.from_pydict(everything)
-    return whole.select(view.asked)
+    return whole.select(view.requested)
 
 
 def test_a_default_topic_shows_kafkas_columns():
@@ -59,9 +59,9 @@ def test_a_typed_topic_shows_its_own_and_metadata_on_request():
 
 def test_topic_partition_and_offset_are_made_here_and_do_not_travel():
     default = View.of("t", DEFAULT_SCHEMA, headers=True)
-    assert default.asked == ["key", "value", "timestamp", "headers"]
+    assert default.requested == ["key", "value", "timestamp", "headers"]
     typed = View.of("t", TYPED, metadata=True)
-    assert typed.asked == ["id", "name", "_timestamp"]
+    assert typed.requested == ["id", "name", "_timestamp"]
 
 
 def test_a_chunk_of_a_default_topic():

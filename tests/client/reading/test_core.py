@@ -14,10 +14,10 @@ from spark_stream.client.reading.core import (
     AHEAD_ITEMS,
     RETRY_PAUSE_S,
     AheadLimits,
-    Ask,
-    AskRange,
     FetchCore,
+    NextFetch,
     RangeCore,
+    RangeFetch,
     RangeMoved,
     RangeOver,
 )
@@ -51,7 +51,7 @@ class Call:
     """A call whose answer comes step by step; it may be silent, and may come after it was lost."""
 
     number: int
-    asks: list[AskRange]
+    fetches: list[RangeFetch]
     answer: deque = field(default_factory=deque)
     is_silent: bool = False
 
@@ -64,7 +64,7 @@ class Shell:
         self.leaders = [Leader(self.chance) for _ in range(ranges)]
         self.ranges = {
             key: RangeCore(
-                0, None, patience_s=1e9, fail_on_loss=False, may_ask_followers=key % 2 == 1
+                0, None, patience_s=1e9, fail_on_loss=False, may_use_followers=key % 2 == 1
             )
             for key in range(ranges)
         }
@@ -74,7 +74,7 @@ class Shell:
             ahead_bytes=AHEAD_BYTES,
         )
         self.now = 0.0
-        self.on_the_way: list[AskRange] = []
+        self.on_the_way: list[RangeFetch] = []
         self.calls: list[Call] = []
         self.queue: deque = deque()
         self.kept: list[dict[int, int]] = [{} for _ in range(ranges)]
@@ -84,19 +84,19 @@ class Shell:
         self.ended = [False] * ranges  # a call of it has ended
 
     def advance(self) -> None:
-        asks = self.core.next(self.now)
+        fetches = self.core.next(self.now)
         self.pass_on()
-        known = [*self.on_the_way, *(ask for call in self.calls for ask in call.asks)]
-        under_way = [ask.key for ask in known if self.is_asked(ask)]
-        for ask in asks:
-            assert ask.key not in under_way, "a range is asked for twice at once"
-            queued = [each for each in self.queue if self.is_given(each, ask.key)]
+        known = [*self.on_the_way, *(fetch for call in self.calls for fetch in call.fetches)]
+        under_way = [fetch.key for fetch in known if self.is_asked(fetch)]
+        for fetch in fetches:
+            assert fetch.key not in under_way, "a range is asked for twice at once"
+            queued = [each for each in self.queue if self.is_given(each, fetch.key)]
             assert len(queued) < AHEAD_ITEMS
             assert ITEM_BYTES * len(queued) < AHEAD_BYTES + ITEM_BYTES
-        self.on_the_way += asks
+        self.on_the_way += fetches
 
-    def is_asked(self, ask: AskRange) -> bool:
-        return self.core.position(ask.number) is not None
+    def is_asked(self, fetch: RangeFetch) -> bool:
+        return self.core.position(fetch.number) is not None
 
     def is_given(self, item, key: int) -> bool:
         return item.key == key and self.core.is_current(key, item.number)
@@ -126,54 +126,54 @@ class Shell:
             return
         chance.shuffle(self.on_the_way)
         group = [self.on_the_way.pop() for _ in range(chance.randint(1, len(self.on_the_way)))]
-        near = {ask.number for ask in group if ask.may_ask_follower and chance.random() < 0.7}
+        near = {fetch.number for fetch in group if fetch.may_use_follower and chance.random() < 0.7}
         if chance.random() < 0.1:
-            for ask in group:
+            for fetch in group:
                 error = BrokerUnavailable("no broker")
-                self.core.on_failed(ask.number, error, self.now, at_follower=ask.number in near)
+                self.core.on_failed(fetch.number, error, self.now, at_follower=fetch.number in near)
             self.pass_on()
             return
-        number = self.core.begin([ask.number for ask in group], self.now, follower_asks=near)
+        number = self.core.begin([fetch.number for fetch in group], self.now, follower_fetches=near)
         if number is None:
             assert not any(map(self.is_asked, group))
             return
         call = Call(number, group, is_silent=chance.random() < 0.05)
-        for ask in group:
-            self.answer(call, ask, near=ask.number in near)
+        for fetch in group:
+            self.answer(call, fetch, near=fetch.number in near)
         call.answer.append((self.core.on_ended, call.number))
         self.calls.append(call)
 
-    def answer(self, call: Call, ask: AskRange, *, near: bool) -> None:
-        leader, several = self.leaders[ask.key], len(call.asks) > 1
+    def answer(self, call: Call, fetch: RangeFetch, *, near: bool) -> None:
+        leader, several = self.leaders[fetch.key], len(call.fetches) > 1
         losses = len(leader.losses)
         try:
             if self.chance.random() < 0.1:
                 raise NotLeader("moved")
-            leader.check(Ask(ask.start, ask.lineage))
+            leader.check(NextFetch(fetch.start, fetch.lineage))
         except IsologError as error:
             new = [] if near else leader.losses[losses:]
             del leader.losses[losses:]  # it counts once the reader knows
             act = self.core.on_failed if several else self.core.on_lost
-            call.answer.append((act, ask.number if several else call.number, error, ask, new))
+            call.answer.append((act, fetch.number if several else call.number, error, fetch, new))
             return
-        position, known = ask.start, list(leader.records)
+        position, known = fetch.start, list(leader.records)
         while position < len(known) and self.chance.random() < 0.9:
             upto = min(len(known), position + self.chance.randint(1, 4))
             rows = known[position:upto]
-            call.answer.append((self.receive, ask, rows, upto, leader.lineage(upto)))
+            call.answer.append((self.receive, fetch, rows, upto, leader.lineage(upto)))
             position = upto
-        call.answer.append((self.receive, ask, [], position, leader.lineage(position)))
+        call.answer.append((self.receive, fetch, [], position, leader.lineage(position)))
 
-    def receive(self, ask: AskRange, rows: list[int], upto: int, lineage: Lineage) -> None:
-        before = self.core.position(ask.number)
+    def receive(self, fetch: RangeFetch, rows: list[int], upto: int, lineage: Lineage) -> None:
+        before = self.core.position(fetch.number)
         partitions = None if rows else 3
         worth = self.core.on_received(
-            ask.number, upto, lineage, bool(rows), partitions, ITEM_BYTES, self.now
+            fetch.number, upto, lineage, bool(rows), partitions, ITEM_BYTES, self.now
         )
         if before is None:
-            assert not worth, "what comes of an ask that is over is given"
+            assert not worth, "what comes of a fetch that is over is given"
         if worth:
-            self.queue.append(Given(ask.number, ask.key, rows, before, upto, lineage))
+            self.queue.append(Given(fetch.number, fetch.key, rows, before, upto, lineage))
 
     def hear(self) -> None:
         """The next part of an answer comes, or the call is lost."""
@@ -189,15 +189,15 @@ class Shell:
             return
         act, *arguments = call.answer.popleft()
         if act == self.core.on_ended:
-            for ask in call.asks:
-                self.ended[ask.key] |= self.is_asked(ask)
+            for fetch in call.fetches:
+                self.ended[fetch.key] |= self.is_asked(fetch)
             self.core.on_ended(*arguments)
         elif act == self.receive:
             self.receive(*arguments)
         else:
-            number, error, ask, losses = arguments
-            if self.is_asked(ask):
-                self.leaders[ask.key].losses += losses
+            number, error, fetch, losses = arguments
+            if self.is_asked(fetch):
+                self.leaders[fetch.key].losses += losses
             act(number, error, self.now)
         self.pass_on()
         if not call.answer:
@@ -339,7 +339,7 @@ def test_a_range_that_failed_for_a_moment_is_asked_for_again_after_a_pause():
 def test_a_call_is_overdue_only_if_nothing_of_it_waits_to_be_taken():
     core = two()
     first, second = core.next(0.0)
-    calls = [core.begin([ask.number], 0.0) for ask in (first, second)]
+    calls = [core.begin([fetch.number], 0.0) for fetch in (first, second)]
     assert core.on_received(second.number, 4, NO_LINEAGE, 1, None, ITEM_BYTES, 1.0)
     assert core.wake_at() == SILENCE_S
     assert core.overdue(SILENCE_S) == [calls[0]]
@@ -358,7 +358,7 @@ def test_of_a_range_of_which_enough_waits_no_more_is_asked_for():
     core.on_ended(call)
     assert core.next(0.0) == []
     core.on_taken("a", first.number, ITEM_BYTES)
-    assert [(ask.key, ask.start) for ask in core.next(0.0)] == [("a", 3)]
+    assert [(fetch.key, fetch.start) for fetch in core.next(0.0)] == [("a", 3)]
 
 
 def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_given():
@@ -393,8 +393,8 @@ def test_of_a_range_that_is_given_up_nothing_more_is_given_and_the_others_go_on(
 
 def test_a_call_whose_last_range_is_given_up_is_to_be_given_up_too():
     core = two()
-    asks = core.next(0.0)
-    call = core.begin([ask.number for ask in asks], 0.0)
+    fetches = core.next(0.0)
+    call = core.begin([fetch.number for fetch in fetches], 0.0)
     assert [core.give_up(key) for key in ("a", "b")] == [None, call]
     assert core.wake_at() is None
 
@@ -411,10 +411,10 @@ def in_turn(*ends: int) -> FetchCore:
 
 def test_the_first_range_is_over_when_it_is_answered_although_its_call_goes_on():
     core = in_turn(10, 10, 10)
-    asks = core.next(0.0)
-    core.begin([ask.number for ask in asks], 0.0)
-    for ask in asks[:2]:
-        assert core.on_received(ask.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
+    fetches = core.next(0.0)
+    core.begin([fetch.number for fetch in fetches], 0.0)
+    for fetch in fetches[:2]:
+        assert core.on_received(fetch.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     for key in (0, 1):
         core.first = key
         assert core.next(0.0) == []

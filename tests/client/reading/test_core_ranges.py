@@ -18,7 +18,7 @@ from isolog.errors import (
 from spark_stream.client.reading.core import (
     FOLLOWER_PAUSE_S,
     RETRY_PAUSE_S,
-    Ask,
+    NextFetch,
     PauseUntil,
     RangeCore,
 )
@@ -60,18 +60,18 @@ class Leader:
         self.snapshots.append(self.records[:offset])
         return ((len(self.snapshots) - 1, offset),)
 
-    def check(self, ask: Ask) -> None:
-        if ask.lineage != NO_LINEAGE:
-            seen = self.snapshots[ask.lineage[0][0]]
+    def check(self, fetch: NextFetch) -> None:
+        if fetch.lineage != NO_LINEAGE:
+            seen = self.snapshots[fetch.lineage[0][0]]
             same = [a == b for a, b in zip(seen, self.records, strict=False)]
             left = same.index(False) if False in same else len(same)
-            if left < ask.start:
+            if left < fetch.start:
                 self.losses.append(left)
                 raise DataLoss("cut off", left=left)
-        if ask.start < self.start:
+        if fetch.start < self.start:
             self.losses.append(self.start)
             raise OffsetEvicted("gone", log_start_offset=self.start)
-        assert ask.start <= len(self.records)
+        assert fetch.start <= len(self.records)
 
 
 class Reader:
@@ -93,11 +93,11 @@ class Reader:
             assert step.moment > self.now
             self.now = step.moment
             return True
-        if step.may_ask_follower:
+        if step.may_use_follower:
             self.ask_follower(step)
             return True
         try:
-            self.ask(step)
+            self.fetch(step)
         except IsologError as error:
             left = self.core.on_failed(error, self.now)
             if left is not None:
@@ -108,8 +108,8 @@ class Reader:
             self.answered = True
         return True
 
-    def ask_follower(self, step: Ask) -> None:
-        """Ask a follower: it brings some of what the leader has, or any error."""
+    def ask_follower(self, step: NextFetch) -> None:
+        """NextFetch a follower: it brings some of what the leader has, or any error."""
         self.core.at_follower = True
         leader, chance = self.leader, self.leader.chance
         losses = list(leader.losses)
@@ -134,7 +134,7 @@ class Reader:
         else:
             self.core.on_ended()
 
-    def ask(self, step: Ask) -> None:
+    def fetch(self, step: NextFetch) -> None:
         leader, chance = self.leader, self.leader.chance
         assert (step.start, step.lineage) == (self.core.position, self.core.lineage)
         if chance.random() < 0.2:
@@ -167,7 +167,7 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
         chance = random.Random(seed)
         leader = Leader(chance)
         read = RangeCore(
-            0, None, patience_s=PATIENCE_S, fail_on_loss=False, may_ask_followers=seed % 2 == 1
+            0, None, patience_s=PATIENCE_S, fail_on_loss=False, may_use_followers=seed % 2 == 1
         )
         reader = Reader(leader, read)
         for _ in range(60):
@@ -191,7 +191,7 @@ def test_a_bounded_range_is_over_at_its_end_or_at_a_bound_that_does_not_move(see
     leader.records = list(range(30))
     start, end = sorted((chance.randint(0, 30), chance.randint(0, 40)))
     reader = Reader(
-        leader, RangeCore(start, end, patience_s=PATIENCE_S, may_ask_followers=seed % 2 == 1)
+        leader, RangeCore(start, end, patience_s=PATIENCE_S, may_use_followers=seed % 2 == 1)
     )
     while reader.step():
         pass
@@ -205,7 +205,7 @@ def core(**options: object) -> RangeCore:
 def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over():
     tried = core()
     for now in (1.0, 10.0, 1 + PATIENCE_S - 0.1):
-        assert tried.next(now) == Ask(5, NO_LINEAGE)
+        assert tried.next(now) == NextFetch(5, NO_LINEAGE)
         assert tried.on_failed(BrokerUnavailable("no broker"), now) is None
         assert tried.next(now) == PauseUntil(now + RETRY_PAUSE_S)
     with pytest.raises(BrokerUnavailable):
@@ -235,13 +235,13 @@ def test_a_loss_is_an_error_or_where_to_go_on():
         core().on_failed(DataLoss("cut", left=3), 0)
     tried = core(lineage=((1, 5),), fail_on_loss=False)
     assert tried.on_failed(DataLoss("cut", left=3), 0) == 3
-    assert tried.next(0) == Ask(3, NO_LINEAGE)
+    assert tried.next(0) == NextFetch(3, NO_LINEAGE)
 
 
 def test_an_empty_range_is_asked_about_once_if_it_is_to_be_checked():
     assert core(start=9).next(0) is None
     tried = core(start=9, checks=True)
-    assert tried.next(0) == Ask(9, NO_LINEAGE)
+    assert tried.next(0) == NextFetch(9, NO_LINEAGE)
     tried.on_ended()
     assert tried.next(0) is None
 
@@ -256,16 +256,16 @@ def test_a_batch_without_rows_is_worth_giving_if_it_tells_something():
 
 
 def ask_follower(tried: RangeCore, now: float) -> None:
-    assert tried.next(now) == Ask(tried.position, tried.lineage, may_ask_follower=True)
+    assert tried.next(now) == NextFetch(tried.position, tried.lineage, may_use_follower=True)
     tried.at_follower = True
 
 
 def ask_leader(tried: RangeCore, now: float) -> None:
-    assert tried.next(now) == Ask(tried.position, tried.lineage)
+    assert tried.next(now) == NextFetch(tried.position, tried.lineage)
 
 
 def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
-    tried = core(may_ask_followers=True)
+    tried = core(may_use_followers=True)
     for error in (BrokerUnavailable("dead"), DataLoss("cut", left=3), OffsetEvicted("gone")):
         now = tried._leader_until
         ask_follower(tried, now)
@@ -277,7 +277,7 @@ def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
 
 
 def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
-    tried = core(may_ask_followers=True)
+    tried = core(may_use_followers=True)
     ask_follower(tried, 0)
     tried.on_received(7, ((0, 7),), 2, None, 0)
     tried.on_ended()
@@ -290,7 +290,7 @@ def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
 
 
 def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_new():
-    tried = core(end=None, may_ask_followers=True)
+    tried = core(end=None, may_use_followers=True)
     for _ in range(3):
         ask_follower(tried, 0)
         tried.on_ended()
@@ -299,7 +299,7 @@ def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_
 
 
 def test_a_follower_without_news_does_not_excuse_a_leader_that_fails():
-    tried = core(end=None, may_ask_followers=True)
+    tried = core(end=None, may_use_followers=True)
     ask_follower(tried, 0)
     tried.on_received(5, ((0, 5),), 0, None, 0)
     tried.on_ended()

@@ -690,6 +690,6 @@ def test_a_transaction_takes_no_position_of_a_member_that_stores_by_itself(log, 
         log.producer(transactional_id=group) as producer,
         log.consumer(topic, group=group) as consumer,
         producer.transaction(),
-        pytest.raises(InvalidOption, match="stores positions by itself"),
+        pytest.raises(InvalidOption, match="stores positions automatically"),
     ):
         producer.commit_position(consumer)

@@ -27,7 +27,7 @@ def test_a_query_reads_in_its_own_types_whatever_this_process_knows_and_whatever
 ) -> None:
     view = planned_view(described(known), planned, None)
     assert view.schema == planned
-    assert view.asked == ["id", "x"]
+    assert view.requested == ["id", "x"]
     columns = [pa.array([1, 2], came.field(name).type) for name in planned.names]
     fields = [came.field(name) for name in planned.names]
     found = view.of_chunk(pa.record_batch(columns, schema=pa.schema(fields)), 0, 5)

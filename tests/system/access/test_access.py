@@ -468,7 +468,7 @@ def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
     first, renewed = admin.create_token("root", lifetime_s=600.0), admin.create_token("root")
     file.write_text(first.token)
     monkeypatch.setattr(link, "_RENEWED_AT", 0.002)
-    monkeypatch.setattr(link, "_TRIED_AGAIN_S", 0.2)
+    monkeypatch.setattr(link, "_RETRY_S", 0.2)
     tell, failures = SharedChannel._tell, [BrokerUnavailable("a moment of nothing")]
     told: list[str | None] = []
 
