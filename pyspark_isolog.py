@@ -1,12 +1,11 @@
-"""Makes `format("isolog")` known to Spark, with no `spark.dataSource.register` call.
+"""Registers `format("isolog")` in Spark without a call of `spark.dataSource.register`.
 
-Spark imports every top-level module whose name starts with `pyspark_` and registers the data source
-that it finds there as `DefaultSource`, under that class's own `name()`. This module is here for its
-name alone: users have no need to import it.
+Spark imports every top-level module whose name starts with `pyspark_`, and registers its class
+`DefaultSource` under the `name()` of the class. Users do not need to import this module.
 
-An error while it is imported would hide all data sources of Python from Spark, and itself from the
-user: Spark says `DATA_SOURCE_NOT_FOUND`. So if a module is missing, or PySpark is too old, a source
-is registered that raises an error with the remedy.
+An import error of this module would hide all Python data sources, and Spark would report only
+`DATA_SOURCE_NOT_FOUND`. If a module is missing or PySpark is too old, a source is therefore
+registered that raises an error with the remedy.
 """
 
 import os
@@ -23,7 +22,7 @@ NEEDED = (4, 2)
 
 
 class LackingSource(DataSource):
-    """The `format("isolog")` of a Python that lacks a module: an error with the remedy."""
+    """The `format("isolog")` of an incomplete environment. It raises an error with the remedy."""
 
     problem = ""
 
@@ -32,7 +31,7 @@ class LackingSource(DataSource):
         return "isolog"
 
     def __init__(self, options: dict[str, str]) -> None:
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the first line is then the one that helps
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # so that the first line is the error
         raise ImportError(
             f"isolog: Spark plans its queries on {socket.gethostname()} in {sys.executable} (Python"
             f" {platform.python_version()}), {self.problem}"
@@ -40,7 +39,7 @@ class LackingSource(DataSource):
 
 
 def problem_of(error: ImportError) -> str:
-    """Return the rest of a sentence about the planners' Python, and the remedy."""
+    """Return the end of a sentence about the Python of Spark's planner, with the remedy."""
     if tuple(int(part) for part in re.findall(r"[0-9]+", pyspark.__version__)[:2]) < NEEDED:
         oldest = ".".join(map(str, NEEDED))
         return (

@@ -1,7 +1,7 @@
-"""Fixtures for pytest: in every test suite where isolog is installed, ``local_cluster`` is there.
+"""A plugin of pytest with the fixture ``local_cluster``, for every environment with isolog.
 
-pytest loads this module at each start (setup.cfg names it), so it imports nothing before a test
-asks for a cluster.
+pytest loads this module at each start (setup.cfg names it), so it imports isolog only when a test
+uses the fixture.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def local_cluster() -> Iterator[Callable[..., LocalCluster]]:
-    """Make clusters of real brokers, which end with the test: ``local_cluster(brokers=3)``.
+    """Start clusters of real brokers, which end with the test: ``local_cluster(brokers=3)``.
 
-    Takes what :class:`isolog.testing.LocalCluster` takes.
+    The arguments are those of :class:`isolog.testing.LocalCluster`.
     """
     from spark_stream.testing import LocalCluster
 

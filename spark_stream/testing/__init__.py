@@ -1,6 +1,6 @@
-"""For tests, ours and those of users: clusters of brokers and of etcd, and links to cut.
+"""Tools for tests of isolog and of its users: clusters of brokers and of etcd, links to cut.
 
-:class:`~spark_stream.testing.local_cluster.LocalCluster` is also a fixture of pytest
+:class:`~spark_stream.testing.local_cluster.LocalCluster` is also available as a fixture of pytest
 (``pytest_isolog``).
 """
 

@@ -1,9 +1,10 @@
-"""A process that kills a test's processes as soon as the test's process ends, even by SIGKILL.
+"""A guard process that kills the processes of a test when the test process ends, even by SIGKILL.
 
-It runs this file as a program, and reads lines with a process id and the process's start time from
-its standard input. The system closes that input when the test's process ends. A process cannot do
-this for itself: a paused one (SIGSTOP) reads nothing. ``prctl(PR_SET_PDEATHSIG)`` depends on the
-thread that started the process, and threads of tests end earlier than their processes.
+The guard runs this file as a program. It reads lines with a process id and the start time of the
+process from its standard input, which the system closes when the test process ends. Guarded
+processes cannot do this themselves, because a paused process (SIGSTOP) reads no input.
+``prctl(PR_SET_PDEATHSIG)`` depends on the thread that started the process, and threads of tests end
+earlier than their processes.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from contextlib import suppress
 
 _lock = threading.Lock()
 _guards: dict[int, subprocess.Popen[str]] = {}
-"""The guard of this process, by the id of this process: a forked child has its own."""
+"""The guard of this process by the id of this process, because a forked child needs another."""
 
 
 def kill_with_this_process(pid: int) -> None:
-    """Have the process killed when the calling process ends."""
+    """Register the process to be killed when the calling process ends."""
     with _lock:
         guard = _guards.get(os.getpid())
         if guard is None or guard.poll() is not None:
@@ -33,7 +34,7 @@ def kill_with_this_process(pid: int) -> None:
 
 
 def start_time(pid: int) -> str:
-    """Return the process's start time, which tells it from later ones of its id, or ""."""
+    """Return the start time of the process, or "". It identifies a process of a reused id."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[19]
@@ -62,7 +63,7 @@ def _end(guard: subprocess.Popen[str], owner: int) -> None:
 
 
 def main() -> None:
-    """Wait for the end of the input, then kill its processes."""
+    """Wait for the end of the input, then kill the processes in it."""
     guarded = [line.split() for line in sys.stdin]
     for pid, *started in guarded:
         if started == [start_time(int(pid))]:

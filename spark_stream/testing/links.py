@@ -1,8 +1,7 @@
-"""Connections between processes that can be cut: one relay on this machine for each direction.
+"""Connections between processes that can be cut, through a relay for each direction.
 
-A cut link behaves as a network that loses every packet. Sent data and new connections are held
-back, and neither end sees an error. After healing all of that is delivered, as TCP would resend
-it.
+A cut link behaves like a network that loses every packet. Sent data and new connections are held
+back, and neither end gets an error. After healing all of it is delivered, as by TCP's resending.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _CALL_S: Final = 10.0
 
 
 class Link:
-    """A relay from a port of its own to an address, which may change."""
+    """A relay from a port to an address, which may change."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -31,26 +30,26 @@ class Link:
         self.address = ""
 
     async def open(self) -> None:
-        """Listen; call it in the relay's own loop."""
+        """Listen. Call it in the loop of the relay."""
         self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
 
     def lead_to(self, address: str) -> None:
-        """Send connections to this address from now on."""
+        """Relay new connections to this address."""
         host, _, port = address.rpartition(":")
         self._target = (host.strip("[]"), int(port))
 
     def cut(self) -> None:
-        """Cut the link: hold back all data and connections."""
+        """Cut the link, and hold back all data and connections."""
         self._links.call(self._set(whole=False))
 
     def heal(self) -> None:
-        """Heal the link: deliver what was held back, and all that comes later."""
+        """Heal the link, and deliver the data and connections that were held back."""
         self._links.call(self._set(whole=True))
 
     def close(self) -> None:
-        """Stop listening; call it in the relay's own loop."""
+        """Stop listening. Call it in the loop of the relay."""
         if self._server is not None:
             self._server.close()
 
@@ -70,10 +69,10 @@ class Link:
             ends.append(there_writer)
             await asyncio.gather(self._pump(reader, there_writer), self._pump(there_reader, writer))
         except OSError:
-            pass  # the target does not listen: the client sees its connection close
-        except asyncio.CancelledError:  # Links.close: do not wait for anything
+            pass  # the target does not listen, so the client's connection closes
+        except asyncio.CancelledError:  # by Links.close, which does not wait for data
             for each in ends:
-                each.transport.abort()  # close() would wait until all is sent
+                each.transport.abort()  # close() would wait until all data is sent
         finally:
             for each in ends:
                 with suppress(OSError):
@@ -91,7 +90,7 @@ class Link:
 
 
 class Links:
-    """The links of a cluster, in a thread of their own, until :meth:`close`."""
+    """The links of a cluster, which run in a thread until :meth:`close`."""
 
     def __init__(self) -> None:
         self._links: list[Link] = []
@@ -100,7 +99,7 @@ class Links:
         self._thread.start()
 
     def open(self) -> Link:
-        """Open a new link; it has no target yet."""
+        """Open a new link without a target."""
         link = Link(self)
         self.call(link.open())
         self._links.append(link)

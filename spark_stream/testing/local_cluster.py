@@ -1,8 +1,8 @@
-"""A cluster of real brokers on this machine, for tests: they can be killed, paused and cut off.
+"""A cluster of real brokers on this machine for tests, which can kill, pause and isolate them.
 
-Each broker is a process of its own with a directory of its own; they share one metadata store.
-All files are in a temporary folder. Everything is removed at the end of the ``with`` block. The
-brokers end with this process, even if it is killed.
+Each broker is a process with a directory. The brokers share one metadata store. All files are in a
+temporary folder, which is removed at the end of the ``with`` block. The brokers end with this
+process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 
 class ProcessPlace(NamedTuple):
-    """``host``: the address at which it listens. ``prefix``: comes before its command."""
+    """The place of a process. ``host``: its address to listen on. ``prefix``: of its command."""
 
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ HERE = ProcessPlace()
 
 
 def await_stopped(pid: int) -> None:
-    """Wait until a process to which SIGSTOP was sent has stopped: the signal takes a moment."""
+    """Wait until a process has stopped after SIGSTOP, which takes a moment."""
     process = psutil.Process(pid)
     deadline = time.monotonic() + _END_S
     while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
@@ -57,7 +57,7 @@ _END_S: Final = 20.0
 
 
 BrokerRef = int | str
-"""The number of a broker, or its id: the number as text."""
+"""The number of a broker, or its id, which is the number as text."""
 
 
 class LocalBroker:
@@ -70,18 +70,18 @@ class LocalBroker:
     """
 
     module: Sequence[str] = ("spark_stream.broker",)
-    """The module that runs it, and arguments of the module that come first."""
+    """The module that runs it, with the first arguments of the module."""
 
     def __init__(
         self, number: int, directory: Path, conf: Mapping[str, Any], place: ProcessPlace = HERE
     ) -> None:
         self.number = number
         self.place = place
-        """Where it runs; another place applies from its next start."""
+        """The place of its process. A change applies at its next start."""
         self.directory = directory
         self.address = ""
         self.peer_address = ""
-        """Where the other brokers reach it."""
+        """Its address for the other brokers."""
         self._conf = conf
         self._file = directory.with_name(f"{directory.name}.toml")
         self._errors = directory.with_name(f"{directory.name}.stderr")
@@ -89,7 +89,7 @@ class LocalBroker:
 
     @property
     def id(self) -> str:
-        """Its broker id: its number as text."""
+        """The broker id, which is the number as text."""
         return str(self.number)
 
     @property
@@ -99,25 +99,25 @@ class LocalBroker:
 
     @property
     def pid(self) -> int:
-        """The id of its process, or of the last one."""
+        """The id of its process, or of its last process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of its process; None while it runs."""
+        """The exit code of its process, None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def log_text(self) -> str:
-        """Return what it wrote to standard error, over all its starts."""
+        """Return its output on standard error, over all its starts."""
         return self._errors.read_text() if self._errors.exists() else ""
 
     def configure(self, conf: Mapping[str, Any]) -> None:
-        """Add these settings; they apply from its next start."""
+        """Add these settings, which apply at its next start."""
         self._conf = {**self._conf, **conf}
 
     def flags(self) -> list[str]:
-        """Return the flags with its addresses, which a broker that comes back keeps."""
+        """Return the flags with its addresses, which a restarted broker keeps."""
         anywhere = joined(self.place.host, 0)
         listen, peer_listen = self.address or anywhere, self.peer_address or anywhere
         return ["--listen", listen, "--peer-listen", peer_listen]
@@ -157,7 +157,7 @@ class LocalBroker:
             facts = json.loads((self.directory / "broker.json").read_text())
             self.peer_address = facts["peer_address"]
             return
-        if line:  # it has reported an error, and ends
+        if line:  # it has reported an error, and exits
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
         self.end(signal.SIGKILL)
@@ -165,7 +165,7 @@ class LocalBroker:
             error = json.loads(line)["error"]
         except (ValueError, KeyError):
             raise BrokerUnavailable(
-                f"broker {self.number} did not come up: {self.log_text()[-2000:]}"
+                f"broker {self.number} did not start: {self.log_text()[-2000:]}"
             ) from None
         raise from_wire(error)
 
@@ -175,7 +175,7 @@ class LocalBroker:
         self._process.send_signal(number)
 
     def pause(self) -> None:
-        """Pause its process (SIGSTOP) until :meth:`resume`; wait until it has stopped."""
+        """Pause its process (SIGSTOP) until :meth:`resume`. Wait until it has stopped."""
         self.signal(signal.SIGSTOP)
         await_stopped(self.pid)
 
@@ -232,7 +232,9 @@ class LocalCluster:
         if brokers < 1:
             raise InvalidOption(f"a cluster has at least one broker, not {brokers}")
         if racks is not None and len(racks) != brokers:
-            raise InvalidOption(f"{len(racks)} racks for {brokers} brokers: give one for each")
+            raise InvalidOption(
+                f"{len(racks)} racks for {brokers} brokers: give one for each broker"
+            )
         self._temporary = not folder
         named = folder or tempfile.mkdtemp(prefix="isolog-")
         self.folder = local_directory(named, "folder", None).absolute()
@@ -253,11 +255,11 @@ class LocalCluster:
             self.close()
             raise
 
-    # -- using it ----------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of all brokers, as ``connect`` and Spark's option take them."""
+        """The addresses of all brokers, for ``connect`` and for Spark's option."""
         return ",".join(each.address for each in self._brokers.values())
 
     @property
@@ -266,20 +268,20 @@ class LocalCluster:
         return self._brokers
 
     def broker(self, broker: BrokerRef) -> LocalBroker:
-        """Return the broker of this id; raise InvalidOption if there is none."""
+        """Return the broker of this id, or raise InvalidOption."""
         for each in self._brokers.values():
             if each.id == str(broker):
                 return each
         raise InvalidOption(
-            f"there is no broker {broker!r}; there are {', '.join(map(str, self._brokers))}"
+            f"unknown broker {broker!r}, the brokers are {', '.join(map(str, self._brokers))}"
         )
 
     def connect(self, **options: Any) -> Log:
-        """Connect to the cluster; the caller closes the connection."""
+        """Connect to the cluster. The caller closes the connection."""
         return connect(self.bootstrap, **options)
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the number of the partition's leader; wait until there is one."""
+        """Return the number of the partition's leader. Wait until there is a leader."""
         deadline = time.monotonic() + _END_S
         with self.connect() as log:
             while True:
@@ -290,18 +292,18 @@ class LocalCluster:
                     raise BrokerUnavailable(f"{topic}/{partition} has no live leader")
                 time.sleep(0.02)
 
-    # -- what happens to brokers -------------------------------------------------------------------
+    # -- faults of brokers -------------------------------------------------------------------------
 
     def kill(self, broker: BrokerRef) -> None:
-        """Kill the broker (SIGKILL): the process is gone at once."""
+        """Kill the broker (SIGKILL)."""
         self.broker(broker).end(signal.SIGKILL)
 
     def stop(self, broker: BrokerRef) -> None:
-        """Stop the broker in order (SIGTERM): it hands over what it leads."""
+        """Stop the broker in order (SIGTERM). It hands over its partitions."""
         self.broker(broker).end(signal.SIGTERM)
 
     def pause(self, broker: BrokerRef) -> None:
-        """Pause the process (SIGSTOP) until :meth:`resume`; wait until it has stopped."""
+        """Pause the process (SIGSTOP) until :meth:`resume`. Wait until it has stopped."""
         self.broker(broker).pause()
 
     def resume(self, broker: BrokerRef) -> None:
@@ -309,9 +311,9 @@ class LocalCluster:
         self.broker(broker).resume()
 
     def restart(self, broker: BrokerRef, conf: Mapping[str, Any] | None = None) -> None:
-        """Start the broker at its old address; stop it in order first if it runs.
+        """Start the broker at its old address. If it runs, stop it in order first.
 
-        ``conf``: settings that are added for this broker from now on.
+        ``conf``: settings that are added for this broker.
         """
         restarted = self.broker(broker)
         restarted.configure(conf or {})
@@ -324,7 +326,7 @@ class LocalCluster:
             try:
                 restarted.await_ready()
                 break
-            except PortInUse:  # a connection of somebody else got its port meanwhile
+            except PortInUse:  # another connection got its port
                 if time.monotonic() > until:
                     raise
         self._lead_links_to(restarted)
@@ -338,23 +340,23 @@ class LocalCluster:
         return broker.number
 
     def cut(self, one: BrokerRef, other: BrokerRef) -> None:
-        """Cut the link between two brokers: nothing gets through, and neither sees an error."""
+        """Cut the link between two brokers. All data is held back, and neither gets an error."""
         for link in self._between(one, other):
             link.cut()
 
     def heal(self, one: BrokerRef | None = None, other: BrokerRef | None = None) -> None:
-        """Heal the link between two brokers; without arguments, all links."""
+        """Heal the link between two brokers, or all links without arguments."""
         links = self._relays.values() if one is None or other is None else self._between(one, other)
         for link in links:
             link.heal()
 
     def cut_off(self, broker: BrokerRef) -> None:
-        """Cut the broker off from all others."""
+        """Isolate the broker from all others."""
         for other in self._brokers:
             if other != self.broker(broker).number:
                 self.cut(broker, other)
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all brokers, and remove the temporary folder."""
@@ -372,7 +374,7 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- within ------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _add(self, rack: str | None) -> LocalBroker:
         number = len(self._brokers) + 1
@@ -399,7 +401,7 @@ class LocalCluster:
         return broker
 
     def addresses_for(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yield where a broker reaches the others: (broker id, address of the relay)."""
+        """Yield the addresses of other brokers for a broker: (broker id, address of the relay)."""
         for (source, target), link in self._relays.items():
             if source == number:
                 yield str(target), link.address
@@ -413,14 +415,14 @@ class LocalCluster:
         first, second = self.broker(one).number, self.broker(other).number
         if self._links is None or first == second:
             raise InvalidOption(
-                f"brokers {one} and {other} cannot be cut apart: the cluster was made with"
-                f" cuttable=False, or they are one"
+                f"brokers {one} and {other} have no link: the cluster was created with"
+                " cuttable=False, or they are the same broker"
             )
         return [self._relays[first, second], self._relays[second, first]]
 
 
 class _Addresses:
-    """The addresses for a broker, read when its configuration is written."""
+    """The addresses of the other brokers, read when a broker's configuration is written."""
 
     def __init__(self, cluster: LocalCluster, number: int) -> None:
         self._cluster = cluster
@@ -431,7 +433,7 @@ class _Addresses:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as a configuration file has it."""
+    """Format a value for a configuration file."""
     if isinstance(value, Mapping | _Addresses):
         items = value.items() if isinstance(value, Mapping) else value
         return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in items) + "}"

@@ -1,8 +1,8 @@
-"""Real members of etcd on this machine, for tests: each can be killed, paused and started again.
+"""Real members of etcd on this machine for tests, which can kill, pause and restart them.
 
-They keep the metadata of a cluster: ``LocalCluster(conf={"metadata": etcd.url("name")})``. All
-files are in a temporary folder. Everything is removed at the end of the ``with`` block. The members
-end with this process, even if it is killed.
+They store the metadata of a cluster: ``LocalCluster(conf={"metadata": etcd.url("name")})``. All
+files are in a temporary folder, which is removed at the end of the ``with`` block. The members end
+with this process, even if it is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spark_stream.wire.addresses import joined
 VARIABLE: Final = "ETCD"
 """The environment variable with the path of etcd, if it is not on PATH."""
 _START_S: Final = 60.0
-_STARTS: Final = 3  # somebody else may take a port that was free
+_STARTS: Final = 3  # another process may take a port that was free
 _STATUS: Final = "/v3/maintenance/status"
 _ALARM: Final = "/v3/maintenance/alarm"
 _MAINTENANCE_S: Final = 10.0
@@ -46,7 +46,7 @@ _FILLER_BYTES: Final = 1 << 20
 
 
 def etcd_binary() -> str | None:
-    """Return the path of etcd, by the variable ETCD or on PATH; None if there is none."""
+    """Return the path of etcd from the variable ETCD or from PATH, None if there is none."""
     return os.environ.get(VARIABLE) or shutil.which("etcd")
 
 
@@ -73,7 +73,7 @@ class EtcdMember:
     def start(self, binary: str, cluster: str, quota_bytes: int | None = None) -> None:
         """Start its process. ``cluster``: all members, as etcd's ``--initial-cluster``.
 
-        ``quota_bytes``: the size of its database at which etcd takes no changes any more.
+        ``quota_bytes``: the maximum size of its database, at which etcd refuses changes.
         """
         client = f"http{'' if self._tls is None else 's'}://{self.endpoint}"
         flags = {
@@ -112,17 +112,17 @@ class EtcdMember:
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Pause its process (SIGSTOP); wait until it has stopped."""
+        """Pause its process (SIGSTOP), and wait until it has stopped."""
         self._signal(signal.SIGSTOP)
         if self._process is not None:
             await_stopped(self._process.pid)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Resume its paused process."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill its process; what it has stored stays."""
+        """Kill its process. Its data remains."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -166,8 +166,8 @@ class LocalEtcd:
         binary = etcd_binary()
         if binary is None:
             raise InvalidOption(
-                "there is no etcd on PATH",
-                hint=f"Install it (Debian: etcd-server), or name it in the variable {VARIABLE}.",
+                "etcd is not on PATH",
+                hint=f"Install it (Debian: etcd-server), or set {VARIABLE} to its path.",
             )
         self._binary = binary
         self._temporary = folder is None
@@ -187,22 +187,22 @@ class LocalEtcd:
                 return
             self._kill_all()
         self.close()
-        raise InvalidOption(f"etcd does not start: see {self._folder}")
+        raise InvalidOption("etcd does not start", hint=f"See the logs in {self._folder}.")
 
     @property
     def endpoints(self) -> list[str]:
-        """Where the members serve clients."""
+        """The addresses of the members for clients."""
         return [each.endpoint for each in self.members]
 
     def url(self, name: str) -> str:
-        """Return what brokers of the isolog cluster ``name`` take as their setting ``metadata``."""
+        """Return the setting ``metadata`` for brokers of the isolog cluster ``name``."""
         return f"etcd://{','.join(self.endpoints)}/{name}"
 
     def leader(self) -> EtcdMember:
-        """Return the member that leads; wait until one does.
+        """Return the leader of the members. Wait until there is a leader.
 
         Raises:
-            StorageFailure: none does for a minute.
+            StorageFailure: there is no leader for a minute.
         """
         until = time.monotonic() + _START_S
         while time.monotonic() < until:
@@ -212,10 +212,10 @@ class LocalEtcd:
                     if status["header"]["member_id"] == status.get("leader"):
                         return each
             time.sleep(0.05)
-        raise StorageFailure("no member of etcd leads")
+        raise StorageFailure("etcd has no leader")
 
     def restore(self) -> None:
-        """Resume members that are paused, and start those that have ended."""
+        """Resume paused members, and start members that have ended."""
         cluster = ",".join(f"{each.name}={each.peer}" for each in self.members)
         for each in self.members:
             if each.alive:
@@ -224,7 +224,7 @@ class LocalEtcd:
                 each.start(self._binary, cluster, self._quota_bytes)
 
     def fill(self) -> None:
-        """Use up the quota, so that etcd takes no changes (the alarm NOSPACE)."""
+        """Use up the quota, so that etcd refuses changes (alarm NOSPACE)."""
         value = encoded(os.urandom(_FILLER_BYTES))
         with closing(self.client(_MAINTENANCE_S)) as client:
             for number in itertools.count():
@@ -236,7 +236,7 @@ class LocalEtcd:
                         return
 
     def free(self) -> None:
-        """Make room, as an operator does: delete, compact, defragment, and disarm the alarm.
+        """Free space like an operator: delete, compact, defragment, and disarm the alarm.
 
         Raises:
             StorageFailure: the members do not serve for a minute.
@@ -265,7 +265,7 @@ class LocalEtcd:
         with closing(self.client(_MAINTENANCE_S)) as client:
             for alarm in client.write(_ALARM, {"action": "GET"}).get("alarms", []):
                 client.write(_ALARM, alarm | {"action": "DEACTIVATE"})
-            # A member that was full a moment ago may still refuse: the next attempt disarms again.
+            # A member that was just full may still refuse. The next attempt disarms it again.
             client.write("/v3/kv/put", {"key": encoded(_FILLER.encode()), "value": ""})
 
     def client(
@@ -274,7 +274,7 @@ class LocalEtcd:
         credential: tuple[str, str] | None = None,
         only: EtcdMember | None = None,
     ) -> EtcdClient:
-        """Return a client of all members, or of one. ``credential``: a user and a password."""
+        """Return a client of all members, or of one member. ``credential``: user and password."""
         endpoints = self.endpoints if only is None else [only.endpoint]
         tls: Callable[[], ssl.SSLContext] | None = None
         if self._certificates is not None:
@@ -283,7 +283,7 @@ class LocalEtcd:
         return EtcdClient(endpoints, timeout_s, tls, credential)
 
     def close(self) -> None:
-        """End all members, and remove the temporary folder."""
+        """Kill all members, and remove the temporary folder."""
         self._kill_all()
         if self._temporary:
             shutil.rmtree(self._folder, ignore_errors=True)

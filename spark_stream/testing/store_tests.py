@@ -1,9 +1,9 @@
-"""What every metadata store must do, as tests that each of them inherits.
+"""The conformance tests of metadata stores.
 
-A subclass of :class:`StoreTests` says how its store is opened. It needs pytest and hypothesis.
+A subclass of :class:`StoreTests` opens its store. The tests need pytest and hypothesis.
 """
 
-# What a call returns may be None by its type; a test that uses it has made sure that it is not.
+# By its type, the result of a call may be None. Tests that use it have checked that it is not.
 # mypy: disable-error-code="union-attr,operator,arg-type,index"
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ PREFIXES: Final = ["", "a", "a/", "a/1", "a%", "a_", "%", "_", "Ã¤", "a\0", "ðŸ¦
 
 
 class Watcher:
-    """Keeps a copy of the records with some prefixes by asking what has changed."""
+    """A copy of the records with some prefixes, updated by calls of ``changes``."""
 
     def __init__(self, prefixes: tuple[str, ...]) -> None:
         self.prefixes = prefixes
         self.revision = 0
         self.copy: dict[str, StoreRecord] = {}
 
-    def look(self, store: MetadataStore) -> None:
+    def update(self, store: MetadataStore) -> None:
         changes = store.changes(self.revision, self.prefixes)
-        assert changes.revision >= self.revision, "revisions do not fall"
+        assert changes.revision >= self.revision, "a revision never decreases"
         assert changes.complete or self.revision, "the first answer is complete"
         if changes.complete:
             assert None not in changes.changed.values()
@@ -75,9 +75,9 @@ class Watcher:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Puts and deletes with right and wrong versions, against a dictionary.
+    """Puts and deletes with right and wrong versions, compared with a dictionary.
 
-    Watchers that look now and then have the dictionary's content whenever they have looked.
+    After each update, watchers have the same contents as the dictionary.
     """
 
     store_in: Callable[[Path], MetadataStore]
@@ -105,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, key: Any, value: Any) -> None:
         version = self.store.put(key, value, self.version(key))
         assert version is not None
-        assert version > self.highest.get(key, 0), "a version never repeats, after a delete either"
+        assert version > self.highest.get(key, 0), "a version never repeats, even after a delete"
         self.highest[key] = version
         self.records[key] = StoreRecord(key, value, version)
 
@@ -143,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
     )
     def put_many(self, puts: Any) -> None:
-        """Put some with the right version, and some with another."""
+        """Put some records with the right version, and some with another."""
         asked = [
             Put(key, {"n": number}, self.version(key) + step)
             for key, (number, step) in puts.items()
@@ -172,7 +172,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2))
     def look(self, which: Any) -> None:
         watcher = self.watchers[which]
-        watcher.look(self.store)
+        watcher.update(self.store)
         assert watcher.copy == {
             key: record for key, record in self.records.items() if key.startswith(watcher.prefixes)
         }
@@ -194,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def counted_up(store: MetadataStore, times: int) -> list[int]:
-    """Add one to a record that many times by compare-and-set; return the numbers it wrote."""
+    """Increment a record this many times by compare-and-set. Return the written numbers."""
     written: list[int] = []
     while len(written) < times:
         record = store.get("counter")
@@ -205,21 +205,21 @@ def counted_up(store: MetadataStore, times: int) -> list[int]:
 
 
 class StoreTests:
-    """The tests of one kind of store. A subclass gives :meth:`open_store`."""
+    """The tests of a metadata store. A subclass defines :meth:`open_store`."""
 
     examples = 20
-    """How many random histories are tried."""
+    """The number of random histories."""
 
     def open_store(self, folder: Path) -> MetadataStore:
-        """Open a store. All that are opened with one folder see the same records.
+        """Open a store. All stores of one folder share their records.
 
-        What was closed can be opened again.
+        A closed store can be opened again.
         """
         raise NotImplementedError
 
     @pytest.fixture
     def another(self, tmp_path: Path) -> Iterator[Opener]:
-        """Open one more store on the test's folder; all are closed in the end."""
+        """Return a function that opens further stores on the folder. All are closed at the end."""
         opened: list[MetadataStore] = []
 
         def make() -> MetadataStore:
@@ -298,7 +298,7 @@ class StoreTests:
     def test_whoever_has_a_revision_that_the_store_never_had_gets_all(
         self, store: MetadataStore
     ) -> None:
-        """A copy of the store took its place: what changed since then cannot be known."""
+        """A copy replaced the store, so the changes since then are unknown."""
         store.put("a", {}, 0)
         told = store.changes(1_000_000)
         assert told.complete
@@ -367,7 +367,7 @@ class StoreTests:
         assert store.delete("k", 1) is False
 
     def test_a_version_never_repeats_after_a_delete(self, store: MetadataStore) -> None:
-        """Else somebody who read the old record could change the new one."""
+        """Otherwise a reader of the old record could change the new record."""
         first = store.put("k", {"n": 1}, 0)
         assert store.delete("k", first)
         second = store.put("k", {"n": 1}, 0)
@@ -411,7 +411,7 @@ class StoreTests:
         assert store.get("k").value == {"list": [1]}
 
     def test_a_prefix_of_the_greatest_letters_has_its_records(self, store: MetadataStore) -> None:
-        """There is no text behind all that start with them."""
+        """No text sorts after all texts with these prefixes."""
         last = "\U0010ffff"
         keys = [
             "a",
@@ -452,7 +452,7 @@ class StoreTests:
     def test_of_threads_that_write_at_once_exactly_one_wins_each_time(
         self, another: Opener
     ) -> None:
-        """Some share a store, some have their own."""
+        """Some threads share a store, others have a separate store."""
         shared, results = another(), []
         stores = [shared, shared, another(), another()]
         threads = [
@@ -466,7 +466,7 @@ class StoreTests:
         assert sorted(number for each in results for number in each) == list(range(1, 101))
 
     def test_a_watcher_beside_writing_threads_misses_nothing(self, another: Opener) -> None:
-        """It looks while they write; in the end it has seen what is there."""
+        """It updates during the writes, and has all records at the end."""
         stores = [another(), another()]
         stop = threading.Event()
 
@@ -484,7 +484,7 @@ class StoreTests:
 
         def watch() -> None:
             while not stop.is_set():
-                watcher.look(reader)
+                watcher.update(reader)
 
         threads = [
             threading.Thread(target=write, args=(store, name))
@@ -500,5 +500,5 @@ class StoreTests:
             store.put(f"last/{number}", {}, 0)
         stop.set()
         watching.join()
-        watcher.look(reader)
+        watcher.update(reader)
         assert watcher.copy == {record.key: record for record in store.list("")}

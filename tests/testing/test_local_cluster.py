@@ -226,5 +226,5 @@ def test_a_broker_is_named_by_what_a_description_says_or_by_its_number(cluster):
     assert not cluster.broker(leader).alive
     cluster.restart(leader)
     assert cluster.broker(int(leader)).alive
-    with pytest.raises(InvalidOption, match="there is no broker '9'; there are 1, 2"):
+    with pytest.raises(InvalidOption, match="unknown broker '9', the brokers are 1, 2"):
         cluster.kill("9")
