@@ -1,11 +1,12 @@
 """The Flight facade: appends, fetches and actions for clients in any language, if it is configured.
 
-Any Flight client finds its way: ``ListFlights`` names the topics, ``GetFlightInfo`` of a path
-[topic] or [topic, partition] gives one endpoint per partition, and its ticket reads that partition.
+Any Flight client can discover the data: ``ListFlights`` returns the topics, ``GetFlightInfo`` of a
+path [topic] or [topic, partition] returns one endpoint per partition, and the endpoint's ticket
+reads that partition.
 
-Errors: our JSON object rides in a Flight error's ``extra_info``. There is little room for it
-(``limits.ERROR_BYTES_MAX``), and an error may name all columns of a table. What is too long is cut:
-an error without its last words still says what is wrong.
+Errors: the ``extra_info`` of a Flight error has our JSON object. Its size is limited
+(``limits.ERROR_BYTES_MAX``), and an error may name all columns of a table. Longer texts and details
+are shortened.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ _DETAIL_BYTES_MAX: Final = 200
 def location(address: str, *, tls: bool = False) -> str:
     """Return the Flight location of an address.
 
-    A path may hold any character, and a location may not, so the path is quoted; twice, because
-    both Arrow and gRPC decode it, for servers and for clients.
+    The path of a Unix socket is quoted twice, because both Arrow and gRPC decode it, at servers and
+    at clients.
     """
     if address.startswith(UNIX):
         return f"grpc+unix://{quote(quote(os.fsencode(address.removeprefix(UNIX))))}"
@@ -84,9 +85,9 @@ def location(address: str, *, tls: bool = False) -> str:
 
 @contextmanager
 def translated(what: str, refused: NamedCounts | None = None) -> Iterator[None]:
-    """Turn every error into a typed one; log an unforeseen one with its trace.
+    """Convert every error to a typed Flight error. Log an unexpected one with its traceback.
 
-    ``refused`` counts typed errors.
+    ``refused`` counts the typed errors. ``what`` names the call.
     """
     try:
         yield
@@ -97,12 +98,12 @@ def translated(what: str, refused: NamedCounts | None = None) -> Iterator[None]:
     except (fl.FlightError, GeneratorExit):
         raise
     except Exception as error:
-        logger.exception("%s", what)
+        logger.exception("unexpected error in Flight call %s", what)
         raise to_flight(InternalError(f"{what}: {type(error).__name__}: {error}")) from None
 
 
 class FlightFacade(fl.FlightServerBase):
-    """A broker for Flight clients in any language. It serves from its construction on."""
+    """A broker's server for Flight clients in any language. It serves from its construction on."""
 
     def __init__(
         self,
@@ -115,10 +116,10 @@ class FlightFacade(fl.FlightServerBase):
         *,
         requires_client: bool = False,
     ) -> None:
-        """Listen at ``address``. ``tls``: with this certificate, and the clients' authorities.
+        """Listen at ``address``. ``tls`` has the certificate and the clients' authorities.
 
         Raises:
-            PortInUse: nothing can listen there at the moment.
+            PortInUse: the address cannot be opened.
         """
         self._here = here
         self._refused = here.host.counts.refused
@@ -140,14 +141,14 @@ class FlightFacade(fl.FlightServerBase):
             }
         try:
             super().__init__(where, middleware=who, **protection)
-        except pa.ArrowException as error:  # it does not say why
+        except pa.ArrowException as error:  # its text has no reason
             raise PortInUse(f"flight_listen: {address}: {error}") from None
 
     def _identity(self, context: fl.ServerCallContext) -> ConnectionIdentity:
-        """Return who makes a call: by its header, or else by the certificate that was shown.
+        """Identify the caller by the call's header, or else by the client's certificate.
 
         Raises:
-            Unauthenticated: neither says so, and callers have to say who they are.
+            Unauthenticated: the call has neither, and authentication is required.
         """
         address = context.peer().removeprefix("ipv4:").removeprefix("ipv6:")
         told = context.get_middleware(_WHO)
@@ -164,19 +165,19 @@ class FlightFacade(fl.FlightServerBase):
 
     @contextmanager
     def _comparing(self, credential: Authenticate) -> Iterator[None]:
-        """Compare one password at once: each call has a thread, and there may be many of them."""
+        """Serialise password checks, because each call has a thread and many may arrive."""
         if credential.password is None:
             yield
             return
         if not self._one_password.acquire(timeout=_PASSWORD_S):
-            raise BrokerBusy("other passwords are being compared", hint="Use a token.")
+            raise BrokerBusy("other passwords are being checked", hint="Use a token.")
         try:
             yield
         finally:
             self._one_password.release()
 
     def _for(self, context: fl.ServerCallContext) -> BrokerContext:
-        """Return the broker as the caller may use it."""
+        """Return the broker's context for the caller."""
         return replace(self._here, caller=self._identity(context).known())
 
     def do_put(
@@ -210,7 +211,7 @@ class FlightFacade(fl.FlightServerBase):
                 finally:
                     stream.end()
                     put.over.wait()
-            del admitted  # it was held until here
+            del admitted  # held until here
             if put.failure is not None:
                 raise put.failure
 
@@ -227,7 +228,7 @@ class FlightFacade(fl.FlightServerBase):
             except (pa.ArrowException, OSError) as error:
                 raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
             if chunk.data is None:
-                raise InvalidRequest("a message without a batch")
+                raise InvalidRequest("a message of the stream has no batch")
             envelope = chunk.app_metadata
             header = b"" if envelope is None else envelope.to_pybytes()
             yield AppendFrame(header, chunk.data, chunk.data.nbytes)
@@ -252,7 +253,7 @@ class FlightFacade(fl.FlightServerBase):
         throttle: Throttle,
         cancelled: Callable[[], bool],
     ) -> Iterator[Answer]:
-        """Yield the answers until the call is refused; ``admitted`` is held meanwhile."""
+        """Yield the answers until the call is refused. Hold ``admitted`` until the end."""
         with (
             self._activity.call(),
             translated("fetch", self._refused),
@@ -275,7 +276,7 @@ class FlightFacade(fl.FlightServerBase):
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
         with self._activity.call(), translated("exchange", self._refused):
-            raise Unsupported("there is no DoExchange: DoPut appends, DoGet reads")
+            raise Unsupported("DoExchange is not supported; append with DoPut and read with DoGet")
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> Iterator[fl.Result]:
         with self._activity.call(), translated(f"action {action.type}", self._refused):
@@ -315,7 +316,7 @@ class FlightFacade(fl.FlightServerBase):
         return fl.SchemaResult(self.get_flight_info(context, descriptor).schema)
 
     def _info(self, here: BrokerContext, asked: ReadTopic) -> fl.FlightInfo:
-        """Return what is asked for as one endpoint for each partition, at its leader."""
+        """Return the requested topic or partition, with an endpoint per partition at its leader."""
         hosted = here.host.topic(asked.topic, asked.topic_id)
         topic, path = hosted.topic, [asked.topic]
         numbers: Iterable[int] = range(topic.partitions)
@@ -323,7 +324,7 @@ class FlightFacade(fl.FlightServerBase):
             hosted.check_number(asked.partition)
             path, numbers = [*path, str(asked.partition)], [asked.partition]
         fetches = [asked.fetch(each) for each in numbers]
-        # A bad filter is refused now.
+        # This refuses a bad filter now.
         _, projection, _ = bound(self._here.host, fetches[0].ranges[0])
         places = [Joined(topic.name, topic.id, each) for each in numbers]
         bounds = self._here.transactions.run(read_bounds(places))
@@ -339,7 +340,7 @@ class FlightFacade(fl.FlightServerBase):
         )
 
     def _locations(self, topic: Topic, number: int) -> list[str]:
-        """Return where the partition's leader serves Flight; nowhere if it does not."""
+        """Return the Flight location of the partition's leader, if it serves Flight."""
         host = self._here.host
         record = host.record(topic, number)
         leader = None if record is None else record.leader
@@ -352,14 +353,14 @@ class FlightFacade(fl.FlightServerBase):
 
 
 class _Who(fl.ServerMiddleware):
-    """What a call's header says about who makes it."""
+    """The credential in a call's header."""
 
     def __init__(self, credential: Authenticate) -> None:
         self.credential = credential
 
 
 class _WhoFactory(fl.ServerMiddlewareFactory):
-    """Reads the header ``authorization`` of each call: a bearer token, or a user and a password."""
+    """A reader of each call's ``authorization`` header: a bearer token, or user and password."""
 
     def __init__(self, *, asks: bool) -> None:
         self._asks = asks
@@ -380,13 +381,13 @@ def _credential(header: str) -> Authenticate:
         try:
             user, _, password = b64decode(value.strip(), validate=True).decode().partition(":")
         except (ValueError, UnicodeDecodeError):
-            raise InvalidRequest("the header authorization has no valid base64") from None
+            raise InvalidRequest("the authorization header is not valid base64") from None
         return Authenticate(user=user, password=password)
-    raise InvalidRequest("the header authorization is `Bearer TOKEN`, or `Basic` with base64")
+    raise InvalidRequest("the authorization header must be `Bearer TOKEN` or `Basic BASE64`")
 
 
 class _Refusal:
-    """The error that ends a call which was admitted, once there is one."""
+    """The error that ends an admitted call, once it is refused."""
 
     def __init__(self) -> None:
         self._error: IsologError | None = None
@@ -403,7 +404,7 @@ class _Refusal:
 
 
 class _Put:
-    """The client of a DoPut. Its own thread writes the answers, since each may have to wait."""
+    """The client of a DoPut. A separate thread writes the answers, because a write may block."""
 
     def __init__(
         self,
@@ -417,11 +418,11 @@ class _Put:
         self._is_gone = False
         self._opening = opening
         self._throttle = throttle
-        self._mark = throttle.charge(0)  # what was charged before
+        self._mark = throttle.charge(0)  # earlier charges
         self._answers: SimpleQueue[bytes | None] = SimpleQueue()
         self._is_full = False
         self.go = Event()
-        """Set when there is work to do for the thread that reads."""
+        """Set when the reading thread has work to do."""
         self.over = Event()
         self.failure: IsologError | None = None
         self.stream = ServedAppends(
@@ -439,11 +440,11 @@ class _Put:
         return not self._is_full
 
     def grant_credit(self, size: int, /) -> None:
-        """Charge the quota; gRPC gives credit by itself."""
+        """Charge the quota. gRPC has its own flow control."""
         self._mark = self._throttle.charge(size)
 
     def pause(self, cancelled: Callable[[], bool]) -> None:
-        """Sleep for as long as the quota says."""
+        """Sleep for the time that the quota requires."""
         _pause(self._throttle, self._mark, self._has_failed, cancelled)
 
     def _has_failed(self) -> bool:
@@ -455,7 +456,7 @@ class _Put:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Write answers meanwhile, and those that are left at the end."""
+        """Write answers during the context, and the remaining ones at its end."""
         thread = Thread(target=self._run, name="isolog-answers", daemon=True)
         thread.start()
         try:
@@ -469,7 +470,7 @@ class _Put:
             if not self._is_gone:
                 try:
                     self._write(answer)
-                except Exception:  # the client is gone
+                except Exception:  # the client has disconnected
                     self._is_gone = True
                     self.stream.leave()
             if self._is_full:
@@ -477,28 +478,28 @@ class _Put:
 
 
 def target_of(descriptor: fl.FlightDescriptor) -> tuple[AppendTo, int | None]:
-    """Return what a descriptor names, and the partition if it names one.
+    """Return the target of a descriptor, and its partition if it names one.
 
-    It is an AppendTo message as its command, or the path [topic(, partition)].
+    A descriptor has an AppendTo message as its command, or the path [topic(, partition)].
     """
     if descriptor.descriptor_type == fl.DescriptorType.PATH:
         path = [part.decode("utf-8", "replace") for part in descriptor.path]
         if not 1 <= len(path) <= 2 or not path[0]:
-            raise InvalidRequest(f"a path is [topic] or [topic, partition], not {path}")
+            raise InvalidRequest(f"a path must be [topic] or [topic, partition], not {path}")
         number = _partition_of(path[1]) if len(path) == 2 else None
         return AppendTo(topic=path[0][:255]), number
     return AppendTo.from_bytes(descriptor.command), None
 
 
 def _pause(throttle: Throttle, mark: int, *is_over: Callable[[], bool]) -> None:
-    """Sleep until the quota's mark is paid, or the call is over by any of these."""
+    """Sleep until the quota permits the bytes up to ``mark``, or any of ``is_over`` is true."""
     while (left_s := throttle.seconds_left(mark)) > 0 and not any(each() for each in is_over):
         time.sleep(min(left_s, LOOK_S))
 
 
 def _partition_of(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise InvalidRequest(f"{text[:40]!r} is not the number of a partition")
+        raise InvalidRequest(f"{text[:40]!r} is not a partition number")
     if len(text) > 9:
         raise UnknownPartition(f"no topic has a partition {text[:40]}")
     return int(text)
@@ -511,7 +512,7 @@ def _records(found: Bounds | IsologError) -> int:
 
 
 def to_flight(error: IsologError) -> fl.FlightError:
-    """Convert an error to the Flight error that any Flight client understands."""
+    """Convert an error to a Flight error, which any Flight client can read."""
     value = error.to_wire()
     if len(json_bytes(value)) > ERROR_BYTES_MAX:
         value["details"] = _short_ones(error.details)
@@ -525,10 +526,11 @@ def to_flight(error: IsologError) -> fl.FlightError:
 
 
 def _status_of(error: IsologError) -> Any:
-    """Return the class of Flight's errors that gives the error its gRPC status.
+    """Return the Flight error class with the gRPC status of an error.
 
-    Only Flight's own errors have room for our JSON object. None of them means NOT_FOUND or
-    INVALID_ARGUMENT; exceptions that do are sent with the broker's traceback, without the object.
+    Only Flight's own errors can have our JSON object. Flight has no errors for NOT_FOUND and
+    INVALID_ARGUMENT. Python exceptions with these statuses would be sent with the broker's
+    traceback and without the object.
     """
     match error:
         case Unauthenticated():
@@ -546,7 +548,7 @@ def _shorter(text: str) -> str:
 
 
 def _short_ones(details: dict[str, Any]) -> dict[str, Any]:
-    """Return those details that take little room, such as numbers and names."""
+    """Return the short details, such as numbers and names."""
     return {
         name: value
         for name, value in details.items()

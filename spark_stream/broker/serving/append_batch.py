@@ -1,12 +1,12 @@
-"""One batch, from a stream to its acknowledgement.
+"""One batch, from its stream to its acknowledgement.
 
-A batch's time begins when it is read. When the time is over, a batch that is not in the log is
-refused and may be sent again. If it is in the log, and not as safe as it asked to be, its outcome
-is unknown.
+A batch's timeout starts when the batch is read. After the timeout, a batch that is not in the log
+is refused and may be retried. A batch that is in the log without its acknowledgement has an unknown
+outcome.
 
-A batch is taken by a method call. Only two things read or write the metadata store, and are
-scripts: the join of a partition before its first batch of a transaction, and the reason for the
-refusal of a batch of a transaction that has ended.
+A batch is appended by method calls. Only two steps read or write the metadata store and are
+scripts: the join of a partition before its first batch of a transaction, and the lookup of the
+reason why a batch of an ended transaction is refused.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class StreamFacts(Struct, frozen=True):
 
 
 class Tried(Enum):
-    """The state of an attempt to append a batch."""
+    """The result of an attempt to append a batch."""
 
     READY = "ready"
     """The partition can take the batch."""
     UNJOINED = "unjoined"
-    """The partition has to join the batch's transaction before that."""
+    """The partition must first join the batch's transaction."""
     HELD = "held"
-    """Others hold the partition."""
+    """Another thread holds the partition's lock."""
     REFUSED = "refused"
-    """The partition refused the batch because of its transaction, whose record has the reason."""
+    """The partition refused the batch for a reason that its transaction's record has."""
     PENDING = "pending"
     """The batch is in the log, and its acknowledgement is pending."""
     ANSWERED = "answered"
@@ -78,7 +78,7 @@ class Tried(Enum):
 
 
 class Append:
-    """One batch that a client has sent."""
+    """The append of one batch."""
 
     def __init__(
         self,
@@ -101,33 +101,33 @@ class Append:
         self._refusal: IsologError | None = None
         self.partition = envelope.partition
         self.answer = b""
-        """The answer for the client. Empty: there is none yet."""
+        """The answer for the client, or empty."""
 
     @property
     def size(self) -> int:
-        """How much memory it holds, in bytes."""
+        """The memory that it holds, in bytes."""
         return 0 if self._batch is None else int(self._batch.nbytes)
 
     @property
     def pending(self) -> Acknowledgement | None:
-        """What it waits for, once it is in the log and not as safe as it asked to be."""
+        """The pending acknowledgement of a batch that is in the log, or None."""
         return None if self._taken is None else self._taken.pending
 
     @property
     def is_cold(self) -> bool:
-        """Whether its partition has to make files before it; several do that at the same time."""
+        """Whether its partition must create its files first. Partitions do that in parallel."""
         found = self._hosted.replicas.get(self.partition)
         return isinstance(found, Partition) and found.is_empty
 
     @property
     def held(self) -> Partition:
-        """The partition of the last attempt, which others held."""
+        """The partition of the last attempt, whose lock another thread held."""
         assert self._target is not None
         return self._target
 
     @property
     def to_join(self) -> tuple[Partition, Stamp] | None:
-        """The partition that has to join its transaction before it, and its stamp; else None."""
+        """The partition that must join its transaction first, with its stamp, or None."""
         stamp = self._transactional
         if stamp is None:
             return None
@@ -141,11 +141,11 @@ class Append:
         )
 
     def take_woken(self) -> tuple[WakeUp, ...]:
-        """Return the reads to wake after the answer; a second call returns none."""
+        """Remove and return the callbacks of the reads to wake after the answer."""
         return () if self._taken is None else self._taken.take_woken()
 
     def prepare(self) -> Tried:
-        """Inspect and encode the batch for its partition, or answer why not. Never raise."""
+        """Inspect and encode the batch for its partition, or answer with an error. Never raise."""
         if self._seconds_left() <= 0:  # the batch was queued for too long
             return self._refuse(self._late())
         try:
@@ -162,9 +162,9 @@ class Append:
         return Tried.UNJOINED
 
     def take(self) -> Tried:
-        """Append and acknowledge a batch that is READY, or answer why not. Never raise.
+        """Append and acknowledge a READY batch, or answer with an error. Never raise.
 
-        Others' appends are short, so the attempt waits for them briefly.
+        The attempt waits briefly for the lock, because most appends of other threads are short.
         """
         target, candidate = self._target, self._candidate
         assert target is not None
@@ -190,7 +190,7 @@ class Append:
     def join(self) -> Script[Tried]:
         """Join the partition to the batch's transaction, after :attr:`Tried.UNJOINED`.
 
-        Return READY, HELD or, if the transaction takes no batch of this producer, ANSWERED.
+        Return READY, HELD or, if the transaction refuses the producer, ANSWERED.
         """
         target, stamp = self._target, self._transactional
         assert target is not None
@@ -212,9 +212,9 @@ class Append:
             return self._fail(error)
 
     def finish(self) -> None:
-        """Answer a batch whose acknowledgement is settled, or whose time is over."""
+        """Answer a batch whose acknowledgement is settled, or whose timeout has passed."""
         target, taken = self._target, self._taken
-        assert target is not None  # even if it leads no more, it has the batch's outcome
+        assert target is not None  # it has the outcome even if it no longer leads
         assert taken is not None
         try:
             target.appends.await_acknowledgement(taken, 0)
@@ -224,7 +224,7 @@ class Append:
             self._acknowledge(taken.appended, int(target.leader_epoch))
 
     def _fail(self, error: Exception) -> Tried:
-        """Answer with the error of an attempt."""
+        """Answer a failed attempt with its error."""
         if isinstance(error, IsologError):
             return self._refuse(self._outcome(error))
         if isinstance(error, pa.ArrowMemoryError):
@@ -234,16 +234,16 @@ class Append:
         return self._refuse(InternalError(f"the append to {where} failed; it may be in the log"))
 
     def _outcome(self, error: IsologError) -> IsologError:
-        """Return the error that the client gets.
+        """Return the error for the client.
 
-        It is UnknownOutcome for a batch without a stamp that is in the log: if it is sent again,
-        nobody can tell that it is a duplicate.
+        It is UnknownOutcome for a batch without a stamp that is in the log, because a retry of such
+        a batch would not be recognised as a duplicate.
         """
         taken = self._taken
         if taken is None or self._stamp is not None or not isinstance(error, NotLeader):
             return error
         name = self._hosted.topic.name
-        why = f"may not be in the next leader's: {error.message}"
+        why = f"perhaps not in the next leader's: {error.message}"
         return unknown_outcome(taken.appended, name, self.partition, why)
 
     def _patience_s(self) -> float:
@@ -255,8 +255,8 @@ class Append:
     def _late(self) -> IsologError:
         timeout_ms = self._stream.request.timeout_ms
         return RequestTimeout(
-            f"{self._hosted.topic.name}/{self.partition}: the batch was not appended: the partition"
-            f" was held by others for {timeout_ms} ms",
+            f"{self._hosted.topic.name}/{self.partition}: the batch was not appended, because other"
+            f" requests held the partition for {timeout_ms} ms",
             topic=self._hosted.topic.name,
             partition=self.partition,
         )
@@ -304,7 +304,7 @@ class Append:
 
 
 def joins_of(batches: Iterable[Append]) -> list[tuple[Stamp, list[Partition]]]:
-    """Return which partitions have to join which transactions before these batches."""
+    """Return the partitions that must join before these batches, grouped by their stamps."""
     groups: dict[tuple[int, int, int], tuple[Stamp, list[Partition]]] = {}
     for partition, stamp in filter(None, (each.to_join for each in batches)):
         key = (stamp.transaction, stamp.producer_id, stamp.epoch)

@@ -1,35 +1,36 @@
 """The rules of one stream of appends: no thread, lock, clock or socket.
 
-The shell (``append_stream``) hands in frames, and the results of the work on each batch; it sends
-:attr:`AppendStreamCore.outbox`. A frame becomes a batch when its turn comes:
+The shell (``append_stream``) passes in frames and the results of the work on each batch, and sends
+:attr:`AppendStreamCore.outbox`. A frame becomes a batch in its turn:
 
 ==========  ============================================  =================================
-batch       what may happen                               next state
+batch       event                                         next state
 ==========  ============================================  =================================
 trying      appended or refused                           answered
 trying      in the log, not replicated yet                waiting
-trying      its partition is held, has no files yet, has  queued, at the end of its
-            to join a transaction, or has a queue         partition's queue
-queued      as the first of its queue: as *trying*; held  answered, waiting, or still queued
-waiting     settled, or its time is over (``settle``)     answered
+trying      its partition is held, has no files yet,      queued, at the end of its
+            must join a transaction, or has a queue       partition's queue
+queued      as the first of its queue: as *trying*, held  answered, waiting, or still queued
+waiting     settled, or its timeout passed (``settle``)   answered
 ==========  ============================================  =================================
 
 Invariants:
 
-* *Order.* The batches of a partition are tried in the order in which they came, by one thread at a
-  time: frames are taken one after the other, and while a partition has a queue, none of its batches
-  overtakes the queue. The partitions do not wait for each other.
-* *Answers* of a partition are sent in that order too, whichever is ready first. A client expects
-  them in this order: it takes an early answer for one to a batch that it has given up.
+* *Order.* The batches of a partition are tried in the order of their arrival, by one thread at a
+  time. Frames are taken one after the other, and no batch overtakes its partition's queue.
+  Partitions do not wait for each other.
+* *Answers.* The answers of a partition are sent in the same order, even if a later one is ready
+  first. A client depends on this order: it would match an early answer to a batch that it has given
+  up.
 * Each batch is answered once.
-* *Bounds.* Beyond ``QUEUED_BYTES_MAX`` of queued batches, or ``UNANSWERED_MAX`` batches without an
-  answer sent, no frame is taken; so its client gets no credit.
-* A queue whose partition is held is tried again when the partition is released, or when the time of
-  its first batch is over, whichever comes first. Until then it costs no thread.
-* Partitions that have to join a transaction do so together: while one group is put on record, the
+* *Backpressure.* Above ``QUEUED_BYTES_MAX`` of queued batches, or ``UNANSWERED_MAX`` batches whose
+  answers are not sent, no frame is taken, so the client receives no credit.
+* A queue whose partition is held is tried again when the partition is released or the timeout of
+  its first batch passes. Until then it uses no thread.
+* Partitions that must join a transaction do so in groups: while one group is being recorded, the
   next one gathers.
-* The stream is over when the client sends no more and all answers are sent. After a failure no
-  frame is taken, and what was taken before is answered.
+* The stream ends when the client sends no more and all answers are sent. After a failure no frame
+  is taken, and the batches that were taken are answered.
 """
 
 from __future__ import annotations
@@ -47,76 +48,76 @@ F = TypeVar("F")
 W = TypeVar("W")
 
 QUEUED_BYTES_MAX: Final = 64 << 20
-"""The bound of one stream; a batch that is larger is queued alone."""
+"""The limit of one stream. A larger batch is queued alone."""
 UNANSWERED_MAX: Final = 4096
-_LINGERING_MAX: Final = 64  # how many outdated deadlines are not worth looking for
+_LINGERING_MAX: Final = 64  # outdated deadlines that are not worth a cleanup
 
 
 class BatchPlace(Struct, Generic[W], eq=False):
-    """A batch's place in its stream. ``work``: the shell's."""
+    """A batch's place in its stream. ``work`` belongs to the shell."""
 
     partition: int
     work: W
     deadline: float
     size: int = 0
     is_waiting: bool = False
-    has_deadline: bool = False  # among those that are watched
+    has_deadline: bool = False  # whether it is in the heap of deadlines
     answer: bytes | None = None
 
 
 class _Queue(Struct, Generic[W]):
     places: deque[BatchPlace[W]] = field(default_factory=deque)
-    wait: int | None = None  # the number of the present wait for a held partition
+    wait: int | None = None  # the number of the current wait for a held partition
 
 
 class AppendStreamCore(Generic[F, W]):
-    """One stream. ``F``: frames, ``W``: what the shell knows of a batch."""
+    """One stream of appends. ``F`` is the type of frames, ``W`` of the shell's batches."""
 
     def __init__(self) -> None:
         self.outbox: deque[bytes] = deque()
-        """Answers to be sent, in their order; then call :meth:`on_sent`."""
+        """Answers to send, in order, each followed by a call of :meth:`on_sent`."""
         self.failure: IsologError | None = None
-        """Why the stream ends before its time."""
+        """The error with which the stream ends early, or None."""
         self._frames: deque[F] = deque()
-        self._is_taking = True  # at first the stream is opened
+        self._is_taking = True  # for the opening of the stream
         self._has_ended = False
         self._unanswered = 0
         self._answers: dict[int, deque[BatchPlace[W]]] = {}
         self._queues: dict[int, _Queue[W]] = {}
         self._queued_bytes = 0
         self._waits = itertools.count()
-        self._joining: list[BatchPlace[W]] = []  # those that wait for the next group
+        self._joining: list[BatchPlace[W]] = []  # the next group
         self._is_joining = False
-        self._deadlines: list[tuple[float, int, BatchPlace[W]]] = []  # a heap; outdated ones linger
-        self._watched = 0  # how many of them are not outdated
+        self._deadlines: list[tuple[float, int, BatchPlace[W]]] = []  # a heap
+        self._watched = 0  # the number of entries in it that are not outdated
 
     # -- frames ----------------------------------------------------------------------------------
 
     def receive(self, frame: F) -> None:
-        """Take a frame; ignore it after a failure."""
+        """Queue a frame, or ignore it after a failure."""
         if self.failure is None:
             self._frames.append(frame)
 
     def end(self) -> None:
-        """Note that no frame comes any more."""
+        """Record that the client sends no more frames."""
         self._has_ended = True
 
     def fail(self, error: IsologError) -> None:
-        """End the stream with an error, once what was taken is answered."""
+        """End the stream with an error, after the answers of the batches that were taken."""
         if self.failure is None:
             self.failure = error
         self._has_ended = True
         self._frames.clear()
 
     def begin_taking(self) -> bool:
-        """Return whether to call :meth:`next_frame` now: frames wait, and no thread takes them."""
+        """Begin to take frames. Return False if there are none, or another thread takes them."""
         if self._is_taking or not self._frames or not self._has_room:
             return False
         self._is_taking = True
         return True
 
     def next_frame(self) -> F | None:
-        """Return the next frame; None ends the taking."""
+        """Return the next frame. None: this thread must take no more."""
         if self._frames and self._has_room:
             return self._frames.popleft()
         self._is_taking = False
@@ -128,27 +129,27 @@ class AppendStreamCore(Generic[F, W]):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all work of the stream is done."""
         is_busy = self._is_taking or self._frames or self._unanswered or self._queues
         return self._has_ended and not is_busy and not self._is_joining
 
     # -- batches ---------------------------------------------------------------------------------
 
     def add(self, partition: int, work: W, deadline: float) -> BatchPlace[W]:
-        """Give the batch of the frame that was taken last its place."""
+        """Add the batch of the frame that was taken last. Return its place."""
         place = BatchPlace(partition, work, deadline)
         self._unanswered += 1
         self._answers.setdefault(partition, deque()).append(place)
         return place
 
     def has_queue(self, partition: int) -> bool:
-        """Return whether batches of the partition are queued; the one being tried counts."""
+        """Return whether batches of the partition are queued, with the one that is being tried."""
         return partition in self._queues
 
     def queue(self, place: BatchPlace[W], size: int) -> bool:
-        """Queue a batch that holds ``size`` bytes; return whether it is the first of its queue.
+        """Queue a batch of ``size`` bytes. Return whether it is the first of its queue.
 
-        The first one is to be worked off, or has to :meth:`join`.
+        The caller must try the first one, or :meth:`join` its partition.
         """
         place.size = size
         self._queued_bytes += size
@@ -163,7 +164,7 @@ class AppendStreamCore(Generic[F, W]):
         return self._queues[partition].places[0]
 
     def through(self, place: BatchPlace[W]) -> BatchPlace[W] | None:
-        """Remove the first of a queue, which was tried; return the next one, or None."""
+        """Remove the first batch of a queue after its attempt. Return the next one, or None."""
         places = self._queues[place.partition].places
         places.popleft()
         self._queued_bytes -= place.size
@@ -173,14 +174,14 @@ class AppendStreamCore(Generic[F, W]):
         return None
 
     def hold(self, place: BatchPlace[W]) -> int:
-        """Note that the partition of the first of a queue is held; return the wait's number."""
+        """Record a wait of the queue's first batch for its partition. Return the wait's number."""
         queue = self._queues[place.partition]
         queue.wait = wait = next(self._waits)
         self._watch(place)
         return wait
 
     def resume(self, partition: int, wait: int) -> bool:
-        """End this wait for a held partition; return False if it had ended before."""
+        """End this wait for a held partition. Return False if it has already ended."""
         queue = self._queues.get(partition)
         if queue is None or queue.wait != wait:
             return False
@@ -191,7 +192,7 @@ class AppendStreamCore(Generic[F, W]):
     # -- joining ---------------------------------------------------------------------------------
 
     def join(self, place: BatchPlace[W]) -> bool:
-        """Let the first of a queue join with the next group; return whether to begin with it."""
+        """Add the first batch of a queue to the next group. Return whether to start that group."""
         self._joining.append(place)
         if self._is_joining:
             return False
@@ -199,7 +200,7 @@ class AppendStreamCore(Generic[F, W]):
         return True
 
     def next_group(self) -> list[BatchPlace[W]]:
-        """Return the batches whose partitions join together now; empty if none are left."""
+        """Remove and return the next group of batches, whose partitions join together."""
         group, self._joining = self._joining, []
         self._is_joining = bool(group)
         return group
@@ -207,12 +208,12 @@ class AppendStreamCore(Generic[F, W]):
     # -- waiting to be replicated ------------------------------------------------------------------
 
     def wait(self, place: BatchPlace[W]) -> None:
-        """Note that a batch is in the log, and waits until it is as safe as it asked to be."""
+        """Record that a batch is in the log and waits for its acknowledgement."""
         place.is_waiting = True
         self._watch(place)
 
     def settle(self, place: BatchPlace[W]) -> bool:
-        """End the batch's wait, to answer it; return False if the wait had ended before."""
+        """End the batch's wait, to answer it. Return False if the wait has already ended."""
         if not place.is_waiting:
             return False
         place.is_waiting = False
@@ -220,7 +221,7 @@ class AppendStreamCore(Generic[F, W]):
         return True
 
     def next_deadline(self) -> float | None:
-        """Return the next deadline; None if nothing waits."""
+        """Return the earliest deadline. None: no batch waits."""
         heap = self._deadlines
         while heap and not self._is_watched(heap[0][2]):
             heapq.heappop(heap)[2].has_deadline = False
@@ -235,9 +236,9 @@ class AppendStreamCore(Generic[F, W]):
         return heap[0][0] if heap else None
 
     def late(self, now: float) -> list[BatchPlace[W]]:
-        """Return the batches whose time is over; their waits have ended.
+        """End the waits of the batches whose timeouts have passed. Return these batches.
 
-        One that is the first of a queue is to be worked off, any other one answered.
+        The caller must try the batches that are the first of a queue, and answer the others.
         """
         found: list[BatchPlace[W]] = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
@@ -265,17 +266,17 @@ class AppendStreamCore(Generic[F, W]):
     # -- answers ---------------------------------------------------------------------------------
 
     def answer(self, place: BatchPlace[W], message: bytes) -> None:
-        """Take a batch's answer; what is next in its partition's order is to be sent."""
+        """Record a batch's answer, and move the answers that are next in order to the outbox."""
         place.answer = message
         places = self._answers[place.partition]
         while places and (first := places[0].answer) is not None:
             places.popleft()
             self.outbox.append(first)
         if not places:
-            del self._answers[place.partition]  # a client may name any number of partitions
+            del self._answers[place.partition]  # a client may use any number of partitions
 
     def on_sent(self, count: int = 1) -> None:
-        """Note that so many of the outbox were sent, or that there is no client to send them to."""
+        """Remove answers from the outbox that were sent, or whose client has disconnected."""
         for _ in range(count):
             self.outbox.popleft()
         self._unanswered -= count

@@ -1,9 +1,9 @@
-"""A stream of batches to one topic, each acknowledged by itself (``append_core`` has the rules).
+"""A stream of batches to one topic, each with its acknowledgement (``append_core`` has the rules).
 
-It has no thread. Its frames come on the loop's thread. A pool for appends takes one after the
-other: it decodes a frame, appends its batch if nothing has to be waited for, and sends the
-acknowledgement. A batch that waits to be replicated is acknowledged by the thread on which the
-follower's report arrives: no send waits for a client.
+It has no thread. Its frames arrive on the loop's thread. A pool for appends takes one after the
+other: it decodes a frame, appends its batch if no wait is needed, and sends the acknowledgement. A
+batch that waits for its replication is acknowledged by the thread that handles the follower's
+report. No send blocks on a client.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ logger = logger_of(__name__)
 
 _TAKES_WORK: Final = TakesWork()
 _TURN_BATCHES: Final = 64
-"""What a stream appends before others have their turn."""
+"""The batches of one stream in a row, before other streams use the thread."""
 
 
 class AppendFrame(Struct, frozen=True):
-    """A batch with its envelope, as received. ``size``: what it costs of the stream's credit."""
+    """A received batch with its envelope. ``size`` is its share of the stream's credit."""
 
     envelope: Bytes
     batch: Bytes | pa.RecordBatch
@@ -50,24 +50,24 @@ class AppendFrame(Struct, frozen=True):
 
 
 class AppendClient(Protocol):
-    """The client's end of a stream. Nothing here waits for it."""
+    """The client's end of a stream. No method blocks on the client."""
 
     def send(self, header: Bytes, /, *, end: bool = False) -> bool:
-        """Send an answer, or the end; return False if the client takes none now."""
+        """Send an answer, or the end. Return False if there is no credit for it."""
 
     def grant_credit(self, size: int, /) -> None:
-        """Let the client send so many bytes more."""
+        """Grant the client credit for more bytes."""
 
     def fail(self, error: IsologError, /) -> None:
         """End the stream with an error."""
 
 
 Opening: TypeAlias = Callable[[], tuple[AppendTo, pa.Schema]]
-"""Returns what the client asked for, and the schema of its batches."""
+"""Returns the client's request, and the schema of its batches."""
 
 
 class AppendStreams(Struct, frozen=True):
-    """What all streams of appends of a broker share."""
+    """The shared context of a broker's streams of appends."""
 
     host: Host
     transactions: TransactionCoordinator
@@ -79,10 +79,10 @@ class AppendStreams(Struct, frozen=True):
 
 
 class ServedAppends:
-    """One stream. ``over`` is called once, when nothing is left of it.
+    """One stream of appends. ``over`` is called once, at its end.
 
-    ``partition``: of a batch without an envelope. ``start`` lets a thread call :meth:`work`; the
-    pool does it unless that is given.
+    ``partition`` is the partition of batches without an envelope. ``start`` makes another thread
+    call :meth:`work`. By default a thread of the pool does it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ServedAppends:
         self._facts: StreamFacts
         self._hosted: HostedTopic
         self._schema: pa.Schema
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._core: AppendStreamCore[AppendFrame, Append] = AppendStreamCore()
         self._is_gone = False  # the client
         self._is_over = False
@@ -112,45 +112,45 @@ class ServedAppends:
 
     @property
     def failure(self) -> IsologError | None:
-        """Why the stream ends before its time; None if nothing does."""
+        """The error with which the stream ends early, or None."""
         return self._core.failure
 
     # -- from the client, on any one thread --------------------------------------------------------
 
     def take(self, frame: AppendFrame) -> None:
-        """Take a frame; its batch is appended in its turn."""
+        """Queue a frame. Its batch is appended in its turn."""
         with self._lock:
             self._core.receive(frame)
             self._go_on()
 
     def end(self) -> None:
-        """Note that the client sends no more."""
+        """Record that the client sends no more frames."""
         with self._lock:
             self._core.end()
             self._go_on()
 
     def leave(self) -> None:
-        """Note that the client is gone. What it had sent is appended."""
+        """Record that the client has disconnected. The batches that it has sent are appended."""
         with self._lock:
             self._is_gone = True
             self._core.end()
             self._go_on()
 
     def refuse(self, error: IsologError) -> None:
-        """Take no more, and end with this error."""
+        """Refuse further frames, and end the stream with this error."""
         with self._lock:
             self._core.fail(error)
             self._go_on()
 
     def take_credit(self) -> None:
-        """Note that the client takes answers again."""
+        """Resume sending answers, because the client has granted credit."""
         with self._lock:
             self._go_on()
 
     # -- with the lock -----------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Send what there is to send, take what there is room for, and end if all is done."""
+        """Send answers, take frames within the limits, and end the stream if all is done."""
         core = self._core
         if core.outbox:
             self._send_answers()
@@ -166,11 +166,11 @@ class ServedAppends:
                 elif not self._is_gone:
                     self._client.send(b"", end=True)
             except Exception:
-                logger.debug("the client was gone", exc_info=True)
+                logger.debug("the client has disconnected", exc_info=True)
             self._over()
 
     def _start(self) -> None:
-        """Have a thread call :meth:`work`."""
+        """Make a thread call :meth:`work`."""
         if self._start_elsewhere is None:
             self._streams.pool.submit(self.work)
         else:
@@ -197,7 +197,7 @@ class ServedAppends:
         self._timer = self._streams.loop.call_later(pause_s, self._end_late)
 
     def _end_late(self) -> None:
-        """Answer batches whose time is over; on the loop's thread."""
+        """Answer batches whose timeouts have passed, on the loop's thread."""
         submit = self._streams.pool.submit
         with self._lock:
             self._timer = self._timer_at = None
@@ -219,7 +219,7 @@ class ServedAppends:
                 with self._lock:
                     frame = self._core.next_frame()
                     if frame is None:
-                        self._go_on()  # a frame may have come by now, or this was the last
+                        self._go_on()  # a frame may have arrived, or this was the last one
                         return
                 if frame.size:
                     self._client.grant_credit(frame.size)
@@ -236,17 +236,18 @@ class ServedAppends:
             self._start()
 
     def _open(self) -> None:
-        """Look at what the stream is for.
+        """Check the request of the stream.
 
         Raises:
-            UnknownTopic, SchemaMismatch, InvalidRequest: for the stream as a whole.
+            UnknownTopic, SchemaMismatch, InvalidRequest: the stream is refused as a whole.
         """
         streams = self._streams
         request, self._schema = self._opening()
         check_texts(self._schema)
         if request.isolation not in PRODUCER_LEVELS:
             raise InvalidRequest(
-                f"a producer's isolation is {' | '.join(PRODUCER_LEVELS)}, not {request.isolation}"
+                f"the isolation of a producer must be {' | '.join(PRODUCER_LEVELS)}, not"
+                f" {request.isolation}"
             )
         self._hosted = streams.host.topic(request.topic, request.topic_id)
         _check_fits(streams.host, self._hosted, self._schema)
@@ -258,10 +259,10 @@ class ServedAppends:
         )
 
     def _begin(self, frame: AppendFrame) -> BatchPlace[Append]:
-        """Decode a frame; return its batch, in its place.
+        """Decode a frame. Return the place of its batch.
 
         Raises:
-            IsologError: the frame makes no sense, or the topic is gone; the stream ends.
+            IsologError: the frame is invalid, or the topic was deleted. The stream ends.
         """
         if frame.envelope:
             envelope = Envelope.from_bytes(bytes(frame.envelope))
@@ -269,7 +270,7 @@ class ServedAppends:
             envelope = Envelope(partition=self._partition)
         else:
             raise InvalidRequest(
-                "which partition? Name it in the path, or in a batch's app_metadata"
+                "a batch has no partition; name it in the path, or in the batch's app_metadata"
             )
         batch = frame.batch
         if not isinstance(batch, pa.RecordBatch):
@@ -281,15 +282,16 @@ class ServedAppends:
                 except (pa.ArrowException, OSError, EOFError, ValueError) as error:
                     raise InvalidRequest(f"the stream is not valid Arrow IPC: {error}") from None
         topic = self._hosted.topic
-        self._hosted = self._streams.host.topic(topic.name, topic.id)  # it may have been altered
+        # The topic may have been altered.
+        self._hosted = self._streams.host.topic(topic.name, topic.id)
         append = Append(self._facts, self._hosted, envelope, batch)
         with self._lock:
             return self._core.add(envelope.partition, append, append.deadline)
 
     def _try(self, place: BatchPlace[Append]) -> None:
-        """Append a batch, unless something has to be waited for: then it is queued.
+        """Append a batch, or queue it if it must wait.
 
-        Cold partitions have queues too: each waits for the disk by itself.
+        Cold partitions have queues too, so that each waits for the disk separately.
         """
         append = place.work
         with self._lock:
@@ -307,9 +309,9 @@ class ServedAppends:
                 submit(self._join_all)
 
     def _is_through(self, place: BatchPlace[Append]) -> bool:
-        """Try to append a batch; return False if others hold its partition."""
+        """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
-        with _TAKES_WORK:  # the frames for the followers
+        with _TAKES_WORK:  # to send the frames for followers afterwards
             tried = append.prepare()
             if tried is Tried.UNJOINED:
                 tried = run(append.join())
@@ -328,7 +330,7 @@ class ServedAppends:
         return tried is not Tried.HELD
 
     def _work_off(self, partition: int) -> None:
-        """Append the batches of a queue, until it is empty or others hold the partition."""
+        """Append the batches of a queue, until it is empty or its partition is held."""
         with self._lock:
             place: BatchPlace[Append] | None = self._core.first(partition)
         while place is not None:
@@ -343,7 +345,7 @@ class ServedAppends:
                 self._go_on()
 
     def _join_all(self) -> None:
-        """Let group after group join; append what can be appended then, and queue the rest."""
+        """Join group after group. Append their batches, or queue them if that fails."""
         while True:
             with self._lock:
                 group = self._core.next_group()
@@ -363,7 +365,7 @@ class ServedAppends:
     def _join(self, batches: Sequence[Append]) -> None:
         """Join the partitions of these batches to their transactions. Never raise.
 
-        If a partition has not joined after that, the append of its batch reports the reason.
+        If a partition could not join, the append of its batch reports the reason.
         """
         for stamp, partitions in joins_of(batches):
             try:
@@ -372,11 +374,13 @@ class ServedAppends:
                 pass
             except Exception:
                 logger.exception(
-                    "%d partitions join transaction %d", len(partitions), stamp.transaction
+                    "joining %d partitions to transaction %d failed",
+                    len(partitions),
+                    stamp.transaction,
                 )
 
     def _finish(self, place: BatchPlace[Append]) -> None:
-        """Answer a batch that is settled, or whose time is over. Never wait."""
+        """Answer a batch that is settled, or whose timeout has passed. Never block."""
         place.work.finish()
         self._answer(place)
 
@@ -400,10 +404,13 @@ class ServedAppends:
 
 
 def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:
-    """Check that a stream's schema is the topic's or may become that; raise SchemaMismatch.
+    """Check that a stream's schema is the topic's, or can be evolved to it.
 
-    A client that writes in an earlier schema of the topic goes on; so does one that learnt of a
-    newer schema before this broker did.
+    A client may write with an earlier schema of the topic, or with a newer one that this broker has
+    not read yet.
+
+    Raises:
+        SchemaMismatch: the schema does not fit.
     """
     if _misfit(hosted.topic, schema) is not None:
         host.refresh()
@@ -416,6 +423,6 @@ def _misfit(topic: Topic, schema: pa.Schema) -> SchemaMismatch | None:
     wrong = mismatch(topic.schema, schema)
     if wrong is None or not topic.earlier:
         return wrong
-    # For columns that take no nulls, each batch is inspected, whatever its schema says.
+    # Batches are inspected for nulls in required columns, so nullability is ignored here.
     taken = pa.schema([each.with_nullable(True) for each in topic.schema])
     return None if evolves(schema, taken) else wrong

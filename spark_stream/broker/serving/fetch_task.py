@@ -1,17 +1,17 @@
-"""A fetch that costs no thread while it waits: for records, or for its reader.
+"""A fetch that uses no thread while it waits for records or for its reader.
 
-A task runs on a pool until it has to wait, and is submitted again by what it waits for: an append
-that moves the bound beyond its position, credit on its stream, its deadline, or the end of its
-stream. Each wait has a number, so that only the first of these counts. Before it sends a frame it
-pauses for as long as its principal's quota says; nothing but a timer ends that.
+A task runs on a pool until it must wait. The end of the wait submits it again: an append that moves
+the bound beyond its position, credit on its stream, its deadline, or the end of its stream. Each
+wait has a number, so that only the first of these events has an effect. Before it sends a frame,
+the task pauses for the time that its principal's quota requires. Only a timer ends that pause.
 
 ======================  ==========================================  ==========================
-state                   what ends it                                then
+state                   event                                       next state
 ======================  ==========================================  ==========================
-queued or running       it has to wait, or is over                  waiting, or over
-waiting for records     append, deadline, the stream is over        queued
-waiting for credit      credit, the stream is over                  queued
-pausing for its quota   time; it looks again twice a second         queued
+queued or running       it must wait, or is done                    waiting, or ended
+waiting for records     append, deadline, end of the stream         queued
+waiting for credit      credit, end of the stream                   queued
+pausing for its quota   timer, twice a second                       queued
 ======================  ==========================================  ==========================
 """
 
@@ -42,14 +42,14 @@ from spark_stream.transport.streams import Stream, StreamEvent, error_bytes
 logger = logger_of(__name__)
 
 WAITING_MAX: Final = 10_000
-"""Fetches of a broker that wait at once; one beyond them gets an empty answer and asks again."""
+"""The waiting fetches of a broker. One more receives an empty answer, and its reader retries."""
 _APART_BYTES_MIN: Final = 256 << 10
-"""Batches from this size on are sent from where their columns lie, without a copy."""
+"""Batches of at least this size are sent directly from their columns' buffers, without a copy."""
 _CHECK_S: Final = 1.0
 _TURN_BYTES: Final = 8 << 20
-"""What a fetch sends before others have their turn."""
+"""The bytes that a fetch sends in a row, before other fetches use the thread."""
 _HELD_BYTES_MAX: Final = 64 << 10
-"""Small frames wait for each other up to this size: each write costs more than they do."""
+"""Small frames are gathered up to this size, because each write costs more than they do."""
 
 
 def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
@@ -59,9 +59,9 @@ def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
 
 
 def answers_in_time(answers: Answers, clock: Clock, check: Callable[[], None]) -> Iterator[Answer]:
-    """Yield the answers of a fetch; the caller's thread sleeps where it has to wait.
+    """Yield the answers of a fetch. The caller's thread sleeps during waits.
 
-    ``check`` is called now and then meanwhile; what it raises ends the fetch.
+    ``check`` is called regularly during waits. If it raises, the fetch ends with its error.
     """
     reply: bool | None = None
     while True:
@@ -94,7 +94,7 @@ def _is_in_time(wait: AwaitRecords, clock: Clock, check: Callable[[], None]) -> 
 
 
 class FetchTasks:
-    """What the fetches of a broker share."""
+    """The shared context of a broker's fetches."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class FetchTasks:
         turn_bytes: int = _TURN_BYTES,
         refused: NamedCounts | None = None,
     ) -> None:
-        """``woken``: for fetches whose wait for records is over; hundreds may be woken at once.
+        """``woken`` is the pool for fetches that records have woken, perhaps hundreds together.
 
-        ``turn_bytes``: what a fetch sends before others have their turn. ``refused`` counts the
-        errors that end a fetch.
+        ``turn_bytes``: the bytes that a fetch sends in a row. ``refused`` counts the errors that
+        end a fetch.
         """
         self.turn_bytes = turn_bytes
         self.refused = refused or NamedCounts()
@@ -123,11 +123,11 @@ class FetchTasks:
 
     @property
     def waiting(self) -> int:
-        """How many fetches wait for records."""
+        """The number of fetches that wait for records."""
         return self._waiting
 
     def enter(self) -> bool:
-        """Count one more that waits; return False if there are too many."""
+        """Count one more waiting fetch. Return False if there are too many."""
         with self._lock:
             if self._waiting >= WAITING_MAX:
                 return False
@@ -135,15 +135,15 @@ class FetchTasks:
             return True
 
     def leave(self) -> None:
-        """Count one fewer."""
+        """Count one waiting fetch fewer."""
         with self._lock:
             self._waiting -= 1
 
 
 class FetchTask:
-    """Sends the answers of one fetch on its stream. ``call`` is held until it is over.
+    """The sending of one fetch's answers on its stream. ``call`` is held until its end.
 
-    ``throttle``: the quota that it counts for; None: it counts for none.
+    ``throttle`` is the quota to which its bytes are charged. None: no quota.
     """
 
     def __init__(
@@ -160,31 +160,31 @@ class FetchTask:
         self._answers = answers
         self._call = call
         self._throttle = throttle
-        self._mark = 0 if throttle is None else throttle.charge(0)  # what was charged before it
+        self._mark = 0 if throttle is None else throttle.charge(0)  # earlier charges
         self._lock = threading.Lock()
-        self._wait = 0  # the number of the present wait
+        self._wait = 0  # the number of the current wait
         self._is_waiting = False
         self._is_woken = False
         self._has_credit = False
-        self._reply: bool | None = None  # to the generator, when it goes on
+        self._reply: bool | None = None  # for the generator's next step
         self._records: tuple[AwaitRecords, int] | None = None
-        self._timer: tuple[float, Timer] | None = None  # of the deadline of the present wait
+        self._timer: tuple[float, Timer] | None = None  # of the current wait's deadline
         self._unsent: tuple[bytes, Body] | None = (
             b"",
             memoryview(schema.serialize()),
         )
-        self._held = 0  # bytes of answers that wait for more
+        self._held = 0  # bytes of gathered answers
 
     def begin(self) -> None:
-        """Begin to answer, on the caller's thread."""
+        """Start to answer, on the caller's thread."""
         self._call.__enter__()
         self._stream.handle = self._handle
         self._run()
 
-    # -- what it waits for ----------------------------------------------------------------------
+    # -- ends of waits --------------------------------------------------------------------------
 
     def _handle(self, event: StreamEvent) -> None:
-        """Take an event of the stream; on the loop's thread."""
+        """Handle an event of the stream, on the loop's thread."""
         if isinstance(event, Received):
             return
         with self._lock:
@@ -196,7 +196,7 @@ class FetchTask:
         self._submit()
 
     def _wake(self, wait: int) -> None:
-        """End the wait for records of this number, unless something else did."""
+        """End the wait for records of this number, unless it has ended."""
         with self._lock:
             if self._wait != wait:
                 return
@@ -207,7 +207,7 @@ class FetchTask:
         self._tasks.woken.submit(self._run)
 
     def _expire(self) -> None:
-        """End the present wait: its time is over; on the loop's thread."""
+        """End the current wait at its deadline, on the loop's thread."""
         self._timer = None
         self._wake(self._wait)
 
@@ -242,7 +242,7 @@ class FetchTask:
         self._call.__exit__(None, None, None)
 
     def _advance(self) -> bool:
-        """Go on until something has to be waited for; return True at the end."""
+        """Run until the task must wait. Return True at the end of the fetch."""
         if self._records is not None:
             wait = self._records[0]
             if not self._is_satisfied() and not self._await(wait):
@@ -275,7 +275,7 @@ class FetchTask:
         return True
 
     def _is_pausing(self) -> bool:
-        """Return whether the quota makes the task wait now; it goes on by itself."""
+        """Pause if the quota requires it. Return whether the task pauses."""
         left_s = 0.0 if self._throttle is None else self._throttle.seconds_left(self._mark)
         if left_s <= 0:
             return False
@@ -287,14 +287,14 @@ class FetchTask:
         self._tasks.pool.submit(self._run)
 
     def _send(self, header: bytes, body: Body) -> bool:
-        """Send a frame; return False if the task waits for credit now."""
+        """Send a frame. Return False if the task now waits for credit."""
         held = self._held + len(header) + nbytes_of(body)
         more = held <= _HELD_BYTES_MAX
         while True:
             with self._lock:
                 self._has_credit = False
             if self._stream.send(header, body, more=more):
-                self._held = held if more and header else 0  # the schema is in no hurry
+                self._held = held if more and header else 0  # the schema alone need not be flushed
                 return True
             self._flush()
             with self._lock:
@@ -303,13 +303,13 @@ class FetchTask:
                     return False
 
     def _flush(self) -> None:
-        """Send the frames that wait for more, if there is an answer among them."""
+        """Send the gathered frames, if an answer is among them."""
         if self._held:
             self._held = 0
             self._stream.flush()
 
     def _await(self, wait: AwaitRecords) -> bool:
-        """Begin to wait for records; return False if the task waits now, else set the reply."""
+        """Start to wait for records. Return False if the task now waits, else set the reply."""
         while True:
             left = wait.deadline - self._tasks.clock.monotonic()
             if left <= 0 or not self._tasks.enter():
@@ -328,13 +328,13 @@ class FetchTask:
                 self._tasks.leave()
                 self._reply = True
                 return True
-            timer = self._timer  # which the loop may take away at any time
+            timer = self._timer  # the loop may clear it at any time
             if timer is None or timer[0] != wait.deadline:
                 self._cancel_timer()
                 self._timer = wait.deadline, self._tasks.loop.call_later(left, self._expire)
             with self._lock:
                 self._records = wait, place
-                # The wait may have ended before the task began to wait.
+                # The wait may have ended before this point.
                 self._is_waiting = not self._is_woken and self._stream.over is None
                 if self._is_waiting:
                     return False
@@ -342,7 +342,7 @@ class FetchTask:
                 return True
 
     def _is_satisfied(self) -> bool:
-        """End the present wait and set the reply; return False if it has to be begun anew."""
+        """End the current wait and set the reply. Return False if another wait is needed."""
         assert self._records is not None
         (wait, place), self._records = self._records, None
         wait.partition.stop_waiting(place)

@@ -1,8 +1,8 @@
-"""What answers a fetch: of each range the visible records, then the next offset to read from.
+"""The answers of a fetch: the visible records of each range, then the next offset to read from.
 
-Decides and reads the log, and neither sends nor waits: it yields answers and instructions to wait,
-which :mod:`spark_stream.broker.serving.fetch_task` carries out. A range of a few records costs its
-reader a call, whatever is in it, so one call may ask for many ranges.
+This module decides and reads the log. It neither sends nor blocks: it yields answers and
+instructions to wait, which :mod:`spark_stream.broker.serving.fetch_task` carries out. Even a range
+of a few records costs its reader a call, so one call may request many ranges.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.stream_messages import ChunkFacts, EndFacts, FailureFacts, Fetch, FetchRange
 
 FOLLOW_S: Final = 60.0
-"""For how long a fetch that follows waits for the next record before it ends."""
+"""The longest wait of a following fetch for its next record, in seconds."""
 
 
 Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
-"""Records, or the IPC messages that they are stored as, in parts; and their facts."""
+"""Records, or their stored IPC messages in parts, with their facts."""
 
 
 class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
-    The reply is whether that is so; False if ``deadline`` came first, or too many fetches wait.
-    ``near``: also at a follower.
+    The reply is True then, and False after ``deadline`` or if too many fetches wait. With ``near``,
+    a follower answers too.
     """
 
     partition: Partition
@@ -82,7 +82,7 @@ Answers = Generator[Answer | AwaitRecords, bool, None]
 
 
 class Projection(Struct, frozen=True):
-    """The columns of an answer: those stored, and those that the leader makes (``_offset`` …)."""
+    """The columns of an answer: stored ones, and those that the leader computes (``_offset`` …)."""
 
     schema: pa.Schema
     stored: tuple[str, ...] | None
@@ -100,9 +100,13 @@ class Projection(Struct, frozen=True):
 def projection_of(
     hosted: HostedTopic, columns: list[str] | None, *, encoded: bool = False
 ) -> Projection:
-    """Return the projection. SchemaMismatch names a column that the topic lacks.
+    """Return the projection on these columns (None: all).
 
-    ``encoded``: where all columns of the topic are asked for, they come in the topic's order.
+    ``encoded``: if all columns of the topic are requested, they are in the topic's order.
+
+    Raises:
+        SchemaMismatch: the topic does not have a column.
+        InvalidRequest: a column occurs twice.
     """
     schema = hosted.topic.schema.remove_metadata()
     if columns is None:
@@ -120,7 +124,7 @@ def projection_of(
                 column=name,
             )
     if len({field.name for field in fields}) != len(fields):
-        raise InvalidRequest("a column is asked for twice")
+        raise InvalidRequest("duplicate column in the projection")
     stored = tuple(field.name for field in fields if field.name in schema.names)
     if encoded and len(fields) == len(stored) == len(schema):
         return Projection(schema, None)
@@ -145,7 +149,7 @@ def bound(
     """Return the topic, with the request's columns and filter bound to its schema.
 
     Raises:
-        UnknownTopic: there is no such topic, or another one has its name by now.
+        UnknownTopic: the topic does not exist, or another topic has taken its name.
         SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`projection_of` and
             :func:`row_filter_of`, even after this broker's view was refreshed.
     """
@@ -154,7 +158,7 @@ def bound(
         projection = projection_of(hosted, request.columns, encoded=encoded)
         return hosted, projection, row_filter_of(hosted, request)
     except (SchemaMismatch, InvalidFilter):
-        host.refresh()  # its schema may have been altered a moment ago, by another broker
+        host.refresh()  # another broker may have just altered its schema
         known, hosted = hosted, host.topic(request.topic, request.topic_id)
         if hosted.topic.schema.equals(known.topic.schema):
             raise
@@ -163,7 +167,7 @@ def bound(
 
 
 class RangeStream:
-    """One fetch: checked when it is made, then an iterator of answers."""
+    """The fetch of one range: checked at its construction, then an iterator of answers."""
 
     def __init__(
         self,
@@ -176,7 +180,7 @@ class RangeStream:
         *,
         encoded: bool = False,
     ) -> None:
-        """Take a range of a fetch; ``number``: its place among several, None if it is alone."""
+        """Check a range. ``number`` is its index among several, or None if it is the only one."""
         hosted, self._projection, self._rows = bound(host, request, encoded=encoded)
         self._host = host
         self._number = number
@@ -190,7 +194,7 @@ class RangeStream:
         self._wait_s = request.wait_ms / 1000 or FOLLOW_S
         self._until = clock.monotonic() + self._wait_s
         self._partition.check_leader_epoch(request.leader_epoch)
-        self._epoch = int(self._partition.leader_epoch)  # of all that the stream tells
+        self._epoch = int(self._partition.leader_epoch)  # of all facts that the stream sends
         self._derived = self._partition.core.derived
         self._position = self._start()
         self._lineage = self._partition.lineage(self._position)
@@ -201,11 +205,11 @@ class RangeStream:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of every batch that the stream gives."""
+        """The schema of all batches of the stream."""
         return self._projection.schema
 
     def _replica(self, hosted: HostedTopic) -> Partition:
-        """Return who answers: the leader, or with ``near`` a follower."""
+        """Return the replica that answers: the leader, or with ``near`` a follower."""
         found = hosted.replicas.get(self._request.partition) if self._request.near else None
         return found if isinstance(found, Partition) else hosted.partition(self._request.partition)
 
@@ -221,9 +225,10 @@ class RangeStream:
         return upper_bound(bounds, isolation)
 
     def _check_lineages(self) -> None:
-        """Raise DataLoss if the records before the start, or the end, were cut off since.
+        """Check that the records before the start and the end have not been truncated.
 
-        The error's ``left`` is where to go on.
+        Raises:
+            DataLoss: they have. The error's ``left`` is the offset to continue from.
         """
         request = self._request
         for offset, lineage in (
@@ -235,8 +240,8 @@ class RangeStream:
             left = lost_above(offset, lineage, int(self._partition.surviving(lineage)))
             if left is not None:
                 raise DataLoss(
-                    f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were cut"
-                    f" off since they were seen, in leader epoch {lineage[-1][0]}: the present"
+                    f"{request.topic}/{request.partition}: offsets {left} to {offset - 1} were"
+                    f" truncated after they were seen in leader epoch {lineage[-1][0]}; the current"
                     " leader does not have them",
                     topic=request.topic,
                     partition=request.partition,
@@ -244,10 +249,10 @@ class RangeStream:
                 )
 
     def _visible(self) -> VisibleRange:
-        """Return the range that can be read now, from the present position on.
+        """Return the range that can be read now, from the current position on.
 
         Raises:
-            OffsetOutOfRange, OffsetEvicted: naming the offset asked for and the nearest there is.
+            OffsetOutOfRange, OffsetEvicted: with the requested offset and the nearest valid one.
         """
         request = self._request
         self._partition.check_answers(near=request.near)
@@ -272,16 +277,16 @@ class RangeStream:
         return found
 
     def _check_unchanged(self) -> None:
-        """Check that what was read and told before still holds.
+        """Check that the answers so far are still valid.
 
         Raises:
             LeaderEpochFenced: another leader's epoch has begun.
-            EntriesGone: the log of a follower was cut back.
+            EntriesGone: the log of a follower was truncated.
         """
         self._partition.check_leader_epoch(self._epoch)
         if self._partition.core.derived != self._derived:
             raise EntriesGone(
-                f"{self._partition.name}: the log was cut back meanwhile",
+                f"{self._partition.name}: the log was truncated during the fetch",
                 topic=self._request.topic,
                 partition=self._request.partition,
             )
@@ -289,7 +294,7 @@ class RangeStream:
     def _evicted(self, asked: Offset, log_start: Offset) -> OffsetEvicted:
         topic, partition = self._request.topic, self._request.partition
         return OffsetEvicted(
-            f"{topic}/{partition}: offset {asked} is gone; the first left is {log_start}",
+            f"{topic}/{partition}: offset {asked} was evicted; the log starts at {log_start}",
             topic=topic,
             partition=partition,
             asked=int(asked),
@@ -297,10 +302,10 @@ class RangeStream:
         )
 
     def answers(self) -> Answers:
-        """Return batches with their facts; the last one is empty and says where to read on.
+        """Yield batches with their facts, and instructions to wait.
 
-        Between them are instructions to wait. If several ranges are asked for, one that reached its
-        end has no last answer.
+        The last answer is empty and has the next offset to read from. If several ranges are
+        requested, a range that has reached its end has no last answer.
         """
         request = self._request
         left = request.max_records or UNLIMITED
@@ -314,7 +319,7 @@ class RangeStream:
                 told = self._position
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
-            if request.wait_ms:  # the reader asks again, and gets more then
+            if request.wait_ms:  # the reader sends another request for more
                 more = more and self._position == told and self._position >= found.end
                 more = more and self._clock.monotonic() < self._until
         if self._position == begin:
@@ -324,11 +329,11 @@ class RangeStream:
             yield self._last()
 
     def _check_not_short(self) -> None:
-        """Raise a retriable error if a range may be empty only because of the broker that is asked.
+        """Check that an empty range is not empty only because this broker lacks information.
 
-        The range's end may be another leader's bound: an earlier leader's, which this one does not
-        know yet, or that of a later leader of which this one has not heard. If the range seemed to
-        end too early, its reader would miss records.
+        The range's end may be the bound of another leader: of an earlier one, which this leader has
+        not established yet, or of a later one, which has replaced this leader unnoticed. If the
+        range ended too early, its reader would miss records.
 
         Raises:
             LeaderUnavailable: the bound is not known yet.
@@ -336,14 +341,14 @@ class RangeStream:
         """
         request = self._request
         if request.end is None or self._at_end() or request.near:
-            return  # who asked a follower asks the leader next
+            return  # the reader of a follower reads the rest from the leader
         if request.isolation is not Isolation.READ_UNCOMMITTED and not self._bound_known:
             raise self._partition.hw_not_known()
         self._host.refresh()
         self._visible()
 
     def _awaited(self) -> Generator[AwaitRecords, bool, tuple[VisibleRange, bool]]:
-        """Return what can be read, after a wait if need be; and whether to go on."""
+        """Return the visible range, after a wait if necessary, and whether to continue."""
         request = self._request
         found = self._visible()
         if found.count or self._at_end() or not (request.wait_ms or request.follow):
@@ -396,8 +401,7 @@ class RangeStream:
             self._partition.check_alone(error)
             raise
         except (EntriesGone, StorageFailure):
-            # If the segment was evicted meanwhile, that is the better error; the bounds may not
-            # show it yet.
+            # If the segment was evicted, that is the better error. The bounds may not show it yet.
             if self._position < (log_start := self._partition.log.start.offset):
                 raise self._evicted(self._position, log_start) from None
             self._visible()
@@ -406,9 +410,9 @@ class RangeStream:
     def _with_lineages(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Lineage]]:
         """Yield the chunks with their lineages.
 
-        The epoch is checked after each read: rows that were read before it changed are this
-        epoch's. Their place is valid while it lasts, since only a follower cuts files; if this
-        is one, its log must not have been cut meanwhile.
+        The epoch is checked after each read, so the rows belong to this epoch. Their positions in
+        the files are valid as long as the epoch lasts, because only followers truncate files. A
+        follower's log must not have been truncated since the check before.
         """
         for chunk in chunks:
             lineage = self._partition.lineage(chunk.next_offset)
@@ -416,7 +420,7 @@ class RangeStream:
             yield chunk, lineage
 
     def _places(self, chunks: Iterator[Chunk], holder: Holder) -> Iterator[Answer]:
-        """Return where the chunks lie, in the place of their records."""
+        """Yield the positions of the chunks in the files, instead of their records."""
         for group in in_groups(self._with_lineages(chunks)):
             last, self._lineage = group[-1]
             self._position = last.next_offset
@@ -457,10 +461,10 @@ class RangeStream:
 
 
 class FetchStream:
-    """The ranges of one call. An error in one of several ranges ends only that range.
+    """The fetch of one call's ranges. An error in one of several ranges ends only that range.
 
-    ``boot_id``: that of this machine, if readers on it may map the files. ``encoded``: answers may
-    carry stored messages instead of records, and columns in the order of the topic.
+    ``boot_id`` is this machine's boot id if readers on it may map the files. ``encoded``: answers
+    may have stored messages instead of records, and columns in the topic's order.
     """
 
     def __init__(
@@ -473,7 +477,7 @@ class FetchStream:
         *,
         encoded: bool = False,
     ) -> None:
-        """Look at the first range.
+        """Check the first range.
 
         Raises:
             UnknownTopic, SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`bound`.
@@ -495,7 +499,7 @@ class FetchStream:
             self._answers = self._of_several(request.ranges)
 
     def answers(self) -> Answers:
-        """Return the answers of all ranges, in their order; call it once."""
+        """Return the answers of all ranges, in order. Call this once."""
         return _timed(self._answers, self._host.counts.fetches)
 
     def _open(self, asked: FetchRange, number: int | None = None) -> RangeStream:
@@ -517,7 +521,8 @@ class FetchStream:
                 stream = self._open(asked, number)
                 if not stream.schema.equals(self.schema):
                     raise InvalidRequest(
-                        f"range {number} has other columns than the first: {stream.schema.names}"
+                        f"all ranges of a fetch must have the same columns; range {number} has"
+                        f" {stream.schema.names}"
                     )
                 yield from stream.answers()
             except IsologError as error:
@@ -527,7 +532,7 @@ class FetchStream:
 
 
 def _timed(answers: Answers, histogram: Histogram) -> Answers:
-    """Yield the answers, and count how long it took to make them, without any wait."""
+    """Yield the answers, and record the time of their computation, without waits."""
     spent, reply = 0.0, None
     try:
         while True:

@@ -1,8 +1,8 @@
-"""How much memory the batches in a broker may take, whatever arrives.
+"""The memory limit for the batches in a broker.
 
-Flight decodes a batch before anybody can look at it, and a few KiB of compressed data can become
-gigabytes. So the bound is in Arrow's allocator: an allocation that finds no room fails, and with it
-the one call that needed it; all other calls go on.
+A few KiB of compressed data can decode to gigabytes, and Flight decodes a batch before the broker
+can check it. So the limit is in Arrow's allocator: an allocation above it fails, and with it only
+the call that needed it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from spark_stream.loggers import logger_of
 from spark_stream.wire.allocator import allocator_settings
 
 SPARE_BYTES: Final = 192 << 20
-"""Free memory that a broker may keep: less is not worth the work of giving it back."""
+"""Free memory that a broker may keep, because the return of less is not worth the work."""
 
 LOOK_S: Final = 1.0
-"""How often a broker looks for free memory."""
+"""The seconds between two checks for free memory."""
 
 _PRIMER_BYTES: Final = 40 << 20
 
 
 class SpareMemory:
-    """Finds free memory that nobody has needed for a while, and gives it back."""
+    """The free memory of this process, which is returned to the system after a while."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -42,14 +42,11 @@ class SpareMemory:
         self._seen = False
 
     def give_back(self) -> None:
-        """Look for unused memory.
-
-        Return it to the system at the second look in a row that finds much.
-        """
+        """Check for unused memory, and return it at the second check in a row that finds much."""
         facts = self._process.memory_info()
         much = facts.rss - facts.shared - self._pool.bytes_allocated() > SPARE_BYTES
         if much and self._seen:
-            # mimalloc overlooks what other threads freed until this one frees something large.
+            # mimalloc collects memory that other threads freed after this one frees a large block.
             with contextlib.suppress(MemoryError):
                 pa.allocate_buffer(_PRIMER_BYTES)
             release_memory()
@@ -62,9 +59,9 @@ logger = logger_of(__name__)
 
 
 def bound_memory(memory_bytes: int) -> None:
-    """Restart this process, with the same arguments, unless its memory is bounded already.
+    """Restart this process with the same arguments and a memory limit, unless it has the limit.
 
-    To be called before anything is opened or started. The process keeps its id.
+    Call this before any file or thread is opened. The process keeps its id.
     """
     wanted = allocator_settings(memory_bytes)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
@@ -73,14 +70,14 @@ def bound_memory(memory_bytes: int) -> None:
         sys.stderr.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     if pa.default_memory_pool().backend_name != "mimalloc":
-        logger.warning("this pyarrow has no mimalloc: the broker's memory has no bound")
+        logger.warning("this pyarrow has no mimalloc; the broker's memory is not limited")
 
 
 def keep_pandas_out() -> None:
-    """Keep pandas out of this process from now on.
+    """Block the import of pandas in this process.
 
-    pyarrow imports it if it is installed, for conversions that do not need it. That would take half
-    of a broker's memory, and delay the first answer by a third of a second.
+    If pandas is installed, pyarrow imports it for conversions that do not need it. That would take
+    half of a broker's memory and delay the first answer by a third of a second.
     """
     sys.meta_path.insert(0, _NoPandas())
 
@@ -92,21 +89,21 @@ class _NoPandas(MetaPathFinder):
 
 
 def memory_error(memory_bytes: int) -> IsologError:
-    """Return the error of a batch for which there is no memory.
+    """Return the error for a batch without memory.
 
-    BrokerBusy: other batches have much of the memory now; later there is room. BatchTooLarge: the
-    batch needs more than there is.
+    It is BrokerBusy if other batches use much of the memory, so that a later attempt may succeed.
+    Otherwise it is BatchTooLarge.
     """
     taken = pa.total_allocated_bytes()
     if taken > memory_bytes // 4:
         return BrokerBusy(
-            f"the batches under way take {taken} of the {memory_bytes} bytes that the broker"
-            " has for them",
+            f"the batches in process use {taken} of the broker's {memory_bytes} bytes of memory"
+            " for batches",
             memory_bytes=memory_bytes,
         )
     return BatchTooLarge(
-        f"decoded, the batch needs more than the {memory_bytes} bytes that the broker has"
-        " for all batches",
+        f"the decoded batch needs more than the broker's {memory_bytes} bytes of memory for"
+        " batches",
         hint="Send smaller batches, or give the broker more with memory_bytes.",
         memory_bytes=memory_bytes,
     )
@@ -114,7 +111,7 @@ def memory_error(memory_bytes: int) -> IsologError:
 
 @contextmanager
 def memory_errors(memory_bytes: int) -> Iterator[None]:
-    """Turn a lack of memory for a batch into :func:`memory_error`."""
+    """Replace a failed allocation for a batch by :func:`memory_error`."""
     try:
         yield
     except pa.ArrowMemoryError:
@@ -122,8 +119,8 @@ def memory_errors(memory_bytes: int) -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Return unused memory to the system. Takes microseconds if there is little.
+    """Return unused memory to the system. This takes microseconds if there is little.
 
-    To be called every second or so: nobody else does it in a broker that has come to rest.
+    Call this about every second, because an idle broker returns no memory otherwise.
     """
     pa.default_memory_pool().release_unused()

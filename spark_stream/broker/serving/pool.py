@@ -1,15 +1,14 @@
-"""Threads that serve calls, and who uses them.
+"""The threads that serve calls, and the counts of their use.
 
-Threads for short work are few while it is quick, more while some of it is held up.
+A pool has few threads for quick work, and more while some work blocks. Work above the usual number
+of threads is queued, because threads that compete for the interpreter delay each other. A disk or a
+broker that does not answer would block these few threads for ever. So if work is queued and no
+thread has taken any for ``PATIENCE_S``, the pool starts one more thread. (A long queue of quick
+work starts none, because it would not finish sooner.) Idle threads end after a while.
 
-Work beyond the usual number of threads waits its turn, since threads that all want the interpreter
-delay each other. A disk or a broker that does not answer would hold those few for ever. So while
-work waits and none was taken for ``PATIENCE_S``, one more thread is started. (A long queue of quick
-work gets none: it would not be done sooner.) Threads without work end after a while.
-
-A pool may give way to another one: while much work waits here, each of its threads lets the other
-pool go first. A single thread that always wants the interpreter makes an append take four times as
-long, since each system call gives the interpreter away.
+A pool may give way to another one: while it has a long queue, each of its threads lets the other
+pool's work run first. A single thread that constantly needs the interpreter makes an append four
+times slower, because the appending thread yields the interpreter in each system call.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ logger = logger_of(__name__)
 USUAL: Final = 4
 MOST: Final = 256
 PATIENCE_S: Final = 0.02
-_MUCH: Final = 4  # waiting work, above which a pool gives way
+_MUCH: Final = 4  # queued work above which a pool gives way
 _GIVES_WAY_S: Final = 0.001
 _LOOKS_EVERY_S: Final = 0.0001
 IDLE_S: Final = 5.0
 AT_ONCE: Final = 32
-"""Calls of one connection that a pool runs or queues."""
+"""The calls of one connection that a pool runs or queues."""
 
 Ts = TypeVarTuple("Ts")
 Work = tuple[Callable[..., None], tuple[object, ...]]
 
 
 class _LeftWork(threading.local):
-    work: list[Work] | None = None  # what is left to this thread; None if it takes nothing
+    work: list[Work] | None = None  # None outside of a TakesWork context
 
 
 _left = _LeftWork()
 
 
 class TakesWork:
-    """A context in which the thread takes work by :meth:`Pool.submit_after`, to do it at the end.
+    """A context that collects work of :meth:`Pool.submit_after` and runs it at its end.
 
-    Within it, the thread must not wait for that work.
+    Within the context, the thread must not wait for that work.
     """
 
     __slots__ = ()
@@ -67,9 +66,9 @@ class TakesWork:
 
 
 class Pool:
-    """Run work in the order in which it was submitted.
+    """Threads that run work in the order of its submission.
 
-    ``loop``: for timers. ``prior``: the pool to give way to.
+    ``loop`` runs the timers. ``prior`` is the pool to which this one gives way.
     """
 
     def __init__(
@@ -79,23 +78,23 @@ class Pool:
         self._usual = usual
         self._most = most
         self._prior = prior
-        self._lock = threading.Lock()  # guards what follows
-        self._work: deque[Work] = deque()  # what no thread was free for
-        self._taken = 0.0  # when work was taken last, or came while none waited
+        self._lock = threading.Lock()  # guards the fields below
+        self._work: deque[Work] = deque()  # the queue
+        self._taken = 0.0  # when work was last taken, or arrived at an empty queue
         self._threads = 0
-        self._can_start = True  # whether a thread could start, the last time
-        self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the last one last
+        self._can_start = True  # whether the last start of a thread succeeded
+        self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the latest last
         self._looks = False
         self._stopped = False
 
     @property
     def threads(self) -> int:
-        """How many threads there are."""
+        """The number of threads."""
         return self._threads
 
     @property
     def is_idle(self) -> bool:
-        """Whether no thread has work."""
+        """Whether all threads are idle."""
         return len(self._idle) >= self._threads
 
     def submit(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
@@ -105,7 +104,7 @@ class Pool:
             if self._stopped:
                 return False
             if self._idle:
-                self._idle.pop().put(work)  # the thread that was busy last: it is still warm
+                self._idle.pop().put(work)  # the thread that was busy last, whose caches are warm
                 return True
             if not self._work:
                 self._taken = time.monotonic()
@@ -118,9 +117,10 @@ class Pool:
         return True
 
     def submit_after(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
-        """Call this on the caller's thread soon, if that :class:`TakesWork`; else :meth:`submit`.
+        """Call ``function(*args)`` at the end of the caller's :class:`TakesWork` context.
 
-        A change of threads costs more than short work.
+        Outside of such a context, :meth:`submit` it. A change of threads costs more than short
+        work.
         """
         if _left.work is None:
             return self.submit(function, *args)
@@ -128,7 +128,7 @@ class Pool:
         return True
 
     def stop(self) -> None:
-        """Run nothing more; what runs ends by itself."""
+        """Drop the queue and end the threads. Running work is not interrupted."""
         with self._lock:
             self._stopped = True
             self._work.clear()
@@ -136,7 +136,7 @@ class Pool:
                 self._idle.pop().put(None)
 
     def _look(self) -> None:
-        """Start another thread if work waits and all threads are held up; on the loop's thread."""
+        """Start another thread if work is queued and all threads block, on the loop's thread."""
         with self._lock:
             self._looks = bool(self._work) and not self._stopped
             if not self._looks:
@@ -147,12 +147,12 @@ class Pool:
             self._loop.call_later(PATIENCE_S, self._look)
 
     def _start(self) -> None:
-        """Start a thread; if the system allows no more, the work waits for the next look."""
+        """Start a thread. If the system allows no more, the work stays queued."""
         try:
             threading.Thread(target=self._run, name="isolog-work", daemon=True).start()
         except RuntimeError as error:
             if self._can_start:
-                logger.warning("the broker's work waits: %s", error)
+                logger.warning("thread start failed; the broker's work is queued: %s", error)
             self._can_start = False
         else:
             self._threads += 1
@@ -173,7 +173,7 @@ class Pool:
             time.sleep(_LOOKS_EVERY_S)
 
     def _next(self, given: SimpleQueue[Work | None]) -> Work | None:
-        """Return the next work of a thread, which gets it by ``given`` while it is idle."""
+        """Return the next work of a thread. While the thread is idle, ``given`` delivers it."""
         with self._lock:
             if self._work and not self._stopped:
                 self._taken = time.monotonic()
@@ -190,7 +190,7 @@ class Pool:
                     self._idle.remove(given)
                     self._threads -= 1
                     return None
-            work = given.get()  # it came in the last moment
+            work = given.get()  # it arrived at the timeout
         if work is None:
             with self._lock:
                 self._threads -= 1
@@ -202,14 +202,14 @@ def _do(work: Work) -> None:
     try:
         function(*args)
     except Exception:
-        logger.exception("work of the broker failed")
+        logger.exception("work on a pool's thread failed")
 
 
 class FairCalls:
     """The calls of one connection, in the order of their arrival.
 
-    A pool runs work in the order of its arrival. Thousands of open calls of one connection would
-    therefore delay the calls of all others. The rest of such a connection's calls waits here.
+    A pool runs work in the order of its arrival, so thousands of open calls of one connection would
+    delay the calls of all others. This queue holds back the excess calls of a connection.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -236,7 +236,7 @@ class FairCalls:
             self._end()
 
     def _end(self) -> None:
-        """Start the next call in place of one that has ended."""
+        """Start the next call in place of an ended one."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -249,9 +249,9 @@ class FairCalls:
 
 
 class Activity:
-    """Counts calls under way and remembers when the last one ended.
+    """The number of open calls, and the end of the last one.
 
-    An embedded broker ends when nobody has used it for a while.
+    An embedded broker stops after it has been unused for a while.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -262,7 +262,7 @@ class Activity:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Count a call as use for as long as it runs, an open stream included."""
+        """Count a call, or an open stream, as use until its end."""
         with self._lock:
             self._calls += 1
         try:
@@ -274,10 +274,10 @@ class Activity:
 
     @property
     def calls(self) -> int:
-        """How many calls are under way, open streams included."""
+        """The number of open calls and streams."""
         return self._calls
 
     def idle_seconds(self) -> float:
-        """Return for how long nobody has called; 0 while a call is under way."""
+        """Return the seconds since the end of the last call, or 0 during a call."""
         with self._lock:
             return 0.0 if self._calls else self._clock.monotonic() - self._last

@@ -1,23 +1,23 @@
-"""What a broker serves: clients at one door, and the other brokers of its cluster at another.
+"""The service of a broker: one listener for clients, and another for the cluster's brokers.
 
-The methods of the protocol's streams, and what their frames hold:
+The methods of the protocol's streams, and the contents of their frames:
 
-=======  ===============  ========================  ===============================================
-door     method           OPEN (header; body)       then
-=======  ===============  ========================  ===============================================
-clients  ``authenticate`` ; request                 one answer
-clients  ``act``          action; request           one answer
-clients  ``append``       stream's facts; schema    batches (envelope; batch), acknowledgements
-clients  ``fetch``        ; request                 schema, then batches (facts; batch)
-brokers  ``run-steps``    ; request                 one answer
-brokers  ``replicate``    ; request                 what the leader and the follower say
-=======  ===============  ========================  ===============================================
+========  ===============  =======================  ===============================================
+listener  method           OPEN (header, body)      then
+========  ===============  =======================  ===============================================
+clients   ``authenticate`` empty, request           one answer
+clients   ``act``          action, request          one answer
+clients   ``append``       stream's facts, schema   batches (envelope, batch), acknowledgements
+clients   ``fetch``        empty, request           schema, then batches (facts, batch)
+brokers   ``run-steps``    empty, request           one answer
+brokers   ``replicate``    empty, request           messages of the leader and of the follower
+========  ===============  =======================  ===============================================
 
-All of it runs on pools of threads: one for appends, one for fetches that were woken by records, one
+The work runs on pools of threads: one for appends, one for fetches that were woken by records, one
 for steps of the other brokers, and one for the rest. Streams of appends, fetches and followers use
-a thread while they have something to do (``append_stream``, ``fetch_task``,
-``broker.replication.leader_stream``). A stream ends by an answer or a typed error; an unforeseen
-error is logged with its trace.
+a thread only while they have work (``append_stream``, ``fetch_task``,
+``broker.replication.leader_stream``). A stream ends with an answer or a typed error. An unexpected
+error is logged with its traceback.
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ from spark_stream.wire.stream_messages import AppendTo, Fetch
 logger = logger_of(__name__)
 
 _AUTHENTICATE_S: Final = 10.0
-"""Seconds in which a connection must authenticate."""
+"""The seconds within which a connection must authenticate."""
 _COMPARED_AT_ONCE: Final = 2
-"""Passwords: comparing one takes 32 MiB and most of a processor."""
+"""Password checks in parallel. Each takes 32 MiB and most of a processor."""
 _WAITING_MAX: Final = 4
-"""Of one host: passwords, and JWTs for which the issuer is asked. One more is refused at once."""
+"""Pending checks of one host: passwords, and JWTs that need keys. One more is refused."""
 _FEW: Final = 4
-"""How many reads an append wakes itself; if there are more, another thread wakes all."""
+"""The most reads that an append's thread wakes itself. More are woken by another thread."""
 _WOKEN_THREADS: Final = 1
-"""Threads that answer woken fetches: more would delay appends, which need the interpreter too."""
+"""Threads for woken fetches. More would delay appends, which also need the interpreter."""
 
 
 class Serving:
-    """Serves the streams of one broker. ``leading``: None if it has no followers."""
+    """The service of one broker. ``leading`` is None if it has no followers."""
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class Serving:
         leading: LeaderStreams | None = None,
         boot_id: str | None = None,
     ) -> None:
-        """Serve the clients on ``loop``, and the other brokers on ``peer_loop``.
+        """Serve clients on ``loop``, and the other brokers on ``peer_loop``.
 
-        ``boot_id``: that of this machine, if readers on it may map the files.
+        ``boot_id`` is this machine's boot id if readers on it may map the files.
         """
         self.here = here
         self.table = table
@@ -125,11 +125,11 @@ class Serving:
         self.boot_id = boot_id
         self._refused = here.host.counts.refused
         self.pool = Pool(loop)
-        self.steps_pool = Pool(peer_loop)  # elections do not wait for thousands of clients' calls
+        self.steps_pool = Pool(peer_loop)  # so that elections do not wait for the calls of clients
         self.password_pool = Pool(loop, _COMPARED_AT_ONCE, _COMPARED_AT_ONCE)
-        self.keys_pool = Pool(loop, 1, 1)  # asks the issuer of JWTs, which may not answer
-        self.authenticating: Counter[tuple[str, Pool]] = Counter()  # by host; on the loop's thread
-        self.append_pool = Pool(loop)  # appends do not wait for hundreds of fetches to be answered
+        self.keys_pool = Pool(loop, 1, 1)  # for requests to JWT issuers, which may not answer
+        self.authenticating: Counter[tuple[str, Pool]] = Counter()  # of pending checks
+        self.append_pool = Pool(loop)  # so that appends do not wait for fetches
         self.appends = AppendStreams(
             here.host, here.transactions, self.append_pool, self._wake, loop, clock, memory_bytes
         )
@@ -139,24 +139,24 @@ class Serving:
         )
 
     def welcome_client(self, incoming: IncomingConnection) -> Serve:
-        """Return what serves a connection at the clients' door, on the loop's thread."""
+        """Return the function that serves a client's connection on the loop's thread."""
         return ClientConnection(self, incoming).serve
 
     def welcome_peer(self, incoming: IncomingConnection) -> Serve:
-        """Return what serves a connection at the brokers' door, on the peers' loop's thread."""
+        """Return the function that serves a broker's connection on the peers' loop's thread."""
         return PeerConnection(self, incoming).serve
 
     def submit(
         self, act: Serve, opened: StreamOpened, stream: Stream, pool: Pool | FairCalls
     ) -> None:
-        """Call ``act(opened, stream)`` on a thread of the pool; an error ends the stream."""
+        """Call ``act(opened, stream)`` on a thread of the pool. An error ends the stream."""
         if isinstance(pool, FairCalls):
             pool.submit(self._run, self._refuse_stopped, act, opened, stream)
         elif not pool.submit(self._run, act, opened, stream):
             self._refuse_stopped(act, opened, stream)
 
     def _refuse_stopped(self, act: Serve, opened: StreamOpened, stream: Stream) -> None:
-        self.refuse(stream, BrokerStopping("the broker is about to stop"))
+        self.refuse(stream, BrokerStopping("the broker is stopping"))
 
     def refuse(self, stream: Stream, error: IsologError) -> None:
         """End a stream with an error."""
@@ -165,11 +165,11 @@ class Serving:
 
     @property
     def fetches_waiting(self) -> int:
-        """How many fetches wait for records."""
+        """The number of fetches that wait for records."""
         return self.fetches.waiting
 
     def stop(self) -> None:
-        """Serve no more short requests; streams that are under way end by themselves."""
+        """Stop the pools. Open streams end by themselves."""
         self.append_pool.stop()
         self._woken_pool.stop()
         self.password_pool.stop()
@@ -178,7 +178,7 @@ class Serving:
         self.pool.stop()
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
-        """Wake reads; many of them on another thread than that of the append."""
+        """Wake reads. If they are many, another thread than the append's wakes them."""
         if len(woken) <= _FEW or not self._woken_pool.submit(wake_all, woken):
             wake_all(woken)
 
@@ -188,15 +188,15 @@ class Serving:
         except IsologError as error:
             self.refuse(stream, error)
         except (*TRANSPORT_ERRORS, StreamOver):
-            pass  # the client is gone, or gave the stream up
+            pass  # the client has disconnected or cancelled the stream
         except Exception as error:
-            logger.exception("%s", opened.method)
+            logger.exception("unexpected error in method %s", opened.method)
             text = f"{opened.method}: {type(error).__name__}: {error}"
             self.refuse(stream, InternalError(text))
 
 
 class ClientConnection:
-    """A connection at the clients' door; on the loop's thread."""
+    """A client's connection, on the loop's thread."""
 
     def __init__(self, serving: Serving, incoming: IncomingConnection) -> None:
         here, loop = serving.here, serving.loop
@@ -216,7 +216,7 @@ class ClientConnection:
 
     def _end_if_unknown(self) -> None:
         if self._identity.caller is None:
-            text = f"the caller is not known after {_AUTHENTICATE_S:g} s"
+            text = f"the connection was not authenticated within {_AUTHENTICATE_S:g} s"
             self._incoming.refuse("UNAUTHENTICATED", text)
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
@@ -256,14 +256,14 @@ class ClientConnection:
             BlockingStream(stream).send(b"", answer, end=True)
 
     def _fetch(self, opened: StreamOpened, stream: Stream) -> None:
-        """Begin a fetch, which goes on when this returns."""
+        """Start a fetch, which continues after the return."""
         serving, here = self._serving, self._serving.here
         request = Fetch.from_bytes(bytes(opened.body))
         admitted = here.authorizer.admit(
             self._identity, request.needs(), partial(serving.refuse, stream)
         )
         use = ExitStack()
-        use.enter_context(nullcontext(admitted))  # it is held until the fetch is over
+        use.enter_context(nullcontext(admitted))  # held until the end of the fetch
         asked = FetchStream(
             here.host,
             request,
@@ -278,7 +278,7 @@ class ClientConnection:
 
 
 class Authentication:
-    """A request to find out who calls. The loop's thread, which takes it, does not wait for it."""
+    """A request to authenticate a connection. The loop's thread never waits for its check."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class Authentication:
         self._pool = serving.pool
 
     def begin(self, opened: StreamOpened, stream: Stream) -> None:
-        """Answer on a pool; few passwords and JWTs of one host wait for theirs."""
+        """Answer on a pool. Refuse a host that has too many pending checks."""
         serving = self._serving
         if self._asked.password is not None:
             self._pool = serving.password_pool
@@ -307,7 +307,7 @@ class Authentication:
             return
         waiting, key = serving.authenticating, self._key
         if waiting[key] >= _WAITING_MAX:
-            text = f"{_WAITING_MAX} passwords or JWTs from {key[0]} wait to be checked"
+            text = f"{_WAITING_MAX} passwords or JWTs from {key[0]} are already being checked"
             serving.refuse(stream, BrokerBusy(text, hint="Try again in a moment."))
             return
         waiting[key] += 1
@@ -315,7 +315,7 @@ class Authentication:
 
     @property
     def _key(self) -> tuple[str, Pool]:
-        """Where it counts as one that waits: its host, and the pool."""
+        """The key of its count of pending checks: host and pool."""
         return host_of(self._identity.address), self._pool
 
     def _check(self, opened: StreamOpened, stream: Stream) -> None:
@@ -331,7 +331,7 @@ class Authentication:
 
     def _answer(self, opened: StreamOpened, stream: Stream) -> None:
         if stream.over is not None:
-            return  # its client has gone
+            return  # the client has disconnected
         answer = self._serving.here.authorizer.authenticate(self._identity, self._asked).to_bytes()
         self._incoming.trust()
         self._serving.loop.call_soon(self._place.take)
@@ -345,7 +345,10 @@ class Authentication:
 
 
 class ClientAppends:
-    """A client's stream of appends, from its quota's delay to its end; on the loop's thread."""
+    """A client's stream of appends, from the delay by its quota to its end.
+
+    It runs on the loop's thread, except for :meth:`_open`.
+    """
 
     def __init__(
         self,
@@ -359,7 +362,7 @@ class ClientAppends:
         self._opened = opened
         self._stream = stream
         self._identity = identity
-        self._needs: Sequence[Need] | None = None  # once they were looked up
+        self._needs: Sequence[Need] | None = None  # after the first check
         self._use = ExitStack()
         self._use.enter_context(serving.activity.call())
         throttle = Throttle(quotas, caller, Operation.WRITE)
@@ -370,7 +373,7 @@ class ClientAppends:
         )
 
     def begin(self) -> None:
-        """Take the stream's events; start it once its quota allows that."""
+        """Handle the stream's events, and start it when its quota permits."""
         self._stream.handle = self._handle
         if self._opened.end:
             self._appends.end()
@@ -397,34 +400,35 @@ class ClientAppends:
 
     def _start(self) -> None:
         if not self._serving.append_pool.submit(self._appends.work):
-            self._end(BrokerStopping("the broker is about to stop"))
+            self._end(BrokerStopping("the broker is stopping"))
 
     def _end(self, error: IsologError | None) -> None:
         if error is not None:
             self._serving.refuse(self._stream, error)
-        self._appends.refuse(error or InvalidRequest("the client is gone"))  # frees what it holds
+        # Also drops the frames that it has received.
+        self._appends.refuse(error or InvalidRequest("the client has disconnected"))
         self._use.close()
 
     def _open(self) -> tuple[AppendTo, pa.Schema]:
-        """Return what the stream is for, and its schema; on a thread of the pool."""
+        """Return the stream's request and its schema, on a thread of the pool."""
         here = self._serving.here
         request = AppendTo.from_bytes(bytes(self._opened.header))
         schema = received_schema(self._opened.body, "the stream's schema")
         admitted = here.authorizer.admit(self._identity, request.needs(), self._appends.refuse)
-        self._use.enter_context(nullcontext(admitted))  # it is held until the stream is over
+        self._use.enter_context(nullcontext(admitted))  # held until the end of the stream
         if request.transactional_id is not None:
             check_id_owner(replace(here, caller=self._identity.known()), request.transactional_id)
         return request, schema
 
 
 class PeerConnection:
-    """A connection at the brokers' door; on the peers' loop's thread."""
+    """A broker's connection, on the peers' loop's thread."""
 
     def __init__(self, serving: Serving, incoming: IncomingConnection) -> None:
         self._serving = serving
         self._incoming = incoming
         if serving.here.authorizer.requires_authentication:
-            self._trust_broker()  # its first requests may be many
+            self._trust_broker()  # so that its first requests may use the full limits
             serving.peer_loop.call_later(_AUTHENTICATE_S, self._end_if_stranger)
 
     def serve(self, opened: StreamOpened, stream: Stream) -> None:
@@ -438,7 +442,7 @@ class PeerConnection:
             self._serving.submit(self._run_steps, opened, stream, self._serving.steps_pool)
 
     def _trust_broker(self) -> bool:
-        """Trust the connection if it has shown a broker's certificate; return whether it has."""
+        """Trust the connection if it has a broker's certificate. Return whether it has."""
         incoming, brokers = self._incoming, self._serving.here.host.view.now.brokers
         is_one = incoming.is_local or any(name in brokers for name in incoming.names)
         if is_one:
@@ -461,7 +465,7 @@ class PeerConnection:
             BlockingStream(stream).send(b"", answer, end=True)
 
     def _replicate(self, opened: StreamOpened, stream: Stream) -> None:
-        """Serve a follower; its stream has no thread."""
+        """Serve a follower's stream, which has no thread."""
         leading = self._serving.leading
         use = ExitStack()
         use.enter_context(self._serving.activity.call())
@@ -477,7 +481,7 @@ class PeerConnection:
             use.close()
 
     def _note_refusal(self, action: str) -> None:
-        """Write to the audit log that the caller is none of the brokers."""
+        """Write a refused caller to the audit log."""
         names = self._incoming.names
         caller = Caller(names[0], KnownBy.CERTIFICATE) if names else None
         audit = self._serving.here.authorizer.audit
@@ -487,12 +491,12 @@ class PeerConnection:
 def _not_served(method: str) -> InvalidRequest:
     if method in PEER_METHODS:
         return InvalidRequest(
-            f"{method} is a method for brokers only",
+            f"the method {method} is for brokers only",
             hint="Brokers connect to the address of peer_listen, and clients to that of listen.",
         )
     if method in CLIENT_METHODS:
         return InvalidRequest(
-            f"{method} is a method for clients, and this address is for other brokers",
+            f"the method {method} is for clients, and this address is for brokers",
             hint="Connect to the address of listen, not to that of peer_listen.",
         )
     return InvalidRequest(f"there is no method {method!r}")

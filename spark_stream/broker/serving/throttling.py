@@ -1,7 +1,8 @@
-"""How quotas delay clients: the credit of their appends, and connections beyond their number.
+"""Delays of clients by their quotas: credit for appends, and connections above their limit.
 
-What a client has sent before its quota lets it begin is held in memory. Each principal may have so
-much held that its own streams can wait for a long time; beyond that it is refused, and only it.
+The frames of a client whose quota does not permit it to start yet are held in memory. Each
+principal may hold enough for its streams to wait for a long time. Above that limit its streams, and
+no others, are refused.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from spark_stream.transport.streams import Stream, StreamEvent, error_bytes, ign
 
 _PLACE_LOOK_S: Final = 0.1
 _PLACE_LOOKS: Final = 100
-"""How often a connection beyond its principal's quota looks whether another one has ended."""
+"""The checks of a connection above its principal's quota before it is refused."""
 _CREDIT_BYTES_MIN: Final = 256 << 10
-"""Credit that waits for its quota is granted in parts that are no smaller."""
+"""The least part in which delayed credit is granted."""
 _STREAM_BYTES: Final = 64 << 10
-"""What a stream that waits counts for at least: its timer costs something too."""
+"""The least bytes for which a waiting stream is counted, because its timer takes memory too."""
 
 
 Refuse = Callable[[Stream, IsologError], None]
@@ -39,7 +40,7 @@ def fail(stream: Stream, error: IsologError) -> None:
 
 
 class ThrottledAppender:
-    """The client of a stream of appends. Its quota delays its credit, and nothing else."""
+    """The client of a stream of appends. Its quota delays its credit only."""
 
     def __init__(
         self, stream: Stream, throttle: Throttle, loop: Loop, refuse: Refuse = fail
@@ -49,7 +50,7 @@ class ThrottledAppender:
         self._throttle = throttle
         self._loop = loop
         self._lock = threading.Lock()
-        self._unpaid: deque[tuple[int, int]] = deque()  # marks, and credit to grant then
+        self._unpaid: deque[tuple[int, int]] = deque()  # quota marks with credit
         self.send = stream.send
 
     def grant_credit(self, size: int) -> None:
@@ -63,7 +64,7 @@ class ThrottledAppender:
             self._grant_paid()
 
     def _grant_paid(self) -> None:
-        """Grant the credit that is paid for; look again while there is some that is not."""
+        """Grant the credit that the quota permits. Schedule the next check for the rest."""
         size = 0
         with self._lock:
             if self._stream.over is not None or self._stream.has_ended:
@@ -82,19 +83,20 @@ class ThrottledAppender:
 
 
 class StreamCheck(Protocol):
-    """Checks that a stream is allowed; raises an IsologError if not.
+    """A check of a stream's permission, which raises an IsologError.
 
-    ``is_open``: it was allowed until now.
+    ``is_open``: an earlier check has succeeded.
     """
 
     def __call__(self, *, is_open: bool) -> None: ...
 
 
 class DelayedStart:
-    """Starts a stream of appends once what its principal wrote before is paid for.
+    """The delayed start of a stream of appends, until its principal's quota permits it.
 
-    On the loop's thread. A stream that waits is checked again and again: it ends soon after its
-    user, rule or token has gone. Nothing of it has been appended then, and its error says so.
+    It runs on the loop's thread. The permission of a waiting stream is checked repeatedly, so the
+    stream ends soon after its user, rule or token was removed. The error's detail ``at_opening``
+    reports that none of its records were appended.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class DelayedStart:
         start: Callable[[], None],
         end: Callable[[IsologError | None], None],
     ) -> None:
-        """Either ``start`` or ``end`` is called, once; ``end`` with None if the client is gone."""
+        """Prepare to call ``start`` or ``end``, once. ``end(None)`` reports a disconnect."""
         self._quotas = quotas
         self._caller = caller
         self._throttle = throttle
@@ -117,11 +119,11 @@ class DelayedStart:
         self._check = check
         self._start = start
         self._end = end
-        self._mark = throttle.charge(0)  # what was charged before
+        self._mark = throttle.charge(0)  # earlier charges
         self._held: int | None = None  # bytes, while it waits
 
     def begin(self, nbytes: int) -> None:
-        """Start the stream, or let it wait with the bytes that opened it."""
+        """Start the stream, or begin to wait. ``nbytes`` is the size of its opening."""
         if self._seconds_left() <= 0:
             self._start()
             return
@@ -135,18 +137,18 @@ class DelayedStart:
             self._look()
 
     def hold(self, nbytes: int) -> bool:
-        """Count bytes that have come, while the stream waits; return False if that has ended it."""
+        """Count received bytes of a waiting stream. Return False if they have ended it."""
         if self._held is None:
             return True
         if self._quotas.hold(self._caller, nbytes):
             self._held += nbytes
             return True
-        text = f"too much of what {self._caller.principal!r} has sent waits for its quota"
-        self._stop(BrokerBusy(text, hint="Write with fewer streams at once, or try again later."))
+        text = f"{self._caller.principal!r} has sent too much data above its quota"
+        self._stop(BrokerBusy(text, hint="Write with fewer streams in parallel, or retry later."))
         return False
 
     def _look(self) -> None:
-        """Start the stream if it need not wait any more; else look again soon."""
+        """Start the stream if its quota permits it. Otherwise schedule the next check."""
         if self._held is None:
             return
         left_s = self._seconds_left()
@@ -178,10 +180,10 @@ class DelayedStart:
 
 
 class ConnectionPlace:
-    """The place of a client's connection among those of its principal; on the loop's thread.
+    """The place of a client's connection in its principal's quota, on the loop's thread.
 
-    A connection beyond its quota waits for a place: its streams do, with their events. After a
-    while it is ended, so that those that wait are few.
+    The streams of a connection above the quota wait for a place, with their events. After a while
+    the connection is closed, so that few connections wait.
     """
 
     def __init__(
@@ -197,7 +199,7 @@ class ConnectionPlace:
         self._identity = identity
         self._incoming = incoming
         self._refuse_stream = refuse
-        self._caller: Caller | None = None  # who has the place
+        self._caller: Caller | None = None  # the holder of the place
         self._looks_left = _PLACE_LOOKS
         self._has_looked = False
         self._held: list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]] = []
@@ -211,16 +213,16 @@ class ConnectionPlace:
         return self._caller is not None
 
     def take(self) -> None:
-        """Take a place once it is known who calls, or wait for one; later calls do nothing."""
+        """Take a place, or wait for one, after the authentication. Later calls do nothing."""
         is_known = self._identity.caller is not None and not self._is_over
         if is_known and not self._has_looked:
             self._has_looked = True
             self._look()
 
     def hold(self, serve: Callable[[Stream], None], stream: Stream, nbytes: int = 0) -> None:
-        """Serve a stream once there is a place. ``nbytes``: what has opened it."""
+        """Serve a stream once the connection has its place. ``nbytes``: the size of its opening."""
         if self._is_over:
-            return  # it is told with its connection
+            return  # the stream ends with its connection
         events: list[StreamEvent] = []
 
         def keep(event: StreamEvent) -> None:
@@ -232,7 +234,7 @@ class ConnectionPlace:
         self._count(nbytes)
 
     def _count(self, nbytes: int) -> bool:
-        """Count bytes that are held; return False if they are too many: the connection ends."""
+        """Count held bytes. Return False, and close the connection, if they are too many."""
         caller = self._identity.known()
         if self._quotas.hold(caller, nbytes):
             self._held_bytes += nbytes
@@ -259,11 +261,11 @@ class ConnectionPlace:
             self._refuse(caller)
 
     def _refuse(self, caller: Caller) -> None:
-        """End the connection. Its streams get an error that says that nothing was done."""
+        """Close the connection. Its streams end with an error before any effect."""
         error = BrokerBusy(
-            f"{caller.principal!r} has as many connections to this broker as its quota allows:"
-            f" {self._quotas.limit(caller).connections}",
-            hint="Close some, or `isolog quota set` allows more.",
+            f"{caller.principal!r} has reached its quota of"
+            f" {self._quotas.limit(caller).connections} connections to this broker",
+            hint="Close connections, or raise the quota with `isolog quota set`.",
             principal=caller.principal,
         )
         self._is_over = True
@@ -274,7 +276,7 @@ class ConnectionPlace:
     def _release(
         self, caller: Caller
     ) -> list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]]:
-        """Hold nothing any more; return the streams that were held, with their events."""
+        """Remove and return the held streams with their events."""
         self._quotas.release(caller, self._held_bytes)
         held, self._held, self._held_bytes = self._held, [], 0
         return held

@@ -1,4 +1,4 @@
-"""Brokers that serve Flight, and a client of one."""
+"""Brokers that serve Flight, and a Flight client."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.support import BrokerProcess
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that no test may stop or slow down."""
+    """A shared broker, which no test may stop or slow down."""
     with BrokerProcess(tmp_path_factory.mktemp("shared") / "log", conf=SERVED) as found:
         yield found
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker of the test's own."""
+    """A broker for one test."""
     with BrokerProcess(tmp_path / "log", conf=SERVED) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""Random and nearly right bytes to every Flight call: typed errors, and the broker lives on."""
+"""Random and almost valid input for every Flight call. Errors are typed and the broker survives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ bodies = st.one_of(st.binary(max_size=300), nearly_right)
 
 @pytest.fixture(scope="module")
 def steady(shared: BrokerProcess) -> BrokerProcess:
-    """The shared broker, with a topic whose records must outlive all that follows."""
+    """The shared broker, with a topic whose records must survive all other tests."""
     with shared.connect() as log:
         if "kept" not in log.topics():
             log.create_topic("kept", schema=NUMBERS)
@@ -67,7 +67,7 @@ def still_well(broker: BrokerProcess, at_least: int = 100) -> None:
 
 
 def expect_typed(call: Any) -> None:
-    """The call succeeds, or fails with one of our errors."""
+    """Check that the call succeeds, or fails with a typed error."""
     code = "none"
     try:
         call()
@@ -78,7 +78,7 @@ def expect_typed(call: Any) -> None:
 
 @EXAMPLES
 @given(ticket=bodies.filter(lambda body: b'"follow": true' not in body and b"wait_ms" not in body))
-def test_any_ticket(steady: BrokerProcess, ticket: bytes) -> None:
+def test_random_ticket_raises_only_typed_errors(steady: BrokerProcess, ticket: bytes) -> None:
     with flight_client(steady.address) as client:
         expect_typed(lambda: client.do_get(fl.Ticket(ticket), CALL).read_all())
     assert steady.alive
@@ -95,7 +95,9 @@ def test_any_ticket(steady: BrokerProcess, ticket: bytes) -> None:
     ),
     body=bodies,
 )
-def test_any_action(steady: BrokerProcess, name: str, body: bytes) -> None:
+def test_random_action_raises_only_typed_errors(
+    steady: BrokerProcess, name: str, body: bytes
+) -> None:
     with flight_client(steady.address) as client:
         expect_typed(lambda: list(client.do_action(fl.Action(name, body), CALL)))
     assert steady.alive
@@ -103,7 +105,9 @@ def test_any_action(steady: BrokerProcess, name: str, body: bytes) -> None:
 
 @EXAMPLES
 @given(st.one_of(bodies, st.lists(st.text(max_size=20).map(str.encode), max_size=3)))
-def test_any_descriptor(steady: BrokerProcess, what: bytes | list[bytes]) -> None:
+def test_random_descriptor_raises_only_typed_errors(
+    steady: BrokerProcess, what: bytes | list[bytes]
+) -> None:
     descriptor = (
         fl.FlightDescriptor.for_command(what)
         if isinstance(what, bytes)
@@ -111,14 +115,14 @@ def test_any_descriptor(steady: BrokerProcess, what: bytes | list[bytes]) -> Non
     )
     with flight_client(steady.address) as client:
         expect_typed(lambda: client.get_flight_info(descriptor, CALL))
-        # pyarrow's own client drops the extra_info of this call's errors; the text has the code.
+        # pyarrow's client drops the extra_info of this call's errors, but the text has the code.
         with contextlib.suppress(pa.ArrowException):
             client.get_schema(descriptor, CALL)
     assert steady.alive
 
 
 def put(client: fl.FlightClient, batch: pa.RecordBatch, *metadata: bytes, path: tuple = ()) -> list:
-    """Sends a batch with each of these envelopes; the answers that came back."""
+    """Send a batch with each of these envelopes. Return the answers."""
     descriptor = (
         fl.FlightDescriptor.for_path(*path)
         if path
@@ -140,7 +144,7 @@ def put(client: fl.FlightClient, batch: pa.RecordBatch, *metadata: bytes, path: 
 
 @EXAMPLES
 @given(envelope=bodies)
-def test_any_envelope(steady: BrokerProcess, envelope: bytes) -> None:
+def test_random_envelope_raises_only_typed_errors(steady: BrokerProcess, envelope: bytes) -> None:
     with flight_client(steady.address) as client:
         expect_typed(lambda: put(client, numbers(1, 1), envelope))
     assert steady.alive
@@ -157,7 +161,7 @@ def test_any_envelope(steady: BrokerProcess, envelope: bytes) -> None:
     ],
     ids=str,
 )
-def test_another_schema_is_refused_as_a_whole(steady: BrokerProcess, schema: pa.Schema) -> None:
+def test_stream_with_another_schema_is_refused(steady: BrokerProcess, schema: pa.Schema) -> None:
     batch = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)
     with flight_client(steady.address) as client, pytest.raises(fl.FlightError) as caught:
         put(client, batch, b'{"partition": 0}')
@@ -166,7 +170,7 @@ def test_another_schema_is_refused_as_a_whole(steady: BrokerProcess, schema: pa.
 
 
 def corrupted(chance: random.Random) -> pa.RecordBatch:
-    """A batch of strings and lists whose offsets point anywhere."""
+    """Return a batch of strings and lists with random offsets."""
     rows = chance.randrange(1, 5)
 
     def offsets() -> pa.Buffer:
@@ -181,14 +185,14 @@ def corrupted(chance: random.Random) -> pa.RecordBatch:
 
 
 def impossible(chance: random.Random, count: int) -> Iterator[pa.RecordBatch]:
-    """Corrupted batches that pyarrow lets itself be made: those that only a full look finds."""
+    """Yield corrupted batches that only a full validation detects, so that pyarrow builds them."""
     while count:
         with contextlib.suppress(pa.ArrowInvalid):
             yield corrupted(chance)
             count -= 1
 
 
-def test_batches_with_impossible_offsets_are_refused_and_the_broker_lives(
+def test_batches_with_invalid_offsets_are_refused(
     broker: BrokerProcess,
 ) -> None:
     chance = random.Random(20261121)
@@ -210,7 +214,9 @@ def test_batches_with_impossible_offsets_are_refused_and_the_broker_lives(
         table.validate(full=True)
 
 
-def test_a_stream_without_a_batch_and_a_batch_without_a_partition(steady: BrokerProcess) -> None:
+def test_message_without_batch_and_batch_without_partition_are_refused(
+    steady: BrokerProcess,
+) -> None:
     with flight_client(steady.address) as client:
         assert put(client, numbers(0, 1), path=("kept",)) == []
         with pytest.raises(fl.FlightError) as caught:
@@ -220,7 +226,7 @@ def test_a_stream_without_a_batch_and_a_batch_without_a_partition(steady: Broker
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", "x" * 201, "\x00", "ü", "-" * 300])
-def test_a_name_that_is_no_folder_makes_no_topic(steady: BrokerProcess, name: str) -> None:
+def test_topic_name_that_is_no_valid_folder_is_refused(steady: BrokerProcess, name: str) -> None:
     with flight_client(steady.address) as client, pytest.raises(fl.FlightError) as caught:
         act_by_flight(client, "create-topic", json.dumps({"topic": name}).encode())
     assert typed(caught.value).code in ("INVALID_TOPIC", "INVALID_REQUEST")
@@ -242,7 +248,7 @@ def test_a_name_that_is_no_folder_makes_no_topic(steady: BrokerProcess, name: st
         ({"schema_ipc": "%%"}, "INVALID_REQUEST"),
     ],
 )
-def test_a_topic_that_cannot_be_leaves_nothing_behind(
+def test_refused_topic_leaves_no_files(
     steady: BrokerProcess, asked: dict[str, Any], code: str
 ) -> None:
     with flight_client(steady.address) as client:
@@ -254,8 +260,6 @@ def test_a_topic_that_cannot_be_leaves_nothing_behind(
     assert not (steady.directory / "topics" / "half-done").exists()
 
 
-def test_after_all_that_the_records_are_as_they_were(
-    steady: BrokerProcess, log: isolog.Log
-) -> None:
+def test_records_are_unchanged_after_bad_input(steady: BrokerProcess, log: isolog.Log) -> None:
     still_well(steady)
     assert log.status().pid == steady.pid

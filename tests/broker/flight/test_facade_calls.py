@@ -1,4 +1,4 @@
-"""Single calls by Flight: each method, and each kind of wrong call."""
+"""Single Flight calls: each method, and each kind of invalid call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.system.serving.test_calls import NEARLY_RIGHT
 
 @pytest.fixture
 def hundred(log: isolog.Log, topic: str) -> str:
-    """The numbers 0 to 99 in ten batches of partition 0; partition 1 is empty."""
+    """The numbers 0 to 99 in ten batches of partition 0. Partition 1 is empty."""
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     with log.producer() as producer:
         for start in range(0, 100, 10):
@@ -46,7 +46,7 @@ def put(
     envelope: dict[str, Any] | None = None,
     options: fl.FlightCallOptions = CALL,
 ) -> dict[str, Any]:
-    """Sends one batch; its acknowledgement."""
+    """Send one batch. Return its acknowledgement."""
     writer, replies = client.do_put(descriptor, batch.schema, options)
     try:
         if envelope is None:
@@ -63,7 +63,7 @@ def command(**fields: Any) -> fl.FlightDescriptor:
     return fl.FlightDescriptor.for_command(json.dumps(fields).encode())
 
 
-def test_an_exchange_is_refused_as_what_there_is_not(flight, hundred):
+def test_exchange_is_unsupported(flight, hundred):
     def exchange() -> None:
         writer, reader = flight.do_exchange(fl.FlightDescriptor.for_path(hundred), CALL)
         writer.begin(NUMBERS)
@@ -81,7 +81,7 @@ PATHS = [
     (["T", "x"], "INVALID_REQUEST"),
     (["T", "-1"], "INVALID_REQUEST"),
     (["T", "1.0"], "INVALID_REQUEST"),
-    (["T", "\u0663"], "INVALID_REQUEST"),  # a digit, but not of ours
+    (["T", "\u0663"], "INVALID_REQUEST"),  # a digit that is not ASCII
     (["T", "2"], "UNKNOWN_PARTITION"),
     (["T", str(2**31)], "UNKNOWN_PARTITION"),
     (["T", str(2**70)], "UNKNOWN_PARTITION"),
@@ -92,16 +92,16 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("path", "code"), PATHS, ids=[str(path)[:30] for path, _ in PATHS])
-def test_a_path_that_names_nothing(flight, hundred, path, code):
+def test_invalid_path_is_refused(flight, hundred, path, code):
     descriptor = fl.FlightDescriptor.for_path(*[hundred if part == "T" else part for part in path])
     assert code_of(lambda: flight.get_flight_info(descriptor, CALL)) == code
     if path != ["T", "2"]:
         assert code_of(lambda: put(flight, descriptor, numbers(0, 1))) == code
-    else:  # the stream is good, its batch is for nobody
+    else:  # the stream is valid, but its batch has no partition
         assert put(flight, descriptor, numbers(0, 1))["error"]["code"] == code
 
 
-def test_one_stream_serves_all_partitions_and_a_bad_batch_ends_nothing(flight, hundred):
+def test_one_stream_serves_all_partitions_and_survives_a_bad_batch(flight, hundred):
     writer, replies = flight.do_put(command(topic=hundred), NUMBERS, CALL)
     envelopes = [(7, 0), (8, 1), (9, 5), (10, 1), (11, 0)]
     for number, partition in envelopes:
@@ -109,7 +109,7 @@ def test_one_stream_serves_all_partitions_and_a_bad_batch_ends_nothing(flight, h
         writer.write_with_metadata(numbers(0, 2), envelope)
     answers = [json.loads(replies.read().to_pybytes()) for _ in envelopes]
     writer.close()
-    for partition in range(2):  # those of a partition come in their order
+    for partition in range(2):  # the answers of a partition are in order
         numbered = [each["number"] for each in answers if each["partition"] == partition]
         assert numbered == [number for number, where in envelopes if where == partition]
     found = sorted(answers, key=lambda each: each["number"])
@@ -119,7 +119,7 @@ def test_one_stream_serves_all_partitions_and_a_bad_batch_ends_nothing(flight, h
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_client_may_compress_what_it_sends(flight, hundred, compression):
+def test_client_may_compress_batches(flight, hundred, compression):
     options = fl.FlightCallOptions(
         timeout=20, write_options=pa.ipc.IpcWriteOptions(compression=compression)
     )
@@ -129,7 +129,7 @@ def test_a_client_may_compress_what_it_sends(flight, hundred, compression):
     assert read["n"].to_pylist() == list(range(10_000))
 
 
-def test_the_flight_info_of_one_fetch_is_that_fetch(flight, hundred):
+def test_flight_info_of_a_fetch_has_its_ticket(flight, hundred):
     asked = command(topic=hundred, partition=0, start=90, columns=["_offset"])
     info = flight.get_flight_info(asked, CALL)
     assert info.schema.names == ["_offset"]
@@ -140,7 +140,7 @@ def test_the_flight_info_of_one_fetch_is_that_fetch(flight, hundred):
     assert flight.get_flight_info(where, CALL).total_records == 100
 
 
-def test_every_endpoint_says_where_it_is(shared, flight, hundred):
+def test_every_endpoint_has_its_location(shared, flight, hundred):
     info = flight.get_flight_info(fl.FlightDescriptor.for_path(hundred), CALL)
     assert len(info.endpoints) == 2
     for endpoint in info.endpoints:
@@ -150,27 +150,27 @@ def test_every_endpoint_says_where_it_is(shared, flight, hundred):
     assert location.uri.decode() == f"grpc://{act_by_flight(flight, 'status')['flight']}"
 
 
-def test_schemas(flight, log, hundred, topic):
+def test_flight_returns_the_schema_of_a_topic(flight, log, hundred, topic):
     log.create_topic(f"{topic}-default")
     for name, schema in ((hundred, NUMBERS), (f"{topic}-default", DEFAULT_SCHEMA)):
         found = flight.get_schema(fl.FlightDescriptor.for_path(name), CALL).schema
         assert found.equals(schema)
 
 
-def test_listed_actions_are_those_of_the_table(flight):
+def test_listed_actions_are_the_calls(flight):
     found = {each.type: each.description for each in flight.list_actions()}
     assert found == {name: call.signature() for name, call in CALLS.items()}
     assert found["commit-transaction"] == "CommitTransaction → TransactionDescription"
 
 
-def test_steps_of_brokers_are_not_served(flight):
+def test_steps_of_brokers_are_not_actions(flight):
     with pytest.raises(fl.FlightError, match="there is no action 'run-steps'"):
         act_by_flight(flight, RUN_STEPS)
 
 
-def test_every_action_that_is_listed_can_be_called(flight, hundred):
-    """By those that need nothing said, an empty message is answered; by the others refused."""
-    refuses = {"restore-metadata"}  # nothing is missing
+def test_every_listed_action_can_be_called(flight, hundred):
+    """An empty message is answered by the actions without required fields, and else refused."""
+    refuses = {"restore-metadata"}  # no metadata is missing
     for action in flight.list_actions(CALL):
         call = fl.Action(action.type, b"{}")
         fields = msgspec.structs.fields(CALLS[action.type])
@@ -183,17 +183,17 @@ def test_every_action_that_is_listed_can_be_called(flight, hundred):
     )
 
 
-def test_an_error_names_what_it_is_about(flight, hundred):
+def test_error_has_its_details(flight, hundred):
     with pytest.raises(fl.FlightError) as caught:
         list(answers(flight, ticket("nowhere")))
     error = typed(caught.value)
     assert isinstance(error, UnknownTopic)
     assert error.details["topic"] == "nowhere"
-    assert "nowhere" in str(caught.value)  # also for those who only see the text
+    assert "nowhere" in str(caught.value)  # the text alone has it too
 
 
-def test_a_broker_that_appends_and_reads_needs_no_pandas(broker):
-    """pyarrow imports it for some conversions: half of the broker's memory, at the first append."""
+def test_broker_appends_and_reads_without_pandas(broker):
+    """pyarrow imports it for some conversions, which would take half of the broker's memory."""
     with broker.connect() as log, flight_client(broker.address) as client:
         log.create_topic("t")
         log.create_topic("n", schema=NUMBERS)
@@ -213,7 +213,7 @@ def test_a_broker_that_appends_and_reads_needs_no_pandas(broker):
         assert "/pandas/" not in maps
 
 
-def test_any_client_finds_its_way(flight, hundred):
+def test_generic_flight_client_can_read_a_topic(flight, hundred):
     info = flight.get_flight_info(fl.FlightDescriptor.for_path(hundred, "0"))
     assert info.schema.equals(NUMBERS)
     assert info.total_records == 100
@@ -244,7 +244,7 @@ def test_tickets_of_a_broker_have_the_filter(flight, hundred):
     assert flight.do_get(endpoint.ticket, CALL).read_all().to_pydict() == {"n": [5]}
 
 
-def test_thread_of_a_follower_that_goes_away_ends(broker):
+def test_thread_of_a_disconnected_following_reader_ends(broker):
     with broker.connect() as log, flight_client(broker.address) as flight:
         log.create_topic("t", schema=NUMBERS)
         process = psutil.Process(broker.pid)

@@ -1,4 +1,4 @@
-"""Errors as Flight carries them: an error of any length keeps its class and its details."""
+"""Errors in Flight: an error of any length keeps its class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_stream.wire.limits import ERROR_BYTES_MAX
 
 
 @given(st.text(st.characters(codec="utf-8")), st.integers(0, 3), st.integers(1, 4_000))
-def test_an_error_with_too_many_words_is_still_that_error(words, plain, times):
+def test_long_error_keeps_its_class_and_its_short_details(words, plain, times):
     text = "x" * plain + words * times
     error = OffsetEvicted(text, hint=text or "h.", offset=7, listed=text)
     flown = to_flight(error)
@@ -32,8 +32,8 @@ def test_an_error_with_too_many_words_is_still_that_error(words, plain, times):
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\x00"])
-def test_an_error_of_any_length_arrives(letter):
-    """Flight drops what is too long for gRPC's trailers, now and then or always."""
+def test_error_of_any_length_is_received(letter):
+    """Flight drops data that is too long for gRPC's trailers, sometimes or always."""
 
     class Refusing(fl.FlightServerBase):
         def do_action(self, context, action):

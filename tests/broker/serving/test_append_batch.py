@@ -1,4 +1,4 @@
-"""One batch of a stream of appends. Only its transaction's record needs a script."""
+"""One batch of a stream of appends. Only access to its transaction's record needs a script."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMBER, PRODUCER = 1, 2
 
 
 class Setting:
-    """A partition, and the store with an open transaction of the id ``x``."""
+    """A partition, and a store with an open transaction of the transactional id ``x``."""
 
     def __init__(self, directory: Path) -> None:
         log = PartitionLog.open(directory, LogFormat(NUMBERS))
@@ -67,7 +67,7 @@ def stamp(sequence: int) -> Stamp:
 
 
 def try_once(append: Append) -> Tried:
-    """The state after all that needs no script."""
+    """Run the steps that need no script. Return the result."""
     tried = append.prepare()
     return append.take() if tried is Tried.READY else tried
 
@@ -85,7 +85,7 @@ def test_batches_outside_transactions_are_appended_by_one_call(setting):
     assert [offset_of(each) for each in appends] == [0, 3]
 
 
-def test_only_the_first_batch_of_a_transaction_in_a_partition_needs_a_script(setting):
+def test_only_first_batch_of_a_transaction_in_a_partition_needs_a_script(setting):
     stream = setting.open_stream()
     first = setting.new_append(stream, stamp(0))
     assert first.prepare() is Tried.UNJOINED
@@ -98,14 +98,14 @@ def test_only_the_first_batch_of_a_transaction_in_a_partition_needs_a_script(set
     assert setting.brokers.steps == []
 
 
-def test_partitions_that_joined_together_take_their_first_batches_by_one_call(setting):
+def test_partitions_of_a_group_join_append_their_first_batches_without_a_script(setting):
     stream = setting.open_stream()
     setting.run(stream.joins.join_together([setting.partition], stamp(0)))
     assert try_once(setting.new_append(stream, stamp(0))) is Tried.ANSWERED
 
 
-def test_each_stream_proves_that_the_transaction_is_its_own(setting):
-    """The partition joined by another stream's batch, which does not prove the sender of this."""
+def test_each_stream_must_prove_ownership_of_its_transaction(setting):
+    """The join by another stream's batch does not prove the identity of this stream's client."""
     setting.run(setting.open_stream().joins.join_together([setting.partition], stamp(0)))
     other = setting.new_append(setting.open_stream("y"), stamp(0))
     assert try_once(other) is Tried.UNJOINED
@@ -121,7 +121,9 @@ def test_refusal_of_a_batch_of_an_aborted_transaction_has_the_reason_of_its_reco
     stream = setting.open_stream()
     setting.run(stream.joins.join_together([setting.partition], stamp(0)))
     setting.run(change("x", as_judge(lambda found: rules.kill(found, NUMBER))))
-    assert try_once(setting.new_append(stream, stamp(0))) is Tried.ANSWERED  # it is not sealed yet
+    assert (
+        try_once(setting.new_append(stream, stamp(0))) is Tried.ANSWERED
+    )  # the partition is not sealed yet
     later = setting.new_append(stream, stamp(1))
     assert later.prepare() is Tried.READY
     setting.partition.transactions.end(NUMBER, lambda _: False)
@@ -147,7 +149,7 @@ def test_join_of_a_held_partition_opens_no_join(setting):
     assert len(setting.partition.core.joins) == 0
 
 
-def test_batch_that_is_tried_after_its_time_is_refused(setting):
+def test_batch_that_is_tried_after_its_timeout_is_refused(setting):
     append = setting.new_append(setting.open_stream(None))
     setting.clock.move_to(1.5)
     assert try_once(append) is Tried.ANSWERED
@@ -162,7 +164,7 @@ def test_batch_in_a_transaction_needs_a_transactional_id(setting):
     assert "transactional_id" in ack_from_bytes(append.answer).error.message
 
 
-def test_unforeseen_error_of_an_attempt_is_an_answer(setting, monkeypatch):
+def test_unexpected_error_of_an_attempt_is_answered(setting, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("unforeseen")
 

@@ -1,4 +1,4 @@
-"""The rules of a stream of appends: order, answers, bounds, queues, joins and deadlines."""
+"""The rules of a stream of appends: order, answers, limits, queues, joins and deadlines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from spark_stream.broker.serving.append_core import QUEUED_BYTES_MAX, AppendStre
 from tests.examples import examples
 
 Core = AppendStreamCore[int, int]
-"""Frames and batches are numbers."""
+"""A core whose frames and batches are numbers."""
 
 
 def taken(core: Core, frame: int, partition: int = 0, deadline: float = 60.0) -> BatchPlace[int]:
-    """Return the place of a batch whose frame has come and been taken."""
+    """Receive and take a frame. Return the place of its batch."""
     core.receive(frame)
     assert core.begin_taking()
     assert core.next_frame() == frame
@@ -41,11 +41,11 @@ def core() -> Core:
 
 def opened() -> Core:
     found: Core = AppendStreamCore()
-    assert found.next_frame() is None  # opening it is the first thing that is done
+    assert found.next_frame() is None  # the opening of the stream ends
     return found
 
 
-def test_frames_are_taken_once_in_their_order_by_one_thread(core):
+def test_frames_are_taken_once_in_order_by_one_thread(core):
     for number in range(3):
         core.receive(number)
     assert core.begin_taking()
@@ -57,18 +57,18 @@ def test_frames_are_taken_once_in_their_order_by_one_thread(core):
     assert core.next_frame() == 3
 
 
-def test_a_stream_with_too_many_batches_without_a_sent_answer_takes_no_frame(core, monkeypatch):
+def test_unsent_answers_apply_backpressure(core, monkeypatch):
     monkeypatch.setattr(module, "UNANSWERED_MAX", 2)
     places = [taken(core, number) for number in range(2)]
     core.receive(2)
     assert not core.begin_taking()
     core.answer(places[0], b"0")
-    assert not core.begin_taking()  # it was not sent
+    assert not core.begin_taking()  # the answer was not sent
     assert send_all(core) == [b"0"]
     assert core.begin_taking()
 
 
-def test_what_is_queued_is_bounded_in_bytes(core):
+def test_queued_bytes_are_limited(core):
     for number in range(2):
         assert core.queue(taken(core, number, number), QUEUED_BYTES_MAX // 2)
     core.receive(2)
@@ -77,7 +77,7 @@ def test_what_is_queued_is_bounded_in_bytes(core):
     assert core.begin_taking()
 
 
-def test_while_a_partition_has_a_queue_its_batches_wait_there_in_their_order(core):
+def test_batches_of_a_partition_with_a_queue_are_queued_in_order(core):
     places = [taken(core, number) for number in range(3)]
     assert core.queue(places[0], 1)
     assert core.has_queue(0)
@@ -91,7 +91,7 @@ def test_while_a_partition_has_a_queue_its_batches_wait_there_in_their_order(cor
     assert not core.has_queue(0)
 
 
-def test_a_wait_for_a_held_partition_ends_once_whatever_ends_it(core):
+def test_wait_for_a_held_partition_ends_once(core):
     place = taken(core, 0, deadline=5.0)
     core.queue(place, 1)
     first = core.hold(place)
@@ -108,7 +108,7 @@ def test_a_wait_for_a_held_partition_ends_once_whatever_ends_it(core):
     assert not core.resume(0, second)
 
 
-def test_a_batch_that_waits_is_settled_once(core):
+def test_waiting_batch_is_settled_once(core):
     place = taken(core, 0, deadline=5.0)
     core.wait(place)
     assert core.settle(place)
@@ -120,7 +120,7 @@ def test_a_batch_that_waits_is_settled_once(core):
     assert not core.settle(other)
 
 
-def test_the_earliest_deadline_need_not_be_the_first_batchs(core):
+def test_earliest_deadline_is_found_among_later_batches(core):
     early, late = taken(core, 0, 0, deadline=9.0), taken(core, 1, 1, deadline=5.0)
     core.wait(early)
     core.wait(late)
@@ -129,7 +129,7 @@ def test_the_earliest_deadline_need_not_be_the_first_batchs(core):
     assert core.next_deadline() == 9.0
 
 
-def test_batches_that_are_answered_are_not_kept_while_an_earlier_one_waits(core):
+def test_answered_batches_are_freed_while_an_earlier_one_waits(core):
     core.wait(taken(core, 0, 0))
     for number in range(1, 1000):
         place = taken(core, number, number, deadline=60.0 + number)
@@ -141,7 +141,7 @@ def test_batches_that_are_answered_are_not_kept_while_an_earlier_one_waits(core)
     assert len(core._deadlines) < 200
 
 
-def test_a_queue_that_is_held_again_and_again_has_one_deadline(core):
+def test_repeatedly_held_queue_has_one_deadline(core):
     place = taken(core, 0)
     core.queue(place, 1)
     for _ in range(1000):
@@ -151,7 +151,7 @@ def test_a_queue_that_is_held_again_and_again_has_one_deadline(core):
     assert len(core._deadlines) == 1
 
 
-def test_partitions_join_in_groups_that_gather_while_others_join(core):
+def test_next_group_of_joins_gathers_while_a_group_joins(core):
     places = [taken(core, number, number) for number in range(4)]
     for place in places:
         core.queue(place, 1)
@@ -168,8 +168,8 @@ def test_partitions_join_in_groups_that_gather_while_others_join(core):
     assert core.is_over
 
 
-def test_of_partitions_without_unanswered_batches_nothing_is_kept(core):
-    """A client may name any number, of partitions that there are not too."""
+def test_partitions_without_unanswered_batches_use_no_memory(core):
+    """A client may use any number of partitions, even of partitions that do not exist."""
     tracemalloc.start()
     for partition in range(2_000):
         core.answer(taken(core, partition, partition), b"")
@@ -179,7 +179,7 @@ def test_of_partitions_without_unanswered_batches_nothing_is_kept(core):
     assert kept < 100_000
 
 
-def test_after_a_failure_no_frame_is_taken_and_what_was_taken_is_answered_first(core):
+def test_failed_stream_takes_no_frames_and_answers_the_taken_ones_first(core):
     place = taken(core, 0)
     core.receive(1)
     core.fail(InvalidRequest("no"))
@@ -197,7 +197,7 @@ def test_after_a_failure_no_frame_is_taken_and_what_was_taken_is_answered_first(
 
 @dataclass
 class Run:
-    """What happens on a stream, in any order that the rules allow."""
+    """The events of a stream, in any order that the rules permit."""
 
     core: Core = field(default_factory=opened)
     came: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -218,7 +218,7 @@ class Run:
         self.frames += 1
 
     def take(self, becomes: int) -> None:
-        """Take a frame; ``becomes``: 0 answered, 1 waiting, 2 its partition is held."""
+        """Take a frame. ``becomes``: 0 answered, 1 waiting, 2 held partition."""
         if not self.taking:
             self.taking = self.core.begin_taking()
         if not self.taking:
@@ -298,7 +298,7 @@ EVENTS = st.one_of(
 )
 @settings(max_examples=examples(1_000))
 @given(st.lists(EVENTS, max_size=60))
-def test_whatever_happens_each_batch_is_tried_and_answered_once_in_its_partitions_order(events):
+def test_each_batch_is_tried_and_answered_once_in_the_order_of_its_partition(events):
     run = Run()
     for name, *more in events:
         getattr(run, name)(*more)

@@ -1,4 +1,4 @@
-"""A stream of appends on its threads."""
+"""A stream of appends on real threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import NUMBERS, Channel
 def test_batch_has_the_reason_if_its_transaction_is_aborted_just_before_its_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The seal comes between the check for a join and the append, so the partition refuses."""
+    """The seal happens between the check for a join and the append, so the partition refuses."""
     with broker_here(tmp_path) as broker:
         with isolog.connect(broker.address) as log:
             log.create_topic("t", partitions=1, schema=NUMBERS)

@@ -1,4 +1,4 @@
-"""Fetches that wait without a thread: what ends a wait, and what they cost."""
+"""Fetches that wait without a thread, and the events that end their waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tasks() -> Iterator[FetchTasks]:
 
 
 class FakeStream:
-    """A stream whose credit and end are in the test's hands."""
+    """A stream whose credit and end the test controls."""
 
     def __init__(self, credit: int = 1 << 30) -> None:
         self.credit = credit
@@ -54,7 +54,7 @@ class FakeStream:
         self.is_ended = False
         self.error: bytes | None = None
         self.handle: Any = None
-        self.unsent = 0  # frames that were to wait for more
+        self.unsent = 0  # gathered frames
 
     def send(
         self, header: bytes, body: Any = b"", *, end: bool = False, more: bool = False
@@ -78,7 +78,7 @@ class FakeStream:
 
 
 def waiting(partition: Partition, seconds: float, replies: list[bool]) -> Answers:
-    """Return a fetch that waits for the first record, then tells that it has ended."""
+    """Return a fetch that waits for the first record and then records its reply."""
     deadline = CLOCK.monotonic() + seconds
     replies.append((yield AwaitRecords(partition, Offset(0), Isolation.READ_UNCOMMITTED, deadline)))
     yield pa.record_batch({"n": pa.array([1])}), b"facts"
@@ -96,7 +96,7 @@ def begin(tasks: FetchTasks, stream: FakeStream, answers: Answers, ended: thread
 @pytest.mark.rule(
     "what ends the wait of a fetch, which needs no thread", "broker/serving/fetch_task.py"
 )
-def test_five_hundred_waiting_fetches_cost_no_thread_and_one_append_ends_all(partition, tasks):
+def test_five_hundred_waiting_fetches_use_no_thread_and_one_append_ends_all(partition, tasks):
     threads = threading.active_count()
     streams, replies, ended = [], [], []
     for _ in range(500):
@@ -115,26 +115,26 @@ def test_five_hundred_waiting_fetches_cost_no_thread_and_one_append_ends_all(par
     assert tasks.pool.threads <= 16
 
 
-def test_a_fetch_whose_time_is_over_ends_with_nothing(partition, tasks):
+def test_fetch_ends_empty_at_its_deadline(partition, tasks):
     stream, replies, ended = FakeStream(), [], threading.Event()
     begin(tasks, stream, waiting(partition, 0.05, replies), ended)
     assert ended.wait(30)
     assert replies == [False]
     assert stream.is_ended
-    assert partition._state.callers.reads == 0
+    assert partition._state.waiters._reads == {}
 
 
-def test_a_fetch_whose_reader_is_gone_waits_no_more(partition, tasks):
+def test_fetch_of_a_disconnected_reader_ends(partition, tasks):
     stream, replies, ended = FakeStream(), [], threading.Event()
     begin(tasks, stream, waiting(partition, 600, replies), ended)
     stream.over = Cancelled(1)
     stream.handle(stream.over)
     assert ended.wait(30)
     assert tasks.waiting == 0
-    assert partition._state.callers.reads == 0
+    assert partition._state.waiters._reads == {}
 
 
-def test_a_partition_that_closes_ends_the_wait_with_its_error(partition, tasks):
+def test_closing_of_the_partition_ends_the_wait_with_its_error(partition, tasks):
     stream, replies, ended = FakeStream(), [], threading.Event()
     begin(tasks, stream, waiting(partition, 600, replies), ended)
     partition.close()
@@ -143,7 +143,7 @@ def test_a_partition_that_closes_ends_the_wait_with_its_error(partition, tasks):
     assert BrokerStopping.code.encode() in stream.error
 
 
-def test_a_fetch_without_credit_waits_for_it_and_loses_nothing(partition, tasks):
+def test_fetch_waits_for_credit_without_loss(partition, tasks):
     def many() -> Answers:
         for number in range(100):
             yield pa.record_batch({"n": pa.array([number])}), b"%d" % number
@@ -157,7 +157,7 @@ def test_a_fetch_without_credit_waits_for_it_and_loses_nothing(partition, tasks)
     assert [header for header, _ in stream.sent] == [b"", *(b"%d" % each for each in range(100))]
 
 
-def test_no_small_answer_is_held_while_the_fetch_waits_for_records_or_credit(partition, tasks):
+def test_gathered_answers_are_flushed_before_a_wait(partition, tasks):
     def answers() -> Answers:
         yield pa.record_batch({"n": pa.array([1])}), b"first"
         level = Isolation.READ_UNCOMMITTED
@@ -178,7 +178,7 @@ def test_no_small_answer_is_held_while_the_fetch_waits_for_records_or_credit(par
     assert (len(stream.sent), stream.unsent) == (4, 0)
 
 
-def test_large_answers_wait_for_nothing(partition, tasks):
+def test_large_answers_are_sent_immediately(partition, tasks):
     def answers() -> Answers:
         for number in range(3):
             yield pa.record_batch({"n": pa.array(range(9_000))}), b"%d" % number
@@ -196,13 +196,13 @@ def test_large_answers_wait_for_nothing(partition, tasks):
     stream, ended = Watched(), threading.Event()
     begin(tasks, stream, answers(), ended)
     eventually(lambda: tasks.waiting == 1)
-    assert (len(stream.sent), stream.most) == (4, 1)  # the schema alone
+    assert (len(stream.sent), stream.most) == (4, 1)  # only the schema was gathered
     stream.over = Cancelled(1)
     stream.handle(stream.over)
     assert ended.wait(30)
 
 
-def test_an_append_beside_the_begin_of_a_wait_is_not_missed(partition, tasks):
+def test_append_during_the_start_of_a_wait_ends_the_wait(partition, tasks):
     for number in range(200):
         stream, replies, ended = FakeStream(), [], threading.Event()
         offset = Offset(number)
@@ -221,7 +221,7 @@ def test_an_append_beside_the_begin_of_a_wait_is_not_missed(partition, tasks):
 
 
 class SlowQuota:
-    """A quota by which each frame has to be let go on by the test."""
+    """A quota that permits a frame only when the test does."""
 
     def __init__(self) -> None:
         self.charged = self.paid = 0
@@ -237,7 +237,7 @@ class SlowQuota:
 
 
 def paused(tasks: FetchTasks, stream: FakeStream) -> tuple[SlowQuota, threading.Event]:
-    """Begin a fetch of three answers beyond its quota."""
+    """Start a fetch of three answers above its quota."""
     quota, ended = SlowQuota(), threading.Event()
 
     def answers() -> Answers:
@@ -253,7 +253,7 @@ def paused(tasks: FetchTasks, stream: FakeStream) -> tuple[SlowQuota, threading.
     return quota, ended
 
 
-def test_a_fetch_beyond_its_quota_sends_each_answer_once_and_in_order_whatever_credit_comes(tasks):
+def test_fetch_above_its_quota_sends_each_answer_once_in_order(tasks):
     stream = FakeStream()
     quota, ended = paused(tasks, stream)
     for expected in ([], [b""], [b"", b"0"], [b"", b"0", b"1"]):
@@ -268,7 +268,7 @@ def test_a_fetch_beyond_its_quota_sends_each_answer_once_and_in_order_whatever_c
     assert stream.is_ended
 
 
-def test_a_fetch_that_is_given_up_while_its_quota_makes_it_wait_ends(tasks):
+def test_cancelled_fetch_ends_during_a_pause_for_its_quota(tasks):
     stream = FakeStream()
     _, ended = paused(tasks, stream)
     stream.over = Cancelled(1)

@@ -1,4 +1,4 @@
-"""Fetches, by plain calls: what is visible, how it is cut up, and where to read on."""
+"""Fetches by protocol calls: visible records, limits, and the next offset."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def column(batches: list[tuple[pa.RecordBatch, dict[str, Any]]]) -> list[int]:
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offset(
+def test_range_without_visible_records_returns_the_next_offset_immediately(
     channel: Channel, thousand: str, isolation: str
 ) -> None:
     batches, end = fetched(channel, thousand, start=1000, isolation=isolation)
@@ -62,7 +62,7 @@ def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offse
     }
 
 
-def test_every_batch_carries_its_base_offset(channel: Channel, thousand: str) -> None:
+def test_every_batch_has_its_base_offset(channel: Channel, thousand: str) -> None:
     batches, end = fetched(channel, thousand, start=150, end=950)
     at = 150
     for batch, facts in batches:
@@ -74,7 +74,7 @@ def test_every_batch_carries_its_base_offset(channel: Channel, thousand: str) ->
 
 
 @pytest.mark.parametrize("limit", [{"max_records": 7}, {"max_bytes": 500}, {"max_bytes": 1}])
-def test_limits_hold_and_the_next_fetch_goes_on_without_a_gap(
+def test_limits_hold_and_the_next_fetch_continues_without_a_gap(
     channel: Channel, thousand: str, limit: dict[str, int]
 ) -> None:
     seen: list[int] = []
@@ -89,7 +89,7 @@ def test_limits_hold_and_the_next_fetch_goes_on_without_a_gap(
     assert seen == list(range(1000))
 
 
-def test_small_neighbouring_batches_travel_together(
+def test_small_adjacent_batches_are_sent_together(
     channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -101,7 +101,7 @@ def test_small_neighbouring_batches_travel_together(
     assert column(batches) == list(range(1000))
 
 
-def test_a_projection_and_the_leaders_own_columns(channel: Channel, thousand: str) -> None:
+def test_projection_with_columns_computed_by_the_leader(channel: Channel, thousand: str) -> None:
     batches, _ = fetched(channel, thousand, start=98, end=103, columns=["_offset", "n"])
     assert [name for batch, _ in batches for name in batch.schema.names] == ["_offset", "n"]
     assert [row for batch, _ in batches for row in batch.column("_offset").to_pylist()] == [
@@ -114,7 +114,7 @@ def test_a_projection_and_the_leaders_own_columns(channel: Channel, thousand: st
     assert sum(batch.num_rows for batch, _ in fetched(channel, thousand, columns=[])[0]) == 1000
 
 
-def test_start_above_the_log_end_names_both_numbers(channel: Channel, thousand: str) -> None:
+def test_start_above_the_log_end_reports_both_offsets(channel: Channel, thousand: str) -> None:
     with pytest.raises(OffsetOutOfRange) as caught:
         fetched(channel, thousand, start=1001)
     error = caught.value
@@ -122,20 +122,18 @@ def test_start_above_the_log_end_names_both_numbers(channel: Channel, thousand: 
     assert error.details["log_end_offset"] == 1000
 
 
-def test_a_topic_of_another_id_is_refused(channel: Channel, thousand: str) -> None:
+def test_fetch_with_another_topic_id_is_refused(channel: Channel, thousand: str) -> None:
     with pytest.raises(UnknownTopic):
         fetched(channel, thousand, topic_id="of-an-earlier-one")
 
 
-def test_an_unknown_column_is_named(channel: Channel, thousand: str) -> None:
+def test_error_names_an_unknown_column(channel: Channel, thousand: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         fetched(channel, thousand, columns=["m"])
     assert caught.value.details["column"] == "m"
 
 
-def test_a_long_poll_returns_when_a_record_comes(
-    channel: Channel, log: isolog.Log, topic: str
-) -> None:
+def test_long_poll_returns_with_a_new_record(channel: Channel, log: isolog.Log, topic: str) -> None:
     log.create_topic(topic, schema=NUMBERS)
     found: list[Any] = []
     poll = threading.Thread(
@@ -151,7 +149,7 @@ def test_a_long_poll_returns_when_a_record_comes(
     assert end["next"] == 3
 
 
-def test_a_long_poll_for_nothing_ends_after_its_time(
+def test_long_poll_without_records_ends_after_its_wait(
     channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -162,7 +160,7 @@ def test_a_long_poll_for_nothing_ends_after_its_time(
     assert time.monotonic() - started >= 0.3
 
 
-def test_a_follower_of_the_tail_gets_record_after_record(
+def test_following_fetch_returns_record_after_record(
     channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -175,7 +173,7 @@ def test_a_follower_of_the_tail_gets_record_after_record(
     reader.cancel()
 
 
-def test_a_fetch_that_follows_for_a_time_ends_then_whatever_comes(
+def test_following_fetch_with_a_wait_ends_after_it_despite_new_records(
     channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -198,10 +196,10 @@ def test_a_fetch_that_follows_for_a_time_ends_then_whatever_comes(
     assert column(batches) == [*range(end["next"])]
 
 
-def test_a_fetch_that_follows_for_a_time_ends_once_it_is_behind_or_shows_nothing(
+def test_following_fetch_with_a_wait_ends_if_it_lags_or_has_no_visible_records(
     channel: Channel, thousand: str
 ) -> None:
-    """Then its reader is told how far it is, and asks for more when it has room."""
+    """Its reader receives the current bounds, and sends another request when it has room."""
     asked = {"start": 0, "follow": True, "wait_ms": 60_000}
     batches, end = fetched(channel, thousand, max_bytes=1, **asked)
     assert 0 < end["next"] < 1000
@@ -210,7 +208,7 @@ def test_a_fetch_that_follows_for_a_time_ends_once_it_is_behind_or_shows_nothing
     assert (batches, end["next"]) == ([], 1000)
 
 
-def test_a_tail_ends_when_the_broker_stops(broker: BrokerProcess) -> None:
+def test_following_fetch_ends_with_the_broker(broker: BrokerProcess) -> None:
     with broker.connect() as log, broker.channel() as channel:
         log.create_topic("t", schema=NUMBERS)
         reader = Fetching(channel, range_of("t", start=0, follow=True))
@@ -222,7 +220,7 @@ def test_a_tail_ends_when_the_broker_stops(broker: BrokerProcess) -> None:
     assert not broker.alive
 
 
-def test_latest_and_timestamps_resolve_under_every_isolation(
+def test_latest_and_timestamps_resolve_at_every_isolation_level(
     channel: Channel, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic)
@@ -242,7 +240,7 @@ def test_latest_and_timestamps_resolve_under_every_isolation(
         ]
 
 
-def test_readers_of_evicted_offsets_learn_the_first_that_is_left(broker: BrokerProcess) -> None:
+def test_error_for_evicted_offsets_has_the_log_start(broker: BrokerProcess) -> None:
     with broker.connect() as log, broker.channel() as channel:
         log.create_topic(
             "t", schema=NUMBERS, config={"segment.bytes": 65536, "retention.bytes": 65536}

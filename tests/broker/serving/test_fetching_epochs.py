@@ -1,4 +1,4 @@
-"""A fetch belongs to one leader epoch: what it tells holds for that one, or it ends."""
+"""The leader epoch of a fetch. A fetch ends with its epoch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT = PartitionId("id", 0)
 
 
 class OneOfTwo:
-    """A broker with a replica of a partition that another broker has too."""
+    """A broker with one of two replicas of a partition."""
 
     def __init__(self, path: Path, config: dict[str, str] | None = None) -> None:
         self.store = MemoryStore(MemoryRecords())
@@ -49,7 +49,7 @@ class OneOfTwo:
         assert self.store.put(*put_of(AT, record, version))
 
     def record(self, leader: BrokerId, epoch: int) -> None:
-        """Elect a leader, of which this broker has not heard yet."""
+        """Elect a leader. This broker has not read the record yet."""
         found = self.store.get(key_of(AT))
         assert found is not None
         self._put(leader, epoch, found.version)
@@ -78,7 +78,7 @@ def broker(tmp_path: Path) -> Iterator[OneOfTwo]:
     found.host.close()
 
 
-def test_a_fetch_ends_where_its_leader_is_replaced(broker: OneOfTwo):
+def test_fetch_ends_when_its_leader_is_replaced(broker: OneOfTwo):
     broker.append(0)
     broker.append(3)
     answers = broker.fetch().answers()
@@ -87,7 +87,7 @@ def test_a_fetch_ends_where_its_leader_is_replaced(broker: OneOfTwo):
         list(answers)
 
 
-def test_a_fetch_ends_where_its_leader_leads_again_in_another_epoch(broker: OneOfTwo):
+def test_fetch_ends_when_its_leader_starts_another_epoch(broker: OneOfTwo):
     broker.append(0)
     answers = broker.fetch().answers()
     broker.elect(OTHER, 2)
@@ -96,7 +96,7 @@ def test_a_fetch_ends_where_its_leader_leads_again_in_another_epoch(broker: OneO
         list(answers)
 
 
-def test_a_fetch_tells_the_epoch_in_which_it_has_read(broker: OneOfTwo):
+def test_fetch_reports_the_epoch_of_its_read(broker: OneOfTwo):
     broker.append(0)
     answers = broker.fetch().answers()
     next(answers)
@@ -105,7 +105,7 @@ def test_a_fetch_tells_the_epoch_in_which_it_has_read(broker: OneOfTwo):
     assert json.loads(facts)["leader_epoch"] == 1
 
 
-def test_a_new_leader_tells_no_bounds_that_it_does_not_know(broker: OneOfTwo):
+def test_new_leader_reports_no_unknown_bounds(broker: OneOfTwo):
     broker.append(0)
     *_, (_, facts) = broker.fetch().answers()
     assert json.loads(facts)["bounds"]["high_watermark"] == 0, "it knows that nobody has it yet"
@@ -115,38 +115,38 @@ def test_a_new_leader_tells_no_bounds_that_it_does_not_know(broker: OneOfTwo):
 
 
 @pytest.mark.parametrize("level", [Isolation.READ_REPLICATED, Isolation.READ_COMMITTED])
-def test_a_new_leader_does_not_cut_a_range_short_at_a_bound_that_it_does_not_know(
+def test_new_leader_does_not_end_a_range_early_at_an_unknown_bound(
     broker: OneOfTwo, level: Isolation
 ):
-    """The range's end is the bound that an earlier leader told: its reader would miss records."""
+    """The range's end is the bound of an earlier leader. Its reader would miss records."""
     broker.append(0)
     [(_, facts)] = broker.fetch(level, end=3).answers()
     assert json.loads(facts)["next"] == 0, "this leader knows that they are not replicated"
     broker.elect(ME, 2)
-    with pytest.raises(LeaderUnavailable, match="does not know yet"):
+    with pytest.raises(LeaderUnavailable, match="high watermark is unknown"):
         list(broker.fetch(level, end=3).answers())
     [(_, facts)] = broker.fetch(level).answers()
     assert json.loads(facts)["next"] == 0, "nobody told this reader of more"
 
 
 @pytest.mark.parametrize("level", list(Isolation))
-def test_a_replaced_leader_that_has_not_heard_of_it_does_not_cut_a_range_short(
-    broker: OneOfTwo, level: Isolation
-):
-    """The range's end is the bound that the next leader told: its reader would miss records."""
+def test_unnoticed_replacement_does_not_end_a_range_early(broker: OneOfTwo, level: Isolation):
+    """The range's end is the bound of the next leader. Its reader would miss records."""
     broker.append(0)
     broker.record(OTHER, 2)
     with pytest.raises(NotLeader):
         list(broker.fetch(level, start=3, end=6).answers())
 
 
-def test_a_fetch_that_retention_overtakes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It has just seen what it may read, and the first of it is removed before it is read."""
+def test_fetch_overtaken_by_retention_raises_offset_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The first records are removed between the check of the bounds and the read."""
     broker = OneOfTwo(tmp_path, {"retention.ms": "100"})
     log = broker.host.topic("t").partition(0).log
 
     def hold_none(*_: object) -> None:
-        """Stands where a fetch looks for files, right before it reads."""
+        """A hook at the search for files, just before the read."""
         log.housekeep(log.segments[-2].last_appended + 3_600_000_000, Offset(3))
 
     try:
@@ -154,7 +154,7 @@ def test_a_fetch_that_retention_overtakes_says_so(tmp_path: Path, monkeypatch: p
         log.roll()
         broker.append(3)
         monkeypatch.setattr(fetching, "holder_for", hold_none)
-        with pytest.raises(OffsetEvicted, match="offset 0 is gone; the first left is 3"):
+        with pytest.raises(OffsetEvicted, match="offset 0 was evicted; the log starts at 3"):
             list(broker.fetch().answers())
     finally:
         broker.host.close()

@@ -1,4 +1,4 @@
-"""Fetches with a filter: what is sent, and where to read on."""
+"""Fetches with a filter: the records, and the next offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def thousands(log: isolog.Log, topic: str) -> str:
     return topic
 
 
-def test_only_what_matches_is_sent_and_the_next_offset_is_behind_all_that_was_looked_at(
+def test_only_matching_records_are_sent_and_next_offset_is_after_all_scanned_ones(
     channel: Channel, thousands: str
 ) -> None:
     batches, end = fetched(
@@ -34,14 +34,16 @@ def test_only_what_matches_is_sent_and_the_next_offset_is_behind_all_that_was_lo
     assert end["next"] == 20_000
 
 
-def test_where_nothing_matches_the_answer_says_how_far_it_looked(
+def test_answer_without_matches_has_the_offset_after_the_scan(
     channel: Channel, thousands: str
 ) -> None:
     batches, end = fetched(channel, thousands, filter="n < 0", start=100, max_bytes=10)
-    assert (batches, end["next"]) == ([], 20_000), "what cannot match is not read"
+    assert (batches, end["next"]) == ([], 20_000), "batches that cannot match are not read"
 
 
-def test_limits_count_what_matches_and_what_is_read(channel: Channel, thousands: str) -> None:
+def test_limits_apply_to_matching_records_and_to_bytes_read(
+    channel: Channel, thousands: str
+) -> None:
     batches, end = fetched(channel, thousands, filter="n >= 1500", max_records=3)
     assert [n for batch, _ in batches for n in batch.column("n").to_pylist()] == [1500, 1501, 1502]
     assert end["next"] == 1503
@@ -59,9 +61,7 @@ def test_limits_count_what_matches_and_what_is_read(channel: Channel, thousands:
     assert answers > 5
 
 
-def test_a_column_that_only_the_filter_looks_at_does_not_travel(
-    channel: Channel, thousands: str
-) -> None:
+def test_column_used_only_by_the_filter_is_not_sent(channel: Channel, thousands: str) -> None:
     batches, _ = fetched(channel, thousands, filter="n = 77 or n = 78", columns=["_offset"])
     assert [batch.to_pydict() for batch, _ in batches] == [{"_offset": [77, 78]}]
     batches, _ = fetched(channel, thousands, filter="n = 77 or n = 78", columns=[])
@@ -69,14 +69,12 @@ def test_a_column_that_only_the_filter_looks_at_does_not_travel(
 
 
 @pytest.mark.parametrize("text", ["m = 1", "n = 'x'", "n =", "n + 1 = 2", "n = 1; drop table n"])
-def test_a_bad_filter_is_refused_before_anything_is_read(
-    channel: Channel, thousands: str, text: str
-) -> None:
+def test_bad_filter_is_refused_before_any_read(channel: Channel, thousands: str, text: str) -> None:
     with pytest.raises(InvalidFilter):
         fetched(channel, thousands, filter=text)
 
 
-def test_a_fetch_that_follows_sends_what_matches_when_it_comes(
+def test_following_fetch_sends_new_matching_records(
     channel: Channel, log: isolog.Log, thousands: str
 ) -> None:
     asked = range_of(thousands, start=20_000, filter="n >= 30000", follow=True)

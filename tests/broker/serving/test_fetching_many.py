@@ -1,4 +1,4 @@
-"""Several ranges in one answer: as if each had been asked for by itself."""
+"""Several ranges in one fetch, compared with a fetch of each range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import NUMBERS, Channel, Fetching, fetched, numbers
 
 @pytest.fixture(scope="module")
 def topics(shared) -> list[str]:
-    """Two topics of three partitions: with a batch in each, and aborted records in some."""
+    """Two topics of three partitions, with a batch in each and aborted records in some."""
     names = ["many-a", "many-b"]
     with shared.connect() as log:
         for name in names:
@@ -41,9 +41,9 @@ def topics(shared) -> list[str]:
 def one_by_one(
     channel: Channel, fetch: dict[str, Any], *, several: bool
 ) -> list[tuple[list[Any], Any]]:
-    """The rows of each chunk with its facts, as a fetch among several gives them.
+    """Return the rows of each chunk with its facts, in the form of a fetch of several ranges.
 
-    Where they reach the end of one of several ranges there is no last message.
+    One of several ranges that reaches its end has no last message.
     """
     found, end = fetched(channel, **fetch)
     told = [(batch.to_pylist(), facts) for batch, facts in found]
@@ -66,7 +66,7 @@ fetches = st.fixed_dictionaries(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(fetches, min_size=1, max_size=6))
-def test_every_range_is_answered_as_if_it_had_been_asked_for_alone(shared, topics, asked):
+def test_each_range_has_the_answer_of_a_separate_fetch(shared, topics, asked):
     with shared.channel() as channel:
         found: list[list[tuple[list[Any], Any]]] = [[] for _ in asked]
         last = 0
@@ -78,7 +78,7 @@ def test_every_range_is_answered_as_if_it_had_been_asked_for_alone(shared, topic
         assert found == [one_by_one(channel, fetch, several=len(asked) > 1) for fetch in asked]
 
 
-def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
+def test_error_in_one_range_ends_only_that_range(shared, topics):
     good = {"topic": "many-a", "partition": 0}
     asked = [
         good,
@@ -119,19 +119,19 @@ def test_what_is_wrong_with_one_range_ends_that_one_alone(shared, topics):
         (["many-a"], InvalidRequest),
     ],
 )
-def test_a_call_that_makes_no_sense_is_refused_as_a_whole(shared, topics, fetches, error):
+def test_invalid_fetch_is_refused_as_a_whole(shared, topics, fetches, error):
     with shared.channel() as channel, pytest.raises(error):
         list(Fetching(channel, *fetches))
 
 
-def test_a_topic_may_have_the_name_of_the_field(shared):
+def test_topic_may_have_the_name_of_a_message_field(shared):
     with shared.connect() as log:
         log.create_topic("ranges", schema=NUMBERS)
         assert log.read("ranges").num_rows == 0
     assert isinstance(log, isolog.Log)
 
 
-def test_whole_batches_travel_as_they_are_stored(shared, topics):
+def test_whole_batches_are_sent_as_they_are_stored(shared, topics):
     channel = ClientChannel(shared.address, timeout_s=30)
     ranges = [
         FetchRange(topic="many-a", partition=0, columns=["n"]),

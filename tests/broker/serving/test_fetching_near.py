@@ -1,4 +1,4 @@
-"""A follower answers readers: what is visible as far as it knows, while it is in sync."""
+"""Near reads: an in-sync follower answers with the records that it knows to be visible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.broker.serving.test_fetching_epochs import AT, ME, OTHER, OneOfTwo
 
 
 class InSync(OneOfTwo):
-    """It follows in epoch 2, with nine records of epoch 1, of which six are known as committed."""
+    """A follower in epoch 2 with nine records of epoch 1. Six are known as committed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -60,7 +60,7 @@ def broker(tmp_path: Path) -> Iterator[InSync]:
 
 
 def read(stream: RangeStream) -> tuple[list[int], EndFacts]:
-    """The records, and the end."""
+    """Return the records, and the end facts."""
     *chunks, (_, last) = stream.answers()
     facts = fetch_answer(last)
     assert isinstance(facts, EndFacts)
@@ -70,7 +70,7 @@ def read(stream: RangeStream) -> tuple[list[int], EndFacts]:
 @pytest.mark.parametrize(
     "isolation", [each for each in Isolation if each is not Isolation.READ_UNCOMMITTED]
 )
-def test_a_follower_gives_what_it_knows_to_be_visible_and_tells_no_bounds(broker, isolation):
+def test_follower_returns_known_visible_records_without_bounds(broker, isolation):
     found, end = read(broker.near(1, isolation=isolation))
     assert found == [1, 2, 3, 4, 5]
     assert (end.next, end.leader_epoch, end.bounds) == (6, 2, None)
@@ -79,19 +79,19 @@ def test_a_follower_gives_what_it_knows_to_be_visible_and_tells_no_bounds(broker
     assert read(broker.near(6, isolation=isolation))[0] == [6, 7, 8]
 
 
-def test_of_a_range_it_gives_the_part_that_it_knows(broker):
-    """It raises no error: the reader asks the leader for the rest."""
+def test_follower_returns_the_known_part_of_a_range(broker):
+    """The follower raises no error, because the reader fetches the rest from the leader."""
     assert read(broker.near(4, 9))[0] == [4, 5]
     assert read(broker.near(6, 9))[0] == []
 
 
-def test_without_near_only_the_leader_answers(broker):
+def test_follower_refuses_a_fetch_without_near(broker):
     with pytest.raises(NotLeader):
         broker.near(near=False)
 
 
 @pytest.mark.parametrize("wrong", [{"start": -1}, {"isolation": "read_uncommitted"}])
-def test_where_a_log_starts_and_ends_only_the_leader_is_asked(wrong):
+def test_near_fetch_requires_a_start_offset_and_replicated_isolation(wrong):
     given = {"topic": "t", "partition": 0, "near": True, "isolation": "read_replicated"}
     with pytest.raises(InvalidRequest):
         FetchRange.of(**given | wrong)
@@ -115,7 +115,7 @@ def has_lost_entries(broker: InSync) -> None:
 
 
 @pytest.mark.parametrize("change", [left_the_isr, lost_its_lease, has_lost_entries])
-def test_a_follower_that_is_not_known_to_be_in_sync_answers_nobody(broker, change):
+def test_follower_not_known_to_be_in_sync_refuses_reads(broker, change):
     under_way = broker.near(wait_ms=1_000, start=6).answers()
     assert isinstance(next(under_way), AwaitRecords)
     change(broker)
@@ -126,13 +126,13 @@ def test_a_follower_that_is_not_known_to_be_in_sync_answers_nobody(broker, chang
 
 
 @pytest.mark.parametrize(("epoch", "error"), [(1, LeaderEpochFenced), (3, UnknownLeaderEpoch)])
-def test_reader_and_follower_know_the_same_epoch(broker, epoch, error):
+def test_follower_refuses_a_reader_with_another_epoch(broker, epoch, error):
     with pytest.raises(error):
         broker.near(leader_epoch=epoch)
 
 
 @pytest.mark.rule("which records a follower may return to readers", "broker/serving/fetching.py")
-def test_nothing_is_given_of_a_log_that_was_cut_back_meanwhile(broker):
+def test_fetch_ends_if_the_log_of_the_follower_was_truncated(broker):
     answers = broker.near().answers()
     agreed = Agreement(LeaderEpoch(2), EntryIndex(1), EntryIndex(1))
     broker.partition.followed(Generation("g")).cut_back(agreed)
@@ -141,7 +141,7 @@ def test_nothing_is_given_of_a_log_that_was_cut_back_meanwhile(broker):
     assert read(broker.near())[0] == [0, 1, 2]
 
 
-def test_a_reader_that_waits_is_woken_when_the_follower_learns_of_more(broker):
+def test_waiting_reader_is_woken_by_a_new_high_watermark_of_the_follower(broker):
     woken: list[bool] = []
     answers = broker.near(6, wait_ms=1_000, follow=True).answers()
     wait = next(answers)
@@ -153,22 +153,22 @@ def test_a_reader_that_waits_is_woken_when_the_follower_learns_of_more(broker):
     assert batch.column("n").to_pylist() == [6, 7, 8]
 
 
-def test_who_has_become_the_leader_answers_as_one(broker):
+def test_near_fetch_at_a_new_leader_is_answered_as_by_a_leader(broker):
     broker.elect(ME, 3)
     found, _ = read(broker.near(leader_epoch=3))
     assert found[:6] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_reader_with_another_past_is_refused(broker):
-    """Only the leader knows what is lost: whatever a follower says, its reader asks there."""
+def test_reader_with_a_diverged_lineage_is_refused(broker):
+    """Only the leader can report lost records, so the reader repeats the request there."""
     with pytest.raises(IsologError):
         broker.near(3, start_lineage=((7, 3),))
 
 
-def test_the_cut_of_a_log_that_was_cut_back_is_found_again(broker):
+def test_atomic_cut_is_recomputed_after_a_truncation(broker):
     before = broker.partition.bounds(Isolation.READ_ATOMIC)
     known, cut = broker.partition._cut
-    broker.partition._cut = (known, cut - 1)  # as if it had been another one
+    broker.partition._cut = (known, cut - 1)  # a different cached cut
     assert broker.partition.bounds(Isolation.READ_ATOMIC) != before
     agreed = Agreement(LeaderEpoch(2), EntryIndex(2), EntryIndex(2))
     broker.partition.followed(Generation("g")).cut_back(agreed)

@@ -1,4 +1,4 @@
-"""A broker's memory has a bound that no batch passes, however it was compressed, and goes back."""
+"""The memory limit of a broker for compressed batches, and the return of free memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL_S = 60
 
 @pytest.fixture
 def bounded(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that may hold 256 MiB, with a topic ``t`` of one partition."""
+    """A broker with a limit of 256 MiB and a topic ``t`` of one partition."""
     with BrokerProcess(tmp_path / "log", conf=f"memory_bytes = {LIMIT}\n") as process:
         with process.connect() as log:
             log.create_topic("t", schema=SCHEMA)
@@ -33,12 +33,12 @@ def bounded(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def rows(size: int) -> pa.RecordBatch:
-    """A batch of so many bytes, which compresses some thousandfold."""
+    """Return a batch of ``size`` bytes, which compresses about a thousandfold."""
     return pa.record_batch([pa.repeat(pa.scalar(0, pa.int64()), size // 8)], schema=SCHEMA)
 
 
 def appended(process: BrokerProcess, batch: memoryview) -> str | None:
-    """Appends by a connection of its own: the code of the error, None if the batch is taken."""
+    """Append on a separate connection. Return the error's code, or None."""
     channel = ClientChannel(process.address, timeout_s=CALL_S)
     request = AppendTo(topic="t").to_bytes()
     try:
@@ -54,7 +54,7 @@ def appended(process: BrokerProcess, batch: memoryview) -> str | None:
 
 
 def compressed(batch: pa.RecordBatch) -> memoryview:
-    """Return the compressed batch as it travels."""
+    """Return the compressed batch as it is sent."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -64,7 +64,7 @@ def compressed(batch: pa.RecordBatch) -> memoryview:
 
 
 def greatest_memory(process: BrokerProcess) -> int:
-    """The most bytes that the process ever held at once."""
+    """Return the peak memory of the process in bytes."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
@@ -73,7 +73,7 @@ def greatest_memory(process: BrokerProcess) -> int:
 @pytest.mark.rule(
     "how much memory batches may take", "broker/serving/memory.py", "wire/allocator.py"
 )
-def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory(
+def test_compressed_batches_above_the_limit_are_refused_without_using_the_memory(
     bounded: BrokerProcess,
 ) -> None:
     before = greatest_memory(bounded)
@@ -90,7 +90,7 @@ def test_compressed_batches_beyond_the_bound_are_refused_before_they_take_memory
 @pytest.mark.rule(
     "when free memory is returned to the system", "broker/serving/memory.py", "wire/allocator.py"
 )
-def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
+def test_memory_is_returned_after_large_appends(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "log") as process:
         with process.connect() as log:
             log.create_topic("t", schema=SCHEMA)
@@ -105,11 +105,11 @@ def test_memory_goes_back_after_large_appends(tmp_path: Path) -> None:
 
 
 def page_faults(process: BrokerProcess) -> int:
-    """How many pages the broker had to be given since it began."""
+    """Return the number of page faults of the broker since its start."""
     return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
-def test_memory_of_one_append_serves_the_next(tmp_path: Path) -> None:
+def test_memory_of_one_append_is_reused_by_the_next(tmp_path: Path) -> None:
     appends = 200
     with BrokerProcess(tmp_path / "log") as process, process.connect() as log:
         log.create_topic("t", schema=SCHEMA)
@@ -121,4 +121,4 @@ def test_memory_of_one_append_serves_the_next(tmp_path: Path) -> None:
             for _ in range(appends):
                 producer.append("t", rows(MIB))
             producer.flush()
-            assert (page_faults(process) - before) / appends < 60  # each fills 256
+            assert (page_faults(process) - before) / appends < 60  # each append fills 256 pages

@@ -1,4 +1,4 @@
-"""A pool's threads: few for quick work, more while some of it is held up."""
+"""The threads of a pool: few for quick work, and more while some work blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loop() -> Iterator[Loop]:
     loop.close()
 
 
-def test_a_long_queue_of_quick_work_gets_no_more_threads(
+def test_long_queue_of_quick_work_starts_no_more_threads(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.4)
@@ -36,7 +36,7 @@ def test_a_long_queue_of_quick_work_gets_no_more_threads(
     pool.stop()
 
 
-def test_work_goes_on_while_some_is_held_up(loop: Loop) -> None:
+def test_work_continues_while_some_threads_block(loop: Loop) -> None:
     pool, free, done = Pool(loop, usual=2), threading.Event(), threading.Event()
     for _ in range(10):
         pool.submit(lambda: free.wait(30) and None)
@@ -49,7 +49,7 @@ def test_work_goes_on_while_some_is_held_up(loop: Loop) -> None:
     eventually(lambda: pool.threads == 0)
 
 
-def test_work_for_which_no_thread_can_be_started_waits_until_one_can(
+def test_work_is_queued_while_no_thread_can_be_started(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(_: threading.Thread) -> None:
@@ -62,11 +62,12 @@ def test_work_for_which_no_thread_can_be_started_waits_until_one_can(
         assert pool.submit(lambda: None)
         assert pool.threads == 0
     assert done.wait(30)
-    assert caplog.messages.count("the broker's work waits: can't start new thread") == 1
+    message = "thread start failed; the broker's work is queued: can't start new thread"
+    assert caplog.messages.count(message) == 1
     pool.stop()
 
 
-def test_a_thread_that_takes_work_does_it_after_its_own_and_another_leaves_it_to_the_pool(
+def test_submit_after_runs_work_at_the_end_of_the_context_or_on_the_pool(
     loop: Loop,
 ) -> None:
     pool, done, threads = Pool(loop, usual=1), threading.Event(), []
@@ -92,7 +93,7 @@ def test_a_thread_that_takes_work_does_it_after_its_own_and_another_leaves_it_to
     assert not pool.submit_after(work)
 
 
-def test_a_pool_with_much_to_do_gives_way_to_another_one(
+def test_pool_with_a_long_queue_gives_way_to_another_one(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_GIVES_WAY_S", 60)
@@ -105,7 +106,7 @@ def test_a_pool_with_much_to_do_gives_way_to_another_one(
         begun.append(may_end.is_set())
 
     first = threading.Event()
-    pool.submit(lambda: first.wait(30) and None)  # until much waits
+    pool.submit(lambda: first.wait(30) and None)  # until the queue is long
     for _ in range(10):
         pool.submit(work)
     pool.submit(done.set)
@@ -119,7 +120,7 @@ def test_a_pool_with_much_to_do_gives_way_to_another_one(
     prior.stop()
 
 
-def test_a_pool_gives_way_for_a_short_time_only(loop: Loop) -> None:
+def test_pool_gives_way_for_a_short_time_only(loop: Loop) -> None:
     prior, may_end, done = Pool(loop), threading.Event(), threading.Event()
     pool = Pool(loop, usual=1, prior=prior)
     prior.submit(lambda: may_end.wait(60) and None)

@@ -1,4 +1,4 @@
-"""Many open calls of one connection, and the calls of another one."""
+"""The calls of one connection beside many open calls of another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_stream.transport.loop import Loop
 
 
 class QueueOfWork(Pool):
-    """A pool whose threads are the test's calls of :meth:`run_one`."""
+    """A pool that runs work only by the test's calls of :meth:`run_one`."""
 
     def __init__(self) -> None:
         self.queue: list[partial[None]] = []
@@ -39,7 +39,7 @@ def loop() -> Iterator[Loop]:
     loop.close()
 
 
-def test_calls_of_a_connection_wait_for_few_calls_of_another() -> None:
+def test_calls_of_a_connection_wait_for_few_calls_of_another_one() -> None:
     pool, done = QueueOfWork(), list[str]()
     busy, other = FairCalls(pool), FairCalls(pool)
     for number in range(8_000):
@@ -53,7 +53,7 @@ def test_calls_of_a_connection_wait_for_few_calls_of_another() -> None:
     assert [each for each in done if each != "other"] == [*map(str, range(8_000))]
 
 
-def test_call_that_fails_lets_the_next_one_begin() -> None:
+def test_next_call_starts_after_a_failed_one() -> None:
     pool, done = QueueOfWork(), list[int]()
     calls = FairCalls(pool)
 
@@ -70,7 +70,7 @@ def test_call_that_fails_lets_the_next_one_begin() -> None:
     assert done == [1]
 
 
-def test_hung_calls_of_one_connection_leave_threads_to_others(loop: Loop) -> None:
+def test_hanging_calls_of_one_connection_leave_threads_to_others(loop: Loop) -> None:
     pool, free, done = Pool(loop), threading.Event(), threading.Event()
     hung, other = FairCalls(pool), FairCalls(pool)
     for _ in range(2 * MOST):

@@ -1,4 +1,4 @@
-"""Steps of the other brokers have threads of their own."""
+"""Steps of other brokers run on separate threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield found
 
 
-def test_calls_of_clients_hold_up_no_steps_of_brokers(
+def test_calls_of_clients_do_not_delay_steps_of_brokers(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
@@ -38,7 +38,7 @@ def test_calls_of_clients_hold_up_no_steps_of_brokers(
     peer = ClientChannel(broker.peer_address, timeout_s=20)
     try:
         calls = [client.open(ACT, b"status", b"", end=True) for _ in range(2 * MOST)]
-        with pytest.raises(CallFailed):  # not by a timeout: the steps are refused
+        with pytest.raises(CallFailed):  # refused, and not timed out
             peer.open(RUN_STEPS, b"", b"no steps", end=True).receive(20)
         released.set()
         for call in calls:

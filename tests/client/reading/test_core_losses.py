@@ -38,7 +38,7 @@ def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(bro
         assert read_on(consumer) == list(range(100))
         cut(broker, 60)
         grow(broker, "t", 1000, grown)
-        with pytest.raises(DataLoss, match="t/0: offsets 60 to 99 were cut off") as caught:
+        with pytest.raises(DataLoss, match="t/0: offsets 60 to 99 were truncated") as caught:
             read_on(consumer)
         assert caught.value.details["left"] == 60
         assert "on_loss='continue'" in caught.value.hint
@@ -57,7 +57,7 @@ def test_a_consumer_that_continues_reads_all_that_was_written_since(broker, log,
             assert read_on(consumer) == list(range(1000, 1000 + grown))
         assert consumer.position() == {("t", 0): 60 + grown}
         assert read_on(consumer) == []
-        told = [each.message for each in caplog.records if "were cut off" in each.message]
+        told = [each.message for each in caplog.records if "were truncated" in each.message]
         assert len(told) == 1
 
 
@@ -85,7 +85,7 @@ def test_a_consumer_that_has_read_nothing_knows_where_it_began(broker, log):
     with log.consumer("t", start="latest") as consumer:
         cut(broker, 60)
         grow(broker, "t", 1000, 90)
-        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were truncated"):
             read_on(consumer)
 
 
@@ -116,7 +116,7 @@ def test_a_backup_that_was_put_in_place_has_lost_what_was_written_since(broker, 
         shutil.copytree(backup, broker.directory)
         broker.restart()
         grow(broker, "t", 1000, 90)
-        with pytest.raises(DataLoss, match="t/0: offsets 100 to 149 were cut off"):
+        with pytest.raises(DataLoss, match="t/0: offsets 100 to 149 were truncated"):
             read_on(consumer)
 
 
@@ -164,7 +164,7 @@ def test_a_stored_position_knows_its_epoch(broker, log):
     grow(broker, "t", 1000, 90)
     with log.consumer("t", name="reader") as consumer:
         assert consumer.position() == {("t", 0): 100}
-        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were truncated"):
             read_on(consumer)
     with log.consumer("t", name="reader", on_loss="continue") as consumer:
         assert read_on(consumer) == list(range(1000, 1090))

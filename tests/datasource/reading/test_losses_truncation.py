@@ -134,7 +134,7 @@ def test_a_task_that_reads_while_the_log_is_cut_takes_no_other_records(broker, m
     grow(broker, made, 1000, 90)
     batches = query.reader.read(partition)
     if fail:
-        with pytest.raises(DataLoss, match="offsets 60 to 99 were cut off"):
+        with pytest.raises(DataLoss, match="offsets 60 to 99 were truncated"):
             list(batches)
         return
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(60))
