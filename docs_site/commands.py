@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final
@@ -42,7 +43,7 @@ def _paragraphs(text: str) -> Iterator[str]:
         if paragraph.startswith(_EXAMPLES):
             yield f"```sh\n{paragraph.removeprefix(_EXAMPLES).strip()}\n```"
         else:
-            yield _plain(paragraph)
+            yield textwrap.fill(_plain(paragraph), 100, break_on_hyphens=False)
 
 
 def _parameters(command: Any) -> str:
