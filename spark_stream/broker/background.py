@@ -1,4 +1,4 @@
-"""The tasks that a broker process repeats by itself, each on its own thread."""
+"""The repeated tasks of a broker process, each on its own thread."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from spark_stream.scripts.steps import Script
 logger = logger_of(__name__)
 
 Task = Callable[[], Script[Any] | float | None]
-"""Does the task, or returns a script that does. The former may return the pause after it."""
+"""Does the task, or returns a script that does. In the first case it may return the next pause."""
 
-_AFTER_ERROR_S: Final = 0.1  # else a failing task that has no pause would keep a processor busy
+_AFTER_ERROR_S: Final = 0.1  # otherwise a failing task without a pause would keep a processor busy
 
 
 class BackgroundTasks:
     """The tasks of one process, until ``stop_asked`` is set."""
 
     def __init__(self, run: Callable[[Script[Any]], Any], stop_asked: threading.Event) -> None:
-        """``run`` drives a script to its end."""
+        """Create the tasks. ``run`` drives a script to its end."""
         self._run = run
         self._stop_asked = stop_asked
         self._threads: list[threading.Thread] = []
@@ -39,7 +39,7 @@ class BackgroundTasks:
         self._threads.append(thread)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for each thread to end, this long at most."""
+        """Wait for each thread to end, for this time at most."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -56,8 +56,8 @@ class BackgroundTasks:
                 pause = max(pause_s, _AFTER_ERROR_S)
                 if complaint != error.code and not self._stop_asked.is_set():
                     complaint = error.code
-                    logger.error("%s: %s", name, error)
+                    logger.error("background task %r failed: %s", name, error)
             except Exception:
                 pause = max(pause_s, _AFTER_ERROR_S)
                 if not self._stop_asked.is_set():
-                    logger.exception("%s", name)
+                    logger.exception("background task %r failed", name)

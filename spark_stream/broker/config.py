@@ -1,7 +1,7 @@
-"""What an operator may set: defaults, then the file, then ISOLOG_* variables, then flags.
+"""The configuration of a broker: defaults, then the file, then ISOLOG_* variables, then flags.
 
 The file is TOML. Dotted names are written as they are (``segment.bytes = 1048576``): TOML reads
-them as nested tables, and they are put together again here.
+them as nested tables, and they are joined again here.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MetadataTls(TlsFiles):
 class TlsSettings(TlsFiles):
     """The TLS settings of a listener, which uses no TLS without ``cert``.
 
-    ``ca``: authorities; the other side may show a certificate of theirs, and has to if
+    ``ca``: the authorities of accepted client certificates. A client must show one if
     ``require_client_cert``. ``min_version``: the oldest version of TLS that is accepted.
     """
 
@@ -105,47 +105,48 @@ class PeerTls(TlsSettings):
 class BrokerConfig(BaseSettings):
     """A broker's configuration.
 
-    ``listen`` is where clients connect: ``host:port`` (port 0: any free one) or ``unix:PATH``.
-    ``peer_listen`` is where the other brokers of the cluster connect; by default a free port of the
-    same host, and nowhere if ``listen`` is a Unix socket. ``advertise`` is the address that clients
-    and other brokers are given, if it differs: ``host`` or ``host:port``. It is required if
-    ``listen`` names all addresses of the machine (0.0.0.0). ``peer_addresses`` maps ids of brokers
-    to the addresses at which this broker reaches them, where these differ from the registered ones.
+    ``listen``: the address for clients: ``host:port`` (port 0: any free one) or ``unix:PATH``.
+    ``peer_listen``: the address for the other brokers of the cluster. By default it is a free port
+    of the same host, or none if ``listen`` is a Unix socket. ``advertise``: the address that
+    clients and other brokers use, if it differs: ``host`` or ``host:port``. It is required if
+    ``listen`` stands for all addresses of the machine (0.0.0.0). ``peer_addresses`` maps ids of
+    brokers to the addresses at which this broker reaches them, where these differ from the
+    registered ones.
 
-    ``authentication``: whether callers have to say who they are, and rules decide what they may do.
-    ``super_users``: principals that may do everything. ``jwt``: an issuer whose JSON Web Tokens say
-    who calls. All of these are the same for all brokers of a cluster. ``tls``: the certificate for
-    clients, those of Flight too. ``peer_tls``: the one for the other brokers. They have to show one
-    as well, issued by an authority in ``ca``, with the broker's id among its names.
+    ``authentication``: whether callers have to authenticate, and rules decide on their permissions.
+    ``super_users``: principals that may do everything. ``jwt``: an issuer whose JSON Web Tokens
+    authenticate callers. All of these are the same for all brokers of a cluster. ``tls``: the
+    certificate for clients, those of Flight too. ``peer_tls``: the one for the other brokers. They
+    have to show one too, issued by an authority in ``ca``, with the broker's id among its names.
 
-    ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -); by default one is
-    generated. ``rack`` is the broker's place: replicas of a partition go to different racks, and
-    readers there are served by it.
-    ``metadata`` is the metadata store that the brokers of a cluster share: ``sqlite:///PATH`` or a
-    path, if they are on one host, or ``etcd://HOST:PORT,…/NAME``. By default it is a file in
-    ``dir``, for a lone broker. ``metadata_tls``, ``metadata_user`` and ``metadata_password``: for
-    etcd; it is reached with TLS if ``metadata_tls.ca`` is given.
+    ``id`` names the broker in a new directory (1 to 200 of a-z A-Z 0-9 _ -). By default one is
+    generated. ``rack`` is the broker's rack: replicas of a partition go to different racks, and it
+    serves readers in its rack. ``metadata`` is the metadata store that the brokers of a cluster
+    share: ``sqlite:///PATH`` or a path, if they are on one host, or ``etcd://HOST:PORT,…/NAME``. By
+    default it is a file in ``dir``, for a lone broker. ``metadata_tls``, ``metadata_user`` and
+    ``metadata_password``: for etcd. It is reached with TLS if ``metadata_tls.ca`` is set.
 
-    ``lease_seconds``: how long the others consider the broker alive without a sign of life; by
-    default 3, or 6 with etcd, which takes 2 to 3 s to elect a leader. ``sink_expiry_seconds``: how
-    long an unused id of a sink is kept. Both are the same for all brokers of a cluster.
+    ``lease_seconds``: the time for which the others consider the broker alive without a renewal.
+    The default is 3, or 6 with etcd, which takes 2 to 3 s to elect a leader.
+    ``sink_expiry_seconds``: the time for which an unused id of a sink is kept. Both are the same
+    for all brokers of a cluster.
 
-    ``default_replication_factor``: the number of replicas of a topic that is created without one;
-    by default the number of brokers that are not being decommissioned, at most three. While some
-    of these are dead, the number of living ones, but no fewer than ``min.insync.replicas``.
-    ``leader_balance_seconds``: how long a partition's preferred leader must be alive and in sync
-    before it leads again; 0: only when asked for.
+    ``default_replication_factor``: the number of replicas of a topic that is created without one.
+    The default is the number of brokers that are not being decommissioned, at most three. While
+    some of these are dead, it is the number of live ones, but no fewer than
+    ``min.insync.replicas``. ``leader_balance_seconds``: the time for which a partition's preferred
+    leader must be alive and in sync before it leads again. With 0 it leads again only on request.
 
-    ``flight_listen``: where Arrow Flight is served too, for clients in other languages; by default
-    nowhere. ``metrics_listen``: ``host:port`` at which metrics and health are shown, to everybody;
-    by default nowhere. ``idle_seconds``: the broker ends after this time without a call; 0: never.
+    ``flight_listen``: the address of Arrow Flight, for clients in other languages, by default none.
+    ``metrics_listen``: ``host:port`` of metrics and health, which any client may read, by default
+    none. ``idle_seconds``: the broker ends after this time without a call. With 0 it never does.
     ``memory_bytes``: the memory that all batches may take together. ``producer_expiry_seconds``:
-    how long a producer that writes nothing is remembered. ``scrub_bytes_per_second``: how fast
-    segments are read to find damage; 0: not at all. ``scrub_seconds``: the least time between the
-    starts of two such rounds. ``housekeeping_seconds``: the pause between two looks for segments to
-    roll or to remove. ``mapped_reads``: whether readers of this host may map the log's files.
-    ``log_level``: the least level that is logged. ``topic``: the defaults of topics
-    (``segment.bytes`` …).
+    the time for which an idle producer is remembered. ``scrub_bytes_per_second``: the speed at
+    which segments are read to detect damage. With 0 they are not read. ``scrub_seconds``: the least
+    time between the starts of two such passes. ``housekeeping_seconds``: the pause between two
+    checks for segments to roll or to remove. ``mapped_reads``: whether readers of this host may map
+    the log's files. ``log_level``: the least level that is logged. ``topic``: the defaults of
+    topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)
@@ -271,8 +272,8 @@ class BrokerConfig(BaseSettings):
             )
         if self.listen.startswith(UNIX):
             raise InvalidConfig(
-                f"listen: {self.listen} cannot be reached from other hosts, and metadata in etcd is"
-                " for brokers on several",
+                f"listen: other hosts cannot connect to {self.listen}, but metadata in etcd is for"
+                " brokers on several hosts",
                 hint="Listen on HOST:PORT.",
                 setting="listen",
             )
@@ -289,7 +290,7 @@ class BrokerConfig(BaseSettings):
         given = self.peer_tls
         if self.authentication and given.cert is None and self.peer_listen:
             raise InvalidConfig(
-                "peer_listen with authentication: without [peer_tls] anybody could say that he is a"
+                "peer_listen with authentication: without [peer_tls] any client could pose as a"
                 " broker",
                 hint="Give peer_tls.cert, key and ca, as in conf/secure-three-brokers.",
                 setting="peer_tls",
@@ -311,8 +312,8 @@ class BrokerConfig(BaseSettings):
 
     @property
     def peer_place(self) -> str:
-        """Where to listen for other brokers; empty for nowhere."""
-        is_closed = self.authentication and self.peer_tls.cert is None  # nobody could be trusted
+        """The listening address for other brokers, or empty for none."""
+        is_closed = self.authentication and self.peer_tls.cert is None  # no peer could be trusted
         if self.peer_listen or self.listen.startswith(UNIX) or is_closed:
             return self.peer_listen
         return joined(split_address(self.listen)[0], 0)
@@ -324,12 +325,12 @@ class BrokerConfig(BaseSettings):
 
     @property
     def place(self) -> Path | EtcdPlace | None:
-        """Where the shared metadata store is; None for a lone broker's own."""
+        """The place of the shared metadata store, or None for a lone broker's own."""
         return None if self.metadata is None else parse_place(self.metadata)
 
     @property
     def lease_s(self) -> float:
-        """How long the broker's lease lasts without a renewal."""
+        """The duration of the broker's lease without a renewal."""
         default = ETCD_LEASE_S if isinstance(self.place, EtcdPlace) else DURATION_S
         return default if self.lease_seconds is None else self.lease_seconds
 
@@ -355,10 +356,11 @@ class BrokerConfig(BaseSettings):
 
     @classmethod
     def load(cls, file: Path | None, **flags: Any) -> Self:
-        """Load the configuration. ``flags`` win over everything; those that are None are ignored.
+        """Load the configuration. ``flags`` win over everything, unless they are None.
 
         Raises:
-            InvalidConfig: an unreadable file, an unknown name, a bad value; each named.
+            InvalidConfig: The file cannot be read, a name is unknown, or a value is bad. The error
+                names it.
         """
         values = _read(file) if file is not None else {}
         given = {name: value for name, value in flags.items() if value is not None}
@@ -367,7 +369,7 @@ class BrokerConfig(BaseSettings):
             config = cls(**(_without_environment(values) | given))
         except ValidationError as error:
             found = error.errors(include_url=False)
-            # A name that is not known comes first: what is missing may be meant by it.
+            # Unknown names come first: a missing name may be misspelt as one of them.
             first = min(found, key=lambda each: each["type"] not in _UNKNOWN)
             name = ".".join(str(part) for part in first["loc"])
             unknown = first["type"] in _UNKNOWN
@@ -377,7 +379,7 @@ class BrokerConfig(BaseSettings):
             if unknown and name in {setting.partition(".")[0] for setting in SETTINGS}:
                 message = "the defaults of topics belong under [topic]"
             raise InvalidConfig(f"{name}: {message}", setting=name) from None
-        except SettingsError as error:  # a variable that takes JSON has no valid one
+        except SettingsError as error:  # a variable for JSON has other text
             name = str(error).partition('"')[2].partition('"')[0]
             raise InvalidConfig(
                 f"{name}: the variable ISOLOG_{name.upper()} is not JSON",

@@ -38,13 +38,16 @@ from spark_stream.wire.limits import SOCKET_PATH_MAX
 
 
 class Certificates:
-    """The TLS contexts of a broker; None where it uses no TLS. Changed files are read again."""
+    """The TLS contexts of a broker, or None for connections without TLS.
+
+    Changed files are read again.
+    """
 
     def __init__(self, config: BrokerConfig) -> None:
         """Read the files.
 
         Raises:
-            InvalidConfig: a file cannot be used.
+            InvalidConfig: A file cannot be used.
         """
         self.client_files = clients = config.tls
         self._peer_files = peers = config.peer_tls
@@ -72,12 +75,12 @@ class Certificates:
             raise InvalidConfig(error.message, setting=error.details.get("option")) from None
 
     def check_own_name(self, broker_id: str) -> None:
-        """Check that other brokers take this broker's certificate for that of this id.
+        """Check that other brokers accept this broker's certificate for this id.
 
-        Later certificates are checked as well, before they are used.
+        Later certificates are checked too, before they are used.
 
         Raises:
-            InvalidConfig: they do not.
+            InvalidConfig: They do not.
         """
         self._broker_id = broker_id
         if self.for_peers is not None:
@@ -95,23 +98,23 @@ class Certificates:
             ) from None
         if self._broker_id not in names:
             raise InvalidConfig(
-                f"peer_tls.cert: it is for {', '.join(names) or 'nobody'}, and this is broker"
-                f" {self._broker_id}",
+                f"peer_tls.cert: the certificate is for {', '.join(names) or 'no name'}, but"
+                f" this is broker {self._broker_id}",
                 hint="The broker's id has to be among the DNS names of its certificate.",
                 setting="peer_tls.cert",
             )
 
     def to_peers(self) -> ssl.SSLContext | None:
-        """Return the TLS context for connections to other brokers; None: without TLS."""
+        """Return the TLS context for connections to other brokers, or None without TLS."""
         return None if self._to_peers is None else self._to_peers.current()
 
     @property
     def to_metadata(self) -> Callable[[], ssl.SSLContext] | None:
-        """What returns the TLS context for connections to etcd; None: without TLS."""
+        """The function that returns the TLS context for etcd, or None without TLS."""
         return None if self._to_metadata is None else self._to_metadata.current
 
     def refresh(self) -> bool:
-        """Read changed files again; return whether the certificate for clients has changed."""
+        """Read changed files again. Return whether the certificate for clients has changed."""
         for each in (self.for_peers, self._to_peers, self._to_metadata):
             if each is not None:
                 each.refresh()
@@ -140,8 +143,8 @@ def listening_socket(listen: str, setting: str = "listen") -> socket.socket:
     """Return a socket that is bound to ``host:port`` or ``unix:PATH``.
 
     Raises:
-        InvalidConfig: there is no such host, or the path is too long.
-        PortInUse: another process has the port.
+        InvalidConfig: There is no such host, or the path is too long.
+        PortInUse: Another process has the port.
     """
     if listen.startswith(UNIX):
         return _unix_socket(Path(listen.removeprefix(UNIX)), setting)
@@ -170,19 +173,20 @@ def _unix_socket(path: Path, setting: str) -> socket.socket:
             setting=setting,
         )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # the directory's lock is ours: nobody serves this socket
+    # this process has the directory's lock, so no other broker serves it
+    path.unlink(missing_ok=True)
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     bound.bind(os.fspath(path))
     return bound
 
 
 def is_local(listen: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether only this machine can connect to an address."""
     return listen.startswith(UNIX) or split_address(listen)[0] in _LOOPBACK
 
 
 def port_of(bound: socket.socket) -> int:
-    """Return the port of a bound socket; 0 for a Unix socket."""
+    """Return the port of a bound socket, or 0 for a Unix socket."""
     return 0 if bound.family == socket.AF_UNIX else int(bound.getsockname()[1])
 
 
@@ -201,10 +205,10 @@ def shared_backend(
 def named_backend(metadata: str, conf: Path | None) -> Backend:
     """Return the metadata that a URL or a path names, for an operator.
 
-    ``conf``: the configuration of a broker, which says how etcd is reached.
+    ``conf``: the configuration of a broker, for the connection to etcd.
 
     Raises:
-        InvalidConfig: the URL, or a setting, cannot be used.
+        InvalidConfig: The URL, or a setting, cannot be used.
     """
     config = BrokerConfig.load(conf, dir=Path(), metadata=metadata)
     found = shared_backend(config, SystemClock(), SystemMachine(), Certificates(config))

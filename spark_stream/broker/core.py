@@ -5,17 +5,17 @@ its scripts: by threads, by a schedule, or by plain calls.
 
 Order of a start. Each step relies on those before it:
 
-1. The constructor opens the logs.
-2. ``registration.decide_generation`` decides the generation of the logs; numbers that the logs
-   use are never given out again.
-3. ``registration.register`` puts the broker on record.
-4. :meth:`BrokerCore.take_lease`: from now on the others consider the broker alive.
-5. :meth:`BrokerCore.beginning`: it leads and follows. Only then may :meth:`BrokerCore.control`
-   and the other repeated tasks run.
-6. :meth:`BrokerCore.recovering` finishes what was under way when the previous process ended.
+ 1. The constructor opens the logs.
+ 2. ``registration.decide_generation`` decides the generation of the logs. Numbers that the logs
+    use are never given out again.
+ 3. ``registration.register`` puts the broker on record.
+ 4. :meth:`BrokerCore.take_lease`: after this the others consider the broker alive.
+ 5. :meth:`BrokerCore.beginning`: it leads and follows. Only then may :meth:`BrokerCore.control`
+    and the other repeated tasks run.
+ 6. :meth:`BrokerCore.recovering` finishes the work that the previous process left.
 
-Order of an end: others lead (:meth:`BrokerCore.leaving`), the logs are closed (``host.close``),
-the broker vouches for them if all of that went well (``registration.end``), and the lease ends.
+Order of an end: others lead (:meth:`BrokerCore.leaving`), the logs are closed (``host.close``), the
+broker vouches for them if all of that succeeded (``registration.end``), and the lease ends.
 """
 
 from __future__ import annotations
@@ -58,28 +58,28 @@ logger = logger_of(__name__)
 
 
 class BrokerDisk(Struct, frozen=True):
-    """A broker's directory, and how the files in it are opened."""
+    """A broker's directory, and the opening of the files in it."""
 
     directory: LogDirectory
     runs: Runs
     logs: FileLogs | None = None
     """By default the files of this host."""
     marks: CommittedMarks | None = None
-    """Where high watermarks are remembered; by default in the directory."""
+    """The store of high watermarks, by default in the directory."""
     promises: PromiseFile | None = None
-    """Where promises are noted; by default in the directory."""
+    """The store of promises, by default in the directory."""
     spare_files: int = 0
-    """How many files are kept open in reserve."""
+    """The number of files that are kept open in reserve."""
 
 
 class BrokerNetwork(Protocol):
-    """A broker's ways to the others."""
+    """A broker's connections to its peers."""
 
     def peers(self, core: BrokerCore) -> Peers:
-        """Return what runs steps on the other brokers; called once, by the constructor."""
+        """Return the runner of steps on other brokers. The constructor calls this once."""
 
     def links(self, core: BrokerCore) -> FollowerLinks:
-        """Return the streams from leaders; called once, before the broker follows any."""
+        """Return the streams from leaders. This is called once, before the broker follows any."""
 
 
 class BrokerCore:
@@ -100,15 +100,15 @@ class BrokerCore:
     ) -> None:
         """Open the logs.
 
-        ``on_proposal`` is called when there is something for ``proposals.putting``, under a
-        partition's lock. ``counts``: what the broker counts.
+        ``on_proposal`` is called when there is work for ``proposals.putting``, under a partition's
+        lock. ``counts``: the broker's counts.
         """
         self.store = store
         self.leases = leases
         self._network = network
         promises = disk.promises or PromiseFile(disk.directory.path)
         self.promising = Promises(promises, clock, leases.is_overdue)
-        """What the streams from leaders need for their promises."""
+        """The promises to leaders, for the streams from them."""
         view = ClusterView(store)
         self.members = members = Members(view, leases)
         self.proposals = Proposals()
@@ -156,7 +156,7 @@ class BrokerCore:
         self.controlling = Controlling(host, self.members, seat)
 
     def beginning(self) -> Script[list[Changed]]:
-        """Lead and follow from now on; return what was changed to lead again."""
+        """Begin to lead and follow. Return the changes that were needed to lead again."""
         self.host.refresh()
         self.members.look()
         changed = yield from self.registration.leading_again()
@@ -164,12 +164,12 @@ class BrokerCore:
         return changed
 
     def recovering(self) -> Script[None]:
-        """Remove what is left of topics, and finish transactions that are decided."""
+        """Remove left-overs of topics, and finish decided transactions."""
         yield from self.topics.removing_left_overs(starts=True)
         yield from self.transactions.recovering()
 
     def promise_to_ask_s(self) -> float | None:
-        """Return for how long followers should promise not to lead, or None if they need not."""
+        """Return the time for which followers should promise not to lead, or None."""
         return self.leases.duration_s if self.leases.is_overdue() else None
 
     def control(self) -> Script[None]:
@@ -191,23 +191,23 @@ class BrokerCore:
             return
         for group, member_id, error in (yield from self.leaves.retry()):
             logger.warning(
-                "member %s of group %r was not removed, so its session expires: %s",
+                "cannot remove member %s of group %r; its session will expire: %s",
                 member_id,
                 group,
                 error,
             )
         for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
-            logger.warning("%s is lost: no heartbeat came while its session lasted", each)
+            logger.warning("lost %s: no heartbeat came while its session lasted", each)
         now_ms = self._clock.wall_us() // 1000
         ended = yield from groups.end_sessions(self._sessions, self._clock.monotonic, now_ms)
         for group, member_id in ended:
             self.host.counts.lost_members.add(group)
             logger.warning(
-                "member %s of group %r is removed: no heartbeat came while its session lasted",
+                "removed member %s of group %r: no heartbeat came while its session lasted",
                 member_id,
                 group,
             )
 
     def leaving(self) -> Script[int]:
-        """Let other brokers lead; return how many partitions they lead now."""
+        """Hand over to other brokers. Return the number of partitions that they took."""
         return handing_over(self.host, self.members)

@@ -1,4 +1,4 @@
-"""The counts that a broker takes while it works. Values that its state has are not counted."""
+"""The counts that a broker takes while it works. Values of its state are not counted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CLEAN, UNCLEAN = "clean", "unclean"
 
 
 class BrokerCounts:
-    """The counts of one broker, from its start on."""
+    """The counts of one broker since its start."""
 
     def __init__(self) -> None:
         self.traffic = TrafficBook()
         self.appends = {level: Histogram() for level in PRODUCER_LEVELS}
         """From when a batch was decoded until it is answered, by the producer's isolation."""
         self.fetches = Histogram()
-        """What a fetch spends on reading the log, without its waits."""
+        """The time of a fetch for reading the log, without its waits."""
         self.actions = {name: Histogram() for name in CALLS}
         self.forces = Histogram()
         self.store_reads = Histogram()
@@ -31,21 +31,25 @@ class BrokerCounts:
         """By the code of the error that a client got."""
         self.isr_changes = NamedCounts(SHRINK, EXPAND)
         self.lost_members = NamedCounts()
-        """Of groups, by the group's name: members that this broker removed without a leave."""
+        """Members that this broker removed without a leave, by the group's name."""
         self.elections = NamedCounts(CLEAN, UNCLEAN)
 
 
 class ChangeCounter:
-    """Listens to a broker's view of the cluster."""
+    """The counter of elections and ISR changes, in a broker's view of the cluster.
+
+    It counts those of partitions that this broker leads. So each of them is counted by one broker,
+    and the sum over brokers is right.
+    """
 
     def __init__(self, me: BrokerId, known: Snapshot, counts: BrokerCounts) -> None:
-        """``known``: the view as it is; what was changed before is not counted."""
+        """Create the counter. Changes before the view ``known`` are not counted."""
         self._me = me
         self._known = known
         self._counts = counts
 
     def take(self, news: News, now: Snapshot) -> None:
-        """Count what has changed since the snapshot before."""
+        """Count the changes since the last snapshot."""
         before, self._known = self._known, now
         for each in news.partitions:
             old, new = before.partition(each), now.partition(each)

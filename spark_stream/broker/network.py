@@ -1,7 +1,7 @@
-"""A broker's connections to the others: steps that peers run, and the streams of replication.
+"""A broker's connections to its peers: steps that they run, and the streams of replication.
 
 Order of an end: :meth:`ConnectedNetwork.stop_following`, the logs are closed, then
-:meth:`ConnectedNetwork.stop`. So nothing is appended to a log that is closed.
+:meth:`ConnectedNetwork.stop`. So no entry is appended to a closed log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class ConnectedNetwork:
         addresses: Mapping[str, str],
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
-        """``addresses``: addresses of brokers by id, used instead of the registered ones.
+        """Create the network.
 
-        ``tls`` returns the TLS context for these connections; None: without TLS.
+        ``addresses``: addresses of brokers by id, used instead of the registered ones. ``tls``
+        returns the TLS context for these connections, or None without TLS.
         """
         self._tls = tls
         self._addresses = addresses
@@ -49,7 +50,7 @@ class ConnectedNetwork:
         )
         self._fetchers: Fetchers | None = None
         self.leading: LeaderStreams | None = None
-        """The streams of followers; None before the broker's core is made."""
+        """The streams of followers, or None before the broker's core is made."""
 
     def peers(self, core: BrokerCore) -> ConnectedPeers:
         peers = ConnectedPeers(

@@ -1,9 +1,9 @@
 """A broker process from start to end.
 
-Order of a start: lock the directory, open it, open the logs, serve, publish the address, say that
-it is ready. Order of a stop: take no new records, end all waits, flush and close the logs, end the
-calls, take the address away, unlock. So nothing acknowledged is lost, and whoever finds the address
-finds a broker that answers.
+Order of a start: lock the directory, open it, open the logs, serve, publish the address, report
+that it is ready. Order of a stop: take no new records, end all waits, flush and close the logs, end
+the calls, remove the address, unlock. So no acknowledged record is lost, and a client that finds
+the address finds a broker that answers.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ from spark_stream.wire.allocator import keep_free_memory
 logger = logger_of(__name__)
 
 _GRACE_SECONDS: Final = 1.0
-_SWEEP_SECONDS: Final = 0.5  # how late an expired transaction is aborted at most
+_SWEEP_SECONDS: Final = 0.5  # the latest abort of an expired transaction
 _SWITCH_S: Final = 0.0005
-"""How long a thread may keep the interpreter while others want it. An append needs it some ten
-times: with Python's default of 5 ms, and hundreds of fetches at work, it would wait long each
-time."""
+"""The time for which a thread may keep the interpreter while others want it.
+
+An append needs it some ten times. With Python's default of 5 ms, and hundreds of fetches at work,
+it would wait long each time.
+"""
 _CERTIFICATES_S: Final = 1.0
 _STORE_MARK_S: Final = 2.0  # a crash of this broker hides the changes of the store in this time
 _ACCESS_S: Final = 1.0
@@ -132,12 +134,12 @@ class Broker:
     def _open(self, ids: Ids, undo: contextlib.ExitStack) -> tuple[BrokerIdentity, str | None]:
         """Lock and open the directory and the store, then the logs.
 
-        Return who this broker is, and the boot id of its machine if its files may be mapped.
+        Return this broker's identity, and the boot id of its machine if its files may be mapped.
         """
         config, clock, machine = self._config, self._clock, SystemMachine()
-        # Links are resolved now: one that changes later must not lead new files elsewhere.
+        # Links are resolved first: one that changes later must not lead new files elsewhere.
         path = Path(os.path.realpath(config.dir))
-        check_directory(path)  # before the lock leaves a file in somebody else's directory
+        check_directory(path)  # before the lock leaves a file in a foreign directory
         self._lock = DirectoryLock(path)
         undo.callback(self._lock.release)
         is_new = recorded_cluster_id(path) is None
@@ -193,7 +195,7 @@ class Broker:
         return me, machine.boot_id() if config.mapped_reads else None
 
     def _serve(self, me: BrokerIdentity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
-        """Listen, and answer calls from now on."""
+        """Listen, and answer calls."""
         config, clock, core = self._config, self._clock, self.core
         _warn_of_open_doors(config)
         self._scrub = Scrub(
@@ -286,7 +288,7 @@ class Broker:
             undo.callback(self._end_flight)
 
     def _show_metrics(self, here: BrokerContext, undo: contextlib.ExitStack) -> None:
-        """Answer scrapes and probes from now on, if the configuration says where."""
+        """Answer scrapes and probes, if the configuration has an address for them."""
         self.metrics_address = ""
         self._metrics: MetricsEndpoint | None = None
         if not self._config.metrics_listen:
@@ -313,7 +315,7 @@ class Broker:
         return self._is_open and self.core.lease_keeper.serves()
 
     def _why_not_ready(self) -> str | None:
-        """Return why clients should go to other brokers, or None if they need not."""
+        """Return the reason why clients should use other brokers, or None if there is none."""
         if not self._is_open:
             return "the broker starts"
         if self._stop_asked.is_set():
@@ -321,12 +323,12 @@ class Broker:
         if self._holds_lease() or any(each.leads for each in self.core.host.open_replicas()):
             return None
         return (
-            "the broker's lease is over, and no followers have promised not to lead: it leads"
-            " nothing until it reaches the metadata store"
+            "the broker's lease expired, and no followers have promised not to lead: it leads no"
+            " partition until it reaches the metadata store"
         )
 
     def _extend_token(self, token: Token) -> None:
-        """Store a token whose life was extended, unless it was revoked meanwhile."""
+        """Store a token whose life was extended, unless it was revoked in the meantime."""
         key = TOKENS + token.id
         record = self._store.get(key)
         if record is not None:
@@ -354,18 +356,18 @@ class Broker:
     def _look_at_certificates(self) -> None:
         """Use new certificates. Flight takes one only at its start.
 
-        So another Flight server takes the place of the one that serves, which ends with the last of
-        its calls: a client that reads nothing can hold up one of them for ever.
+        So another Flight server takes the place of the present one, which ends with the last of its
+        calls: a client that reads no data can delay that for ever.
         """
         if self._certificates.refresh() and self._flight is not None:
             earlier, self._flight = self._flight, None
             threading.Thread(target=earlier.shutdown, name="earlier-flight", daemon=True).start()
         if self._flight is None and self._make_flight is not None:
             self._flight = self._make_flight()
-            logger.info("Flight serves with the new certificate")
+            logger.info("restarted the Flight server with the new certificate")
 
     def _begin(self, me: BrokerIdentity, boot_id: str | None, undo: contextlib.ExitStack) -> None:
-        """Join the cluster: lead, follow, and do what a broker does by itself."""
+        """Join the cluster: lead, follow, and start the repeated tasks."""
         core, run = self.core, self.core.driver.run
         self._tasks = BackgroundTasks(run, self._stop_asked)
         core.registration.register(
@@ -425,26 +427,26 @@ class Broker:
         try:
             self.core.lease_keeper.renew()
         except DirectoryInUse as error:
-            logger.error("the broker has lost its id, and ends: %s", error)
+            logger.error("stopping the broker: it lost its id: %s", error)
             self.has_failed = True
             self._stop_asked.set()
 
     def _record_store(self) -> None:
-        """Record which state of the metadata store this broker has read, for its next start."""
+        """Record the state of the metadata store that this broker has read, for its next start."""
         if (mark := self._store.mark) is not None:
             StoreMarkFile(Path(self._facts.directory)).record(mark)
 
     def _release_id(self) -> None:
-        with contextlib.suppress(IsologError):  # then it is free once its lease is over
+        with contextlib.suppress(IsologError):  # then it is free once its lease expires
             self._id_lock.release()
 
     def _put_proposals(self) -> None:
-        """Wait for proposals, a while at most, and put them on record."""
+        """Wait a while for proposals, and put them on record."""
         if self.core.proposals.noted.wait(0.5):
             self.core.driver.run(self.core.proposals.putting())
 
     def heed_signals(self) -> None:
-        """Let SIGTERM and SIGINT end :meth:`run`, even if they come before it begins."""
+        """Make SIGTERM and SIGINT end :meth:`run`, even if they come before it begins."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._heed)
 
@@ -452,16 +454,16 @@ class Broker:
         self._stop_asked.set()
 
     def run(self) -> None:
-        """Serve until a signal, or until no call came for too long; then stop cleanly."""
+        """Serve until a signal, or until no call came for too long. Then stop cleanly."""
         while not self._stop_asked.wait(0.5):
             limit = self._config.idle_seconds
             if limit and self.activity.idle_seconds() > limit:
-                logger.info("no call for %g s: the broker ends", limit)
+                logger.info("stopping the broker: no call came for %g s", limit)
                 break
         self.stop()
 
     def stop(self) -> None:
-        """Stop; everything that was acknowledged is in the files."""
+        """Stop. All acknowledged records are in the files afterwards."""
         core = self.core
         with contextlib.suppress(IsologError):  # then the others see its lease end
             core.driver.run(core.leaving())
@@ -510,11 +512,12 @@ class Broker:
         return joined(split_address(listen)[0], port)
 
     def _flight_place(self) -> tuple[str, str]:
-        """Return where Flight is to listen and its address for clients; empty if nowhere."""
+        """Return the listening address of Flight and that for clients, empty without Flight."""
         listen = self._config.flight_listen
         if not listen:
             return "", ""
-        # Flight binds by itself, and does not say why that failed: so it is tried here first.
+        # Flight binds its socket itself, and gives no reason for a failure: so it is tried here
+        # first.
         with contextlib.closing(listening_socket(listen, "flight_listen")) as bound:
             port = port_of(bound)
         if listen.startswith(UNIX):
@@ -524,14 +527,14 @@ class Broker:
 
 
 def _warn_of_open_doors(config: BrokerConfig) -> None:
-    """Log what others on the network can do, where that is more than it should be."""
+    """Warn of access by others on the network that is probably not intended."""
     for listen in filter(None, (config.listen, config.flight_listen)):
         if is_local(listen):
             continue
         if not config.authentication:
-            logger.warning("%s: everybody who reaches it can read and write the log", listen)
+            logger.warning("no authentication at %s: any client can read and write the log", listen)
         elif config.tls.cert is None:
-            logger.warning("%s: passwords and records cross the network in the clear", listen)
+            logger.warning("no TLS at %s: passwords and records are sent unencrypted", listen)
 
 
 def _locked_id(board: SharedBoard, directory: LogDirectory, is_new: bool) -> IdLock:
@@ -555,7 +558,7 @@ def _warn_of_few_files(partitions: int) -> None:
     needed = files_needed(partitions)
     if limit < needed + _CLIENTS_LEAST:
         logger.warning(
-            "the limit of open files is %d: %d partitions and %d connections need %d. Raise it"
+            "limit of open files is %d, but %d partitions and %d connections need %d. Raise it"
             " (`ulimit -n`, or `LimitNOFILE` of systemd)",
             limit,
             partitions,
@@ -577,12 +580,12 @@ def serve(config: BrokerConfig) -> NoReturn:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.Formatter.converter = time.gmtime
-    os.umask(0o077)  # whatever this process makes belongs to its owner alone
+    os.umask(0o077)  # the files of this process belong to its owner alone
     broker = Broker(config)
-    broker.heed_signals()  # whoever reads the next line may send a signal
+    broker.heed_signals()  # a reader of the next line may send a signal
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()
-    # A stream that a silent client keeps open cannot be ended from here, and the interpreter
-    # cannot exit while its thread runs. Everything is closed, so the process just ends.
+    # A stream that a silent client keeps open cannot be ended from here, and the interpreter cannot
+    # exit while its thread runs. Everything is closed, so the process just ends.
     logging.shutdown()
     os._exit(1 if broker.has_failed else 0)

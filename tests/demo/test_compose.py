@@ -376,7 +376,7 @@ def test_commands_of_secure_services_run(tmp_path: Path, shell: Shell) -> None:
             address = outside.address("broker-1", BROKERS["broker-1"])
             ca = str(tmp_path / "authority" / "ca.pem")
             asked = ["isolog", "--tls-ca", ca, "broker", "status", "--bootstrap", address]
-            assert "asks who is calling" in shell.run(asked, tmp_path, code=1)
+            assert "requires authentication" in shell.run(asked, tmp_path, code=1)
 
 
 def end_in_order(process: subprocess.Popen[str]) -> None:

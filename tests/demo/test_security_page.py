@@ -49,6 +49,6 @@ def test_steps_to_a_protected_cluster(tmp_path: Path, shell: Shell) -> None:
         said = run(AS_ALICE)
         assert said.split()[:2] == ["100", "100"]
         assert "'alice' may not write topic:flights" in said
-        assert "asks who is calling" in said
+        assert "requires authentication" in said
         assert "speaks TLS, and the client does not" in said
         assert run(A_LEADER_DIES).split()[-1] == "200"

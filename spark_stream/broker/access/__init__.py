@@ -1,6 +1,7 @@
-"""Who calls this broker, and what they may do.
+"""Authentication of callers, and their permissions.
 
-``authorizer``   finds out who calls, and decides by the rules on record
-``jwts``   who calls by a JSON Web Token
-``audit``  writes down who was refused, and what administrators did
+``authorizer``  authenticates callers, and decides by the rules on record
+``jwts``        callers with JSON Web Tokens
+``quotas``      limits of bytes and connections of each principal
+``audit``       the log of refusals and of acts of administrators
 """

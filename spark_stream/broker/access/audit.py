@@ -1,9 +1,9 @@
 """The audit log: a JSON line for each refusal, and for each act of an administrator.
 
-A line has ``at`` (ISO 8601, UTC), ``principal``, ``from``, ``action``, ``on`` (a resource, or what
-a request names) and ``outcome``: ``done``, or the code of the error. ``omitted``: how many lines
-about refusals were left out before it. It never has a secret: of a request only the fields in
-``_NAMED`` are written.
+A line has ``at`` (ISO 8601, UTC), ``principal``, ``from``, ``action``, ``on`` (a resource, or the
+names in a request) and ``outcome``: ``done``, or the code of the error. ``omitted``: the number of
+lines about refusals that were left out before it. It never has a secret: of a request only the
+fields in ``_NAMED`` are written.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 FILE_BYTES: Final = 16 << 20
-"""After so many bytes the next file begins."""
+"""The size at which the next file begins."""
 FILES_KEPT: Final = 5
 _STRANGERS_S: Final = 20
 _KNOWN_S: Final = 20
-"""Lines a second about refusals and about callers' own credentials, of all unknown callers together
-and of each known one: they must not push the others out."""
+"""The lines a second about refusals and about callers' own credentials.
+
+One limit is for all unknown callers together, and one for each known caller, so that they do not
+push the others out.
+"""
 CREDENTIALS: Final = frozenset({"create-token", "revoke-token", "open-session"})
-"""Actions on a caller's own credentials, which need no permission, and are written down."""
+"""Calls on a caller's own credentials, which need no permission, and are logged."""
 DONE: Final = "done"
 _TEXT_MAX: Final = 300
 ADMINISTRATIVE: Final = frozenset(
     {Operation.CREATE, Operation.ALTER, Operation.DELETE, Operation.ADMIN}
 )
-"""Operations that are written down when they are done; others only when they are refused."""
+"""Operations that are logged when they succeed. Others are logged only if they are refused."""
 _NAMED: Final = (
     "topic",
     "name",
@@ -57,7 +60,7 @@ _NAMED: Final = (
 
 
 class _AuditFile(RotatingFileHandler):
-    """The file. What the disk refuses is logged in one line, once while the reason lasts."""
+    """The file. Errors of the disk are logged in one line, once while the reason lasts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
@@ -73,11 +76,11 @@ class _AuditFile(RotatingFileHandler):
         self._problem = self._problem_now
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (as logging calls it)
-        """Log why the line that is being written cannot be."""
+        """Log the reason why the present line cannot be written."""
         error = sys.exc_info()[1]
         self._problem_now = getattr(error, "strerror", None) or repr(error)
         if self._problem_now != self._problem:
-            logger.error("nothing is written to %s: %s", self.baseFilename, self._problem_now)
+            logger.error("cannot write the audit log %s: %s", self.baseFilename, self._problem_now)
 
     def close(self) -> None:
         """Close the file, even if the disk does not take the last lines."""
@@ -86,17 +89,17 @@ class _AuditFile(RotatingFileHandler):
 
 
 class Audit:
-    """The audit log of a broker; for any thread. Without a path it writes nothing."""
+    """The audit log of a broker, for any thread. Without a path it writes no line."""
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         """Open the file.
 
         Raises:
-            StorageFailure: it cannot be opened.
+            StorageFailure: It cannot be opened.
         """
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two
-        self._second = 0  # of the clock
+        self._second = 0  # by the clock
         self._lines: Counter[str | None] = Counter()  # about refusals in it, by principal
         self._omitted = 0
         try:
@@ -108,7 +111,7 @@ class Audit:
             ) from None
 
     def note(self, caller: Caller | None, address: str, action: str, on: str, outcome: str) -> None:
-        """Write a line; if the disk refuses it, the call goes on."""
+        """Write a line. If the disk refuses it, the call continues."""
         who = None if caller is None else caller.principal
         is_anybodys = outcome != DONE or action in CREDENTIALS
         if self._file is None or (is_anybodys and self._is_too_much(who)):
@@ -130,7 +133,7 @@ class Audit:
         self._file.handle(logging.LogRecord("audit", logging.INFO, "", 0, line, (), None))
 
     def _is_too_much(self, who: str | None) -> bool:
-        """Count a line about a refusal; return whether it has to be left out."""
+        """Count a line about a refusal. Return whether it has to be left out."""
         second = int(self._clock.monotonic())
         with self._lock:
             if second != self._second:
@@ -148,7 +151,7 @@ class Audit:
 
 
 def named_in(asked: Any) -> str:
-    """Return what a request names, without anything that may be secret."""
+    """Return the names in a request, without anything that may be secret."""
     found = {
         name: value
         for name in _NAMED

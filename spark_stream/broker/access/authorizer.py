@@ -1,8 +1,8 @@
-"""Finds out who calls, and decides what they may do, by what this broker sees on record.
+"""The authorizer: it authenticates callers, and decides by the rules that this broker sees.
 
 Removed users, revoked tokens and changed rules take effect within a second, on open streams too:
 the view of the cluster is refreshed many times a second, and the :class:`StreamPermit` of each
-stream is checked again whenever something about access has changed.
+stream is checked again after each change of a record about access.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from spark_stream.wire.access_messages import Authenticate, Authenticated
 logger = logger_of(__name__)
 
 SESSION_S: Final = 3600.0
-"""How long a session is valid that was opened with a password."""
+"""The life of a session that was opened with a password."""
 _EXTENDED_BELOW: Final = 0.75
 """Using a sliding token renews its whole life, once less than this part of it is left."""
 _REFRESHED_S: Final = 0.02
 _FAILURES_FREE: Final = 5
-"""Wrong passwords, of one user from one address, before the next one has to wait."""
+"""The wrong passwords, for one user from one address, before the next attempt has to wait."""
 _FAILURES_KEPT: Final = 10_000
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
@@ -70,9 +70,10 @@ _NO_TOKEN: Final = (
 
 
 class AccessSettings(Struct, frozen=True):
-    """``requires_authentication``: whether callers have to say who they are.
+    """The settings of authentication.
 
-    ``super_users`` may do everything. ``issuer``: whose JSON Web Tokens are taken as well.
+    ``requires_authentication``: whether callers have to authenticate. ``super_users`` may do
+    everything. ``issuer``: the issuer of accepted JSON Web Tokens.
     """
 
     requires_authentication: bool = False
@@ -81,12 +82,12 @@ class AccessSettings(Struct, frozen=True):
 
 
 def who_calls() -> Unauthenticated:
-    """Return the error for a caller that has not said who it is."""
-    return Unauthenticated("this broker asks who is calling", hint=_HINT)
+    """Return the error for a caller that has not authenticated."""
+    return Unauthenticated("this broker requires authentication", hint=_HINT)
 
 
 class ConnectionIdentity:
-    """A connection and its caller: None until that is known. It may authenticate again."""
+    """A connection and its caller, None until it authenticates. It may authenticate again."""
 
     def __init__(self, address: str, caller: Caller | None) -> None:
         self.address = address
@@ -96,7 +97,7 @@ class ConnectionIdentity:
         """Return the caller.
 
         Raises:
-            Unauthenticated: it is not known who calls.
+            Unauthenticated: The connection has not authenticated.
         """
         if self.caller is None:
             raise who_calls()
@@ -104,7 +105,7 @@ class ConnectionIdentity:
 
 
 class StreamPermit:
-    """What an open stream needs. ``refused`` is called once if that is no longer allowed."""
+    """The needs of an open stream. ``refused`` is called once when these are revoked."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class StreamPermit:
 
 
 class Authorizer:
-    """The access of one broker; for any thread. ``key`` signs sessions, and is the cluster's."""
+    """The access of one broker, for any thread. ``key``, of the cluster, signs sessions."""
 
     def __init__(
         self,
@@ -129,11 +130,14 @@ class Authorizer:
         audit: Audit,
         refresh: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refresh`` brings the view up to date: a user may have been added a moment ago."""
+        """Create the authorizer.
+
+        ``refresh`` brings the view up to date: a user may have been added a moment ago.
+        """
         self._refresh = refresh
         self.audit = audit
         self.extend: Callable[[Token], None] = lambda token: None
-        """Stores a token whose life was extended; set once the broker can write records."""
+        """Stores a token whose life was extended. It is set once the broker can write records."""
         self._view = view
         self._key = key
         self._clock = clock
@@ -147,13 +151,13 @@ class Authorizer:
 
     @property
     def requires_authentication(self) -> bool:
-        """Whether callers have to say who they are."""
+        """Whether callers have to authenticate."""
         return self._settings.requires_authentication
 
     # -- who calls --------------------------------------------------------------------------------
 
     def identify(self, names: Sequence[str], address: str, *, is_local: bool) -> Caller | None:
-        """Return who has connected from there, or None if they have to authenticate.
+        """Return the caller of a new connection, or None if it has to authenticate.
 
         ``names``: those of the certificate that was shown. ``is_local``: through a Unix socket.
         """
@@ -167,9 +171,10 @@ class Authorizer:
         return self._known(Caller(names[0], KnownBy.CERTIFICATE, address=address))
 
     def needs_keys(self, asked: Authenticate) -> bool:
-        """Return whether the caller gave a JWT for which its issuer has to be asked first.
+        """Return whether the caller gave a JWT whose issuer's keys have to be fetched first.
 
-        If so, call :meth:`fetch_keys` on a thread that may wait; else ``authenticate`` would do it.
+        If so, call :meth:`fetch_keys` on a thread that may wait. Otherwise ``authenticate`` would
+        fetch them.
         """
         issuer, token = self._settings.issuer, asked.token or ""
         return issuer is not None and JwtIssuer.is_one(token) and issuer.needs_keys(token)
@@ -180,43 +185,49 @@ class Authorizer:
             self._settings.issuer.fetch_keys(asked.token)
 
     def authenticate(self, identity: ConnectionIdentity, asked: Authenticate) -> Authenticated:
-        """Find out who calls; answer with a session, if the caller gave a password.
+        """Authenticate the caller. Answer with a session, if it gave a password.
 
-        A connection stays with its first principal. Comparing a password takes 32 MiB and most of
-        a processor for a while: call it on a thread that may wait, and only a few times at once.
+        A connection stays with its first principal. Comparing a password takes 32 MiB and most of a
+        processor for a while: call it on a thread that may wait, and only a few times concurrently.
 
         Raises:
-            Unauthenticated: the credential is wrong, has expired, or was revoked.
-            InvalidRequest: there is no credential, or more than one.
+            Unauthenticated: The credential is wrong, has expired, or was revoked.
+            InvalidRequest: There is no credential, or more than one.
         """
         try:
             return self._authenticate(identity, asked)
         except IsologError as error:
             who = asked.user or token_id_of(asked.token or "")
             self.audit.note(identity.caller, identity.address, "authenticate", who, error.code)
-            logger.debug("%s: nobody is let in as %r: %s", identity.address, who, error.message)
+            logger.debug(
+                "authentication of %s as %r failed: %s", identity.address, who, error.message
+            )
             raise
 
     def _authenticate(self, identity: ConnectionIdentity, asked: Authenticate) -> Authenticated:
         if identity.caller is not None and identity.caller.source in (KnownBy.OPEN, KnownBy.SOCKET):
-            return Authenticated(principal=identity.caller.principal)  # nobody has to say who it is
+            # no authentication is required
+            return Authenticated(principal=identity.caller.principal)
         if asked.token is not None and asked.user is None and asked.password is None:
             caller = self._of_token(asked.token)
         elif asked.token is None and asked.user is not None and asked.password is not None:
             caller = self._of_password(asked.user, asked.password, identity.address)
         else:
-            raise InvalidRequest("give user and password, or a token, and nothing else")
+            raise InvalidRequest("give either user and password, or a token")
         with self._lock:
             before = identity.caller
             if before is None or before.principal == caller.principal:
                 identity.caller = replace(caller, address=identity.address)
         if before is not None and before.principal != caller.principal:
             raise InvalidRequest(
-                f"this connection is {before.principal!r}'s, as it has shown before, and not"
-                f" {caller.principal!r}'s",
-                hint="Give a certificate or a credential; the environment (ISOLOG_USER, …) counts.",
+                f"this connection has authenticated as {before.principal!r}, and cannot change to"
+                f" {caller.principal!r}",
+                hint="Give a certificate or a credential, not both. Environment variables"
+                " (ISOLOG_USER, …) count.",
             )
-        logger.debug("%s: %s, by %s", identity.address, caller.principal, caller.source)
+        logger.debug(
+            "%s authenticated as %s, by %s", identity.address, caller.principal, caller.source
+        )
         session = sign_session(caller, self._key) if caller.source is KnownBy.USER else None
         return Authenticated(
             principal=caller.principal,
@@ -229,7 +240,7 @@ class Authorizer:
         if token.startswith(SESSION_PREFIX):
             found = session_of(token, self._key)
             if found is None:
-                raise Unauthenticated("the session is not one of this cluster", hint=_HINT)
+                raise Unauthenticated("the session is not from this cluster", hint=_HINT)
             self.check_valid(found)
             return self._known(found)
         if self._settings.issuer is not None and JwtIssuer.is_one(token):
@@ -257,17 +268,17 @@ class Authorizer:
                 try:
                     self.extend(replace(kept, expires_ms=found.expires_ms))
                 except IsologError as error:  # it is still valid, and is extended the next time
-                    logger.warning("token %s is not extended: %s", kept.id, error)
+                    logger.warning("cannot extend token %s: %s", kept.id, error)
         return self._known(found)
 
     def sign(self, caller: Caller) -> str:
-        """Return a session that states who the caller is, and what it may be used for."""
+        """Return a session that states the caller, and its grants."""
         return sign_session(caller, self._key)
 
     def _of_password(self, name: str, password: str, address: str) -> Caller:
         place = (host_of(address), name)
         self._check_not_too_often(place)
-        self._refresh()  # known or not, so that the time it takes tells nothing
+        self._refresh()  # for unknown users too, so that the time shows nothing
         user = self._view.now.access.users.get(name)
         right = is_password(password, NO_PASSWORD if user is None else user.password)
         if user is None or not right:
@@ -284,8 +295,8 @@ class Authorizer:
         left = until - self._clock.monotonic()
         if count >= _FAILURES_FREE and left > 0:
             raise Unauthenticated(
-                f"too many wrong passwords: the next one is compared in {math.ceil(left)} s",
-                hint="Check the password; somebody else may be trying it.",
+                f"too many wrong passwords: wait {math.ceil(left)} s before the next attempt",
+                hint="Check the password. Another client may be trying passwords.",
             )
 
     def _note_failure(self, place: tuple[str, str]) -> None:
@@ -306,7 +317,7 @@ class Authorizer:
         """Check that the caller's credential is still valid.
 
         Raises:
-            Unauthenticated: it has expired, or was revoked.
+            Unauthenticated: It has expired, or was revoked.
         """
         if caller.expires_ms is not None and self._now_ms() >= caller.expires_ms:
             raise Unauthenticated(f"the {_credential_of(caller)} has expired", hint=_HINT)
@@ -315,13 +326,14 @@ class Authorizer:
             user = known.users.get(caller.principal)
             if user is None or user.version != caller.source_id:
                 raise Unauthenticated(
-                    f"user {caller.principal!r} is gone, or has another password", hint=_HINT
+                    f"user {caller.principal!r} was deleted, or the password was changed",
+                    hint=_HINT,
                 )
         elif caller.source is KnownBy.TOKEN and not self.is_token_left(caller.source_id):
             raise Unauthenticated("the token was revoked", hint=_HINT)
 
     def is_token_left(self, token_id: str) -> bool:
-        """Return whether the token is there, and each one with which it was made still holds."""
+        """Return whether the token exists, and each one with which it was made is still valid."""
         tokens = self._view.now.access.tokens
         found = tokens.get(token_id)
         while found is not None and found.parent:
@@ -338,7 +350,7 @@ class Authorizer:
         return not self._settings.requires_authentication or principal in self._settings.super_users
 
     def _refresh_again(self) -> None:
-        """Bring the view up to date, but not often: strangers can ask for it."""
+        """Bring the view up to date, but not often: unauthenticated callers can cause it."""
         now = self._clock.monotonic()
         if now - self._refreshed >= _REFRESHED_S:
             self._refreshed = now
@@ -349,7 +361,7 @@ class Authorizer:
         rules = self._view.now.access.rule_set
         return caller.is_super or rules.allows_anything(caller.principal)
 
-    # -- what they may do -------------------------------------------------------------------------
+    # -- permissions ------------------------------------------------------------------------------
 
     def may(self, caller: Caller, operation: Operation, resource: Resource) -> bool:
         """Return whether the caller may do this."""
@@ -358,13 +370,13 @@ class Authorizer:
     def check(self, caller: Caller, needs: Sequence[Need], *, is_open: bool = False) -> None:
         """Check that the caller may do all of this.
 
-        ``is_open``: the caller was allowed this until now, so it knows that the topic exists. To
-        raise UnknownTopic would then mean that what it wrote is gone.
+        ``is_open``: the caller was allowed this until now, so it has seen that the topic exists.
+        UnknownTopic would then mean that its records are lost.
 
         Raises:
-            Unauthenticated: the caller's credential is no longer valid.
-            UnknownTopic: the caller may not even know that the topic is there.
-            PermissionDenied: one of the operations is not allowed.
+            Unauthenticated: The caller's credential is no longer valid.
+            UnknownTopic: The caller may not even see that the topic exists.
+            PermissionDenied: One of the operations is not allowed.
         """
         try:
             self.check_valid(caller)
@@ -385,7 +397,7 @@ class Authorizer:
         meant = f"{resource.kind}:job/*" if resource.name.startswith("job/") else str(resource)
         refusal: IsologError = PermissionDenied(
             f"{caller.principal!r} may not {what} {resource}",
-            hint="An administrator allows it: isolog acl allow"
+            hint="An administrator can allow it: isolog acl allow"
             f" {shlex.quote(caller.principal)} {operation} {shlex.quote(meant)}",
             principal=caller.principal,
             operation=operation.value,
@@ -417,7 +429,7 @@ class Authorizer:
         return admitted
 
     def recheck(self) -> None:
-        """End streams that are no longer allowed; call it now and then, for what expires."""
+        """End streams that are no longer allowed. This is called regularly, because of expiries."""
         with self._permitting:
             permits = list(self._permits)
         for each in permits:

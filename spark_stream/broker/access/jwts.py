@@ -1,8 +1,8 @@
-"""JSON Web Tokens of one issuer: another system has found out who calls.
+"""JSON Web Tokens of one issuer: another system authenticates the callers.
 
 The issuer's keys are fetched when a token needs them, by one thread at a time. A token of a key
-that is known is checked without waiting, whatever the issuer does. For a while after a fetch, and
-after one that failed, the issuer is not asked again: tokens of unknown keys are refused at once.
+that was fetched is checked without a wait, even if the issuer does not answer. For a while after a
+fetch, even a failed one, no other fetch is made: tokens of unknown keys are refused without a wait.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _ALGORITHMS: Final = (
     "ES512",
     "EdDSA",
 )
-"""Those of public keys. With a secret that both sides share, who checks a token could make one."""
+"""Those of public keys. With a shared secret, each checker of tokens could make tokens."""
 _FETCH_S: Final = 5
 _KEPT_S: Final = 300.0
-"""Keys are fetched again after so long: the issuer may have withdrawn one."""
+"""Keys are fetched again after this time: the issuer may have withdrawn one."""
 _AGAIN_S: Final = 5.0
-"""The issuer is not asked again sooner: strangers choose which keys their tokens name."""
+"""The pause between fetches: unauthenticated callers choose the keys that their tokens name."""
 _CLOCKS_DIFFER_S: Final = 30
 _MOMENT_MAX: Final = 1 << 43
 """In seconds. Its milliseconds fit into an answer."""
@@ -65,20 +65,20 @@ class JwtSettings(BaseModel):
     claim: str = "sub"
 
     def absolute(self) -> Self:
-        """Return the same settings; if the keys are in a file, with its absolute path."""
+        """Return the same settings, with the absolute path of a file of keys."""
         if self.keys.startswith("https://"):
             return self
         return self.model_copy(update={"keys": str(Path(self.keys).absolute())})
 
 
 class JwtIssuer:
-    """Checks the tokens of an issuer, on any thread."""
+    """The checker of an issuer's tokens, for any thread."""
 
     def __init__(self, settings: JwtSettings, clock: Clock | None = None) -> None:
-        """Look whether the keys can be had from a file.
+        """Create the checker. Check that a file of keys can be read.
 
         Raises:
-            InvalidConfig: the package is missing, or the file has no keys.
+            InvalidConfig: The package is missing, or the file has no keys.
         """
         try:
             import jwt
@@ -115,16 +115,16 @@ class JwtIssuer:
         return token.count(".") == _PARTS - 1 and token.startswith("ey")
 
     def needs_keys(self, token: str) -> bool:
-        """Return whether :meth:`caller_of` would wait for the issuer; waits for nothing."""
+        """Return whether :meth:`caller_of` would wait for the issuer. This call does not wait."""
         if self._client is None or self._clock.monotonic() < self._again_at:
             return False
         try:
             return not self._fitting(self._kept(), token)
         except (self._jwt.PyJWTError, *_BAD_TOKEN):
-            return False  # it is refused whatever the keys are
+            return False  # it is refused with any keys
 
     def fetch_keys(self, token: str) -> None:
-        """Fetch the issuer's keys, unless the token no longer needs that; waits for the issuer."""
+        """Fetch the issuer's keys, if the token still needs that. May wait for the issuer."""
         if not self._fetching.acquire(timeout=_FETCH_S):
             return
         try:
@@ -136,8 +136,8 @@ class JwtIssuer:
     def _fetch(self) -> None:
         try:
             found = self._jwt.PyJWKSet.from_dict(self._client.fetch_data()).keys
-        except Exception as error:  # whatever the issuer has sent
-            logger.warning("the keys of %s cannot be fetched: %s", self._settings.issuer, error)
+        except Exception as error:  # for any answer of the issuer
+            logger.warning("cannot fetch the keys of %s: %s", self._settings.issuer, error)
         else:
             self._fetched = [each for each in found if each.public_key_use in ("sig", None)]
             self._kept_until = self._clock.monotonic() + _KEPT_S
@@ -148,29 +148,33 @@ class JwtIssuer:
         return self._fetched if self._clock.monotonic() < self._kept_until else []
 
     def caller_of(self, token: str) -> Caller:
-        """Return who calls, until when.
+        """Return the caller, with the end of the token's life.
 
         If :meth:`needs_keys`, it waits for the issuer.
 
         Raises:
-            Unauthenticated: the token is not one of this issuer, not for this audience, has
-                expired, or names nobody; or the issuer's keys cannot be fetched.
+            Unauthenticated: The token is not one of this issuer, not for this audience, has
+                expired, or has no principal. Or the issuer's keys cannot be fetched.
         """
         settings = self._settings
         try:
             key = self._key_of(token)
         except InvalidConfig as error:
-            logger.error("%s", error.message)
-            raise Unauthenticated("the keys of the issuer cannot be read at the moment") from None
+            logger.error("cannot read the keys of the JWT issuer: %s", error.message)
+            raise Unauthenticated(
+                "the broker cannot read the keys of the JWT issuer at the moment"
+            ) from None
         except (self._jwt.PyJWTError, *_BAD_TOKEN) as error:
             raise self._refusal(error) from None
         try:
             if key.algorithm_name not in _ALGORITHMS:
-                raise self._jwt.InvalidKeyError(f"a key for {key.algorithm_name}")
+                raise self._jwt.InvalidKeyError(
+                    f"the key is for {key.algorithm_name}, which is not accepted"
+                )
             claims = self._jwt.decode(
                 token,
                 key.key,
-                algorithms=[key.algorithm_name],  # the token's header may say another
+                algorithms=[key.algorithm_name],  # the token's header may name another
                 audience=settings.audience,
                 issuer=settings.issuer,
                 leeway=_CLOCKS_DIFFER_S,
@@ -188,11 +192,11 @@ class JwtIssuer:
 
     @staticmethod
     def _expires_ms(moment: Any) -> int:
-        """Return the end of a token's life. PyJWT takes a text of digits too."""
+        """Return the end of a token's life. PyJWT also accepts a text of digits."""
         if isinstance(moment, bool) or not isinstance(moment, int | float):
             raise ValueError("exp is not a number")
         if not 0 <= moment < _MOMENT_MAX:
-            raise ValueError("exp is not a moment")
+            raise ValueError("exp is out of range")
         return int((moment + _CLOCKS_DIFFER_S) * 1000)
 
     def _refusal(self, error: Exception) -> Unauthenticated:
@@ -203,7 +207,7 @@ class JwtIssuer:
         )
 
     def _key_of(self, token: str) -> PyJWK:
-        """Return the key that the token's header names, or the only one that there is."""
+        """Return the key that the token's header names, or the issuer's only one."""
         if self._client is None:
             keys = self._keys_of_file().keys
         else:
@@ -211,7 +215,9 @@ class JwtIssuer:
                 self.fetch_keys(token)
             keys = self._kept()
             if not keys:
-                raise self._jwt.InvalidKeyError("the issuer's keys cannot be fetched now")
+                raise self._jwt.InvalidKeyError(
+                    "the broker cannot fetch the issuer's keys at the moment"
+                )
         fitting = self._fitting(keys, token)
         if not fitting:
             named = self._jwt.get_unverified_header(token).get("kid")
@@ -219,6 +225,6 @@ class JwtIssuer:
         return fitting[0]
 
     def _fitting(self, keys: list[PyJWK], token: str) -> list[PyJWK]:
-        """Return the keys with which the token may be signed, as its header says."""
+        """Return the keys with which the token may be signed, by its header."""
         named = self._jwt.get_unverified_header(token).get("kid")
         return [each for each in keys if each.key_id == named or (named is None and len(keys) == 1)]

@@ -1,11 +1,11 @@
-"""Quotas: how many bytes a principal may write and read per second, and its connections.
+"""Quotas: the bytes that a principal may write and read per second, and its connections.
 
-Each principal has a bucket for what it writes and one for what it reads. Bytes are charged when
-they have passed, and time pays for them. Whoever charges gets a *mark*, and may go on once the mark
-is paid. So streams of one principal go on in the order in which they were charged, and a limit that
-changes holds at once for those that wait.
+Each principal has a bucket for writes and one for reads. Bytes are charged when they have passed,
+and time pays for them. A caller that is charged gets a *mark*, and may continue once the mark is
+paid. So streams of one principal continue in the order in which they were charged, and a changed
+limit applies immediately to those that wait.
 
-Nothing here waits or calls anybody. The owner of an embedded broker has no quota.
+This module never blocks. The owner of an embedded broker has no quota.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from spark_stream.environment import Clock
 from spark_stream.wire.cluster_messages import PrincipalUse
 
 LOOK_S: Final = 0.5
-"""How often whoever waits has to look: a quota may have changed."""
+"""The longest wait before the quota is read again: it may have changed."""
 _BURST_S: Final = 1.0
-"""A principal that was quiet may use what it gets in this time at once."""
+"""A principal that was idle may use its bytes of this time in one burst."""
 _HELD_PART: Final = 16
 _HELD_BYTES_MIN: Final = 32 << 20
 """Two of the largest batches, however little memory the broker has."""
@@ -31,9 +31,9 @@ _NO_LIMIT: Final = Quota()
 
 
 class Bucket:
-    """What one principal was charged, and how much of that time has paid for.
+    """The bytes that were charged to one principal, and those that time has paid.
 
-    Both only grow. What is paid is ahead by the burst at most.
+    Both only grow. The paid bytes are ahead by the burst at most.
     """
 
     def __init__(self, rate: int, now: float) -> None:
@@ -41,16 +41,16 @@ class Bucket:
         self._paid = rate * _BURST_S
         self._at = now
         self.delayed_s = 0.0
-        """For how long something was not paid."""
+        """The time in which a charge was unpaid."""
 
     def charge(self, nbytes: int, rate: int, now: float) -> int:
-        """Charge bytes; return the mark up to which is to be paid for them."""
+        """Charge bytes. Return the mark at which they are paid."""
         self._pay(rate, now)
         self._charged += nbytes
         return self._charged
 
     def seconds_left(self, mark: int, rate: int, now: float) -> float:
-        """Return how long it takes until the mark is paid."""
+        """Return the time until the mark is paid."""
         self._pay(rate, now)
         return max(0.0, (mark - self._paid) / rate)
 
@@ -64,8 +64,8 @@ class Bucket:
 class Quotas:
     """The quotas of one broker, for any thread. ``limits``: those on record, by principal.
 
-    ``memory_bytes``: what the broker has for batches. What waits for the quota of one principal may
-    take a part of it.
+    ``memory_bytes``: the broker's memory for batches. Batches that wait for one principal's quota
+    may take a part of it.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class Quotas:
         self._limits = limits
         self._clock = clock
         self._held_bytes_max = max(memory_bytes // _HELD_PART, _HELD_BYTES_MIN)
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the rest
         self._buckets: dict[tuple[str, Operation], Bucket] = {}
         self._connections: Counter[str] = Counter()
         self._held: Counter[str] = Counter()  # bytes that wait for a quota
 
     def limit(self, caller: Caller) -> Quota:
-        """Return the quota that holds for a caller: its own, or else that of ``*``."""
+        """Return the quota of a caller: its own, or otherwise that of ``*``."""
         limits = self._limits()
         if not limits or caller.source is KnownBy.SOCKET:
             return _NO_LIMIT
         return limits.get(caller.principal) or limits.get(ANYBODY, _NO_LIMIT)
 
     def charge(self, caller: Caller, operation: Operation, nbytes: int) -> int:
-        """Charge bytes to a caller; return the mark to wait for. ``operation``: read or write."""
+        """Charge bytes to a caller. Return the mark to wait for. ``operation``: read or write."""
         rate = self._rate(caller, operation)
         if rate is None:
             return 0
@@ -99,7 +99,7 @@ class Quotas:
             return bucket.charge(nbytes, rate, self._clock.monotonic())
 
     def seconds_left(self, caller: Caller, operation: Operation, mark: int) -> float:
-        """Return how long the caller has to wait for a mark."""
+        """Return the caller's wait for a mark."""
         rate = self._rate(caller, operation)
         if rate is None:
             return 0.0
@@ -136,7 +136,7 @@ class Quotas:
                 del self._connections[caller.principal]
 
     def hold(self, caller: Caller, nbytes: int) -> bool:
-        """Count bytes that wait for the caller's quota; return False if they are too many."""
+        """Count bytes that wait for the caller's quota. Return False if they are too many."""
         with self._lock:
             if self._held[caller.principal] + nbytes > self._held_bytes_max:
                 return False
@@ -144,7 +144,7 @@ class Quotas:
             return True
 
     def release(self, caller: Caller, nbytes: int) -> None:
-        """Count bytes that were held no longer."""
+        """Subtract bytes that wait no longer."""
         with self._lock:
             self._held[caller.principal] -= nbytes
             if not self._held[caller.principal]:
@@ -152,12 +152,12 @@ class Quotas:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes wait for a quota."""
+        """The bytes that wait for a quota."""
         with self._lock:
             return self._held.total()
 
     def use(self) -> dict[str, PrincipalUse]:
-        """Return what each principal uses, if it is connected or was delayed."""
+        """Return the use of each principal that is connected or was delayed."""
         with self._lock:
             connections = self._connections.copy()
             delayed = {key: each.delayed_s for key, each in self._buckets.items() if each.delayed_s}
@@ -172,7 +172,7 @@ class Quotas:
 
 
 class Throttle:
-    """The quota of one stream: what a caller writes by it, or what it reads."""
+    """The quota of one stream, for the caller's writes or reads."""
 
     def __init__(self, quotas: Quotas, caller: Caller, operation: Operation) -> None:
         self._quotas = quotas
@@ -184,5 +184,5 @@ class Throttle:
         return self._quotas.charge(self._caller, self._operation, nbytes)
 
     def seconds_left(self, mark: int) -> float:
-        """Return how long to wait for the mark."""
+        """Return the wait for the mark."""
         return self._quotas.seconds_left(self._caller, self._operation, mark)

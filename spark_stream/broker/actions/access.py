@@ -1,4 +1,4 @@
-"""Actions on users, tokens, rules and quotas. Each is one record of the metadata store."""
+"""Handlers of calls on users, tokens, rules and quotas: each is a record of the metadata store."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ from spark_stream.wire.access_messages import (
 
 ALL: Final = "all"
 _TOKENS_MAX: Final = 1_000
-"""Tokens that one principal may have."""
+"""The tokens that one principal may have."""
 _OF_JWT_MS: Final = 7 * 86_400_000
-"""How long a token lasts at most that was made with a JWT: nobody can revoke the JWT."""
+"""The longest life of a token that was made with a JWT, which cannot be revoked."""
 
 
 @handles(PutUser)
 def put_user(context: BrokerContext, asked: PutUser) -> None:
     if asked.name == ANYBODY:
-        raise InvalidRequest("a user cannot be called *: rules use it for everybody")
+        raise InvalidRequest("a user cannot be named *: rules use it for all principals")
     request_id = asked.request_id or secrets.token_hex(8)
     made = User(asked.name, hash_password(asked.password), request_id)
     found = _put(
@@ -84,7 +84,7 @@ def put_user(context: BrokerContext, asked: PutUser) -> None:
         return  # an earlier attempt of this request was carried out
     if found is not None and asked.is_new:
         raise InvalidRequest(
-            f"there is a user {asked.name!r}", hint="`isolog user passwd` changes the password."
+            f"user {asked.name!r} exists already", hint="`isolog user passwd` changes the password."
         )
     if found is None and not asked.is_new:
         raise InvalidRequest(
@@ -94,7 +94,7 @@ def put_user(context: BrokerContext, asked: PutUser) -> None:
 
 @handles(DeleteUser)
 def delete_user(context: BrokerContext, asked: DeleteUser) -> None:
-    """Delete the user's tokens, the user, and the tokens that were made meanwhile."""
+    """Delete the user's tokens, the user, and the tokens that were made during the call."""
     _delete_tokens(context, asked.name)
     found = _put(context, USERS + asked.name, None)
     _delete_tokens(context, asked.name)
@@ -117,12 +117,13 @@ def list_users(context: BrokerContext, asked: ListUsers) -> UserList:
 
 @handles(OpenSession)
 def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
-    """Sign a session of the caller that is restricted to what is asked for.
+    """Sign a session of the caller that is restricted to the requested grants.
 
-    If the caller has used a restricted token: to what of that the token allows.
+    If the caller has used a restricted token, the session gets the grants that this token allows
+    too.
 
-    It ends with the user's password or the token that the caller has used. Nobody can end one of a
-    caller that has used a certificate or a JWT; it is good for a day at most.
+    The session ends with the user's password or the token that the caller has used. A session of a
+    caller with a certificate or a JWT cannot be revoked, and lasts a day at most.
     """
     caller = _maker(context)
     context.check_has_rules()
@@ -139,19 +140,19 @@ def _maker(context: BrokerContext) -> Caller:
     """Return the caller, unless it has only the session of a query: tasks make no credentials.
 
     Raises:
-        PermissionDenied: it has no more than that.
+        PermissionDenied: It has only that.
     """
     caller = context.caller
     if caller.is_session and caller.grants is not None:
-        raise PermissionDenied("with the session of a query nobody makes tokens or sessions")
+        raise PermissionDenied("the session of a query cannot make tokens or sessions")
     return caller
 
 
 def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, ...] | None:
-    """Return the grants, or the caller's own if none are asked for.
+    """Return the grants, or the caller's own if none are requested.
 
     Raises:
-        PermissionDenied: they are more than those of the caller's token.
+        PermissionDenied: They are more than those of the caller's token.
     """
     if caller.grants is None:
         return grants
@@ -161,25 +162,24 @@ def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Gra
         if not is_covered(each, caller.grants):
             raise PermissionDenied(
                 f"a token cannot allow more than the one that it is made with: {_text(each)}",
-                hint="Ask for some of the grants of the token that you use.",
+                hint="Request only grants that your token has.",
             )
     return grants
 
 
 def _those_allowed(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
-    """Return what of these grants, which a query may need, the caller's token allows.
+    """Return the part of these grants, for a query, that the caller's token allows.
 
     Raises:
-        PermissionDenied: it allows none of them.
+        PermissionDenied: It allows none of them.
     """
     if caller.grants is None:
         return grants
     allowed = intersection(grants, caller.grants)
     if not allowed:
         raise PermissionDenied(
-            f"the token allows nothing of what the query may need: {', '.join(map(_text, grants))}",
-            hint="Use a token that is made for more: see the rules that a job needs, in"
-            " docs/security.md.",
+            f"the token allows none of the query's grants: {', '.join(map(_text, grants))}",
+            hint="Use a token with more grants: docs/security.md lists those that a job needs.",
         )
     # beyond the limit, describe is lost first: read and write imply it
     by_use = sorted(allowed, key=lambda each: each.operation is Operation.DESCRIBE)
@@ -192,17 +192,17 @@ def _text(grant: Grant) -> str:
 
 @handles(CreateToken)
 def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
-    """Make a token for the caller; an administrator may make one for anybody.
+    """Make a token for the caller. An administrator may make one for any principal.
 
     A token that is made with another token allows no more than that, and lasts no longer. One that
-    is made with a JWT lasts a week at most. A sliding token is for a query, which asks for all that
-    it may need: of that it gets what the caller's token allows.
+    is made with a JWT lasts a week at most. A sliding token is for a query, which requests all
+    grants that it may need. It gets those that the caller's token allows.
     """
     caller = _maker(context)
     context.check_has_rules()
     principal = asked.principal or caller.principal
     if principal == ANYBODY:
-        raise InvalidRequest("a token is of one principal, and * stands for everybody")
+        raise InvalidRequest("a token is for one principal, and * stands for all")
     if principal != caller.principal and not context.is_administrator:
         raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
     given = None if asked.grants is None else tuple(map(_grant, asked.grants))
@@ -211,7 +211,7 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
     else:
         grants = _no_more_than(caller, given)
     if asked.sliding and asked.lifetime_ms is None:
-        raise InvalidRequest("a sliding token has a lifetime: give lifetime_ms")
+        raise InvalidRequest("a sliding token needs a lifetime: give lifetime_ms")
     now_ms = context.transactions.now_ms()
     expires_ms = None if asked.lifetime_ms is None else now_ms + asked.lifetime_ms
     until_ms = None
@@ -241,7 +241,8 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
         )
     _put(context, TOKENS + token_id, encode(made), is_new=True)
     try:
-        context.authorizer.check_valid(caller)  # a user who was removed meanwhile leaves no token
+        # a user who was removed during the call leaves no token
+        context.authorizer.check_valid(caller)
     except Unauthenticated:
         _put(context, TOKENS + token_id, None)
         raise
@@ -249,7 +250,7 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
 
 
 def _remove_ended(context: BrokerContext, principal: str, now_ms: int) -> None:
-    """Remove the principal's tokens that have expired, or ended with the one they were made with.
+    """Remove the principal's tokens that have expired, or whose parent token ended.
 
     Queries leave many.
     """
@@ -289,9 +290,9 @@ def revoke_token(context: BrokerContext, asked: RevokeToken) -> None:
 
 
 def _may_see(context: BrokerContext, token: Token) -> bool:
-    """Return whether the caller may know of the token, and revoke it.
+    """Return whether the caller may list the token, and revoke it.
 
-    One who calls with a restricted token knows that one, and those that were made with it.
+    A caller with a restricted token may list that one, and those that were made with it.
     """
     caller = context.caller
     if caller.grants is None:
@@ -328,7 +329,7 @@ def set_quota(context: BrokerContext, asked: SetQuota) -> None:
 @handles(RemoveQuota)
 def remove_quota(context: BrokerContext, asked: RemoveQuota) -> None:
     if _put(context, QUOTAS + asked.principal, None) is None:
-        raise _missing(f"{asked.principal!r} has no quota of its own", "See `isolog quota list`.")
+        raise _missing(f"{asked.principal!r} has no quota", "See `isolog quota list`.")
 
 
 @handles(ListQuotas)
@@ -343,10 +344,10 @@ def check_access(context: BrokerContext, asked: CheckAccess) -> Decision:
     known = context.host.view.now.access
     pattern = Pattern.parse(asked.resource)
     if pattern.is_prefix:
-        raise InvalidRequest("ask about one resource, without a * at its end")
+        raise InvalidRequest("give one resource, without a * at its end")
     operation, resource = _operation(asked.operation), Resource(pattern.kind, pattern.name)
     if operation is None:
-        raise InvalidRequest("ask about one operation, not about all of them")
+        raise InvalidRequest("give one operation, not all")
     speaking = {
         text: rule
         for text, rule in known.rules.items()
@@ -387,7 +388,9 @@ def _rule(asked: RuleText) -> Rule:
     try:
         effect = Effect(asked.effect)
     except ValueError:
-        raise InvalidRequest(f"a rule allows or denies, and not {asked.effect!r}") from None
+        raise InvalidRequest(
+            f"the effect of a rule is allow or deny, not {asked.effect!r}"
+        ) from None
     resources = Pattern.parse(asked.resource)
     return Rule(asked.principal, effect, _operation(asked.operation), resources)
 

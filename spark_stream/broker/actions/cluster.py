@@ -1,4 +1,4 @@
-"""Handlers of calls on the cluster: its state, its problems, and the places of its replicas."""
+"""Handlers of calls on the cluster: its state, its problems, and the brokers of its replicas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NAMES_MAX: Final = 20
 class Watched(Struct, frozen=True):
     """A partition as ``topic/number``, its record, and its topic's ``min.insync.replicas``.
 
-    ``name`` is None if the caller may not know of the topic. ``is_led``: whether its leader on
+    ``name`` is None if the caller may not describe the topic. ``is_led``: whether its leader on
     record leads it.
     """
 
@@ -67,7 +67,7 @@ class Watched(Struct, frozen=True):
 
     @property
     def lacks_replicas(self) -> bool:
-        """Whether a replica is not in sync; those that a move brings are not expected to be."""
+        """Whether a replica is not in sync, except the replicas that a move adds."""
         record = self.record
         return any(
             record.member(each) is None for each in record.replicas if each not in record.adding
@@ -87,7 +87,7 @@ def find_problems(
 ) -> list[Problem]:
     """Return the problems that an operator has to look at, causes before their effects.
 
-    ``takers`` are the brokers that may be given replicas.
+    ``takers`` are the brokers that may get replicas.
     """
     dead = [each for each in brokers if not each.alive and each.replicas]
     led = [each for each in partitions if each.is_led]
@@ -369,7 +369,7 @@ def status(context: BrokerContext, asked: GetStatus) -> BrokerStatus:
 
 
 def disk_room(directory: str) -> tuple[int, int]:
-    """Return the free and all bytes of the disk with the directory; 0 if it is gone."""
+    """Return the free and all bytes of the directory's file system, 0 if there is no directory."""
     try:
         found = shutil.disk_usage(directory)
     except OSError:
@@ -378,13 +378,13 @@ def disk_room(directory: str) -> tuple[int, int]:
 
 
 def own_memory(process: psutil.Process) -> int:
-    """Return resident bytes of a process that no file backs (RSS less mapped files)."""
+    """Return the resident bytes of a process that no file backs (RSS less mapped files)."""
     seen = process.memory_info()
     return int(seen.rss - seen.shared)
 
 
 def _memory() -> int:
-    """Return the memory of this process. 0 while it has as many open files as its limit allows."""
+    """Return the memory of this process, or 0 at its limit of open files."""
     try:
         return own_memory(psutil.Process())
     except OSError:

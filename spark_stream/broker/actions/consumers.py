@@ -1,4 +1,4 @@
-"""Actions on named consumers and groups: positions and owners; and queries that have a name."""
+"""Handlers of calls on named consumers, groups and queries: positions and owners."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from spark_stream.wire.consumer_messages import (
 
 _OPTION: Final = re.compile(r"(assign|subscribe|subscribePattern) ")
 _WORD: Final = re.compile(r"[A-Za-z0-9._-]+")
-"""What may be the name of a topic, or a part of one in a pattern."""
+"""A possible name of a topic, or a part of one in a pattern."""
 
 
 @handles(PinStart)
@@ -169,7 +169,7 @@ def _described(context: BrokerContext, group: Group) -> GroupDescription:
 
 
 def _selection(context: BrokerContext, query: Query) -> str | None:
-    """Return what the query reads, or None if that names topics that the caller may not know."""
+    """Return the query's selection, or None if it names topics that the caller may not describe."""
     is_own = query.principal == context.caller.principal and context.caller.grants is None
     return query.selection if is_own or _may_know(context, query.selection) else None
 
@@ -186,7 +186,7 @@ def _may_know(context: BrokerContext, selection: str) -> bool:
 
 
 def _starting(context: BrokerContext, query: Query) -> str:
-    """Return how the query's start was asked for; empty if that names hidden topics."""
+    """Return the requested start of the query, or an empty text if it names hidden topics."""
     named = _json_object(query.starting.partition("=")[2]) or {}
     is_known = all(context.may_describe(ResourceKind.TOPIC, name) for name in named)
     return query.starting if is_known else ""
@@ -204,7 +204,7 @@ def _start(context: BrokerContext, start: str) -> str:
 
 
 def _json_object(text: str) -> dict[str, Any] | None:
-    """Return the object that a text is in JSON; None if it is none."""
+    """Return the object of a JSON text, or None for any other text."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

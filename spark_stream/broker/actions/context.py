@@ -1,4 +1,4 @@
-"""What the calls of a broker act on, and their handlers."""
+"""The context of calls: the parts of a broker that they act on, and their handlers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Call[Any])
 class BrokerFacts(Struct, frozen=True):
     """Facts about the broker for its callers. ``started``: on its monotonic clock.
 
-    ``flight``: the address at which it serves Flight; empty if it does not.
+    ``flight``: the address at which it serves Flight, or empty.
     """
 
     address: str
@@ -40,7 +40,7 @@ class BrokerFacts(Struct, frozen=True):
 
 
 class BrokerContext(Struct, frozen=True):
-    """This broker, as its actions see it."""
+    """The parts of this broker that handlers use, and the caller."""
 
     host: Host
     topics: TopicAdmin
@@ -57,24 +57,25 @@ class BrokerContext(Struct, frozen=True):
     caller: Caller = NOBODY
 
     def may_describe(self, kind: ResourceKind, name: str) -> bool:
-        """Return whether the caller may know of a resource."""
+        """Return whether the caller may describe a resource."""
         return self.authorizer.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
 
     @property
     def known_principal(self) -> str:
-        """The caller's principal; empty where callers are not asked."""
+        """The caller's principal, or empty without authentication."""
         return self.caller.principal if self.authorizer.requires_authentication else ""
 
     def check_has_rules(self) -> None:
         """Check that some rule allows the caller anything at all.
 
         Raises:
-            PermissionDenied: none does, so the caller has no use for what it asks.
+            PermissionDenied: None does, so the caller has no use for the credential that it
+                requests.
         """
         if not self.authorizer.has_rules(self.caller):
             raise PermissionDenied(
                 f"no rule allows {self.caller.principal!r} anything",
-                hint="An administrator changes that: isolog acl allow.",
+                hint="An administrator can add a rule: isolog acl allow.",
             )
 
     @property
@@ -84,15 +85,15 @@ class BrokerContext(Struct, frozen=True):
 
     @contextmanager
     def without_guesses(self) -> Iterator[None]:
-        """Remove from an error about an unknown topic what tells which other topics there are."""
+        """Remove the names of other topics from an error about an unknown topic."""
         try:
             yield
         except UnknownTopic as error:
             if not self.authorizer.requires_authentication or self.caller.is_super:
                 raise
             name = error.details.get("topic")
-            told = "there is no such topic" if name is None else f"there is no topic {name!r}"
-            raise UnknownTopic(told, **error.details) from None
+            text = "there is no such topic" if name is None else f"there is no topic {name!r}"
+            raise UnknownTopic(text, **error.details) from None
 
 
 HANDLERS: Final[dict[type[Call[Any]], Callable[[BrokerContext, Any], Struct | None]]] = {}

@@ -1,9 +1,9 @@
-"""The answer to a reader on a replica's machine: where the records lie, not the records.
+"""The answer to a reader on a replica's machine: the places of the records, not the records.
 
-The leader decides everything else as always: what is visible, what was aborted, where the range
-ends. The files are the leader's if it is on that machine. Otherwise they are those of a follower
-there: the leader names the entries, and the follower says where it has them. The reader maps the
-files (``docs/flight.md``); if it cannot, it asks the leader for the records.
+The leader decides everything else as always: which records are visible, which were aborted, where
+the range ends. The files are the leader's if it is on that machine. Otherwise they are those of a
+follower there: the leader names the entries, and the follower returns their places. The reader maps
+the files (``docs/flight.md``). If it cannot, it fetches the records from the leader.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from spark_stream.wire.stream_messages import (
     StoredFacts,
 )
 
-# With less than this, to open a file costs more than to send the records.
+# Below this size, opening a file costs more than sending the records.
 _MAPPED_BYTES_MIN: Final = 256 << 10
 _PLACES_AT_ONCE: Final = 16
 
 
 class Holder(Struct, frozen=True):
-    """Whose files the reader maps: those of ``replica``, a follower, or by default the leader's."""
+    """The owner of the mapped files: ``replica``, a follower, or by default the leader."""
 
     replica: BrokerAddress | None = None
 
@@ -81,10 +81,10 @@ def _follower_on(request: FetchRange, host: Host) -> BrokerAddress | None:
 
 @handles(LocateEntries)
 def locate_entries(context: BrokerContext, asked: LocateEntries) -> LocatedEntries:
-    """Answer the action ``locate-entries``.
+    """Answer the call ``locate-entries``.
 
     Raises:
-        InvalidRequest: the runs do not rise, or name an entry that is no batch.
+        InvalidRequest: The runs do not rise, or name an entry that is no batch.
     """
     replica = context.host.replica(Joined(asked.topic, asked.topic_id, asked.partition))
     if replica is None:
@@ -104,7 +104,7 @@ def _place_of(replica: Partition, runs: EntryRuns, *, doubted: bool) -> FilePlac
 
 
 def in_groups(chunks: Iterator[tuple[Chunk, Lineage]]) -> Iterator[list[tuple[Chunk, Lineage]]]:
-    """Return neighbouring chunks together: one message says where all of them lie.
+    """Yield groups of neighbouring chunks, each for one message with their places.
 
     The message has some numbers for each entry, and has to fit in a frame's header of 1 MiB.
     """

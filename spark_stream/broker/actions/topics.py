@@ -103,7 +103,7 @@ def list_topics(context: BrokerContext, asked: ListTopics) -> TopicNames:
 
 
 def _names(context: BrokerContext, operation: Operation) -> list[str]:
-    """Return the names of the topics to which the caller may do this."""
+    """Return the names of the topics on which the caller may do this operation."""
     return [
         name
         for name in context.host.names()
@@ -163,7 +163,7 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
     places = [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
     answers = context.transactions.run(together(Describe(at) for at in places))
     for answer in answers:
-        if isinstance(answer, UnknownTopic):  # it was deleted meanwhile
+        if isinstance(answer, UnknownTopic):  # it was deleted in the meantime
             raise answer
     observed = context.observer.look()
     return TopicDescription(
@@ -203,7 +203,7 @@ def _observed_record(
 def partition_facts(
     number: int, record: PartitionRecord | None, answer: Described | IsologError
 ) -> PartitionDescription:
-    """Return a partition as its leader has described it, or why it could not be asked."""
+    """Return a partition as its leader has described it, or the error of that request."""
     described = PartitionDescription(
         partition=number,
         leader=None if record is None else record.leader,
@@ -239,10 +239,10 @@ def partition_facts(
 
 
 def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
-    """Return what was asked about a partition, all of one leader epoch.
+    """Return the requested facts about a partition, all of one leader epoch.
 
     Raises:
-        NotLeader, LeaderEpochFenced: another epoch has begun meanwhile.
+        NotLeader, LeaderEpochFenced: Another epoch began during the call.
     """
     number, epoch = partition.number, int(partition.leader_epoch)
     bounds, offset = partition.bounds(), _place(partition, asked)
@@ -296,13 +296,13 @@ def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordR
         return []
     start, end = asked
     if end - start > STATES_MAX:
-        raise InvalidRequest(f"states of at most {STATES_MAX} records, not {end - start}")
+        raise InvalidRequest(f"too many records: states of at most {STATES_MAX}, not {end - start}")
     return partition.record_states(start, end)
 
 
 @handles(FindLeaders)
 def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
-    context.host.contact.check_may_answer()  # otherwise another broker is to be asked
+    context.host.contact.check_may_answer()  # otherwise another broker has to answer
     topic = context.host.find(asked.topic, asked.topic_id)
     reader, numbers = Spot(asked.rack, asked.machine), range(topic.partitions)
     return Leaders(topic_id=topic.id, partitions=leaders_of(context.host, topic, numbers, reader))
@@ -311,7 +311,7 @@ def find_leaders(context: BrokerContext, asked: FindLeaders) -> Leaders:
 def leaders_of(
     host: Host, topic: Topic, numbers: Iterable[int], reader: Spot = NOWHERE
 ) -> list[LeaderFacts]:
-    """Return who leads these partitions of the topic, and who is near, as this broker sees it."""
+    """Return the leaders of these partitions, and near replicas, in this broker's view."""
     brokers = host.view.now.brokers
     spots = {BrokerId(each.id): Spot(each.rack, each.boot_id) for each in brokers.values()}
 

@@ -57,7 +57,7 @@ def new_producer(context: BrokerContext, asked: NewProducer) -> ProducerFacts:
 
 
 def _claim_id(context: BrokerContext, transactional_id: str) -> None:
-    """Note whose the id is, where callers are known."""
+    """Record the owner of the id, if callers authenticate."""
     if context.authorizer.requires_authentication:
         may_take = context.is_administrator
         script = records.claim(transactional_id, context.known_principal, may_take=may_take)
@@ -65,10 +65,10 @@ def _claim_id(context: BrokerContext, transactional_id: str) -> None:
 
 
 def check_id_owner(context: BrokerContext, transactional_id: str, instance: str = "") -> None:
-    """Check that the caller owns the id or is an administrator, where callers are known.
+    """Check that the caller owns the id or is an administrator, if callers authenticate.
 
     Raises:
-        PermissionDenied: the id belongs to another principal.
+        PermissionDenied: The id belongs to another principal.
     """
     if context.authorizer.requires_authentication and not context.is_administrator:
         principal = context.known_principal
@@ -268,7 +268,7 @@ def _facts(
 
 
 def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | None:
-    """Return where an open transaction begins in a partition; None once it has ended there.
+    """Return the first offset of an open transaction in a partition, or None once it ended there.
 
     Also None if another broker leads the partition.
     """
@@ -290,5 +290,5 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
 @handles(AtomicCut)
 def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:
     if len({each.topic for each in asked.topics}) != len(asked.topics):
-        raise InvalidRequest("a topic is named twice")
+        raise InvalidRequest("duplicate topic in the request")
     return Cut(offsets=context.transactions.run(find_cut(asked.topics)))

@@ -1,8 +1,8 @@
 """The replicas of a broker.
 
-``host``          which replicas it has, and how calls find those that it leads
+``host``          the replicas of the broker, and the lookup of those that it leads
 ``hosted``        a topic as a broker has it, with its folders and logs
-``contact``       whether a broker may rely on what it knows while the metadata store is away
+``contact``       the broker's contact with the metadata store, and its limits in an outage
 ``proposals``     in-sync replicas on their way to the partitions' records
-``upkeep``        housekeeping of the partitions in which something is due
+``upkeep``        housekeeping and fsyncs of the partitions in which something is due
 """

@@ -1,4 +1,4 @@
-"""Whether a broker may rely on what it knows while the metadata store does not answer."""
+"""A broker's contact with the metadata store, and the use of its last view in an outage."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class StoreContact:
         refresh: Callable[[], None],
         others_are_cut_off: Callable[[], bool],
     ) -> None:
-        """``refresh`` sees, and acts on, all that was changed before; it may fail.
+        """Create the contact.
 
-        ``others_are_cut_off`` returns whether it is known of other brokers that they cannot reach
-        the store either.
+        ``refresh`` reads all earlier changes and acts on them. It may fail. ``others_are_cut_off``
+        returns whether other brokers certainly cannot reach the store either.
         """
         self._broker_id = broker_id
         self._clock = clock
@@ -39,10 +39,10 @@ class StoreContact:
         self._away_until = 0.0  # by the monotonic clock: the store did not answer a moment ago
 
     def try_refresh(self) -> None:
-        """See what was changed before this call, or go on with what is known.
+        """Read the earlier changes, or continue with the last view if the store does not answer.
 
-        While the store is away, what was seen last is better than nothing. It is not asked more
-        often than once in ``_AWAY_S``.
+        In an outage the last view is better than none. The store then gets one request in
+        ``_AWAY_S`` at most.
 
         Raises:
             MetadataUnavailable: as :meth:`check_may_answer`.
@@ -56,27 +56,28 @@ class StoreContact:
         self.check_may_answer()
 
     def refresh_unless_all_are_cut_off(self) -> None:
-        """See what was changed, unless this broker and others are cut off from the store.
+        """Read the changes, unless this broker and others are cut off from the store.
 
         Then leaders lead by promises (``consistency.replication.promises``), and none is replaced:
-        what was known when the store went away is still true.
+        the last view before the outage is still true.
 
         Raises:
-            MetadataUnavailable: the store is away, and other brokers may not be cut off from it.
+            MetadataUnavailable: The store cannot be reached, and other brokers may not be cut off
+                from it.
         """
         if self.serves() or not self._others_are_cut_off():
             self._refresh()
 
     def check_may_answer(self) -> None:
-        """Check that this broker may answer from what it knows.
+        """Check that this broker may answer from its last view.
 
-        It may while its lease lasts, or others are cut off from the store too.
+        It may while its lease lasts, or if other brokers are cut off from the store too.
 
         Raises:
-            MetadataUnavailable: its lease is over, and no other broker is known to be cut off from
-                the store too. So others may lead by now what it knows leaders of.
+            MetadataUnavailable: The lease expired, and other brokers may be able to reach the
+                store. So the leaders in this broker's view may have been replaced.
         """
         if not (self.serves() or self._others_are_cut_off()):
             raise MetadataUnavailable(
-                f"broker {self._broker_id} cannot reach the metadata store; other brokers may"
+                f"broker {self._broker_id} cannot reach the metadata store, but other brokers may"
             )

@@ -1,11 +1,11 @@
-"""The replicas that a broker has, and how calls find those that it leads.
+"""The replicas that a broker has, and the lookup of those that it leads.
 
-Which replicas a broker has, and who leads them, is on record (``cluster.partitions``); the broker
-sees the records (``cluster.view``) and follows them: it opens and closes logs, and its partitions
-lead or follow. Logs open at its start, so damage is known at once.
+The replicas and leaders of partitions are on record (``cluster.partitions``). The broker sees the
+records (``cluster.view``) and follows them: it opens and closes logs, and its partitions lead or
+follow. The logs are opened at its start, so that damage is detected then.
 
-Order of a start: the logs open, and nothing leads or follows; the broker decides whether it can
-vouch for them (``cluster.generations``); then :meth:`Host.begin`.
+Order of a start: the logs open, and no partition leads or follows. The broker decides whether it
+can vouch for its logs (``cluster.generations``). Then :meth:`Host.begin` is called.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _ignore(*_: object) -> None:
 
 
 class Host:
-    """The replicas of one broker, for any thread; one at a time runs :meth:`refresh`."""
+    """The replicas of one broker, for any thread. One thread at a time runs :meth:`refresh`."""
 
     def __init__(
         self,
@@ -85,12 +85,11 @@ class Host:
     ) -> None:
         """Open the replicas that the view assigns to this broker.
 
-        ``logs``: how logs are opened, by default as files of this host. ``losing``: as
-        :class:`~spark_stream.storage.logs.FileLogs` says, ``proposed`` and ``generation_of``: as
-        :class:`~spark_stream.broker.partition.partition.Partition`. ``marks``: where high
-        watermarks are remembered.
-        ``promises`` returns whether this broker has promised a leader not to lead, for now.
-        ``counts``: what this broker counts.
+        ``logs``: the opener of logs, by default of files of this host. ``losing``: as for
+        :class:`~spark_stream.storage.logs.FileLogs`. ``proposed`` and ``generation_of``: as for
+        :class:`~spark_stream.broker.partition.partition.Partition`. ``marks``: the store of high
+        watermarks. ``promises`` returns whether this broker has promised a leader not to lead, for
+        a time. ``counts``: the broker's counts.
         """
         self._directory = directory
         self.view = view
@@ -109,15 +108,15 @@ class Host:
         self._applying = threading.RLock()
         self._refreshes_begun = self._refreshed = 0
         self._unsettled: set[str] = set()
-        """Names of topics that failed at the last look, or have a replica that is to lead later."""
+        """Names of topics that failed in the last round, or have a replica that will lead later."""
         self._promises = promises
         self._stopping = False
         self.generation: Generation | None = None
-        """The generation of this broker's logs; None until it has decided about vouching."""
+        """The generation of this broker's logs, or None before it is decided."""
         self._has_begun = False
         self.contact = StoreContact(self.broker_id, clock, self.refresh, self._others_are_cut_off)
         self.guesses = True
-        """Whether the error about an unknown topic may name a similar one, whoever asks."""
+        """Whether the error about an unknown topic may name a similar one, for any caller."""
         self._hosted: dict[str, HostedTopic] = {}
         self._some_trouble = threading.Event()
         self._looking_for_trouble = threading.Lock()
@@ -130,12 +129,12 @@ class Host:
 
     @property
     def recent_bytes(self) -> int:
-        """How much memory keeps batches for followers."""
+        """The memory that keeps batches for followers."""
         return self._recent_room.bytes_kept
 
     @property
     def doubts(self) -> list[str]:
-        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
+        """The losses for which the broker cannot vouch for its logs."""
         return self._folders.doubts
 
     # -- looking up --------------------------------------------------------------------------------
@@ -150,10 +149,10 @@ class Host:
         return sorted(self.view.now.topics)
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
-        """Return the topic; this broker may have no replica of it.
+        """Return the topic. This broker may have no replica of it.
 
         Raises:
-            UnknownTopic: there is none, or ``topic_id`` is that of an earlier one.
+            UnknownTopic: There is none, or ``topic_id`` is that of an earlier one.
         """
         hosted = self._hosted.get(name)
         if hosted is not None and topic_id in (None, hosted.topic.id):
@@ -165,7 +164,7 @@ class Host:
         return HostedTopic(topic, self.settings_of(topic), self._elsewhere)
 
     def find(self, name: str, topic_id: str | None = None) -> Topic:
-        """Return the topic as it is now. UnknownTopic as in :meth:`topic`."""
+        """Return the topic as it is at this moment. UnknownTopic as in :meth:`topic`."""
         topic = self.view.now.topics.get(name)
         if topic is None or topic_id not in (None, topic.id):
             self.refresh()  # it may have been made a moment ago, by another broker
@@ -198,7 +197,7 @@ class Host:
         return found
 
     def log_end(self, at: Joined) -> LogEnd | None:
-        """Return where the sound part of this broker's replica ends, or None if none is open."""
+        """Return the end of the sound part of this broker's replica, or None if none is open."""
         generation, found = self.generation, self.replica(at)
         if found is None or generation is None:
             return None
@@ -206,7 +205,7 @@ class Host:
         return LogEnd(generation, last_epoch, end)
 
     def replica(self, at: Joined) -> Partition | None:
-        """Return this broker's replica, leading or not; None if it has none open."""
+        """Return this broker's replica, leading or not, or None if it has none open."""
         hosted = self._hosted.get(at.topic)
         if hosted is None or hosted.topic.id != at.topic_id:
             return None
@@ -226,7 +225,7 @@ class Host:
         """Check that this follower may answer readers (``consistency.replication.follower``).
 
         Raises:
-            NotLeader, LeaderUnavailable: it may not; the leader does.
+            NotLeader, LeaderUnavailable: It may not. The error names the leader.
         """
         stored = self.view_of(PartitionId(partition.topic_id, partition.number))
         if stored is not None and self.generation is not None and self.contact.serves():
@@ -237,7 +236,7 @@ class Host:
         raise self._elsewhere(hosted.topic, partition.number)
 
     def _elsewhere(self, topic: Topic, number: int) -> IsologError:
-        """Return why this broker does not serve the partition, and who does."""
+        """Return the error of a partition that this broker does not lead, with its leader."""
         if number >= topic.partitions:
             self.refresh()  # it may have been added a moment ago, by another broker
             if number >= self.partitions_now(topic):
@@ -263,7 +262,7 @@ class Host:
         """Return the partition of the topic with this id, which this broker leads.
 
         Raises:
-            UnknownTopic: there is no topic with this id.
+            UnknownTopic: No topic has this id.
             NotLeader, LeaderUnavailable, UnknownPartition: as :meth:`HostedTopic.partition`.
         """
         topic = self.view.now.topic(topic_id)
@@ -289,28 +288,28 @@ class Host:
         return followers.start_session(Member(follower, generation), epoch, history, news)
 
     def partitions_now(self, topic: Topic) -> int:
-        """Return how many partitions the topic has, or had when it was deleted."""
+        """Return the number of partitions of the topic, which it had last if it was deleted."""
         now = self.view.now.topics.get(topic.name)
         return topic.partitions if now is None or now.id != topic.id else now.partitions
 
     def greatest_numbers(self) -> tuple[int, int]:
-        """Return the greatest producer id and transaction number in all logs; -1: none."""
+        """Return the greatest producer id and transaction number in all logs, -1 for none."""
         used = [greatest_numbers(each.log.tables()) for each in self.open_replicas()]
         producers = max((producer for producer, _ in used), default=-1)
         return producers, max((transaction for _, transaction in used), default=-1)
 
     def greatest_producer(self) -> int:
-        """Return the greatest allocated producer id that a partition remembers; -1: none."""
+        """Return the greatest allocated producer id that a partition remembers, -1 for none."""
         known = (each for replica in self.open_replicas() for each in list(replica.core.producers))
         return max((each for each in known if each < MADE_UP), default=-1)
 
     # -- following the records ---------------------------------------------------------------------
 
     def begin(self, serves: Callable[[], bool], links: FollowerLinks | None = None) -> None:
-        """Let partitions lead and follow as their records say, from now on.
+        """Start to lead and follow, as the partitions' records require.
 
-        ``serves``: whether this broker's lease lasts; nothing is led while it does not. ``links``:
-        the streams to leaders; without them this broker follows no other.
+        ``serves`` returns whether this broker's lease lasts. No partition is led while it does not.
+        ``links``: the streams from leaders. Without them this broker follows no other.
         """
         with self._applying:
             self._has_begun, self.contact.serves = True, serves
@@ -328,7 +327,7 @@ class Host:
             self._assign(self.open_replicas())
 
     def troubled(self) -> list[Partition]:
-        """Return the replicas whose logs refuse writes; costs nothing while none does."""
+        """Return the replicas whose logs refuse writes, at no cost while there are none."""
         with self._looking_for_trouble:
             if not self._some_trouble.is_set():
                 return []
@@ -357,15 +356,15 @@ class Host:
         return found
 
     def tick_all(self) -> None:
-        """Check who is in sync after brokers came or went, even while this one may not serve."""
+        """Check the in-sync replicas after brokers started or died, even without a lease."""
         for partition in self.open_replicas():
             partition.role.tick()
 
     def refresh(self) -> None:
-        """See everything that was changed before this call, and act on it: a barrier.
+        """Read all changes that were made before this call, and act on them: a barrier.
 
-        With a metadata store on another host that costs a request, which callers at the same time
-        share. So no append, fetch or cut may need it.
+        With a metadata store on another host this costs a request, which concurrent callers share.
+        So no append, fetch or cut may need it.
         """
         asked_after = self._refreshes_begun
         with self._applying:
@@ -375,14 +374,14 @@ class Host:
     def _others_are_cut_off(self) -> bool:
         """Return whether a promise shows that other brokers are cut off from the store too.
 
-        This broker has given one, or leads by those of its followers: its lease is over then.
+        This broker has given one, or leads by those of its followers after its lease expired.
         """
         return self._promises() or any(each.leads for each in self.open_replicas())
 
     def follow_store(self, *, known: bool = False) -> None:
-        """Act on what the store tells by itself; to be called again and again.
+        """Act on changes that the store has announced. To be called again and again.
 
-        With ``known``, on all that this broker has read from the store or written to it, at least.
+        ``known``: act at least on all that this broker has read from the store or written to it.
         """
         with self._applying:
             self._apply(fresh=False, known=known)
@@ -401,7 +400,7 @@ class Host:
             self._refreshed = max(self._refreshed, number)
 
     def _topics_of(self, news: News) -> list[Topic]:
-        """Return the topics that the news is about."""
+        """Return the topics that changed."""
         now = self.view.now
         names = set(news.topics)
         names |= {now.names.get(each.topic_id, "") for each in news.partitions}
@@ -412,7 +411,7 @@ class Host:
     def _reconcile(self, topics: Iterable[Topic]) -> None:
         """Open and close replicas of these topics, and give the open ones their roles.
 
-        A topic that fails holds up no other; the next call tries it again.
+        A failing topic does not delay others. The next call retries it.
 
         Raises: the error of the first that failed.
         """
@@ -436,12 +435,12 @@ class Host:
         settings = parse_settings(topic.config, self._settings.topic_defaults)
         replicas = {} if hosted is None else hosted.replicas
         for number in sorted(replicas.keys() - wanted):
-            if self.record(topic, number) is not None:  # a missing record says nothing
+            if self.record(topic, number) is not None:  # a missing record proves no move
                 self._remove_replica(topic, number, replicas.pop(number))
         if added := sorted(wanted - replicas.keys()):
             self._open_replicas(topic, settings, added, replicas)
         fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
-        if hosted is not None:  # logs first: whoever sees the topic may write to them
+        if hosted is not None:  # logs first: a caller that sees the topic may write to them
             for partition in hosted.open_partitions():
                 partition.configure(format_of(topic, settings, partition.number))
         self._hosted[topic.name] = fresh
@@ -454,7 +453,7 @@ class Host:
                 yield number
 
     def _assign(self, partitions: Iterable[Partition]) -> None:
-        """Let each partition lead or follow, as its record says."""
+        """Make each partition lead or follow, as its record says."""
         generation = self.generation
         if generation is None or not self._has_begun:
             return
@@ -496,12 +495,14 @@ class Host:
                 self.upkeep.forget(hosted.topic.id, number)
 
     def _close_for_good(self, partition: Partition, closing: CloseReason) -> None:
-        """Close a partition whose files will be removed; a failed force does not matter."""
+        """Close a partition whose files will be removed. A failed fsync does not matter."""
         self._links.unfollow(partition.id)
         try:
             partition.close(closing)
         except IsologError as error:
-            logger.warning("%s: closing it failed: %s", partition.name, error)
+            logger.warning(
+                "closing %s failed; its files are removed anyway: %s", partition.name, error
+            )
         self.counts.traffic.close(partition.topic, partition.number)
 
     def _remove_strays(self) -> None:
@@ -527,9 +528,12 @@ class Host:
         self._folders.remove_replica(topic, number)
 
     def remove_files(self, topic: Topic) -> None:
-        """Remove the folder of a topic that is gone; StorageFailure where that fails.
+        """Remove the folder of a deleted topic.
 
-        Its partitions are closed first, if they are open: an append would make the folder again.
+        Its open partitions are closed first: an append would make the folder again.
+
+        Raises:
+            StorageFailure: Some of its files may be left.
         """
         with self._applying:
             self.refresh()
@@ -540,7 +544,7 @@ class Host:
 
         Raises:
             DamagedSegment, DiskFull, StorageFailure: as ``TopicFolders.make``.
-            BrokerStopping: the broker is shutting down.
+            BrokerStopping: The broker is shutting down.
         """
         if self._stopping:
             raise BrokerStopping("the broker is shutting down")
@@ -570,7 +574,7 @@ class Host:
                     raise missing.again()
                 replicas[number] = self._open(topic, settings, number)
             except IsologError as error:
-                logger.error("%s/%d cannot be opened: %s", topic.name, number, error)
+                logger.error("cannot open the log of %s/%d: %s", topic.name, number, error)
                 replicas[number] = error
 
     def _open(self, topic: Topic, settings: LogSettings, number: int) -> Partition:
@@ -598,7 +602,7 @@ class Host:
     def close(self) -> bool:
         """End all waits and appends, then flush and close every log.
 
-        Return whether all went well.
+        Return whether all of that succeeded.
         """
         with self._applying:
             self._stopping = True
@@ -612,11 +616,11 @@ class Host:
                 partition.close()
             except IsologError:
                 in_order = False
-                logger.exception("%s/%d: closing it failed", partition.topic, partition.number)
+                logger.exception("closing %s/%d failed", partition.topic, partition.number)
         return in_order
 
     def ends(self) -> Ends:
-        """Return where all logs end."""
+        """Return the ends of all logs."""
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
     def open_replicas(self) -> list[Partition]:

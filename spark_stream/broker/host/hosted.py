@@ -2,7 +2,7 @@
 
 An empty folder never takes the place of a lost one. A topic's folder holds all replicas that the
 broker has of it, and a replica has no files before its first record. So if the folder exists,
-nothing is missing. The maker of a folder has to make sure that this holds for all of these
+no record is missing. The maker of a folder has to make sure that this holds for all of these
 replicas: when the topic is made, when it gets partitions, when a replica moves here, and when the
 broker starts.
 
@@ -46,17 +46,17 @@ class FollowerLinks(Protocol):
         """Follow that broker only with the partition."""
 
     def unfollow(self, key: PartitionId) -> None:
-        """Stop following."""
+        """Stop following with the partition."""
 
     def may_lead_at(self, key: PartitionId) -> float:
-        """Return when the partition may lead, in seconds of the broker's monotonic clock.
+        """Return the time from which the partition may lead, in seconds of the monotonic clock.
 
-        It may have promised a leader that it followed not to lead before.
+        Its broker may have promised an earlier leader not to lead before that time.
         """
 
 
 class NoLinks:
-    """Links of a broker without others: they follow nothing."""
+    """Links of a broker without others: no partition follows."""
 
     def follow(self, leader: BrokerId, partition: Followed) -> None:
         pass
@@ -70,7 +70,7 @@ class NoLinks:
 
 @dataclass(frozen=True)
 class HostedTopic:
-    """A topic, with the replicas that this broker has; one that could not be opened is its error.
+    """A topic with this broker's replicas. A replica that could not be opened is its error.
 
     ``elsewhere`` makes the error for a partition that this broker does not lead.
     """
@@ -84,10 +84,10 @@ class HostedTopic:
         """Return the partition, which this broker leads.
 
         Raises:
-            UnknownPartition: the topic has none of this number.
-            NotLeader, LeaderUnavailable: another broker leads it, or nobody does at the moment; it
+            UnknownPartition: The topic has no partition of this number.
+            NotLeader, LeaderUnavailable: Another broker leads it, or none does at the moment. Or it
                 was added a moment ago.
-            IsologError: why it could not be opened.
+            IsologError: The error with which it could not be opened.
         """
         if number < 0:
             self.check_number(number)
@@ -121,7 +121,7 @@ class HostedTopic:
 
 
 def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
-    """Return how the log of a partition is written."""
+    """Return the format of a partition's log."""
     facts = (
         ("isolog.format", "1"),
         ("isolog.topic", topic.name),
@@ -148,11 +148,11 @@ _RESTART = "Restore it from a backup, or just restart the broker: it fetches the
 
 
 class TopicFolders:
-    """One broker's folders. ``losing``: as :class:`~spark_stream.storage.logs.FileLogs` says."""
+    """One broker's folders. ``losing``: as for :class:`~spark_stream.storage.logs.FileLogs`."""
 
     def __init__(self, directory: LogDirectory, logs: FileLogs, losing: Callable[[], None]) -> None:
         self.doubts: list[str] = []
-        """Why the broker cannot vouch for its logs: what they turned out to have lost."""
+        """The losses for which the broker cannot vouch for its logs."""
         self._directory = directory
         self._logs = logs
         self._losing = losing
@@ -162,7 +162,7 @@ class TopicFolders:
         """The ids of topics whose folders were removed durably."""
 
     def has(self, topic: Topic) -> bool:
-        """Return whether the topic's folder is there."""
+        """Return whether the topic's folder exists."""
         return self._logs.has_folder(self._directory.topic(topic.name, topic.id))
 
     def make(
@@ -170,18 +170,19 @@ class TopicFolders:
     ) -> None:
         """Make a topic's folder if it is missing, and force its name in any case.
 
-        A process that died may have made it without forcing it: a power cut would then remove it.
+        A process that died may have made the folder without forcing it: a power cut would then
+        remove it.
 
-        ``records``: of all partitions of which this broker has a replica by now. ``starts``: none
-        of these replicas is open, and the broker has not vouched for its logs; only then may a
+        ``records``: of all partitions of which this broker has a replica at this time. ``starts``:
+        none of these replicas is open, and the broker has not vouched for its logs. Only then may a
         lost folder be filled again.
 
         Raises:
-            UnknownTopic: this process has removed the folder. A maker that was considered dead puts
-                such a topic on record, and takes it back once it learns of the removal.
-            DamagedSegment: the folder is missing, and must stay so: the next start would take lost
-                logs for empty ones.
-            DiskFull, StorageFailure: the folder may exist or not; a starting broker doubts its
+            UnknownTopic: This process has removed the folder. A maker that was considered dead puts
+                such a topic on record, and deletes it again once it sees the removal.
+            DamagedSegment: The folder is missing, and must stay missing: the next start would take
+                lost logs for empty ones.
+            DiskFull, StorageFailure: The folder may exist or not. A starting broker doubts its
                 logs.
         """
         folder = self._directory.topic(topic, topic_id)
@@ -211,9 +212,9 @@ class TopicFolders:
         Open an empty one if its files are unusable and other replicas have the data.
 
         Raises:
-            DamagedSegment: the files cannot be opened, and no other replica has their records.
-            DiskFull: there is no space; nothing was lost.
-            StorageFailure: the disk fails, so the broker doubts its logs.
+            DamagedSegment: The files cannot be opened, and no other replica has their records.
+            DiskFull: There is no space. No record was lost.
+            StorageFailure: The disk fails, so the broker doubts its logs.
         """
         folder = self._directory.partition(topic.name, topic.id, number)
         log_format = format_of(topic, settings, number)
@@ -229,19 +230,19 @@ class TopicFolders:
             self.doubts.append(error.message)
             raise
         for cut in log.cuts:
-            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered %s", cut)
+            logger.log(logging.ERROR if cut.grave else logging.WARNING, "recovered log: %s", cut)
         if not log.intact or log.failed is not None:
             self.doubts.append(
-                f"{topic.name}/{number} has lost entries, or its folder, or a force has failed"
+                f"{topic.name}/{number} has lost entries, or its folder, or an fsync failed"
             )
         return log
 
     def remove_replica(self, topic: Topic, number: int) -> None:
-        """Remove the files of a replica that moved to another broker, as far as that works."""
+        """Remove the files of a replica that moved to another broker. A failure is logged."""
         try:
             self._logs.remove(self._directory.partition(topic.name, topic.id, number))
         except IsologError:
-            logger.exception("%s/%d: cannot remove files of a moved replica", topic.name, number)
+            logger.exception("cannot remove the files of moved replica %s/%d", topic.name, number)
 
     def remove(self, topic: Topic) -> None:
         """Remove the folder of a deleted topic, with everything in it.

@@ -1,9 +1,9 @@
-"""Writes the in-sync replicas and epochs that leaders propose to the partitions' records.
+"""Writes of proposed in-sync replicas and epochs to the partitions' records.
 
-A leader's core proposes (``consistency.partition.progress``); here the proposal becomes a
-compare-and-set, and its outcome goes back to the core. If the store does not say what became of it,
-the record is read until that is known; meanwhile the leader counts every replica that may be in
-sync.
+A leader's core proposes (``consistency.partition.progress``). Here the proposal becomes a
+compare-and-set, and its outcome goes back to the core. If the store does not report the outcome,
+the record is read until the outcome is certain. Until then the leader counts every replica that may
+be in sync.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_stream.scripts.steps import Get, PutMany, Script
 
 
 class _Proposed(Struct, frozen=True):
-    """What a leader proposed, for the record that it knew."""
+    """A leader's proposal, for the record that it is based on."""
 
     partition: Partition
     me: Member
@@ -37,7 +37,7 @@ class _Proposed(Struct, frozen=True):
 
 
 class Proposals:
-    """The proposals of one broker. Any thread notes one, a single thread puts them on record."""
+    """The proposals of one broker. Any thread notes one, and one thread puts them on record."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Proposals:
         self.noted = threading.Event()
 
     def note(self, partition: Partition, proposal: ProposeIsr | ProposeRecord) -> None:
-        """Note a leader's proposal; the caller holds the partition's lock."""
+        """Note a leader's proposal. The caller holds the partition's lock."""
         noted = _proposed(partition, proposal)
         if noted is not None:
             with self._lock:
@@ -57,7 +57,7 @@ class Proposals:
         self.noted.clear()
         with self._lock:
             noted, self._noted = self._noted, []
-        latest = {each.id: each for each in noted}  # of each partition the last one counts
+        latest = {each.id: each for each in noted}  # the last one of each partition counts
         if not latest:
             return
         proposed = list(latest.values())
@@ -76,7 +76,7 @@ class Proposals:
                 raise
 
     def _put_back(self, proposed: list[_Proposed]) -> None:
-        """Note proposals again whose outcome is not known: the next round finds it out."""
+        """Note proposals with an unknown outcome again. The next round finds the outcome."""
         with self._lock:
             self._noted = [*proposed, *self._noted]
         self.noted.set()
@@ -100,9 +100,9 @@ def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
         return
     record = yield from Get(key_of(proposed.id))
     if record is None:
-        return  # the topic is gone
+        return  # the topic was deleted
     found = decode(record)
-    if found.record == proposed.after:  # it was taken, and the answer was lost
+    if found.record == proposed.after:  # the store took it, and the answer was lost
         proposed.partition.role.take_isr(found.record, found.version)
     else:
         proposed.partition.role.refuse_isr(proposed.version, found.record, found.version)

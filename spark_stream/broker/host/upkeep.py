@@ -1,8 +1,8 @@
-"""Housekeeping and forces of a broker's partitions: each is visited when something is due.
+"""Housekeeping and fsyncs of a broker's partitions: each is visited when something is due.
 
-A broker may have thousands of partitions, and nothing happens in most of them, so a round does not
-visit all. A partition reports that it has changed, and each visit returns when age alone will make
-the next one due. A round costs what is due in it, and nothing for the others.
+A broker may have thousands of partitions, and most of them do not change, so a round does not visit
+all. A partition reports its changes, and each visit returns when age alone will make the next one
+due. The cost of a round grows with the number of due partitions only.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Agenda(Generic[K]):
-    """When each member is due. Any thread may :meth:`move` one; one thread does the rest.
+    """Members with the times at which they are due. Any thread may :meth:`move` one.
 
-    All moments are times of one clock; any clock will do.
+    A single thread calls the other methods. All times are of one clock, and any clock will do.
     """
 
     def __init__(self) -> None:
         self._moved: dict[K, None] = {}  # ordered, so that runs can be repeated
         self._at: dict[K, float] = {}
-        self._earliest: float | None = None  # not above the least of them
+        self._earliest: float | None = None  # a lower bound of them
 
     def move(self, member: K) -> None:
-        """Make the member due at once."""
+        """Make the member due immediately."""
         self._moved[member] = None
 
     def take_due(self, now: float) -> list[K]:
-        """Return the members that are due by now; they are not due any more."""
-        # One by one: to replace the whole could lose what another thread adds at that moment.
+        """Return the members that are due at this time, and take them off the agenda."""
+        # One by one: replacing the whole could lose an entry of another thread.
         due = [self._moved.popitem()[0] for _ in range(len(self._moved))][::-1]
         if self._earliest is not None and self._earliest <= now:
             due += [member for member, at in self._at.items() if at <= now]
@@ -49,7 +49,7 @@ class Agenda(Generic[K]):
         return list(dict.fromkeys(due))
 
     def put_down(self, member: K, at: float) -> None:
-        """Make the member due at this moment instead of any earlier one."""
+        """Make the member due at this time, and not earlier."""
         self._at[member] = at
         if self._earliest is None or at < self._earliest:
             self._earliest = at
@@ -61,32 +61,32 @@ class Agenda(Generic[K]):
 
 logger = logger_of(__name__)
 
-# What has moved is looked at this often, or more, even if no topic has flush=interval.
+# Changed partitions are visited at least this often, even if no topic has flush=interval.
 _FLUSH_PAUSE_S: Final = 0.1
 
 
 class Upkeep:
-    """Keeps partitions in order: one thread does the housekeeping, another one forces."""
+    """The upkeep of partitions: one thread does the housekeeping, and another one the fsyncs."""
 
     def __init__(self, clock: Clock, marks: CommittedMarks) -> None:
         self._clock = clock
         self._marks = marks
         self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
-        self._ticks: Agenda[Partition] = Agenda()  # who is in sync, by the steady clock
+        self._ticks: Agenda[Partition] = Agenda()  # in-sync checks, by the steady clock
         self._flush_pause_s = _FLUSH_PAUSE_S
         self._remembering = threading.Lock()  # a stopping broker does it too
         self._forces_marks = False
 
     def take(self, partition: Partition) -> None:
-        """Look after a new partition; give it the high watermark that the last process stored."""
+        """Add a new partition, and give it the high watermark that the last process stored."""
         mark = self._marks.recall(_key(partition.topic_id, partition.number))
         if mark is not None:
             partition.core.recall(*mark)
         self.note(partition)
 
     def forget(self, topic_id: str, number: int) -> None:
-        """Drop the stored high watermark of a partition that has no replica here any more."""
+        """Drop the stored high watermark of a partition without a replica at this broker."""
         self._marks.forget(_key(topic_id, number))
 
     def keep_topics(self, ids: Set[str]) -> None:
@@ -94,7 +94,7 @@ class Upkeep:
         self._marks.keep_topics(ids)
 
     def note(self, partition: Partition) -> None:
-        """Note that a partition has moved; the caller may hold its lock."""
+        """Note a change of a partition. The caller may hold its lock."""
         self._chores.move(partition)
         if partition.has_followers:
             self._ticks.move(partition)
@@ -102,27 +102,27 @@ class Upkeep:
             self._forces.move(partition)
 
     def note_settings(self, settings: Iterable[LogSettings]) -> None:
-        """Look at what has moved as often as the least ``flush.ms`` requires."""
+        """Visit changed partitions as often as the least ``flush.ms`` requires."""
         intervals = [each.flush_ms / 1000 for each in settings if each.flush is Flush.INTERVAL]
         self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
 
     def housekeep(self) -> None:
-        """Roll and remove segments by age where due; a failing partition does not stop others."""
+        """Roll and remove segments by age where due. A failing partition does not stop others."""
         now = self._clock.steady_us()
         looked_at = self._chores.take_due(now)
         for partition in looked_at:
-            due: float | None = now  # after an error the next round tries again
+            due: float | None = now  # after an error the next round retries
             try:
                 due = partition.housekeep()
             except IsologError as error:
-                logger.error("%s/%d: housekeeping: %s", partition.topic, partition.number, error)
+                logger.error("housekeeping of %s failed: %s", partition.name, error)
             if due is not None:
                 self._chores.put_down(partition, due)
 
         self.remember(looked_at)
 
     def remember(self, partitions: Iterable[Partition]) -> None:
-        """Store up to where the entries of these partitions are known to be committed."""
+        """Store the high watermarks of these partitions."""
         with self._remembering:
             self._remember(partitions)
 
@@ -134,13 +134,13 @@ class Upkeep:
                 self._marks.note(_key(partition.topic_id, partition.number), Mark(*found))
         try:
             self._marks.write(forced=self._forces_marks)
-        except IsologError as error:  # the file lags behind, which is allowed
-            logger.warning("high watermarks are not written down: %s", error)
+        except IsologError as error:  # an older file is allowed
+            logger.warning("cannot store high watermarks: %s", error)
         else:
             self._forces_marks = False
 
     def tick_due(self) -> None:
-        """Tick the leaders whose followers may lag too far behind by now."""
+        """Tick the leaders whose followers may lag too far behind at this time."""
         now = self._clock.steady_us()
         for partition in self._ticks.take_due(now):
             due = partition.role.tick_due()
@@ -151,14 +151,14 @@ class Upkeep:
                 self._ticks.put_down(partition, max(due, now + 1))
 
     def flush_due(self) -> float:
-        """Force what is due by ``flush.ms``. Return in how many seconds to call again."""
+        """Force the files that are due by ``flush.ms``. Return the seconds until the next call."""
         now = self._clock.monotonic()
         for partition in self._forces.take_due(now):
             due = None
             try:
                 due = partition.flush_if_due(now)
             except IsologError as error:
-                logger.error("%s/%d: flushing: %s", partition.topic, partition.number, error)
+                logger.error("flush of %s failed: %s", partition.name, error)
                 due = now + self._flush_pause_s
             if due is not None:
                 self._forces.put_down(partition, due)

@@ -1,7 +1,7 @@
 """The pages of a broker for Prometheus and for probes: series, and health.
 
 `/metrics` has few series: none has a label for topics or partitions. `/metrics/all` has all of
-them, for a closer look. Nothing asks who calls, so the address should be one of an internal
+them, for a closer look. Callers are not authenticated, so the address should be one of an internal
 network. No page has a secret. Names of topics and principals are at `/metrics/all` only, and so are
 ids of transactions, except those of sinks.
 """
@@ -20,7 +20,7 @@ from spark_stream.exposition import PageServer, health_page, prometheus, series_
 
 
 class SeriesCollector:
-    """Reads the series of a broker for each scrape, as prometheus-client asks."""
+    """The collector of a broker's series for prometheus-client, which calls it for each scrape."""
 
     def __init__(self, broker: ScrapedBroker, *, detailed: bool) -> None:
         self._broker = broker
@@ -28,7 +28,7 @@ class SeriesCollector:
         self._families = prometheus().metrics_core
 
     def describe(self) -> list[Any]:
-        """Return nothing: to be registered needs no scrape."""
+        """Return no families: registration needs no scrape."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -58,10 +58,10 @@ class SeriesCollector:
 
 
 class MetricsEndpoint:
-    """Serves a broker's pages, from construction until :meth:`stop`."""
+    """The server of a broker's pages, from construction until :meth:`stop`."""
 
     def __init__(self, bound: socket.socket, broker: ScrapedBroker) -> None:
-        """``bound``: a socket that is bound; it belongs to the endpoint from now on.
+        """Serve the pages. ``bound``: a bound socket, which the endpoint owns from this call on.
 
         Raises:
             InvalidOption: prometheus-client is not installed.

@@ -1,7 +1,7 @@
-"""What is read from a broker's state for one scrape, each part at most once.
+"""The broker's state at one scrape, each part read at most once.
 
-Everything here is for any thread: it reads what is published without a lock, and calls nothing that
-waits. So it may be a moment old, and two parts of it may be of two moments.
+All of it is for any thread: it reads published state without a lock, and never blocks. So a value
+may be a moment old, and two values may be of different moments.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class ScrapedBroker(Struct, frozen=True):
     serving: Serving
     holds_lease: Callable[[], bool]
     problem: Callable[[], str | None]
-    """Why the broker is not ready; None if it is."""
+    """Returns the reason why the broker is not ready, or None if it is."""
 
 
 _HELD_LONG_S: Final = 60.0
-"""A transaction that holds readers back for so long is named."""
+"""A transaction that holds readers back for this long is named."""
 
 
 class FollowerLag(Struct, frozen=True):
-    """How far a follower of a partition that this broker leads is behind."""
+    """The lag of a follower in a partition that this broker leads."""
 
     place: Place
     follower: str
@@ -63,19 +63,19 @@ class FollowerLag(Struct, frozen=True):
 
 
 class Consumed(Struct, frozen=True):
-    """Where a named consumer is in a partition that this broker leads, and what it has not read."""
+    """The position and lag of a named consumer in a partition that this broker leads."""
 
     consumer: str
     kind: str
     isolation: Isolation | None
-    """None if it is not known."""
+    """None if it is unknown."""
     place: Place
     position: int
     lag: Lag
 
 
 class Scrape:
-    """One look at a broker."""
+    """One scrape of a broker."""
 
     def __init__(self, broker: ScrapedBroker) -> None:
         self.broker = broker
@@ -87,11 +87,11 @@ class Scrape:
 
     @cached_property
     def cluster(self) -> ClusterDescription:
-        """What `isolog cluster status` shows."""
+        """The cluster, as in `isolog cluster status`."""
         return known_cluster(self.here)
 
     def problems(self, *kinds: ProblemKind) -> int:
-        """Return how many things have one of these problems."""
+        """Return the number of objects with one of these problems."""
         return sum(each.count for each in self.cluster.problems if each.kind in kinds)
 
     # -- its replicas ------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Scrape:
 
     @cached_property
     def topics(self) -> dict[str, tuple[int, int]]:
-        """Of each topic, the bytes on this broker's disk and the number of segments."""
+        """The bytes on this broker's disk and the number of segments, by topic."""
         found: dict[str, tuple[int, int]] = {}
         for each in self.replicas:
             size, segments = found.get(each.topic, (0, 0))
@@ -135,12 +135,12 @@ class Scrape:
 
     @cached_property
     def traffic(self) -> tuple[dict[Place, TrafficAmounts], TrafficAmounts]:
-        """The traffic of each replica, and of all that there ever were."""
+        """The traffic of each replica, and of all replicas since the start."""
         return self.counts.traffic.read()
 
     @cached_property
     def throttled(self) -> dict[tuple[str, ...], float]:
-        """For how long quotas have delayed principals, by principal and operation."""
+        """The seconds by which quotas have delayed principals, by principal and operation."""
         return {
             (name, operation): seconds
             for name, use in self.here.quotas.use().items()
@@ -160,7 +160,7 @@ class Scrape:
 
     @cached_property
     def open_transactions(self) -> list[tuple[Transaction, float]]:
-        """The open transactions that it looks after, and for how many seconds each is open."""
+        """The open transactions whose coordinator is this broker, with their ages in seconds."""
         now = self.here.transactions.now_ms()
         return [(each, max(0, now - each.began_ms) / 1000) for each in self.here.transactions.open]
 
@@ -192,7 +192,7 @@ class Scrape:
 
     @cached_property
     def sinks(self) -> list[Transaction]:
-        """The sinks of the cluster; none while the metadata store is away."""
+        """The sinks of the cluster, or none while the metadata store does not answer."""
         try:
             return self.here.transactions.run(read_sinks(fresh=False))
         except IsologError:
@@ -268,7 +268,7 @@ class Scrape:
 
     @cached_property
     def states(self) -> dict[tuple[str, ...], int]:
-        """The state of each reader as this broker sees it: by the lag that it leads."""
+        """The state of each reader as this broker sees it: by its lag in partitions led here."""
         if self._named is None:
             return {}
         lags: dict[tuple[str, str], list[Lag]] = defaultdict(list)

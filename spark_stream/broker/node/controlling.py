@@ -1,8 +1,8 @@
-"""A broker while it is the controller: it gives partitions living leaders, and finishes moves.
+"""The controller: a broker elects leaders for partitions without a live one, and finishes moves.
 
-Each round checks whether a broker died or came back, or a record changed; if nothing did, the round
-costs next to nothing. What could not be done is tried again, though less often: a partition may be
-without a leader until a broker is back.
+Each round checks whether a broker died or started, or a record changed. If not, the round costs
+next to nothing. Failed work is retried, though less often: a partition may be without a leader
+until a broker starts again.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from spark_stream.scripts.steps import Script
 logger = logger_of(__name__)
 
 ROUND_S: Final = 0.1
-"""How long to pause between two rounds: a leader's death may go unnoticed for this long."""
+"""The pause between two rounds, and so the delay until a leader's death is detected."""
 MOVES_S: Final = 0.3
-"""How long to pause between two looks whether a move can be finished."""
-_NAMED: Final = 3  # how many partitions a line of the log names
-_RESTS: Final = 10  # rounds that pass until what could not be done is tried again
+"""The pause between two checks whether a move can be finished."""
+_NAMED: Final = 3  # the number of partitions that a line of the log names
+_RESTS: Final = 10  # rounds until failed work is retried
 
 
 class Controlling:
-    """What one incarnation of a broker does as the controller, and to become it."""
+    """The work of one incarnation of a broker as the controller, and its election as controller."""
 
     def __init__(self, host: Host, members: Members, seat: ControllerSeat) -> None:
         self._host = host
         self._members = members
         self._seat = seat
         self._seen: tuple[int, Alive] | None = None  # after a round that changed nothing
-        self._rests: int | None = None  # rounds until the next; None: nothing is due
+        self._rests: int | None = None  # rounds until the next, or None if there is no work
         self._complaint = ""
         self._no_moves: int | None = None  # the revision at which no move was under way
 
@@ -77,9 +77,9 @@ class Controlling:
         self._rests = _RESTS if due or leaving else None
 
     def finishing(self) -> Script[None]:
-        """Finish the moves that can be, if this broker is the controller.
+        """Finish the moves that can be finished, if this broker is the controller.
 
-        Brokers first force what they have, which may take long: so this runs beside the rounds.
+        Brokers first force their files, which may take long. So this runs beside the rounds.
         """
         now = self._host.view.now
         if not self._seat.holds(now.controller) or self._no_moves == now.revision:
@@ -89,13 +89,13 @@ class Controlling:
         log_changes((yield from finish_moves(moving, self._members.alive())))
 
     def _may_rest(self) -> bool:
-        """Return whether to skip this round if nothing has changed since the last one."""
+        """Return whether to skip this round, if there was no change since the last one."""
         if self._rests is not None:
             self._rests -= 1
         return self._rests is None or self._rests > 0
 
     def _send_away(self, broker: BrokerId) -> Script[None]:
-        """Move the replicas of a decommissioned broker away; remove the broker if it has none."""
+        """Move the replicas of a decommissioned broker away, or remove a broker without any."""
         stored = {each.stored.id: each.stored for each in self._partitions()}
         if not any(broker in each.record.replicas for each in stored.values()):
             if (
@@ -103,17 +103,21 @@ class Controlling:
                     broker, lives=self._members.is_alive(broker)
                 )
             ):
-                logger.info("broker %s has no replicas any more: it is removed", broker)
+                logger.info("removed decommissioned broker %s: it has no replicas", broker)
             return
         load = load_of(each.record.replicas for each in stored.values())
         takers = self._members.takers(self._members.alive())
         if (yield from partition_records.move_away(stored, broker, takers, load)):
-            self._complain(f"broker {broker} leaves; some of its replicas have no other place")
+            self._complain(broker)
 
-    def _complain(self, what: str) -> None:
-        if what != self._complaint:
-            self._complaint = what
-            logger.warning("%s", what)
+    def _complain(self, broker: BrokerId) -> None:
+        if broker != self._complaint:
+            self._complaint = broker
+            logger.warning(
+                "broker %s is being decommissioned, but no other broker can take some of its"
+                " replicas",
+                broker,
+            )
 
     def _lives(self, broker: BrokerId, incarnation: str) -> bool:
         known = self._members.get(broker)
@@ -124,7 +128,7 @@ class Controlling:
         )
 
     def _partitions(self) -> Iterator[Placed]:
-        """Return all partitions of topics that are there."""
+        """Yield all partitions of existing topics."""
         now = self._host.view.now
         for topic in now.topics.values():
             unclean: bool | None = None
@@ -137,7 +141,7 @@ class Controlling:
 
 
 def log_changes(changes: Sequence[Changed]) -> None:
-    """Log what was changed together: one line for each cause, with counts; details for debugging.
+    """Log changes of one round: one line for each cause, with counts, and details at level DEBUG.
 
     The death of one broker may change thousands of partitions.
     """
@@ -155,19 +159,19 @@ def log_changes(changes: Sequence[Changed]) -> None:
             (moved if after.leader_epoch == before.leader_epoch else same).append(each)
     if risky:
         logger.error(
-            "%s: no replica that was in sync has all its records; the one with the longest log"
-            " leads now (%s): committed records may be lost",
+            "unclean election for %s: no in-sync replica has all records, so the replica with the"
+            " longest log leads (%s); committed records may be lost",
             _names(risky),
             _leaders(risky),
         )
     for former, those in elected.items():
-        earlier = "there was no leader" if former is None else f"after broker {former}"
-        logger.info("%s: led by %s now; %s", _names(those), _leaders(those), earlier)
+        earlier = "no leader" if former is None else f"broker {former}"
+        logger.info("new leaders of %s: %s, after %s", _names(those), _leaders(those), earlier)
     if same:
-        logger.info("%s: led on by %s, in a new epoch", _names(same), _leaders(same))
+        logger.info("leaders of %s re-elected in a new epoch: %s", _names(same), _leaders(same))
     if moved:
         brokers = _counted(broker for each in moved for broker in each.after.replicas)
-        logger.info("%s: moved, replicas are on %s now", _names(moved), brokers)
+        logger.info("replicas of %s moved; they are on %s", _names(moved), brokers)
     for each in changes:
         logger.debug(
             "%s/%d: broker %s leads in epoch %d, after %s; its replicas are on %s",

@@ -1,17 +1,20 @@
-"""A broker hands over what it leads.
+"""Hand-overs of leadership to other brokers.
 
-It does so when it ends in order, where its log refuses writes, and where another broker is the
-preferred leader.
+A broker hands over when it stops in order, when its log refuses writes, and when another broker is
+the preferred leader.
 
-Order of steps: this broker asks the others who can lead, and each probes its own log for that
-(``ProbeReplica``); appends are refused; for a while, the followers get what they still lack;
-then the records name other leaders, one compare-and-set each. What a follower lacked by then is cut
-off later: nothing of it was acknowledged as replicated. A partition that nobody else can lead
-stays.
+Order of steps:
+
+1. This broker asks the other in-sync replicas to probe their own logs (``ProbeReplica``). 2. It
+refuses appends. For a while, the followers fetch the entries that they still lack. 3. The records
+name other leaders, one compare-and-set each.
+
+Entries that a new leader lacks are truncated later. They were never acknowledged as replicated. A
+partition without another possible leader stays.
 
 When a replica in trouble hands over, and when a preferred leader leads again, are rules of
-``consistency.control.handover``. Nothing of the log is given up for a preferred leader, so a
-partition whose followers do not catch up in time stays.
+``consistency.control.handover``. No entry is given up for a preferred leader, so a partition whose
+followers do not catch up in time stays.
 """
 
 from __future__ import annotations
@@ -45,12 +48,12 @@ _PAUSES: Final = 100
 _PAUSE_S: Final = 0.01
 _NAMES_MAX: Final = 5  # in one line of the broker's log
 LOOK_S: Final = 0.2
-"""How long to pause between two looks for replicas in trouble."""
+"""The pause between two checks for replicas in trouble."""
 _BALANCE_S: Final = 3.0
 
 
 def handing_over(host: Host, members: Members) -> Script[int]:
-    """Hand over all that the broker leads; return how many partitions those were."""
+    """Hand over all partitions that the broker leads. Return the number of moved ones."""
     generation = host.generation
     if generation is None:
         return 0
@@ -74,7 +77,7 @@ def find_heirs(
 ) -> Script[dict[PartitionId, list[BrokerId]]]:
     """Return the live in-sync replicas, by partition led here, whose logs take writes.
 
-    A broker that does not answer in time is no heir.
+    A broker that does not answer in time is not among them.
     """
     alive, steps = members.alive(), []
     for each in partitions:
@@ -100,7 +103,7 @@ def _resigning(
     *,
     complete: bool = False,
 ) -> Script[list[PartitionId]]:
-    """Let followers catch up, then change the records; return the partitions that others lead.
+    """Wait for followers, then change the records. Return the partitions with another leader.
 
     ``complete``: a partition whose in-sync replicas have not caught up by then stays here.
     """
@@ -122,19 +125,23 @@ def id_of(partition: Partition) -> PartitionId:
 
 
 class _News(NamedTuple):
-    """What was logged about a replica in trouble: whether it leads, and the error's code."""
+    """The last report of a replica in trouble: whether it leads, and the error's code."""
 
     leads: bool
     code: str
 
 
 class Withdrawals:
-    """The replicas of one broker whose logs refuse writes. One thread looks at them."""
+    """The replicas of one broker whose logs refuse writes. A single thread checks them."""
 
     def __init__(
         self, host: Host, members: Members, clock: Clock, spare: SpareFiles | None = None
     ) -> None:
-        """``spare``: for hand-overs while the broker has as many open files as its limit allows."""
+        """Create the checker.
+
+        ``spare``: the reserve of files for hand-overs while the broker is at its limit of open
+        files.
+        """
         self._host = host
         self._members = members
         self._clock = clock
@@ -142,7 +149,10 @@ class Withdrawals:
         self._reported: dict[str, _News] = {}
 
     def looking(self) -> Script[None]:
-        """Hand over what this broker cannot write to and another one can; to be run often."""
+        """Hand over the partitions whose logs refuse writes, if another broker can lead them.
+
+        This is run often.
+        """
         found, generation = self._host.troubled(), self._host.generation
         names = {each.name for each in found}
         self._reported = {name: news for name, news in self._reported.items() if name in names}
@@ -156,11 +166,11 @@ class Withdrawals:
             gone = yield from self._hand_over(left, me)
         stuck = {each for each in left if each.leads} - gone
         self._report(gone, "another in-sync replica leads now", leads=False)
-        self._report(stuck, "no other in-sync replica is known to take them", leads=True)
+        self._report(stuck, "no other in-sync replica can take them", leads=True)
         self._report(set(left) - gone - stuck, "it does not lead here", leads=False)
 
     def _hand_over(self, left: Collection[Partition], me: Member) -> Script[set[Partition]]:
-        """Let heirs lead these partitions. Return the partitions that got another leader."""
+        """Hand these partitions over to other in-sync replicas. Return the moved ones."""
         led: list[Partition] = []
         try:
             heirs = yield from find_heirs(self._host, self._members, left, me)
@@ -189,15 +199,15 @@ class Withdrawals:
             partition.probe()
         except IsologError:
             return False
-        logger.warning("%s: the log takes writes again", partition.name)
+        logger.warning("the log takes writes again in %s", partition.name)
         return True
 
     def _report(self, partitions: Collection[Partition], outcome: str, *, leads: bool) -> None:
-        """Log what became of partitions in trouble, in one line, and again when that changes.
+        """Log the outcome for partitions in trouble, in one line, and again when it changes.
 
         Args:
             partitions: The partitions in trouble.
-            outcome: What became of them.
+            outcome: The outcome, as text.
             leads: Whether this broker still leads them.
         """
         errors = {each.name: each.fitness.error for each in partitions}
@@ -208,7 +218,7 @@ class Withdrawals:
         self._reported |= found
         error = errors[names[0]]
         logger.error(
-            "%s: the log refuses writes (%s); %s",
+            "the log refuses writes in %s (%s); %s",
             _named(names),
             "" if error is None else error.message,
             outcome,
@@ -216,22 +226,22 @@ class Withdrawals:
 
 
 class Balance:
-    """The partitions of one broker that others should lead. One thread looks at them."""
+    """The partitions of one broker with another preferred leader. A single thread checks them."""
 
     def __init__(
         self, host: Host, members: Members, clock: Clock, leader_balance_seconds: float
     ) -> None:
-        """Look after the broker's partitions; with 0 seconds leadership is never handed over."""
+        """Create the checker. With 0 seconds it never hands leadership over."""
         self._host = host
         self._members = members
         self._clock = clock
         self._settle_us = int(leader_balance_seconds * 1_000_000)
         self.pause_s = min(leader_balance_seconds / 10, _BALANCE_S) or _BALANCE_S
-        """How long to pause between two looks."""
+        """The pause between two checks."""
         self._settling: dict[Partition, Settling] = {}
 
     def looking(self) -> Script[None]:
-        """Hand over what preferred leaders can lead again; to be run often."""
+        """Hand partitions over to preferred leaders that can lead again. To be run often."""
         generation = self._host.generation
         if generation is None or not self._settle_us:
             return
@@ -241,7 +251,7 @@ class Balance:
         due = due_handovers(self._settling, self._settle_us, now)
         if not due:
             return
-        for each in due:  # what fails is tried again after that time
+        for each in due:  # a failed hand-over is retried after that time
             self._settling[each] = replace(self._settling[each], since=now)
         led = yield from self._taking_writes(due)
         try:
@@ -256,10 +266,13 @@ class Balance:
                 partition.role.end_hand_over()
         gone = sorted(each.name for each in led if id_of(each) in resigned)
         if gone:
-            logger.info("%s: led by the preferred leader again", _named(gone))
+            logger.info("preferred leaders lead again in %s", _named(gone))
 
     def _able(self, me: Member, alive: Alive) -> dict[Partition, Hashable]:
-        """Return what another broker could lead, with what must stay as it is meanwhile."""
+        """Return the partitions that the preferred leader could lead, with the facts to watch.
+
+        If the facts change, the time until the hand-over starts again.
+        """
         found: dict[Partition, Hashable] = {}
         for hosted in self._host.topics():
             for each in hosted.open_partitions():
@@ -288,7 +301,7 @@ class Balance:
 
 
 def _prefer(record: PartitionRecord, me: Member, alive: Alive) -> election.Outcome:
-    """Let the preferred leader lead what this broker leads."""
+    """Return the record under the preferred leader, if this broker leads the partition."""
     if not election.leads(record, me):
         return election.Unchanged(election.Obstacle.NOT_THE_LEADER, record)
     return election.prefer(record, alive)

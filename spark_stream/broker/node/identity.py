@@ -53,14 +53,14 @@ _ANSWER: Final = "answer"
 
 
 class Endpoint(Struct, frozen=True):
-    """Where a broker listens, and which of its incarnations does."""
+    """The address of a broker, and the incarnation that listens there."""
 
     address: str
     incarnation: str
 
 
 class BrokerIdentity(Struct, frozen=True):
-    """This broker: its cluster, its id, this start of it, and the cluster's secret."""
+    """This broker's cluster and id, the incarnation of its process, and the cluster's secret."""
 
     cluster_id: str
     broker_id: BrokerId
@@ -77,12 +77,12 @@ class BrokerIdentity(Struct, frozen=True):
         ``names``: those in the caller's certificate, if it has shown one.
 
         Raises:
-            Unauthenticated: the proof is not that broker's, or it was made for another broker or
-                for an earlier start of this one; or the certificate is another broker's.
+            Unauthenticated: The proof is not that broker's, or it was made for another broker or
+                for an earlier start of this one. Or the certificate is another broker's.
         """
         if names and caller not in names:
             raise Unauthenticated(
-                f"the caller says that it is broker {caller}, and its certificate names"
+                f"the caller claims to be broker {caller}, but its certificate names"
                 f" {', '.join(names)}",
                 hint="Issue each broker a certificate that has its id among the names.",
             )
@@ -97,15 +97,15 @@ class BrokerIdentity(Struct, frozen=True):
         return self.secret.prove(_ANSWER, self.broker_id, nonce)
 
     def check_answer(self, broker_id: str, nonce: str, proof: str) -> None:
-        """Check that the broker that was called has sent this answer.
+        """Check that the called broker has sent this answer.
 
         Raises:
-            Unauthenticated: another process has sent it.
+            Unauthenticated: Another process has sent it.
         """
         if not self.secret.has_proven(proof, _ANSWER, broker_id, nonce):
             raise Unauthenticated(
-                f"what answers in the place of broker {broker_id} has not proved that it is a"
-                f" broker of cluster {self.cluster_id}"
+                f"the process that answers in the place of broker {broker_id} has not proved that"
+                f" it is a broker of cluster {self.cluster_id}"
             )
 
 
@@ -119,14 +119,14 @@ def open_store(
 
     Return both, and the cluster's secret.
 
-    ``backend``: of a shared store; None if the store lies in the directory. ``broker_id``: whose
-    directory it must be; None means anybody's.
+    ``backend``: of a shared store, or None if the store lies in the directory. ``broker_id``: the
+    directory's expected owner; None accepts any.
 
     Raises:
-        WrongCluster: they do not belong together; or a broker has run in the directory, and the
+        WrongCluster: They do not belong together. Or a broker has run in the directory, and the
             store is empty or missing.
-        MetadataLost: running brokers have another file open than the one at its path, or the
-            write-ahead log beside it is that of another file; or etcd has lost changes since the
+        MetadataLost: Running brokers have another file open than the one at its path. Or the
+            write-ahead log beside it is that of another file. Or etcd has lost changes since the
             directory was used.
     """
     if backend is None:
@@ -151,15 +151,15 @@ def open_store(
 
 
 def own_backend(path: Path) -> Backend:
-    """Return the metadata of a lone broker, which lies in its directory."""
+    """Return the backend of a lone broker's metadata store, which lies in its directory."""
     return SqliteBackend(path / STORE_NAME)
 
 
 def _check_unused(path: Path, lost: str) -> None:
-    """Raise WrongCluster if a broker has run in the directory, for then a store knows it.
+    """Raise WrongCluster if a broker has run in the directory: then some store has its cluster.
 
-    ``lost``: what has become of that store, for the message. Without that store the broker would
-    be a cluster of its own, under the id of the directory's cluster.
+    ``lost``: the state of the store, for the message. Without that store the broker would be a
+    cluster by itself, under the id of the directory's cluster.
     """
     topics = sorted(set(topic_folders(path).values()))
     if topics:
@@ -184,8 +184,8 @@ def _report_unknown_folders(store: MetadataStore, path: Path) -> None:
     for topic_id, name in sorted(topic_folders(path).items()):
         if topic_id not in known:
             logger.error(
-                "%s: the metadata store knows no topic of this id: the store is older than the"
-                " directory, or has lost the topic; the records are kept and not served",
+                "no topic in the metadata store has the id of %s: the store is older than the"
+                " directory, or has lost the topic; the records are kept, but not served",
                 path / "topics" / name / topic_id,
             )
 
@@ -212,10 +212,10 @@ class DirectoryLock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # A client that checks whether a broker is alive holds the lock for an instant.
+                # A client that checks whether a broker runs holds the lock for an instant.
                 time.sleep(_PAUSE_S)
             else:
-                self._facts.unlink(missing_ok=True)  # of a broker that was killed
+                self._facts.unlink(missing_ok=True)  # left by a killed broker
                 return
         os.close(self._descriptor)
         raise self._in_use(directory)
@@ -235,7 +235,7 @@ class DirectoryLock:
         return DirectoryInUse(text, path=path)
 
     def publish(self, facts: dict[str, Any]) -> None:
-        """Write ``broker.json`` in one step."""
+        """Write ``broker.json`` atomically."""
         fresh = self._facts.with_suffix(".json.new")
         fresh.write_text(json.dumps(facts) + "\n")
         fresh.chmod(0o600)

@@ -1,12 +1,12 @@
-"""The brokers of the cluster as this one sees them: registered, alive, leading; and its own lease.
+"""The cluster as this broker sees it: members, live brokers, leaders, and its own lease.
 
 A broker leads only while its own clock says that its lease lasts. If the process was paused and the
 lease expired, other brokers may lead. The broker then takes a new lease, and leads again only after
 it has read the records again.
 
 While this broker cannot renew its lease, it probes the other brokers: each returns the partitions
-that it leads. The answers count until a lease's duration after the lease is renewed, because the
-renewals of the others become visible only then.
+that it leads. The probes, and their answers, continue for a lease's duration after the lease is
+renewed, because the renewals of the others become visible only then.
 """
 
 from __future__ import annotations
@@ -79,12 +79,15 @@ class Members:
         return brokers.alive(self._view.now.brokers, self._leases.holder)
 
     def count_staying(self) -> int:
-        """Return how many brokers there are, dead ones included, except those that leave."""
+        """Return the number of brokers, dead ones included, that are not being decommissioned."""
         known = self._view.now.brokers.values()
         return sum(each.state is BrokerState.ACTIVE for each in known)
 
     def takers(self, alive: Alive) -> Racks:
-        """Return those of ``alive`` that may get replicas (not those that leave), with racks."""
+        """Return the brokers of ``alive`` that may get replicas, with their racks.
+
+        Brokers that are being decommissioned may not.
+        """
         return {
             broker: each.rack
             for broker, each in self._view.now.brokers.items()
@@ -101,22 +104,22 @@ class LeaseKeeper:
     def __init__(
         self, leases: Leases, broker_id: str, incarnation: str, refresh: Callable[[], None]
     ) -> None:
-        """``refresh`` reads the records again, and acts on them."""
+        """Take the lease. ``refresh`` reads the records again, and acts on them."""
         self._leases = leases
         self._broker_id = broker_id
         self._incarnation = incarnation
         self._refresh = refresh
         self._lease = leases.hold(broker_id, incarnation, None)
-        self._has_looked = True  # at the records, since it has this lease
+        self._has_looked = True  # whether the records were read since it has this lease
         self.failure: StorageFailure | None = None
-        """The error of the last renewal; None if it succeeded."""
+        """The error of the last renewal, or None if it succeeded."""
 
     def serves(self) -> bool:
         """Return whether the broker may lead at this moment."""
         return self._has_looked and self._lease.may_serve()
 
     def renew(self) -> None:
-        """Renew the lease; to be called several times before it runs out."""
+        """Renew the lease. To be called several times before it expires."""
         try:
             self._renew()
         except StorageFailure as error:
@@ -128,8 +131,8 @@ class LeaseKeeper:
         if not self._lease.renew():
             if self._has_looked:
                 logger.warning(
-                    "the lease was over: others may lead what this broker led, unless its followers"
-                    " have promised that they do not"
+                    "lease expired; other brokers may take over this broker's partitions, except"
+                    " where followers promised not to lead"
                 )
             self._has_looked = False
             self._lease = self._leases.hold(self._broker_id, self._incarnation, self._lease)
@@ -138,7 +141,7 @@ class LeaseKeeper:
             self._has_looked = True
 
     def end(self) -> None:
-        """Release the lease, so that others see that it is over."""
+        """Release the lease, so that other brokers see its end without a delay."""
         self._lease.release()
 
 
@@ -147,7 +150,7 @@ PROBE_S: Final = 0.5
 
 
 class Observation(Struct, frozen=True):
-    """One look at the cluster.
+    """The observed state of the cluster at one moment.
 
     ``alive``: the brokers with evidence of life, and their generations. ``failure``: the error of
     the metadata store, if this broker cannot read the leases or renew its own.
@@ -171,7 +174,7 @@ class Observation(Struct, frozen=True):
 
 
 class Observer:
-    """One broker's evidence of the others. From any thread."""
+    """One broker's evidence that other brokers are alive. For any thread."""
 
     def __init__(self, host: Host, members: Members, leases: Leases, clock: Clock) -> None:
         self._host = host
@@ -181,10 +184,10 @@ class Observer:
         self._probes_until = 0.0
         self._answers: dict[BrokerId, Led] = {}
         self.lease_keeper: LeaseKeeper | None = None
-        """This broker's own lease; None before it is taken."""
+        """This broker's own lease, or None before it is taken."""
 
     def probing(self) -> Script[None]:
-        """Probe the other brokers if this one cannot renew its lease, or could not lately."""
+        """Probe the other brokers if this one cannot renew its lease, or recently could not."""
         now = self._clock.monotonic()
         if self._leases.is_overdue():
             self._probes_until = now + self._leases.duration_s
@@ -201,7 +204,7 @@ class Observer:
         }
 
     def look(self) -> Observation:
-        """Return the cluster as it is for this broker now."""
+        """Return the cluster as this broker observes it at this moment."""
         failure = None if self.lease_keeper is None else self.lease_keeper.failure
         brokers = self._members.brokers()
         holders: Alive = self._members.registered()

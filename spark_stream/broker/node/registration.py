@@ -1,10 +1,10 @@
 """The record of this broker: its address, and the generation of its logs.
 
-The generation is decided when the logs are open (``cluster.generations``). If a force fails later,
+The generation is decided when the logs are open (``cluster.generations``). If an fsync fails later,
 the broker can no longer vouch for that log: the system may have dropped unwritten bytes. So the
 broker records the failure, then registers with a new generation. It is then in no ISR until its
-logs have been compared with their leaders'. If no other replica is in sync, it leads on in a new
-epoch. A damaged batch has the same effect if another replica has the batch:
+logs have been compared with their leaders'. If no other replica is in sync, it continues to lead in
+a new epoch. A damaged batch has the same effect if another replica has the batch:
 ``consistency.control.handover`` decides, and :class:`DamagedReplicas` collects the facts for it.
 """
 
@@ -35,7 +35,7 @@ logger = logger_of(__name__)
 
 
 class Runs(Protocol):
-    """Where the broker's directory names the run that uses it."""
+    """The name of the run that uses the broker's directory, in that directory."""
 
     def recorded_run(self) -> str | None:
         """Return the run that last used the directory."""
@@ -44,11 +44,11 @@ class Runs(Protocol):
         """Record this run as the directory's user, forced to the disk."""
 
     def forget_run(self) -> None:
-        """Forget the recorded run, so that a power cut does not bring it back."""
+        """Remove the recorded run, so that a power cut does not restore it."""
 
 
 class Registration:
-    """One incarnation of a broker, as the records have it."""
+    """The registration of one incarnation of a broker."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Registration:
         self._runs.record_run(self._run)
         if reason is not None and reason is not Doubt.NEW:
             logger.error(
-                "this broker cannot vouch for its logs (%s): it is in sync with no leader until its"
-                " logs have been compared with theirs",
+                "this broker cannot vouch for its logs (%s): it is in no ISR until its logs have"
+                " been compared with those of their leaders",
                 "; ".join((reason.value, *self._host.doubts)),
             )
         self._host.generation = generation
@@ -107,9 +107,9 @@ class Registration:
             Brokers(self._store).register(self._registered)
 
     def leading_again(self, earlier: Member | None = None) -> Script[list[Changed]]:
-        """Keep leading what no other broker can lead, in new epochs; return what was changed.
+        """Keep the leadership of partitions that no other broker can lead, in new epochs.
 
-        ``earlier``: as ``resume``.
+        Return the changes. ``earlier``: as ``resume``.
         """
         placed, end_of = self._host.placed(), self._host.log_end
         changed = yield from resume(placed, self.me, end_of, earlier)
@@ -117,14 +117,14 @@ class Registration:
         return changed
 
     def looking(self) -> Script[None]:
-        """Look for logs with failed forces or damaged batches; to be run often."""
+        """Check for logs with failed fsyncs or damaged batches. To be run often."""
         if self._registered is None:
             return
         failed = {each.name for each in self._host.troubled() if each.log.failed is not None}
         if not failed <= self._failed:
             self._generations.force_failed(self._run)
             names = ", ".join(sorted(failed - self._failed))
-            self._begin_generation(f"a force has failed ({names})")
+            self._begin_generation(f"an fsync failed ({names})")
             yield from self.leading_again()
             self._failed = failed
         if self._damaged.need_to_leave(self.me):
@@ -134,12 +134,12 @@ class Registration:
             yield from self.leading_again(before)
 
     def _begin_generation(self, reason: str) -> None:
-        """Begin a generation: once it is registered, this broker is in sync nowhere."""
+        """Register with a new generation: from then on this broker is in no ISR."""
         assert self._registered is not None
         generation = Generation(self._ids.new_id())
         logger.error(
-            "%s: this broker goes on in a new generation of its logs; it is in sync with no leader"
-            " until they have been compared with the leader's",
+            "new generation of the logs, because %s: this broker is in no ISR until its logs have"
+            " been compared with those of their leaders",
             reason,
         )
         self._generations.begin_generation(self._run, generation)
@@ -148,7 +148,7 @@ class Registration:
         self._host.change_generation(generation)
 
     def end(self) -> None:
-        """End in order: force and close all logs."""
+        """End in order: vouch for the logs, which are forced and closed."""
         self._generations.end(self._run, self._host.ends())
 
 
@@ -169,7 +169,7 @@ class DamagedReplicas:
     def need_to_leave(self, me: Member) -> bool:
         """Return whether to begin a new generation, so that damaged replicas leave their ISRs.
 
-        Call it often: it costs nothing while no log has had damage.
+        This is called often, and costs next to nothing until a log has had damage.
         """
         if not DAMAGE_FOUND.is_set():
             return False
@@ -186,7 +186,7 @@ class DamagedReplicas:
         return True
 
     def _verdict(self, partition: Partition, hole: EntryIndex, me: Member) -> Verdict | None:
-        """Decide what to do about a replica; None if it heals, or there is no record of it."""
+        """Decide on a damaged replica. Return None if it heals, or has no record."""
         record = self._record(partition)
         heals = self._left.get(partition.name) == hole
         if record is None or (heals and record.member(me.broker) != me):
@@ -205,14 +205,15 @@ class DamagedReplicas:
 
     def _tell(self, partition: Partition, hole: EntryIndex, verdict: Verdict) -> None:
         if verdict is Verdict.LEAVE:
-            what = "another in-sync replica has them: they are fetched from the leader"
+            remedy = "they are fetched from the leader, because another in-sync replica has them"
         elif verdict is Verdict.WAIT:
-            what = (
-                "another in-sync replica has them; this broker leaves the in-sync replicas once"
-                " none of its partitions would lose its last living one"
+            remedy = (
+                "another in-sync replica has them, so this broker leaves the ISRs once none of its"
+                " partitions would lose its last live member"
             )
         else:
-            what = (
-                "no other in-sync replica lives: nothing is cut, and reads of damaged records fail"
+            remedy = (
+                "no other in-sync replica is alive, so the log is not truncated, and reads of the"
+                " damaged records fail"
             )
-        logger.error("%s: entries from %d on are damaged; %s", partition.name, hole, what)
+        logger.error("damaged entries in %s from %d on; %s", partition.name, hole, remedy)

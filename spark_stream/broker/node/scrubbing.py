@@ -1,11 +1,11 @@
-"""Slowly reads all segments to find out whether they still hold what was written.
+"""Regular reads of all segments, to detect damage on the disk.
 
-Only a reader notices a byte that has changed on a disk, and it may come in a year, or never; until
-then the replica counts as a good one, and may be elected when the really good ones are gone. So all
-segments are read again and again, at a pace that leaves the disk to others, from the disk itself,
-not from memory (``storage.segment.checking``). The first look begins when the broker has started.
+A changed byte on a disk is detected only by a reader, which may come after a year, or never. Until
+then the replica counts as sound, and may be elected when the sound ones are lost. So all segments
+are read again and again, at a pace that leaves the disk to others, from the disk itself, not from
+memory (``storage.segment.checking``). The first pass begins when the broker has started.
 
-One thread does it. It holds no lock while it reads, and can stop between two pieces.
+A single thread reads. It holds no lock while it reads, and can stop between two pieces.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from spark_stream.storage.segment.checking import CheckedPiece
 logger = logger_of(__name__)
 
 BEGIN_S: Final = 0.5
-"""How long after the start the first look begins."""
+"""The delay of the first pass after the start."""
 _BREATH_S: Final = 0.02  # shorter waits are added up
 
 
 class Looked(Struct, frozen=True):
-    """What a whole look has found. ``ended_us``: by the wall clock; ``damaged`` counts batches."""
+    """The result of a whole pass. ``ended_us``: by the wall clock; ``damaged`` counts batches."""
 
     ended_us: int
     size: int
@@ -38,7 +38,7 @@ class Looked(Struct, frozen=True):
 
 
 class Scrub:
-    """Looks at all segments of a broker, at a bounded pace."""
+    """Passes over all segments of a broker, at a bounded pace."""
 
     def __init__(
         self,
@@ -48,7 +48,11 @@ class Scrub:
         period_s: float,
         stopped: threading.Event,
     ) -> None:
-        """``bytes_per_second``: 0 for no looks. ``period_s``: from one look to the next."""
+        """Create the scrub, which runs when :meth:`look` is called.
+
+        ``bytes_per_second``: 0 disables it. ``period_s``: the time between the starts of two
+        passes.
+        """
         self._host = host
         self._clock = clock
         self._pace = bytes_per_second
@@ -56,12 +60,12 @@ class Scrub:
         self._stopped = stopped
         self._owed_s = 0.0
         self.last: Looked | None = None
-        """The last whole look, or None if there was none yet."""
+        """The last whole pass, or None if there was none yet."""
         self.read_bytes = self.damaged = 0
-        """How many bytes it has read, and how many damaged batches it has found, in all looks."""
+        """The bytes that were read, and the damaged batches that were found, in all passes."""
 
     def look(self) -> float:
-        """Look at everything once; return in how many seconds to look again."""
+        """Read all segments once. Return the seconds until the next pass."""
         if not self._pace:
             return self._period_s
         began = self._clock.monotonic()
@@ -79,21 +83,21 @@ class Scrub:
         level = logging.ERROR if damaged else logging.INFO
         logger.log(
             level,
-            "stored records: %d bytes were read in %.1f s, and %s",
+            "scrub: read %d bytes in %.1f s; %s",
             size,
             took_s,
-            f"{damaged} batches are damaged" if damaged else "all of them are sound",
+            f"{damaged} batches are damaged" if damaged else "no damage found",
         )
         return max(BEGIN_S, self._period_s - took_s)
 
     def _settle(self, partition: Partition, piece: CheckedPiece) -> int:
-        """Let the log confirm the piece's suspects; return how many are damaged."""
+        """Have the log confirm the piece's suspects. Return the number of damaged batches."""
         found = 0
         for suspect in piece.suspects:
             if partition.confirm(suspect):
                 found += 1
                 logger.error(
-                    "%s: entry %d in %s, or its batch, fails its checksum or cannot be read",
+                    "damage in %s: entry %d or its batch fails its checksum or cannot be read (%s)",
                     partition.name,
                     suspect.entry,
                     suspect.path,
@@ -101,7 +105,7 @@ class Scrub:
         return found
 
     def _go_on(self, size: int) -> bool:
-        """Wait as long as these bytes take at the pace. Return False if the broker stops."""
+        """Wait for the time that these bytes take at the pace. Return False if the broker stops."""
         self._owed_s += size / self._pace
         if self._owed_s < _BREATH_S:
             return not self._stopped.is_set()

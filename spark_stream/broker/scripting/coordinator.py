@@ -41,7 +41,7 @@ from spark_stream.scripts.transactions.sinks import Sinks, forget_stopped
 
 logger = logger_of(__name__)
 
-_ALL_S: Final = 30.0  # between two looks that include what is over, to forget what is old
+_ALL_S: Final = 30.0  # between two sweeps of all records, which also remove old ones
 T = TypeVar("T")
 
 
@@ -57,7 +57,7 @@ class TransactionCoordinator:
         leases: Leases,
         settings: TransactionSettings,
     ) -> None:
-        """``coordinator``: this broker's id, as records name it."""
+        """Create the coordinator. ``coordinator``: this broker's id, as records name it."""
         self._driver = driver
         self._host = host
         self._clock = clock
@@ -70,12 +70,12 @@ class TransactionCoordinator:
         self.consumers = Consumers(self._finisher)
         self._sweeper = Sweeper(self._finisher, settings)
         self._complaints: dict[str, str] = {}
-        self._all_at = -math.inf  # when it last looked at all records
+        self._all_at = -math.inf  # the time of the last sweep of all records
         self._found_open: list[tuple[Joined, int]] = []  # when this broker began to lead
-        self._led: dict[Partition, LeaderEpoch] = {}  # when it looked last
+        self._led: dict[Partition, LeaderEpoch] = {}  # at the last sweep
         self.open: tuple[Transaction, ...] = ()
-        """The open transactions that this broker looks after, as the last sweep has found them."""
-        self._lost: list[LostMarker] = []  # which the next sweep tries to write again
+        """The open transactions whose coordinator is this broker, from the last sweep."""
+        self._lost: list[LostMarker] = []  # the next sweep writes these again
 
     def run(self, script: Script[T]) -> T:
         """Drive a script to its end."""
@@ -88,9 +88,9 @@ class TransactionCoordinator:
     # -- by itself --------------------------------------------------------------------------------
 
     def recovering(self) -> Script[None]:
-        """Finish what is decided, and write markers that were lost; before the first reader."""
+        """Finish decided transactions, and write lost markers, before the first reader."""
         yield from self.sweeping()
-        for join in (yield from records.read_joins()):  # whose brokers died before removing them
+        for join in (yield from records.read_joins()):  # their brokers died before removing them
             self._finisher.ended[join.number] = join.transactional_id
         for record in (yield from self._mine(whole=False)):
             try:
@@ -101,9 +101,9 @@ class TransactionCoordinator:
         yield from self._restore_markers()
 
     def sweeping(self) -> Script[None]:
-        """Abort what is too old, finish what is decided, forget what is never asked for again.
+        """Abort expired transactions, finish decided ones, and remove old records.
 
-        To be called often: most looks are at transactions under way only.
+        This is called often. Most calls read only the transactions under way.
         """
         yield from self._write_lost_markers()
         began = self._clock.monotonic()
@@ -122,7 +122,8 @@ class TransactionCoordinator:
             self._all_at = began
             self._sweeper.watch.keep_only(found)
         for record in found:
-            if self._looks_after(record.coordinator):  # sweeping the one before may have taken long
+            # the sweep of an earlier record may have taken long
+            if self._looks_after(record.coordinator):
                 yield from self._sweep_record(record)
         yield from self._forget_joins()
 
@@ -137,21 +138,27 @@ class TransactionCoordinator:
     def _restore_markers(self) -> Script[None]:
         """Write the lost markers of transactions that were open at the start.
 
-        What is decided on record is left to the broker that finishes it. It may have done so before
-        the marker was lost, and put it on record only now: so each look includes these.
+        A transaction that is decided on record is left to the broker that finishes it. That broker
+        may have finished it before the marker was lost, and put that on record only later. So each
+        sweep includes these.
         """
         if not self._found_open:
             return
         still = {each for partition in self._led for each in _open_parts(partition)}
         self._found_open = [each for each in self._found_open if each in still]
-        known = {(each.at, each.number) for each in self._lost}  # those are tried again anyway
+        known = {(each.at, each.number) for each in self._lost}  # those are retried anyway
         parts = [each for each in self._found_open if each not in known]
         for each in (yield from finishing.restore_markers(parts)):
             where = f"{each.at.topic}/{each.at.partition}"
-            lost = "%s: the marker of transaction %d was lost; it is %s"
+            lost = "lost marker in %s: the marker of transaction %d was lost; the transaction is %s"
             logger.warning(lost, where, each.number, each.fate)
             if each.failure is not None:
-                logger.error("%s: transaction %d: %s", where, each.number, each.failure)
+                logger.error(
+                    "cannot restore the marker of transaction %d in %s: %s",
+                    each.number,
+                    where,
+                    each.failure,
+                )
                 self._lost.append(each)
 
     def _write_lost_markers(self) -> Script[None]:
@@ -171,16 +178,16 @@ class TransactionCoordinator:
             raise
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
-        """Read the records that this broker looks after: all, or those under way."""
+        """Read the records whose coordinator is this broker: all, or those under way."""
         found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY, fresh=whole)
         mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 
     def _looks_after(self, coordinator: str) -> bool:
-        """Return whether records of this coordinator are this broker's to sweep.
+        """Return whether this broker sweeps the records of this coordinator.
 
-        They are its own, or of a broker that is gone. An id that has begun no transaction has no
-        coordinator ("") yet: any broker may forget it.
+        They are its own, or those of a dead broker. An id that has begun no transaction has no
+        coordinator ("") yet: any broker may remove it.
         """
         return coordinator in ("", self.coordinator) or not self._leases.alive(coordinator)
 
@@ -196,19 +203,24 @@ class TransactionCoordinator:
         self._complaints.pop(record.transactional_id, None)
         if swept is Swept.EXPIRED:
             logger.warning(
-                "transaction %d of %r was not renewed for %d ms: aborted",
+                "aborted transaction %d of %r: it was not renewed for %d ms",
                 record.number,
                 record.transactional_id,
                 record.timeout_ms,
             )
 
     def _complain(self, record: Transaction, error: IsologError) -> None:
-        """Log each reason once: the sweep will be here again in a moment."""
+        """Log each reason once: the sweep runs again in a moment."""
         reason = f"{record.number}: {error}"
         if self._complaints.get(record.transactional_id) != reason:
             self._complaints[record.transactional_id] = reason
             log = logger.warning if error.retriable else logger.error
-            log("transaction %d of %r: %s", record.number, record.transactional_id, error)
+            log(
+                "cannot sweep transaction %d of %r: %s",
+                record.number,
+                record.transactional_id,
+                error,
+            )
 
 
 def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:
@@ -220,8 +232,8 @@ def _open_parts(partition: Partition) -> list[tuple[Joined, int]]:
 class StreamJoins:
     """The joins of one stream. ``transactional_id``: None if it has batches without transactions.
 
-    A client has one transaction after the other. So only the last writer is remembered that belongs
-    to the transactional id.
+    A client has one transaction after the other. So only the last writer of the transactional id is
+    remembered.
     """
 
     def __init__(self, decisions: Decisions, transactional_id: str | None) -> None:
@@ -239,17 +251,19 @@ class StreamJoins:
         )
 
     def join(self, at: Partition, stamp: Stamp, patience_s: float) -> Script[bool]:
-        """Join the partition to the transaction. Return False if others held the partition.
+        """Join the partition to the transaction. Return False if other joins held the partition.
 
         If the transaction is sealed before the confirmation, the partition refuses its batches.
 
         Raises:
-            InvalidRequest: the stream has no transactional id.
+            InvalidRequest: The stream has no transactional id.
             IsologError: as ``Decisions.join``.
         """
         name = self._transactional_id
         if name is None:
-            raise InvalidRequest("a batch in a transaction needs the stream's transactional_id")
+            raise InvalidRequest(
+                "a batch in a transaction needs the transactional_id of its stream"
+            )
         if at.transactions.has_joined(stamp.transaction, stamp.producer_id):
             yield from deciding.check_joins(name, *_writer_of(stamp))
             self._writer = _writer_of(stamp)

@@ -1,4 +1,4 @@
-"""Drives scripts by threads: each step is carried out, and its answer resumes the script.
+"""The driver of scripts, by threads: it carries out each step, and its answer resumes the script.
 
 A thread that calls :meth:`Driver.run` drives its script to the end. Any number may do so at the
 same time. A step on a partition that this broker leads runs here. A step on one that another broker
@@ -65,7 +65,7 @@ from spark_stream.scripts.steps import (
 )
 
 T = TypeVar("T")
-_LOOKS: Final = 2  # how often a step looks for its leader
+_LOOKS: Final = 2  # how often the leader of a step is looked up
 
 
 _REMOTE: Final = (PartitionStep, BrokerStep)
@@ -75,27 +75,28 @@ class Peers(Protocol):
     """The other brokers of the store."""
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
-        """Have the broker run the steps; return its answers.
+        """Have the broker run the steps. Return its answers.
 
-        LeaderUnavailable if it does not answer.
+        Raises:
+            LeaderUnavailable: It does not answer.
         """
 
 
 class Driver:
-    """Drives the scripts of one broker."""
+    """The driver of one broker's scripts."""
 
     def __init__(self, table: StepTable, peers: Peers) -> None:
         self._table = table
         self._peers = peers
 
     def run(self, script: Script[T]) -> T:
-        """Run the script; return its result, or raise its error."""
+        """Run the script. Return its result, or raise its error."""
         try:
             step = next(script)
             while True:
                 try:
                     answer = self._answer(step)
-                except Exception as error:  # foreseen or not: the script may owe somebody an answer
+                except Exception as error:  # foreseen or not: the script may owe an answer
                     step = script.throw(error)
                 else:
                     step = script.send(answer)
@@ -145,7 +146,7 @@ class Driver:
 
 
 def elsewhere(answers: Sequence[Answer], numbers: Iterable[int]) -> dict[str, list[int]]:
-    """Return the numbers of answers that name another broker to ask, grouped by that broker."""
+    """Return the numbers of answers that name another leader, grouped by that broker."""
     found: dict[str, list[int]] = {}
     for number in numbers:
         answer = answers[number]
@@ -160,7 +161,7 @@ Answer = Any | IsologError
 
 
 class StepTable:
-    """The steps of one broker. Whoever drives its scripts carries them out here."""
+    """The steps of one broker, for all drivers of its scripts."""
 
     def __init__(self, store: MetadataStore, host: Host) -> None:
         self._store = store
@@ -173,7 +174,7 @@ class StepTable:
         }
 
     def carry_out(self, step: Step[Any]) -> Any:
-        """Carry out a step that is on no partition; raise what it raises."""
+        """Carry out a step that is on no partition. Raise its error."""
         store, host = self._store, self._host
         match step:
             case Get():
@@ -217,30 +218,30 @@ class StepTable:
         return self._followed[kind].look(step.prefix)
 
     def pass_over_used_numbers(self) -> None:
-        """Keep numbers in this broker's logs from being given out again.
+        """Reserve the numbers in this broker's logs, so that they are not given out again.
 
-        Call before any is asked for.
+        This is called before the first number is given out.
         """
         used = self._host.greatest_numbers()
         for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
             if self._numbers[what].pass_over(number):
                 logger.error(
-                    "the metadata store is older than the logs: it did not know number %d of %s,"
-                    " which is in a log",
+                    "the metadata store is older than the logs: number %d of %s is in a log, but"
+                    " not in the store",
                     number,
                     what.value,
                 )
 
     def run_here(self, step: RemoteStep) -> Any:
-        """Carry out a step that is this broker's to do.
+        """Carry out a step at the broker that it is for.
 
         Raises:
-            NotLeader: it is another broker's; ``leader`` in its details says whose.
+            NotLeader: The step is for another broker, which is ``leader`` in the details.
         """
         if isinstance(step, BrokerStep):
             if step.broker != self._host.broker_id:
                 raise NotLeader(
-                    f"the step is for broker {step.broker}, and this is broker"
+                    f"the step is for broker {step.broker}, but this is broker"
                     f" {self._host.broker_id}",
                     leader=step.broker,
                 )
@@ -258,15 +259,15 @@ class StepTable:
         if partition.leader_epoch >= step.least_epoch:
             return partition
         raise NotLeader(
-            f"{partition.name}: this broker leads it in epoch {partition.leader_epoch}, and the"
-            f" epoch {step.least_epoch} is on record",
+            f"{partition.name}: this broker leads it in epoch {partition.leader_epoch}, but epoch"
+            f" {step.least_epoch} is on record",
             topic=place.topic,
             partition=place.partition,
             leader="",
         )
 
     def _epochs(self, step: ReadEpochs) -> list[LeaderEpoch]:
-        """Return the leader epochs that this broker knows."""
+        """Return the leader epochs in this broker's view."""
         found = (self._host.view_of(PartitionId(at.topic_id, at.partition)) for at in step.places)
         return [FIRST_EPOCH if each is None else each.record.leader_epoch for each in found]
 

@@ -49,23 +49,23 @@ _PAUSE_S: Final = 1.0
 
 
 class _Peer(msgspec.Struct):
-    """What is known of one broker; ``lock`` is held during a call."""
+    """The connection and the state of one broker. ``lock`` is held during a call."""
 
     lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     endpoint: Endpoint | None = None
     channel: ClientChannel | None = None
     silent_until: float = 0.0
-    refusal: LeaderUnavailable | None = None  # why it is not asked until then
+    refusal: LeaderUnavailable | None = None  # the reason for the pause
 
     def disconnect(self) -> None:
-        """Close the connection; the next call opens another one."""
+        """Close the connection. The next call opens another one."""
         channel, self.channel = self.channel, None
         if channel is not None:
             channel.close()
 
 
 class ConnectedPeers:
-    """The brokers that are registered.
+    """The registered brokers.
 
     ``refresh`` reads the records again. ``addresses``: addresses of brokers by id, used instead of
     the registered ones.
@@ -90,7 +90,7 @@ class ConnectedPeers:
         self._peers: dict[str, _Peer] = {}
 
     def endpoint_of(self, broker_id: str) -> Endpoint | None:
-        """Return where the broker is reached, or None if it registered no address for that."""
+        """Return the broker's address and incarnation, or None without an address for peers."""
         known = self._members.get(broker_id)
         address = None if known is None else self._addresses.get(broker_id, known.peer_address)
         if known is None or not address:
@@ -98,11 +98,11 @@ class ConnectedPeers:
         return Endpoint(address, known.incarnation)
 
     def run_steps(self, broker_id: str, steps: Sequence[RemoteStep]) -> list[Answer]:
-        """Have the broker run the steps; return its answers.
+        """Have the broker run the steps. Return its answers.
 
         Raises:
-            LeaderUnavailable: the broker does not answer, another process does, or it refuses the
-                message. The steps may have run or not: each can be repeated.
+            LeaderUnavailable: The broker does not answer, another process does, or it refuses the
+                message. The steps may have run or not. Each can be repeated.
         """
         with self._lock:
             peer = self._peers.setdefault(broker_id, _Peer())
@@ -117,7 +117,7 @@ class ConnectedPeers:
         endpoint = self.endpoint_of(broker_id)
         if endpoint is None:
             raise LeaderUnavailable(
-                f"broker {broker_id} is not registered, or does not listen for brokers",
+                f"broker {broker_id} is not registered, or does not listen for other brokers",
                 leader=broker_id,
             )
         while True:
@@ -135,7 +135,11 @@ class ConnectedPeers:
 
     @contextmanager
     def _hold(self, peer: _Peer, broker_id: str, endpoint: Endpoint) -> Iterator[None]:
-        """Hold the peer's lock; LeaderUnavailable if it is not to be asked at present."""
+        """Hold the peer's lock.
+
+        Raises:
+            LeaderUnavailable: Calls to the peer are paused, or it is busy.
+        """
         if not peer.lock.acquire(timeout=_CALL_S):
             where = f"broker {broker_id} at {endpoint.address}"
             raise LeaderUnavailable(f"{where} is busy", leader=broker_id)
@@ -167,7 +171,7 @@ class ConnectedPeers:
             mine = failure_of(error, endpoint.address)
             if isinstance(mine, Unauthenticated):
                 raise mine from None
-            if isinstance(mine, InvalidRequest):  # what was asked is wrong: the peer has answered
+            if isinstance(mine, InvalidRequest):  # the request is wrong: the peer has answered
                 raise _unavailable(broker_id, endpoint, mine) from None
             raise self._silence(peer, broker_id, endpoint, mine) from None
         return answers_of(result, self._me, broker_id, nonce, steps)
@@ -180,7 +184,7 @@ class ConnectedPeers:
     def _silence(
         self, peer: _Peer, broker_id: str, endpoint: Endpoint, error: IsologError
     ) -> IsologError:
-        """Ask the peer nothing for a moment; return the error that says why."""
+        """Pause calls to the peer for a moment. Return the error with the reason."""
         peer.disconnect()
         peer.silent_until = self._clock.monotonic() + _PAUSE_S
         peer.refusal = _unavailable(broker_id, endpoint, error)
@@ -193,7 +197,7 @@ def _unavailable(broker_id: str, endpoint: Endpoint, error: IsologError) -> Lead
 
 
 def _patience_s(steps: Sequence[RemoteStep]) -> float:
-    """Return how many seconds to wait for the answers to these steps."""
+    """Return the timeout of a call with these steps, in seconds."""
     if all(isinstance(step, ProbeReplica | ReadLed) for step in steps):
         return min(_CALL_S, _PROBE_S + _PROBE_EACH_S * len(steps))
     return _CALL_S
@@ -204,9 +208,10 @@ _PART_BYTES_MAX: Final = CONTROL_BYTES_MAX // 4
 
 
 class RunSteps(Struct):
-    """Steps of ``caller``, a broker, for another one: all are refused if ``proof`` is wrong.
+    """Steps of ``caller``, a broker, for another one. All are refused if ``proof`` is wrong.
 
-    ``nonce``: made for this call; the answers' proof covers it. ``steps`` are read after the proof.
+    ``nonce``: made for this call, and covered by the answers' proof. ``steps`` are read after the
+    proof.
     """
 
     caller: str
@@ -216,14 +221,14 @@ class RunSteps(Struct):
 
 
 class StepAnswer(Struct):
-    """What came of a step: an error, or its answer."""
+    """The outcome of a step: an error, or its answer."""
 
     error: IsologError | None = None
     value: msgspec.Raw = msgspec.Raw()
 
 
 class StepAnswers(Struct):
-    """The answers, in the order of the steps; ``proof``: a broker of the cluster gives them."""
+    """The answers, in the order of the steps. ``proof``: a broker of the cluster gives them."""
 
     proof: str
     answers: list[StepAnswer]
@@ -232,7 +237,7 @@ class StepAnswers(Struct):
 def asked_of(
     me: BrokerIdentity, broker: str, incarnation: str, nonce: str, steps: msgspec.Raw
 ) -> bytes:
-    """Return the message that asks the broker, in this incarnation, for the packed steps."""
+    """Return the message that sends the packed steps to the broker, in this incarnation."""
     proof = me.call_proof(broker, incarnation)
     return _ENCODER.encode(RunSteps(caller=me.broker_id, proof=proof, nonce=nonce, steps=steps))
 
@@ -254,12 +259,16 @@ def pack_in_parts(
 
 
 def pack_steps(steps: Sequence[RemoteStep]) -> msgspec.Raw:
-    """Return steps as they travel."""
+    """Return steps in their form on the wire."""
     return msgspec.Raw(_ENCODER.encode(steps))
 
 
 def unpack_steps(packed: msgspec.Raw) -> list[RemoteStep]:
-    """Return what :func:`pack_steps` was given, or raise InvalidRequest."""
+    """Return the steps of a message.
+
+    Raises:
+        InvalidRequest: The message cannot be read.
+    """
     found: list[RemoteStep] = decoded(bytes(packed), _STEPS, "RunSteps: steps")
     return found
 
@@ -267,13 +276,13 @@ def unpack_steps(packed: msgspec.Raw) -> list[RemoteStep]:
 def run_steps(
     table: StepTable, me: BrokerIdentity, asked: bytes, names: Sequence[str] = ()
 ) -> bytes:
-    """Carry out steps that another broker sent; each is answered by itself.
+    """Carry out steps that another broker sent. Each has its own answer.
 
     ``names``: those in the caller's certificate, if it has shown one.
 
     Raises:
-        Unauthenticated: the caller is no broker of this cluster, or means another broker.
-        InvalidRequest: the message cannot be read.
+        Unauthenticated: The caller is no broker of this cluster, or means another broker.
+        InvalidRequest: The message cannot be read.
     """
     call: RunSteps = decoded(asked, _CALLS, "RunSteps")
     me.check_caller(call.caller, call.proof, names)
@@ -300,13 +309,13 @@ def answers_of(
         found = _ANSWERS.decode(result)
         me.check_answer(broker, nonce, found.proof)
         if len(found.answers) != len(steps):
-            raise InternalError(f"{len(steps)} steps have {len(found.answers)} answers")
+            raise InternalError(f"{len(found.answers)} answers to {len(steps)} steps")
         return [
             _ANSWERS_TO[type(step)].decode(each.value) if each.error is None else each.error
             for step, each in zip(steps, found.answers, strict=True)
         ]
     except ValueError as error:
-        raise InternalError(f"broker {broker} sends an invalid answer: {error}") from None
+        raise InternalError(f"broker {broker} sent an invalid answer: {error}") from None
 
 
 def _to_plain(value: Any) -> Any:
@@ -318,14 +327,14 @@ def _from_plain(kind: type, value: Any) -> Any:
 
 
 def _answers_to(step: Any) -> msgspec.msgpack.Decoder[Any]:
-    """Return what decodes the answers to a kind of step, whose class names their type."""
+    """Return the decoder of the answers to a kind of step, whose class names their type."""
     (kind,) = get_args(step.__orig_bases__[0])
     return msgspec.msgpack.Decoder(kind, dec_hook=_from_plain)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_plain)
 _CALLS: Final = msgspec.msgpack.Decoder(RunSteps)
-# Made at import: two threads that let msgspec learn the same types crash the process.
+# Made at import: two threads in which msgspec inspects the same types crash the process.
 _ANSWERS_TO: Final = {step: _answers_to(step) for step in REMOTE_STEPS}
 _KINDS: Any = reduce(or_, REMOTE_STEPS)
 _STEPS: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(list[_KINDS])
@@ -346,7 +355,7 @@ def extents_to_bytes(found: SpansSnapshot) -> bytes:
 
 
 def extents_from_bytes(data: bytes) -> SpansSnapshot:
-    """Return what :func:`extents_to_bytes` wrote."""
+    """Return the extents that :func:`extents_to_bytes` wrote."""
     columns = np.frombuffer(data, "<i8").astype(np.int64).reshape(4, -1)
     blocks = (Block(*columns),) if columns.shape[1] else ()
     return SpansSnapshot(blocks, {})

@@ -54,7 +54,7 @@ logger = logger_of(__name__)
 
 
 class TopicAdmin:
-    """Makes, alters and deletes topics; any broker may be asked for any topic."""
+    """Creation, alteration and deletion of topics, at any broker for any topic."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TopicAdmin:
     def create(self, asked: CreateTopic) -> HostedTopic:
         """Make a topic, or return the one that an earlier request with this token made.
 
-        On any error nothing is left of it. Raises: as :meth:`plan`.
+        An error leaves no part of the topic. Raises: as :meth:`plan`.
         """
         topic, records = self.plan(asked)
         with self._changes(topic.name):
@@ -137,9 +137,9 @@ class TopicAdmin:
                 return placed(new, added, self._host.view, self._members)
             if len(assignment) != added:
                 raise InvalidTopic(
-                    f"{len(assignment)} new partitions are assigned, and {added} are added",
+                    f"the assignment has {len(assignment)} new partitions, but {added} are added",
                     topic=new.name,
-                    hint="Name the brokers of each partition that is added, and of no other.",
+                    hint="Name the brokers of the added partitions only.",
                 )
             return placed_by_hand(new, assignment, self._members, old.partitions)
 
@@ -149,7 +149,7 @@ class TopicAdmin:
         """Return a function that makes the changed topic from the one on record.
 
         It raises:
-            InvalidTopic: fewer partitions than there are, or too many; too many schemas.
+            InvalidTopic: Fewer partitions than there are, or too many. Or too many schemas.
             InvalidConfig: naming the setting.
             SchemaMismatch, UnsupportedType: as ``check_evolution``.
         """
@@ -165,7 +165,7 @@ class TopicAdmin:
             if new.partitions < old.partitions:
                 raise InvalidTopic(
                     f"topic {name!r} has {old.partitions} partitions and cannot have fewer"
-                    f" ({new.partitions} were asked for)",
+                    f" ({new.partitions} requested)",
                     topic=name,
                     hint="Partitions can only be added; for fewer, make another topic.",
                 )
@@ -173,7 +173,7 @@ class TopicAdmin:
             columns = parse_settings(old.config, self._defaults).partition_by
             if settings.partition_by != columns:
                 raise InvalidConfig(
-                    f"topic {name!r} is made with {PARTITION_BY}={','.join(columns)!r}, which"
+                    f"topic {name!r} was created with {PARTITION_BY}={','.join(columns)!r}, which"
                     " cannot change",
                     hint="Make another topic with the setting, and copy the records.",
                     setting=PARTITION_BY,
@@ -191,9 +191,9 @@ class TopicAdmin:
             self._driver.run(scripts.remove_own(topic, self._host.broker_id))
 
     def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
-        """Remove what a crash, or a deletion, left of topics; return their names.
+        """Remove the left-overs of crashes and deletions. Return the names of their topics.
 
-        ``starts``: nothing that an earlier process of this broker was making is under way.
+        ``starts``: no topic that an earlier process of this broker announced is still being made.
         """
         removed = []
         me = self._host.broker_id
@@ -212,13 +212,13 @@ class TopicAdmin:
             try:
                 if (yield from scripts.remove_left_over(record, me, gone, lost - {me})):
                     removed.append(name)
-            except StorageFailure:  # the next look tries it again
-                logger.exception("topic %r was deleted, and some of its files are left", name)
+            except StorageFailure:  # the next round retries it
+                logger.exception("cannot remove all files of deleted topic %r", name)
         return removed
 
     @contextmanager
     def _changes(self, name: str) -> Iterator[None]:
-        """Let no other change of the topic by this broker run meanwhile."""
+        """Exclude other changes of the topic by this broker."""
         with self._free:
             self._free.wait_for(lambda: name not in self._changing)
             self._changing.add(name)
@@ -251,7 +251,7 @@ def _evolved(topic: Topic, schema: pa.Schema, key: Sequence[str]) -> Topic:
     earlier = (*topic.earlier, topic.schema)
     if len(earlier) >= VERSIONS_MAX:
         raise InvalidTopic(
-            f"topic {topic.name!r} has had {VERSIONS_MAX} schemas, and there can be no more",
+            f"topic {topic.name!r} already had {VERSIONS_MAX} schemas, the maximum",
             topic=topic.name,
             hint="Make another topic, and copy the records.",
         )
@@ -265,8 +265,8 @@ FACTOR_MAX: Final = 3
 def default_factor(members: Members, least: int) -> int:
     """Return the replication factor of a topic that is created without one.
 
-    It is the number of brokers up to three. While some of them are dead, the living ones are
-    enough, down to ``least``: the ``min.insync.replicas`` of the topic.
+    It is the number of brokers up to three. While some of them are dead, the live ones are enough,
+    down to ``least``: the ``min.insync.replicas`` of the topic.
     """
     alive = len(members.takers(members.alive()))
     return min(_usual_factor(members), max(least, alive))
@@ -367,7 +367,7 @@ def placed_by_hand(
 
 
 def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Members) -> None:
-    """Raise InvalidAssignment for a decommissioned broker: it would give the replica away again."""
+    """Raise InvalidAssignment for a decommissioned broker: its replica would move away again."""
     for broker in brokers:
         found = members.get(broker)
         if found is not None and found.state is BrokerState.LEAVING:
@@ -378,7 +378,7 @@ def check_stay(topic: Topic, number: int, brokers: Iterable[str], members: Membe
 def _check_alive(
     topic: Topic, assignment: Sequence[Sequence[str]], members: Members, first: int
 ) -> None:
-    """Check that all brokers live: each makes the topic's folder before the topic exists."""
+    """Check that all brokers are alive: each makes the topic's folder before the topic exists."""
     alive = members.alive()
     for number, replicas in enumerate(assignment, first):
         dead = next((each for each in replicas if BrokerId(each) not in alive), None)

@@ -40,7 +40,7 @@ def test_a_broker_whose_lease_is_over_is_live_and_not_ready(
     monkeypatch.setattr(shown.core.lease_keeper, "serves", lambda: False)
     status, text = page(shown.metrics_address, READY)
     assert status == 503
-    assert "lease is over" in text
+    assert "lease expired" in text
     assert page(shown.metrics_address, "/health/live")[0] == 200
     assert scraped(shown.metrics_address, "/metrics")("isolog_ready") == 0
 

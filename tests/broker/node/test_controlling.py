@@ -119,7 +119,7 @@ def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, ca
     with caplog.at_level(logging.INFO, logger=controlling.logger.name):
         a.control_once()
     assert [each.getMessage() for each in caplog.records] == [
-        "20 partitions (t/0, t/1, t/2, and 17 more): led by broker a (10), broker b (10) now;"
+        "new leaders of 20 partitions (t/0, t/1, t/2, and 17 more): broker a (10), broker b (10),"
         " after broker c"
     ]
 
@@ -127,9 +127,9 @@ def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, ca
 @pytest.mark.parametrize(
     ("before", "after", "line"),
     [
-        ((None, 1), ("a", 2), "led by broker a (1) now; there was no leader"),
-        (("a", 1), ("a", 2), "led on by broker a (1), in a new epoch"),
-        (("a", 1), ("a", 1), "moved, replicas are on broker a (1), broker b (1) now"),
+        ((None, 1), ("a", 2), "new leaders of t/0: broker a (1), after no leader"),
+        (("a", 1), ("a", 2), "leaders of t/0 re-elected in a new epoch: broker a (1)"),
+        (("a", 1), ("a", 1), "replicas of t/0 moved; they are on broker a (1), broker b (1)"),
     ],
 )
 def test_the_log_says_who_leads_and_why(caplog, before, after, line):
@@ -139,7 +139,7 @@ def test_the_log_says_who_leads_and_why(caplog, before, after, line):
     ]
     with caplog.at_level(logging.INFO, logger=controlling.logger.name):
         controlling.log_changes([Changed(Joined("t", "id", 0), *records, risky=False)])
-    assert [each.getMessage() for each in caplog.records] == [f"t/0: {line}"]
+    assert [each.getMessage() for each in caplog.records] == [line]
 
 
 def test_what_was_lost_is_told(three, caplog):

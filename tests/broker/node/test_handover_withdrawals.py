@@ -99,7 +99,7 @@ def test_after_a_failed_write_another_in_sync_replica_leads(cluster, caplog):
     cluster.append("b", 1)
     with pytest.raises(NotLeader):
         cluster.append("a", 2)
-    assert caplog.text.count("t/0: the log refuses writes") == 1
+    assert caplog.text.count("the log refuses writes in t/0") == 1
     assert "another in-sync replica leads now" in caplog.text
 
 
@@ -181,7 +181,7 @@ def test_a_disk_that_has_room_again_in_time_keeps_its_leader(cluster, caplog):
     with caplog.at_level(logging.WARNING):
         cluster.look("a")
     assert cluster.leader() == "a"
-    assert "t/0: the log takes writes again" in caplog.text
+    assert "the log takes writes again in t/0" in caplog.text
     cluster.append("a", 1)
     assert cluster.brokers["a"].host.troubled() == []
 
@@ -284,7 +284,7 @@ def test_a_follower_that_refuses_a_write_is_not_said_to_lead(cluster, caplog):
         replicate(a, b, "t")
     with caplog.at_level(logging.ERROR):
         cluster.look("b")
-    assert "t/0: the log refuses writes" in caplog.text
+    assert "the log refuses writes in t/0" in caplog.text
     assert "it does not lead here" in caplog.text
 
 
@@ -298,14 +298,14 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
         for _ in range(2):
             cluster.look("b")
             cluster.pass_us(RETRY_US)
-        assert caplog.text.count("t/0: the log refuses writes") == 1
+        assert caplog.text.count("the log refuses writes in t/0") == 1
         a.die()
         b.control_once()
         see(cluster.around)
         for _ in range(2):
             cluster.look("b")
             cluster.pass_us(RETRY_US)
-    assert caplog.text.count("t/0: the log refuses writes") == 2
+    assert caplog.text.count("the log refuses writes in t/0") == 2
     assert "no other in-sync replica is known to take them" in caplog.text
 
 
@@ -386,7 +386,7 @@ def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
     LOSSES[loss](a.partition("t").log.segments[-1].name.arrow)
     of_files.append("a", 1)
     a.host.upkeep.housekeep()
-    assert "housekeeping: [STORAGE_FAILURE]" in caplog.text
+    assert "housekeeping of t/0 failed: [STORAGE_FAILURE]" in caplog.text
     assert "Traceback" not in caplog.text
     with pytest.raises(StorageFailure, match="would be lost"):
         of_files.append("a", 2)

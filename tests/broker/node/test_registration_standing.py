@@ -163,7 +163,7 @@ def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
         after = found.me
         a.driver.run(found.looking())
     assert after == found.me != before
-    assert caplog.text.count("a force has failed (t/0)") == 1
+    assert caplog.text.count("an fsync failed (t/0)") == 1
     assert Brokers(a.store).get("a").generation == found.me.generation
 
 

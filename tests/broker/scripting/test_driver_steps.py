@@ -216,11 +216,11 @@ def test_answers_of_something_else_in_the_place_of_a_broker_are_refused():
 
 @pytest.mark.parametrize("result", [b"", b"{}", b"\xc1"])
 def test_what_is_no_answer_is_an_error_of_its_broker(result):
-    with pytest.raises(InternalError, match="broker b sends an invalid answer"):
+    with pytest.raises(InternalError, match="broker b sent an invalid answer"):
         answers_of(result, CALLER, "b", "n", [Seal(AT, 1)])
 
 
 def test_as_many_answers_come_as_steps_were_asked():
     result = run_steps(Table(None), CALLED, asking(Seal(AT, 1)))
-    with pytest.raises(InternalError, match="2 steps have 1 answers"):
+    with pytest.raises(InternalError, match="1 answers to 2 steps"):
         answers_of(result, CALLER, "b", "n", [Seal(AT, 1), Force(AT)])

@@ -173,7 +173,7 @@ def test_added_partitions_are_spread_too(a):
 
 def test_an_operator_places_each_partition_that_is_added_and_no_other(a):
     make(a, "t", "ab")
-    with pytest.raises(InvalidTopic, match="1 new partitions are assigned, and 2 are added"):
+    with pytest.raises(InvalidTopic, match="the assignment has 1 new partitions, but 2 are added"):
         a.topics.alter(to_alter("t", 3, {}, [["b", "c"]]))
     with pytest.raises(InvalidAssignment, match="partition 2: there is no broker 'x'"):
         a.topics.alter(to_alter("t", 3, {}, [["b", "c"], ["x", "a"]]))

@@ -69,7 +69,7 @@ def test_lists_show_control_characters_of_names_escaped(asking: BrokerProcess, c
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("token", "create", "--for", "*"), "a token is of one principal"),
+        (("token", "create", "--for", "*"), "a token is for one principal"),
         (("token", "create", "--expires", "36501d"), "--expires is at most 36500d"),
         (("token", "create", "--expires", "9" * 30 + "d"), "--expires is at most 36500d"),
         (("token", "create", "--expires", "9" * 5000 + "d"), "--expires is at most 36500d"),

@@ -60,7 +60,7 @@ def topic(asking: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[str
 
 
 def test_without_a_credential_nothing_is_told(asking: BrokerProcess):
-    with pytest.raises(Unauthenticated, match="asks who is calling") as caught:
+    with pytest.raises(Unauthenticated, match="requires authentication") as caught:
         isolog.connect(asking.address, timeout=10)
     assert "user" in caught.value.hint
 

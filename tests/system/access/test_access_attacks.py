@@ -301,7 +301,7 @@ def test_a_query_gets_of_a_restricted_token_what_that_allows(
                     log.producer(transactional_id="load")
                 with pytest.raises(UnknownTopic), log.producer() as other:
                     other.append("b", values("1")).result(20)
-        with pytest.raises(PermissionDenied, match="allows nothing of what the query may need"):
+        with pytest.raises(PermissionDenied, match="allows none of the query's grants"):
             client.open_session([("read", "consumer:c")], 60.0)
         with pytest.raises(PermissionDenied, match="more than the one that it is made with"):
             client.create_token(grants=[("read", "consumer:c")])
@@ -328,7 +328,7 @@ def test_tokens_of_a_parent_that_was_revoked_are_not_listed_and_not_counted(
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ({"principal": "*"}, "a token is of one principal"),
+        ({"principal": "*"}, "a token is for one principal"),
         ({"lifetime_ms": 36_500 * 86_400_000 + 1}, "lifetime_ms"),
         ({"grants": [{"operation": "admin", "resource": "topic:a"}]}, "no operation 'admin'"),
         ({"grants": [{"operation": "read", "resource": "cluster"}]}, "no operation 'read'"),
@@ -436,7 +436,7 @@ def test_a_full_disk_costs_the_brokers_log_one_line(
         return [each.getMessage() for each in caplog.records]
 
     [line] = write()
-    assert line == f"nothing is written to {tmp_path}/audit.log: No space left on device"
+    assert line == f"cannot write the audit log {tmp_path}/audit.log: No space left on device"
     assert write() == []
     audit.close()
     (tmp_path / "audit.log").unlink()

@@ -191,7 +191,8 @@ def test_a_pair_that_others_would_refuse_is_not_put_to_use(files: Files, tmp_pat
         files.issue("peers", *HERE, "b7")
         eventually(
             lambda: (
-                "peer_tls.cert: it is for localhost, b7, and this is broker b1" in broker.log_text()
+                "peer_tls.cert: the certificate is for localhost, b7, but this is broker b1"
+                in broker.log_text()
             )
         )
         time.sleep(2.5)  # two more looks, which say nothing new

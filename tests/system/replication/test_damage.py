@@ -64,7 +64,7 @@ def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
     """Waits until the broker has cut its log at what it found, and all copies are whole again."""
     said = cluster.broker(number).log_text
     eventually(lambda: f"{topic}/0: truncated entries" in said(), WAIT_S)
-    assert f"{topic}/0: entries from" in said()
+    assert f"damaged entries in {topic}/0 from" in said()
     assert "they are lost" not in said()
     in_sync(log, topic)
     copies_are_equal(cluster, topic)
@@ -205,7 +205,9 @@ def test_a_mapped_reader_tells_a_follower_of_its_damage_and_gets_the_leaders_rec
                 flip_first(folder)
         assert read(log, topic) == list(range(100_000))
         said = [each.log_text for number, each in cluster.brokers.items() if number != leader]
-        eventually(lambda: any(f"{topic}/0: entries from" in text() for text in said), WAIT_S)
+        eventually(
+            lambda: any(f"damaged entries in {topic}/0 from" in text() for text in said), WAIT_S
+        )
         in_sync(log, topic)
         assert read(log, topic) == list(range(100_000))
 

@@ -187,6 +187,6 @@ def test_a_broker_that_was_paused_during_a_restore_ends_and_says_why(
         paused = cluster.broker(2)
         cluster.resume(2)
         eventually(lambda: not paused.alive, 60)
-        assert "the broker has lost its id, and ends" in paused.log_text()
+        assert "stopping the broker: it lost its id" in paused.log_text()
         assert "the metadata was restored or migrated" in paused.log_text()
         assert paused.exit_code == 1
