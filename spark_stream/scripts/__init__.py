@@ -1,10 +1,10 @@
 """Long procedures, step by step: several reads and writes of the store and of partitions.
 
 A script is a generator. It yields steps (``steps``), is resumed with each answer or with the typed
-error of the step thrown in, and returns its result. Its driver decides how a step is carried out,
-and what may happen in between. In a broker the driver is a thread
-(``broker/scripting/driver.py``), in tests and in a simulation a scheduler, which may stop the
-script for good between any two steps, as a crash does.
+error of the step thrown in, and returns its result. Its driver carries out the steps, and other
+scripts may run in between. In a broker the driver is a thread (``broker/scripting/driver.py``). In
+tests and in a simulation it is a scheduler, which may stop the script between any two steps, as a
+crash does.
 
 ``steps``              the steps that a script may take
 ``readers``            sessions of named readers, progress of queries, cuts for read_atomic

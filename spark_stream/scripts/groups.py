@@ -1,4 +1,4 @@
-"""Consumer groups: members join, leave and are removed; what they read follows from that.
+"""Consumer groups: members join, leave and are removed, and partitions are assigned (rebalance).
 
 No broker coordinates a group: any broker carries out any of these scripts, and each change of a
 group is one compare-and-set of its record (``consistency.groups`` has the rules). Topics are read
@@ -52,11 +52,11 @@ from spark_stream.scripts.steps import (
 from spark_stream.scripts.transactions.deciding import Consumers
 
 P = ParamSpec("P")
-_UNRECORDED_MAX: Final = 10_000  # the sessions of further ones expire
+_UNRECORDED_MAX: Final = 10_000  # the sessions of more members expire
 
 
 def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
-    """Add a member to a group, or change which topics it reads."""
+    """Add a member to a group, or change its topics."""
     yield from _renew(name, member.id, member.session_ms)
     record = yield from Get(CONSUMERS + name)
     before = None if record is None else (group_of(record.value) or Group()).member(member.id)
@@ -68,12 +68,12 @@ def join(name: str, member: GroupMember) -> Script[MemberAnswer]:
 def beat(
     name: str, member_id: str, released: Sequence[Assigned] = (), *, renew: bool = False
 ) -> Script[MemberAnswer]:
-    """Return what a member reads, after taking from it what it releases.
+    """Return a member's assignment, after taking the released partitions from it.
 
-    ``renew``: it also renews its session. Mostly there is nothing to do, and no request is needed.
+    ``renew``: also renew its session. Mostly there is no work, and then no request is needed.
 
     Raises:
-        ConsumerFenced: it is no member, or no longer.
+        ConsumerFenced: It is no member, or no longer.
     """
     if not (released or renew):
         told = yield from _answer_if_settled(name, member_id)
@@ -128,7 +128,7 @@ class Leaves:
         Return the group, the id and the error of each member that cannot be removed.
 
         Raises:
-            MetadataUnavailable: the store records nothing at the moment.
+            MetadataUnavailable: The store takes no changes at the moment.
         """
         failed = []
         for (name, member_id), hangs in list(self._unrecorded.items()):
@@ -145,12 +145,12 @@ class Leaves:
 def take_partitions(
     consumers: Consumers, name: str, member_id: str, assigned: Iterable[Assigned]
 ) -> Script[tuple[list[PositionOf], Group]]:
-    """Return where a member begins in partitions that were assigned to it, and the group.
+    """Return a member's positions in partitions that were assigned to it, and the group.
 
     A partition without a position is missing. See ``transactions.deciding`` for the order.
 
     Raises:
-        ConsumerFenced: one of them is no longer assigned to it.
+        ConsumerFenced: One of them is no longer assigned to it.
     """
     wanted = {each.place: each.epoch for each in assigned}
     found = yield from consumers.take_over(name, wanted)
@@ -163,7 +163,7 @@ def take_partitions(
     return [each for each in found if (each.topic_id, each.partition) in wanted], group
 
 
-# -- by itself ------------------------------------------------------------------------------------
+# -- expired sessions ------------------------------------------------------------------------------
 
 
 def end_sessions(
@@ -171,8 +171,8 @@ def end_sessions(
 ) -> Script[list[tuple[str, str]]]:
     """Remove the members whose sessions expired. Return the group and the id of each.
 
-    The loss is on record before the removal, so that each broker that continues records it.
-    ``now_ms``: the time, in ms since the epoch.
+    The loss is on record before the removal, so that each broker that continues the removal records
+    it. ``now_ms``: the time, in ms since the epoch.
     """
     asked_s = now()
     sessions = yield from ListRecords(SESSIONS, fresh=False)
@@ -196,7 +196,7 @@ def end_sessions(
 
 
 def _remove(name: str, member_id: str, ending: ReaderEnding) -> Script[None]:
-    """Remove a member. If it was the last one, record how it ended."""
+    """Remove a member. If it was the last one, record its ending."""
     record = yield from Get(CONSUMERS + name)
     before = None if record is None else group_of(record.value)
     group, _ = yield from _change(name, (), groups.remove, member_id)
@@ -212,14 +212,14 @@ def _change(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> Script[tuple[Group, Topics]]:
-    """Change a group by a rule, and assign all partitions that are free then."""
+    """Change a group by a rule, and assign all free partitions."""
     while True:
         record = yield from Get(CONSUMERS + name)
         value = {"positions": []} if record is None else record.value
         before = group_of(value)
         after = rule(before or Group(), *args, **kwargs)
         if before is None and not after.members:
-            return after, {}  # there is no such group
+            return after, {}  # the group does not exist
         for each in (yield from _without_session(name, before)):
             after = groups.remove(after, each)
         yield Refresh()  # after the record was read: see the module
@@ -233,7 +233,7 @@ def _change(
 
 
 def _without_session(name: str, group: Group | None) -> Script[list[str]]:
-    """Return the members of a group, which was read before, that have no session now."""
+    """Return the members of a group, which was read before, without a session."""
     sessions = yield from ListRecords(session_of(name, ""))
     present = {each.key for each in sessions}
     members = () if group is None else group.members
@@ -241,7 +241,7 @@ def _without_session(name: str, group: Group | None) -> Script[list[str]]:
 
 
 def _answer_if_settled(name: str, member_id: str) -> Script[MemberAnswer | None]:
-    """Return the answer for a member; None if this broker is behind, or something is to be done."""
+    """Return the answer for a member, or None if this broker must read or change the group."""
     record = yield from Get(CONSUMERS + name, fresh=False)
     group = None if record is None else group_of(record.value)
     if group is None:
@@ -257,7 +257,7 @@ def _read_topics(group: Group) -> Script[Topics]:
         try:
             found = yield from FindTopic(name)
         except UnknownTopic:
-            continue  # it was deleted, or is not there yet
+            continue  # it was deleted, or does not exist yet
         topics[name] = KnownTopic(found.id, found.partitions)
     return topics
 
@@ -281,8 +281,8 @@ def _answer(name: str, group: Group, topics: Topics, member_id: str) -> MemberAn
 
 def _fenced(name: str) -> ConsumerFenced:
     return ConsumerFenced(
-        f"this is no member of the group {name!r}, or its partition is another's",
-        hint="No heartbeat came for as long as its session lasts, or the group was deleted.",
+        f"not a member of group {name!r}, or the partition is assigned to another member",
+        hint="The session expired without a heartbeat, or the group was deleted.",
         consumer=name,
     )
 

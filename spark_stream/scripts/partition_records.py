@@ -60,7 +60,7 @@ _PAUSE_S: Final = 0.05
 
 
 class Placed(Struct, frozen=True):
-    """A partition of an existing topic; ``unclean``: any replica may be elected."""
+    """A partition of an existing topic. ``unclean``: any replica may be elected."""
 
     at: Joined
     stored: StoredPartition
@@ -68,9 +68,9 @@ class Placed(Struct, frozen=True):
 
 
 class Changed(Struct, frozen=True):
-    """A partition's record was changed, from ``before`` to ``after``.
+    """A change of a partition's record, from ``before`` to ``after``.
 
-    ``risky``: the leader was not in sync, or has lost what it had; records may be lost.
+    ``risky``: the leader was not in sync, or has lost entries, so records may be lost.
     """
 
     at: Joined
@@ -80,7 +80,7 @@ class Changed(Struct, frozen=True):
 
 
 def needs_leader(record: PartitionRecord, alive: Alive) -> bool:
-    """Return whether a controller has to find a leader: there is none, or it is not alive."""
+    """Return whether the partition needs a leader: it has none, or its leader is not alive."""
     leader = None if record.leader is None else record.member(record.leader)
     return leader is None or alive.get(leader.broker) != leader.generation
 
@@ -108,7 +108,7 @@ def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Scr
 
 
 def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Changed]]:
-    """Finish the moves that can be finished. This waits for disks: let no election wait for it."""
+    """Finish the moves that can be finished. This waits for disks, so it delays no election."""
     moved: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
     for each in partitions:
@@ -121,10 +121,11 @@ def finish_moves(partitions: Iterable[Placed], alive: Alive) -> Script[list[Chan
 
 
 def _forced_where_it_stays(moved: Sequence[Changed]) -> Script[list[Changed]]:
-    """Return the moves that may end, after the replicas that stay have forced what they have.
+    """Return the moves that may end, after fsyncs at the replicas that stay.
 
-    From then on, a replica that stays also forces all that it reports to the leader. So when the
-    record says that the move is over, all that is committed is on that replica's disk.
+    After that, a replica that stays also forces its entries before it reports them to the leader.
+    So when the record says that the move has ended, all committed entries are on that replica's
+    disk.
     """
     asked = [(each, broker) for each in moved for broker in each.after.replicas]
     answers = yield from together(ForceReplica(broker, each.at) for each, broker in asked)
@@ -142,10 +143,11 @@ def resume(
     log_end: Callable[[Joined], LogEnd | None],
     earlier: Member | None = None,
 ) -> Script[list[Changed]]:
-    """Let a starting broker lead again what it led before, in a new epoch if necessary.
+    """Make a starting broker lead again what it led before, in a new epoch if necessary.
 
-    If it alone was in sync, it leads the partition whatever its log has lost: nobody has more.
-    ``earlier``: the broker did not start but left this generation, with all that it had in it.
+    If it alone was in sync, it leads the partition even if its log has lost entries: no other
+    replica has more. ``earlier``: the broker did not start but left this generation, with all its
+    entries.
     """
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}
@@ -216,7 +218,7 @@ def change_records(
     """Change the records of these partitions, each by itself, and return the outcomes.
 
     ``find`` looks a record up in this broker's view. A change that loses against another change is
-    tried again on the new record.
+    retried on the new record.
     """
     outcomes: dict[PartitionId, election.Outcome] = {}
     left = list(partitions)
@@ -244,7 +246,7 @@ def mark_broker(broker: BrokerId, state: BrokerState) -> Script[None]:
     """Decommission a broker, or cancel that.
 
     Raises:
-        UnknownBroker: there is no broker of this id.
+        UnknownBroker: No broker has this id.
     """
     while True:
         record = yield from Get(BROKERS + broker)
@@ -272,9 +274,9 @@ def move_away(
     racks: Racks,
     load: Load,
 ) -> Script[bool]:
-    """Begin to move a leaving broker's replicas; return whether some have nowhere to go.
+    """Begin to move a leaving broker's replicas. Return whether some replica cannot move.
 
-    A replica that no other broker can take stays where it is until there is such a broker.
+    A replica that no other broker can take stays in place until there is such a broker.
     """
     puts = []
     stuck = False
@@ -295,10 +297,10 @@ def move_away(
 
 
 def remove_broker(broker: BrokerId, *, lives: bool) -> Script[bool]:
-    """Remove the registration of a decommissioned broker; return False if that has to wait.
+    """Remove the registration of a decommissioned broker. Return False if that has to wait.
 
-    A broker that ``lives`` first removes its files of deleted topics: nobody waits for these once
-    the broker is not registered (``left_overs``).
+    A broker that ``lives`` first removes its files of deleted topics: no other broker waits for
+    these once it is not registered (``scripts.topics``).
     """
     record = yield from Get(BROKERS + broker)
     if record is None or decode(broker, record.value).state is not BrokerState.LEAVING:

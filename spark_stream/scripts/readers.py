@@ -5,17 +5,17 @@ instance of a name has the session. A heartbeat of an earlier one is refused, an
 after the end of the same instance changes nothing.
 
 **A query's start is pinned once.** Every later run under the name, with the same selection, gets
-that start, until the name is forgotten. So two runs that begin at the same time agree on one start.
+that start, until the name is deleted. So two runs that begin at the same time agree on one start.
 
 **Only the latest run reports progress.** It takes the name over, and later reports of an earlier
 run are refused. Otherwise the earlier run is not hindered: it continues by its own checkpoint.
 
-**A cut** is where a read_atomic query may stop, in all partitions of all its topics. The bounds of
-all partitions are read first, and only then where transactions lie: a transaction with a record
+**A cut** is the end of a read_atomic query, in all partitions of all its topics. The bounds of all
+partitions are read first, and only then the extents of transactions: a transaction with a record
 below some bound was decided before that, so all its records are in the logs by then. That is true
-of the logs of present leaders. So once the bounds are known, the leaders then on record return
-where transactions lie. A replaced leader that has not seen its replacement may lack a part of a
-transaction. Its bounds are only too low, which does no harm.
+of the logs of present leaders. So once the bounds are known, the leaders then on record return the
+extents. A replaced leader that has not seen its replacement may lack a part of a transaction. Its
+bounds are only too low, which does no harm.
 """
 
 from __future__ import annotations
@@ -60,17 +60,18 @@ from spark_stream.scripts.steps import (
 from spark_stream.wire.topic_messages import CutTopic
 
 SESSIONS_S: Final = 1.0
-"""How long a broker pauses between two looks at all sessions."""
+"""The pause between two checks of all sessions at a broker."""
 _GAP_S: Final = 3 * SESSIONS_S
 
 GROUP: Final = "group"
-"""The kind of a group's record: its members have sessions of their own."""
+"""The kind of a group's record: its members have their own sessions."""
 
 
 class SessionWatch:
-    """For how long this broker has seen each session unchanged, by its own monotonic clock.
+    """The time for which this broker has seen each session unchanged, by its monotonic clock.
 
-    Time in which it could not look does not count: neither could heartbeats be recorded then.
+    Time in which it could not read the sessions does not count: no heartbeat could be recorded
+    then.
     """
 
     def __init__(self, session_ms: Callable[[StoreRecord], int]) -> None:
@@ -101,7 +102,7 @@ def note_heartbeat(
     ``claim``: the instance becomes the name's latest one.
 
     Raises:
-        ConsumerFenced: a later instance has the name.
+        ConsumerFenced: A later instance has the name.
     """
     key = reader_key(kind, name)
     while True:
@@ -154,7 +155,7 @@ def forget_reader(kind: str, name: str) -> Script[None]:
 
 
 def end_readers(watch: SessionWatch, now: Callable[[], float]) -> Script[list[str]]:
-    """Record that readers are lost whose sessions expired; return the texts to log."""
+    """Record that readers with expired sessions are lost. Return the texts to log."""
     asked_s = now()
     records = yield from ListRecords(READERS, fresh=False)
     running = [
@@ -177,11 +178,11 @@ def session_ms_of(record: StoreRecord) -> int:
 
 
 class Named(Struct, frozen=True):
-    """All that the store knows under consumers' names: by name, the positions or the query.
+    """All records under consumers' names: by name, the positions or the query.
 
     ``owners``: the principals of the clients that have the names, where they are known. ``groups``:
-    of those names that groups have. ``readers``: by kind (query, client or group) and name, the
-    session of the present owner, if it has had one.
+    by name. ``readers``: by kind (query, client or group) and name, the session of the present
+    owner, if it has had one.
     """
 
     consumers: dict[str, list[PositionOf]]
@@ -217,7 +218,7 @@ _NO_SESSION: Final = ReaderSession("", 0)
 
 
 def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
-    """Return the query's record; pin the query's start if it has one and none is pinned yet.
+    """Return the query's record. Pin the query's start if it has one and none is pinned yet.
 
     The query's run takes the name over. A record of another selection stays as it is. Return None
     if there is no record, and the query has no start.
@@ -247,10 +248,10 @@ def pin_start(name: str, query: Query, now_ms: int) -> Script[Query | None]:
 
 
 def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Script[None]:
-    """Record how far a run has come. ``claim``: the run also takes the name over.
+    """Record the progress of a run. ``claim``: the run also takes the name over.
 
     Raises:
-        ConsumerFenced: another run has the name.
+        ConsumerFenced: Another run has the name.
     """
     while True:
         record, before = yield from _read(name)
@@ -274,7 +275,7 @@ def record_progress(name: str, query: Query, now_ms: int, *, claim: bool) -> Scr
 
 
 def read_named(*, fresh: bool = True) -> Script[Named]:
-    """Return what is recorded under all names; without ``fresh`` as it was a moment ago."""
+    """Return the records under all names. Without ``fresh``: as they were a moment ago."""
     consumers = yield from ListRecords(CONSUMERS, fresh=fresh)
     queries = yield from ListRecords(QUERIES, fresh=fresh)
     sessions = yield from ListRecords(READERS, fresh=fresh)
@@ -303,23 +304,21 @@ def read_named(*, fresh: bool = True) -> Script[Named]:
 
 
 def forget_name(name: str) -> Script[None]:
-    """Remove everything the store has under a consumer's name.
+    """Remove all records under a consumer's name.
 
     Raises:
-        UnknownConsumer: the store has nothing under this name.
+        UnknownConsumer: The store has no record under this name.
     """
     query = yield from _removed(QUERIES + name)
     client = yield from _removed(CONSUMERS + name)
     for kind in ("query", "client", GROUP):
         yield from forget_reader(kind, name)
     if not (query or client):
-        raise UnknownConsumer(
-            f"nothing is known of a consumer {name!r}", consumer=name, already_done=True
-        )
+        raise UnknownConsumer(f"there is no consumer {name!r}", consumer=name, already_done=True)
 
 
 def _removed(key: str) -> Script[bool]:
-    """Remove the record; return whether there was one."""
+    """Remove the record. Return whether there was one."""
     there = False
     while True:
         record = yield from Get(key)
@@ -345,11 +344,11 @@ T = TypeVar("T")
 
 
 def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
-    """Find the cut, by topic and partition; see ``consistency.partition.atomic_cuts``.
+    """Find the cut, by topic and partition, as in ``consistency.partition.atomic_cuts``.
 
     Raises:
-        UnknownTopic, UnknownPartition: there is none; the error names it.
-        LeaderUnavailable: a partition's leader was not reached.
+        UnknownTopic, UnknownPartition: There is none. The error names it.
+        LeaderUnavailable: A partition's leader was not reached.
     """
     places: list[tuple[CutTopic, Joined]] = []
     for each in topics:

@@ -1,8 +1,8 @@
 """The steps of scripts: each kind is a struct, which a script yields: ``yield from Get(key)``.
 
 A step names a partition by topic, topic id and number, never by an object: the driver finds out
-whether its leader is this broker or another. A step may fail with any ``IsologError``; the driver
-throws the error into the script.
+whether its leader is this broker or another. A step may fail with any ``IsologError``, which the
+driver throws into the script.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FIRST_EPOCH: Final = LeaderEpoch(0)
 class Step(Positional, Generic[T_co]):
     """A request of a script, answered with a ``T_co``.
 
-    Kinds of steps are defined here; functions of ``broker.scripting.driver`` carry them out.
+    Kinds of steps are defined here. ``broker.scripting.driver`` carries them out.
     """
 
     def __iter__(self) -> Generator[Step[Any], Any, T_co]:
-        """Yield the step; return its answer."""
+        """Yield the step. Return its answer."""
         answer: T_co = yield self
         return answer
 
@@ -48,7 +48,7 @@ Script = Generator[Step[Any], Any, T]
 
 
 class Get(Step[StoreRecord | None]):
-    """The record of a key; answered with a ``StoreRecord`` or None.
+    """The record of a key. The answer is a ``StoreRecord`` or None.
 
     Without ``fresh``: as it was a moment ago. Only a compare-and-set may rest on that.
     """
@@ -60,7 +60,7 @@ class Get(Step[StoreRecord | None]):
 class ListRecords(Step[Sequence[StoreRecord]]):
     """All records whose keys start with the prefix, in the order of their keys.
 
-    Without ``fresh``: as they were a moment ago, for what is looked at again and again.
+    Without ``fresh``: as they were a moment ago, for prefixes that are read again and again.
     """
 
     prefix: str
@@ -68,7 +68,7 @@ class ListRecords(Step[Sequence[StoreRecord]]):
 
 
 class PutRecord(Step[int | None]):
-    """Writes a record if its version is ``expected``; answered with the new version, or None."""
+    """A write of a record if its version is ``expected``. Answered with the new one, or None."""
 
     key: str
     value: Mapping[str, Any]
@@ -76,26 +76,26 @@ class PutRecord(Step[int | None]):
 
 
 class PutMany(Step[Sequence[int | None]]):
-    """Writes records, each by itself as ``PutRecord`` does."""
+    """Writes of records, each by itself as ``PutRecord``."""
 
     puts: Sequence[Put]
 
 
 class DeleteMany(Step[Sequence[bool]]):
-    """Deletes records, each by itself as ``DeleteRecord`` does; answered with whether each was."""
+    """Deletions of records, each by itself as ``DeleteRecord``, answered with their outcomes."""
 
     deletes: Sequence[Delete]
 
 
 class DeleteRecord(Step[bool]):
-    """Deletes a record if its version is ``expected``; answered with whether it was."""
+    """A deletion of a record if its version is ``expected``, answered with whether it was."""
 
     key: str
     expected: int
 
 
 class FindTransactions(Step[list[Transaction]]):
-    """The records of transactions that match, by id; the cost grows with the number found.
+    """The records of transactions that match, by id. The cost grows with the number found.
 
     ``fresh``: as :class:`ListRecords`.
     """
@@ -106,14 +106,14 @@ class FindTransactions(Step[list[Transaction]]):
 
 
 class Numbering(StrEnum):
-    """What is numbered."""
+    """The kinds of numbers that are given out."""
 
     TRANSACTIONS = "transactions"
     PRODUCERS = "producers"
 
 
 class TakeNumber(Step[int]):
-    """A number above ``above`` that nobody else gets."""
+    """A number above ``above`` that is given out once."""
 
     of: Numbering
     above: int = -1
@@ -123,7 +123,7 @@ class TakeNumber(Step[int]):
 
 
 class ReadEpochs(Step[Sequence[LeaderEpoch]]):
-    """The leader epoch of each partition as this broker has seen it last; 0: it saw no record."""
+    """The leader epoch of each partition in this broker's view, or 0 without a record."""
 
     places: tuple[Joined, ...]
 
@@ -133,7 +133,7 @@ class _OfAnEpoch(Step[T_co], kw_only=True):
 
 
 class PartitionStep(_OfAnEpoch[T_co], tag=True):
-    """A step that the leader of a partition carries out; it may be another broker.
+    """A step that the leader of a partition carries out. It may be another broker.
 
     A leader of an epoch before ``least_epoch`` has been replaced, and refuses.
     """
@@ -154,7 +154,7 @@ class Marked(Positional):
 
 
 class Described(Positional):
-    """A partition as its leader sees it. ``followers``: up to which entry each has the log.
+    """A partition as its leader sees it. ``followers``: the end of each follower's log.
 
     ``hw_known``: the high watermark and the last stable offset are exact, and not just lower bounds
     of those that an earlier leader has given out.
@@ -170,19 +170,19 @@ class Described(Positional):
 
 
 class Seal(PartitionStep[None]):
-    """Makes the partition refuse all further batches of the transaction."""
+    """A seal: the partition refuses all further batches of the transaction."""
 
     transaction: int
 
 
 class WriteMarkers(PartitionStep[Marked]):
-    """Ends the transaction: commits for the producer ids ``taken``, aborts for all others.
+    """The end of a transaction: commits for the producer ids ``taken``, aborts for all others.
 
     Parts that have ended already stay as they are. The markers of a commit are on the disk
-    afterwards, if the topic forces anything. If the force were a separate step, a leader could lose
+    afterwards, if the topic forces anything. If the fsync were a separate step, a leader could lose
     the markers in a power cut in between, and then force the rest and report success.
 
-    Answered with ``Marked``.
+    The answer is ``Marked``.
     """
 
     transaction: int
@@ -192,8 +192,8 @@ class WriteMarkers(PartitionStep[Marked]):
 class IsReplicated(PartitionStep[bool]):
     """Whether the entries below ``entry`` are replicated, and no in-sync replica has others.
 
-    The entries are those of the leader of ``leader_epoch``. A leader of another epoch may have cut
-    them off, and refuses.
+    The entries are those of the leader of ``leader_epoch``. A leader of another epoch may have
+    truncated them, and refuses.
     """
 
     entry: EntryIndex
@@ -201,14 +201,14 @@ class IsReplicated(PartitionStep[bool]):
 
 
 class DropBranch(PartitionStep[None]):
-    """Aborts what one producer id wrote in the transaction, and refuses its further batches."""
+    """An abort of one producer id's batches in the transaction. Further batches are refused."""
 
     transaction: int
     producer_id: int
 
 
 class Force(PartitionStep[None]):
-    """Forces what was appended to the disk, if the topic forces anything."""
+    """An fsync of the log, if the topic forces anything."""
 
 
 class ReadBounds(PartitionStep[Bounds]):
@@ -216,11 +216,11 @@ class ReadBounds(PartitionStep[Bounds]):
 
 
 class ReadExtents(PartitionStep[SpansSnapshot]):
-    """Where the partition's transactions lie."""
+    """The extents of transactions in the partition."""
 
 
 class Describe(PartitionStep[Described]):
-    """The state of the partition; answered with ``Described``."""
+    """The state of the partition. The answer is ``Described``."""
 
 
 # -- one broker -----------------------------------------------------------------------------------
@@ -237,20 +237,20 @@ RemoteStep = PartitionStep[Any] | BrokerStep[Any]
 
 
 class MakeFolder(BrokerStep[None]):
-    """Makes the folder of a topic whose record may not exist yet."""
+    """The creation of a topic's folder. The topic's record may not exist yet."""
 
     topic: str
     topic_id: str
 
 
 class ReadLogEnd(BrokerStep[LogEnd | None]):
-    """Where the broker's replica of the partition ends, or None if the broker has no open one."""
+    """The end of the broker's replica of the partition, or None if it has no open one."""
 
     at: Joined
 
 
 class ForceReplica(BrokerStep[None]):
-    """Forces what the broker's replica has to its disk, if the topic forces anything.
+    """An fsync of the broker's replica, if the topic forces anything.
 
     Afterwards the broker has seen all that is on record. If a move of the partition is on record,
     the broker also forces all further entries before it reports them to the leader.
@@ -260,9 +260,9 @@ class ForceReplica(BrokerStep[None]):
 
 
 class ProbeReplica(BrokerStep[None]):
-    """Checks, by a write that is undone, that the log of the broker's replica takes entries.
+    """A check, by a write that is undone, that the log of the broker's replica takes entries.
 
-    Fails as a write to the log would.
+    It fails as a write to the log would.
     """
 
     at: Joined
@@ -276,14 +276,14 @@ class ReadLed(BrokerStep[dict[str, list[int]]]):
 
 
 class FindTopic(Step[Topic]):
-    """A topic as it is now, whoever leads it; with ``topic_id``, only the topic of that id."""
+    """A topic as it is at this moment, whoever leads it. With ``topic_id``: only of that id."""
 
     name: str
     topic_id: str | None = None
 
 
 class RemoveFiles(Step[None]):
-    """Removes this broker's folder of a deleted topic, with everything in it."""
+    """The removal of this broker's folder of a deleted topic, with everything in it."""
 
     topic: Topic
 
@@ -292,32 +292,32 @@ class RemoveFiles(Step[None]):
 
 
 class Refresh(Step[None]):
-    """Waits until this broker has seen all that is in the store by now, and has acted on it.
+    """A wait until this broker has seen all earlier changes in the store, and acted on them.
 
-    ``optional``: while all brokers are cut off from the store, goes on with what is known.
+    ``optional``: while all brokers are cut off from the store, continue with the last view.
     """
 
     optional: bool = False
 
 
 class CatchUp(Step[None]):
-    """Waits until this broker has acted on all that it has read from the store, or written to it.
+    """A wait until this broker has acted on all that it has read from the store, or written to it.
 
-    That costs no request, and is enough for a script that goes on from a record.
+    That costs no request, and is enough for a script that continues from a record.
     """
 
 
 class Pause(Step[None]):
-    """Waits for this many seconds."""
+    """A wait of this many seconds."""
 
     seconds: float
 
 
-# -- several at once ------------------------------------------------------------------------------
+# -- several steps together ------------------------------------------------------------------------
 
 
 class Together(Step[list[Any | IsologError]]):
-    """Steps whose order does not matter; answered with a list of answers or errors."""
+    """Steps whose order does not matter. The answer is a list of answers or errors."""
 
     steps: tuple[RemoteStep, ...]
 
@@ -331,11 +331,11 @@ def together(
 
 
 def ask_present_leaders(steps: Iterable[PartitionStep[Any]]) -> Script[list[Any | IsologError]]:
-    """Do as :func:`together`, but only at leaders of the epochs that this broker knows, or later.
+    """Do as :func:`together`, but only at leaders of epochs in this broker's view, or later ones.
 
-    A replaced leader that does not know it yet would answer for a log that no longer counts, and it
-    would not know the batches that its successor has taken. So take a :class:`Refresh` or a
-    :class:`CatchUp` before.
+    A leader that has not seen its replacement would answer for a log that no longer counts, without
+    the batches that its successor has taken. So take a :class:`Refresh` or a :class:`CatchUp`
+    before.
     """
     asked = tuple(steps)
     if not asked:
@@ -357,7 +357,8 @@ def read_bounds(places: Iterable[Joined]) -> Script[list[Bounds | IsologError]]:
 def read_extents(places: Iterable[Joined]) -> Script[list[SpansSnapshot | IsologError]]:
     """Return the extents of transactions in each partition, from its current leader.
 
-    While the store is away, a leader that serves has not been replaced: its lease is over as well.
+    While the store does not answer, a leader that serves has not been replaced: its lease expired
+    too.
     """
     yield Refresh(optional=True)
     return (yield from ask_present_leaders(ReadExtents(at) for at in places))

@@ -72,14 +72,14 @@ _TRIES: Final = 100  # the maker of a topic waits at most five seconds for its l
 
 
 def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerId) -> Script[Topic]:
-    """Make the topic's records, and wait until its leaders serve; on an error nothing is left.
+    """Make the topic's records, and wait until its leaders serve. An error leaves no part of it.
 
     ``placed`` has a record for each partition. Return the topic. If an earlier request with the
     same token has made it (and the answer was lost), return that topic.
 
     Raises:
-        TopicExists: there is a topic of this name.
-        DiskFull, StorageFailure: a leader has no room for it.
+        TopicExists: There is a topic of this name.
+        DiskFull, StorageFailure: A leader has no room for it.
     """
     if (found := (yield from Get(TOPICS + topic.name))) is not None:
         return (yield from _made_before(topic, found))
@@ -92,13 +92,13 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
             raise _exists(topic)
         if not (yield from forget_making(topic)):
             raise InvalidTopic(
-                f"topic {topic.name!r}: its creation took so long that another broker removed it",
+                f"topic {topic.name!r}: the creation took so long that another broker removed it",
                 topic=topic.name,
                 hint="Try again.",
             )
     except IsologError as error:
         yield from discard(topic, brokers, maker)
-        if isinstance(error, TopicExists):  # somebody made it after the first look
+        if isinstance(error, TopicExists):  # another client made it after the first look
             found = yield from Get(TOPICS + topic.name)
             if found is not None:
                 return (yield from _made_before(topic, found))
@@ -123,20 +123,19 @@ def alter_topic(
     change: Callable[[Topic], Topic],
     place: Callable[[Topic, Topic], Sequence[PartitionRecord]],
 ) -> Script[Topic]:
-    """Alter the topic by ``change``; after any error it stays as it was.
+    """Alter the topic by ``change``. After any error it stays as it was.
 
     ``place`` returns a record for each added partition. These are put before the topic's record
-    changes. A crash in between leaves records of partitions that the topic does not have; these
-    mean nothing, and are overwritten later. A claim on the topic before that keeps others from
+    changes. A crash in between leaves records of partitions that the topic does not have. These
+    have no effect, and are overwritten later. A claim on the topic before that keeps others from
     overwriting records of partitions that the topic has by then. New folders at brokers are
-    announced as possible left-overs (``left_overs``), because the topic may be deleted at any
-    moment.
+    announced as possible left-overs, because the topic may be deleted at any moment.
 
     Raises:
-        UnknownTopic: there is no such topic.
-        InvalidTopic: somebody else changed the topic meanwhile.
+        UnknownTopic: There is no such topic.
+        InvalidTopic: The topic was changed concurrently.
 
-    Raises also what ``change`` and ``place`` raise.
+    Raises also the errors of ``change`` and ``place``.
     """
     record = yield from find_record(name)
     old = decode(record)
@@ -162,7 +161,7 @@ def alter_topic(
 def _claim(record: StoreRecord) -> Script[StoreRecord]:
     """Rewrite the topic's record unchanged, so that alterations based on older reads fail.
 
-    As long as the claim is the latest version, nobody else can make existing partition records
+    As long as the claim is the latest version, no other request can make existing partition records
     part of the topic.
     """
     version = yield from PutRecord(record.key, record.value, record.version)
@@ -192,10 +191,10 @@ def _put_altered(record: StoreRecord, new: Topic) -> Script[None]:
 
 
 def delete_topic(name: str, topic_id: str | None = None) -> Script[Topic]:
-    """Delete the topic's record, and return the topic; its brokers then remove their files.
+    """Delete the topic's record, and return the topic. Its brokers then remove their files.
 
     Raises:
-        UnknownTopic: there is no such topic, or ``topic_id`` is that of an earlier one.
+        UnknownTopic: There is no such topic, or ``topic_id`` is that of an earlier one.
     """
     while True:
         record = yield from find_record(name)
@@ -227,7 +226,7 @@ def await_leaders(topic: Topic, partitions: Iterable[int]) -> Script[None]:
 def brokers_of(topic: Topic) -> Script[set[BrokerId]]:
     """Return the brokers that may have files of the topic: all registered, and all with replicas.
 
-    A broker that was down while its replica moved still has files, and no record says so.
+    A broker that was down while its replica moved still has files, without a record of that.
     """
     found = yield from ListRecords(f"{PARTITIONS}{topic.id}/")
     registered = yield from ListRecords(BROKERS)
@@ -272,7 +271,7 @@ def _make_folders(topic: Topic, brokers: Iterable[BrokerId]) -> Script[None]:
 
 def _was_changed(name: str) -> InvalidTopic:
     return InvalidTopic(
-        f"topic {name!r} was changed by somebody else at the same time",
+        f"topic {name!r} was changed concurrently",
         topic=name,
         changed_meanwhile=True,
         hint="Look at it with `isolog topic describe`, then try again.",
@@ -280,11 +279,11 @@ def _was_changed(name: str) -> InvalidTopic:
 
 
 def _exists(topic: Topic) -> TopicExists:
-    return TopicExists(f"there is a topic {topic.name!r} already", topic=topic.name)
+    return TopicExists(f"topic {topic.name!r} exists already", topic=topic.name)
 
 
 def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) -> Script[None]:
-    """Record that the broker ``maker`` makes the topic, and which brokers may get its files."""
+    """Record that the broker ``maker`` makes the topic, and the brokers that may get its files."""
     left = LeftOver(topic, tuple(sorted(brokers)), maker)
     yield from PutRecord(REMOVED + topic.id, encode_left_over(left), 0)
 
@@ -292,7 +291,7 @@ def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) 
 def announce_removal(
     topic: Topic, brokers: Iterable[BrokerId], *, cleared: bool = False
 ) -> Script[int]:
-    """Record that the topic is being removed, and which brokers may have its files.
+    """Record that the topic is being removed, and the brokers that may have its files.
 
     Return the announcement's version. It is always new, so that the delete fails at a broker that
     saw the topic and is about to delete the announcement.
@@ -303,7 +302,7 @@ def announce_removal(
         record = yield from Get(REMOVED + topic.id)
         known = LeftOver(topic, ()) if record is None else decode_left_over(record)
         named = tuple(sorted({*known.brokers, *brokers}))
-        # No maker: whoever sees the topic comes after all that its maker makes of it.
+        # No maker: a broker sees the topic only after its maker has made all of it.
         left = LeftOver(topic, named, None, cleared or known.cleared)
         expected = 0 if record is None else record.version
         value = encode_left_over(left)
@@ -313,7 +312,7 @@ def announce_removal(
 
 
 def forget_making(topic: Topic) -> Script[bool]:
-    """Remove the announcement of a topic now made; False if the topic was taken as a left-over."""
+    """Remove the announcement of a topic, now made. Return False if the topic was a left-over."""
     record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False
@@ -328,12 +327,12 @@ def forget_adding(topic: Topic, version: int) -> Script[None]:
 
 
 def left_overs(*, fresh: bool = True) -> Script[list[StoreRecord]]:
-    """Return all announcements; ``fresh``: as ``ListRecords``."""
+    """Return all announcements. ``fresh``: as ``ListRecords``."""
     return list((yield from ListRecords(REMOVED, fresh)))
 
 
 def makers(record: StoreRecord) -> tuple[BrokerId, ...]:
-    """Return the broker that makes the announced topic, or may go on making it, if there is one."""
+    """Return the broker that makes the announced topic, or may continue to make it."""
     left = decode_left_over(record)
     maker = left.stalled if left.maker is None else left.maker
     return () if maker is None else (maker,)
@@ -355,20 +354,20 @@ def remove_left_over(
     gone: Collection[BrokerId],
     lost: Collection[BrokerId] = (),
 ) -> Script[bool]:
-    """Do this broker's part for an announcement; return whether that part is done.
+    """Do this broker's part for an announcement. Return whether that part is done.
 
-    ``gone``: the brokers that are not expected to go on with what they were making; this broker is
-    one of them if it has just started. ``lost``: brokers that have left the cluster.
+    ``gone``: the brokers that will not continue to make their topics. This broker is one of them if
+    it has just started. ``lost``: brokers that have left the cluster.
 
     Raises:
-        StorageFailure: some files are left; try again.
+        StorageFailure: Some files are left. Try again.
     """
     left = decode_left_over(record)
     if left.maker is not None and left.maker not in gone:
         return False
     live = yield from Get(TOPICS + left.topic.name)
     if live is not None and decode(live).id == left.topic.id:
-        if left.maker in (broker, *lost):  # another maker may only have stalled, and looks for it
+        if left.maker in (broker, *lost):  # another maker may only have stalled, and checks for it
             yield from DeleteRecord(record.key, record.version)
         if not left.cleared or not (yield from DeleteRecord(live.key, live.version)):
             return False
@@ -392,15 +391,15 @@ def remove_left_over(
 def _has_ended(
     maker: BrokerId, broker: BrokerId, gone: Collection[BrokerId], lost: Collection[BrokerId]
 ) -> bool:
-    """Return whether the maker's process is certainly over, which it knows once it has restarted.
+    """Return whether the maker's process has certainly ended: it has restarted, or left.
 
-    Others only know that the maker does not renew its lease.
+    Other brokers see only that the maker does not renew its lease.
     """
     return (maker == broker and maker in gone) or maker in lost
 
 
 def _cleared(record: StoreRecord, left: LeftOver) -> Script[StoreRecord | None]:
-    """Record, before files are removed, that the topic is never made; None if that fails."""
+    """Record, before files are removed, that the topic is never made. Return None on failure."""
     value = encode_left_over(replace(left, cleared=True))
     version = yield from PutRecord(record.key, value, record.version)
     return None if version is None else StoreRecord(record.key, value, version)
@@ -409,10 +408,10 @@ def _cleared(record: StoreRecord, left: LeftOver) -> Script[StoreRecord | None]:
 def _take_off(record: StoreRecord, rest: LeftOver) -> Script[bool]:
     """Replace the announcement by ``rest``, or delete it if ``rest`` names no broker."""
     if not (yield from PutRecord(record.key, encode_left_over(rest), record.version)):
-        return False  # another broker took itself off meanwhile: the next look goes on
+        return False  # another broker took itself off: the next look continues
     if rest.brokers:
         return True
-    # A leader that does not know of the deletion yet may change a record after it was listed.
+    # A leader that has not seen the deletion may change a record after it was listed.
     while found := (yield from ListRecords(f"{PARTITIONS}{rest.topic.id}/")):
         yield from DeleteMany([Delete(each.key, each.version) for each in found])
     now = yield from Get(record.key)
@@ -422,7 +421,7 @@ def _take_off(record: StoreRecord, rest: LeftOver) -> Script[bool]:
 
 
 def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
-    """Remove this broker's files of a topic just deleted; if that fails, it is done later."""
+    """Remove this broker's files of a deleted topic. A later look retries a failure."""
     with suppress(IsologError):
         record = yield from Get(REMOVED + topic.id)
         if record is not None:
@@ -430,7 +429,7 @@ def remove_own(topic: Topic, broker: BrokerId) -> Script[None]:
 
 
 def discard(topic: Topic, brokers: Iterable[BrokerId], broker: BrokerId) -> Script[None]:
-    """Remove what exists of a topic that could not be made; the rest stays announced."""
+    """Remove the parts of a topic that could not be made. The rest stays announced."""
     with suppress(IsologError):
         yield from announce_removal(topic, brokers, cleared=True)
         yield from remove_own(topic, broker)

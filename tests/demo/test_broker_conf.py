@@ -86,7 +86,7 @@ def test_value_of_a_wrong_type_is_refused_with_the_expected_one(
         ({"metadata": "10.0.0.1:2379"}, "metadata: '10.0.0.1:2379' is no local path"),
         ({"metadata": "$HOME/meta"}, "is no local path"),
         ({"metadata": "etcd://h:1/x", "lease_seconds": 3.0}, "too short for etcd"),
-        ({"metadata": "etcd://h:1/x", "listen": "unix:/s"}, "cannot be reached from other hosts"),
+        ({"metadata": "etcd://h:1/x", "listen": "unix:/s"}, "other hosts cannot connect to"),
     ],
 )
 def test_unusable_metadata_is_refused(settings: dict[str, object], problem: str) -> None:

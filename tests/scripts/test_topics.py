@@ -60,7 +60,7 @@ def test_a_topic_is_found_as_it_was_made(on):
 
 def test_a_second_topic_of_a_name_is_refused_and_the_first_stays(on):
     on.run(creation(MADE))
-    with pytest.raises(TopicExists, match="'flights' already") as caught:
+    with pytest.raises(TopicExists, match="'flights' exists already") as caught:
         on.run(creation(LATER))
     assert caught.value.details == {"topic": "flights"}
     assert (Topics(on.store).all(), announced(on.store)) == ([MADE], [])

@@ -66,7 +66,7 @@ def test_a_topic_that_somebody_else_changed_meanwhile_is_not_overwritten(on):
     late.advance()  # it has read
     config = {"segment.ms": "7"}
     altered = on.run(alter_topic("flights", lambda old: replace(old, config=config), added))
-    with pytest.raises(InvalidTopic, match="by somebody else"):
+    with pytest.raises(InvalidTopic, match="was changed concurrently"):
         late.end()
     assert Topics(on.store).all() == [altered]
     assert on.folders == folders(MADE)

@@ -1,24 +1,25 @@
-"""Calls of producers, operators and named consumers; a decided transaction is finished at once.
+"""Calls of producers, operators and named consumers on transactions.
 
-Every call can be repeated: a decision stays, and the next call or the next sweep finishes what a
-broker left half done when it died. ``now_ms`` is the time of the broker that handles the call.
+A call that decides a transaction also finishes it. Every call can be repeated: a decision stays,
+and the next call or the next sweep finishes what a dead broker left half done. ``now_ms`` is the
+time of the broker that handles the call.
 
 **A commit moves a position for the owner of the consumer's name only, or not at all**, although the
 owner's name and the transaction are two records that no single compare-and-set covers, and although
 two brokers may handle the calls. The steps, in these orders:
 
-* a commit (:meth:`Decisions.commit`) **announces** in its open transaction which positions it
-  moves, then **checks** who owns the names, then **decides**, if the record is still the one that
-  has the announcement;
+* a commit (:meth:`Decisions.commit`) **announces** in its open transaction the positions that it
+  moves, then **checks** the owners of the names, then **decides**, if the record is still the one
+  that has the announcement;
 * a new owner (:class:`Consumers`) **takes** the name, then **looks** for transactions with that
   name: it **withdraws** an announcement (the commit's decision then fails, and the commit begins
   again), and finishes a decided transaction; then it **reads** the position.
 
 If the name is taken before the check, the check finds the new owner and the commit is refused. If
 not, the order is announce, check, take, look: the new owner sees the announcement or its outcome.
-Withdrawing and deciding are compare-and-sets on one record: if the withdrawal wins, the commit
-announces and checks once more, and is refused; if the decision wins, the new owner finishes the
-transaction, positions and all, before it reads. So a position that the new owner has read moves for
+Withdrawing and deciding are compare-and-sets on one record. If the withdrawal wins, the commit
+announces and checks once more, and is refused. If the decision wins, the new owner finishes the
+transaction with its positions before it reads. So a position that the new owner has read moves for
 no other owner afterwards.
 """
 
@@ -95,7 +96,7 @@ _LATER_RUN: Final = "A later run of the query continues. Do not restart this one
 
 
 def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologError:
-    """Build the error for a denied event; ``asked`` names the event."""
+    """Build the error for a denied event. ``asked`` names the event."""
     found = denied.transaction
     name = repr(found.transactional_id)
     which = f"transaction {number} of {name}" if number is not None else name
@@ -110,9 +111,8 @@ def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologErro
             return TransactionAborted(f"{which} was aborted: {reason}", cause=found.cause.value)
         case Denial.OVER:
             return InvalidTransaction(
-                f"{which} is over: {found.number} is the present one",
-                hint="Another producer that uses the id has begun that one, or this call came too"
-                " late.",
+                f"{which} has ended: the present transaction is {found.number}",
+                hint="Another producer with the same id began that one, or this call came late.",
             )
         case Denial.UNKNOWN:
             return UnknownTransaction(f"there is no {which}")
@@ -120,7 +120,7 @@ def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologErro
             return InvalidTransaction(f"{which} is {found.state}: {asked} is not possible")
         case Denial.FOREIGN:
             ids = sorted({found.producer_id, *found.branches} - {-1})
-            return ForeignBranch(f"{which} has the producer ids {ids}: {asked}")
+            return ForeignBranch(f"{which} has the producer ids {ids}, which do not fit {asked}")
         case Denial.IN_USE:
             return SinkInUse(
                 f"the sink {name} belongs to another query ({found.query}), which has written"
@@ -142,7 +142,7 @@ class Decisions:
         self.finisher = finisher
 
     def judge_record(self, transactional_id: str, judge: Judge) -> Script[Outcome]:
-        """Apply the judge to the record, after finishing what must be finished before."""
+        """Apply the judge to the record, after finishing an earlier transaction if necessary."""
 
         def settle_and_judge(found: Transaction) -> Script[Outcome]:
             return (yield from judge(self.finisher.settled(found)))
@@ -178,7 +178,7 @@ class Decisions:
         """Give the instance the id, and abort an open transaction.
 
         Raises:
-            ProducerFenced: a later instance took the id over already.
+            ProducerFenced: A later instance took the id over already.
         """
         return (
             yield from self.apply_rule(
@@ -193,10 +193,11 @@ class Decisions:
         )
 
     def begin(self, asked: BeginTransaction, coordinator: str, now_ms: int) -> Script[Transaction]:
-        """Begin a transaction of the owner; ``coordinator`` is this broker.
+        """Begin a transaction of the owner. ``coordinator`` is this broker.
 
         Raises:
-            ProducerFenced, InvalidTransaction, UnknownTransaction.
+            ProducerFenced, InvalidTransaction, UnknownTransaction: The id is unknown, or another
+                instance has it, or it cannot begin a transaction now.
         """
         allotted = Allotted(-1, -1, coordinator)
 
@@ -217,18 +218,18 @@ class Decisions:
         epoch: int,
         *places: Joined,
     ) -> Script[None]:
-        """Let these partitions join the transaction: all of them, or none.
+        """Join these partitions to the transaction: all of them, or none.
 
         Order of steps: the joins are put on record, then the transaction's record is read. If the
-        transaction is still open then, its decision comes later, and whoever finishes it finds the
-        joins. If not, the joins may have come too late to be found: they are refused, and the
-        broker's sweep removes them. The record is read as this broker knows it by then, unless a
-        join was on record already. A first check before both steps, of a cached record, mostly
-        keeps the joins of a wrong stamp off the record.
+        transaction is still open then, its decision comes later, and its finisher finds the joins.
+        If not, the joins may have come too late for the finisher: they are refused, and the
+        broker's sweep removes them. The record is read from this broker's cache, unless a join was
+        on record already. A first check before both steps, of a cached record, mostly keeps the
+        joins of a wrong stamp off the record.
 
         Raises:
             ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
-            ForeignBranch: The partitions must not take batches of this stamp.
+                ForeignBranch: The partitions must not take batches of this stamp.
         """
         yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
         written = yield from records.note_joins(transactional_id, number, places)
@@ -255,21 +256,21 @@ class Decisions:
         )
 
     def commit(self, asked: CommitTransaction) -> Script[Transaction]:
-        """Commit; return when the markers are below the high watermark everywhere.
+        """Commit, and wait until the markers are below the high watermark everywhere.
 
-        The transaction's records are forced before it is decided, if their topics ask for that.
+        The transaction's records are forced before it is decided, if their topics require that.
         Each partition is forced once: all records were acknowledged before this call, and renewals
-        of the transaction, which repeat the judgement, must not repeat a long force. Positions of
+        of the transaction, which repeat the judgement, must not repeat a long fsync. Positions of
         consumers whose names have owners are announced first: see the module.
 
         Raises:
-            ConsumerFenced: a consumer whose position is to move has another owner; this call
+            ConsumerFenced: A consumer whose position is to move has another owner. This call
                 decided nothing.
             ProducerFenced, TransactionAborted, UnknownTransaction, ForeignBranch,
-            InvalidTransaction: this call decided nothing.
-            UnknownTopic: a topic that the transaction wrote to was deleted before this call. This
+                InvalidTransaction: This call decided nothing.
+            UnknownTopic: A topic that the transaction wrote to was deleted before this call. This
                 call decided nothing.
-            DiskFull, StorageFailure, LeaderUnavailable: if forcing failed, this call decided
+            DiskFull, StorageFailure, LeaderUnavailable: If forcing failed, this call decided
                 nothing. A later failure is after the decision: repeat the call, or the next sweep
                 finishes it.
         """
@@ -307,8 +308,8 @@ class Decisions:
         """Abort the transaction.
 
         Raises:
-            InvalidTransaction: it is committed, and stays so.
-            ProducerFenced, UnknownTransaction.
+            InvalidTransaction: It is committed, and stays committed.
+            ProducerFenced, UnknownTransaction: Another instance has the id, or it is unknown.
         """
         return (
             yield from self.apply_rule(
@@ -334,10 +335,10 @@ class Decisions:
         return [each for each in found if is_listed(each, now_ms)]
 
     def kill(self, asked: KillTransaction) -> Script[Transaction]:
-        """Abort an open transaction, whoever owns it; with ``number``, only if that is its number.
+        """Abort an open transaction, whoever owns it. With ``number``: only if that is its number.
 
         Raises:
-            UnknownTransaction, InvalidTransaction: there is none, or it is not open.
+            UnknownTransaction, InvalidTransaction: There is none, or it is not open.
         """
         present = yield from self.describe(asked.transactional_id)
         return (
@@ -371,9 +372,9 @@ def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> S
 def check_joins(
     transactional_id: str, number: int, producer_id: int, epoch: int, *, fresh: bool = True
 ) -> Script[None]:
-    """Check that the transaction is open, is that of the id, and has this producer; else raise.
+    """Raise an error unless the transaction is open, of this id, and has this producer.
 
-    Without ``fresh`` a cached record may allow it; only a fresh one may deny it.
+    Without ``fresh`` a cached record may allow it. Only a fresh one may deny it.
     """
     read = yield from records.read(transactional_id, fresh=fresh)
     outcome = rules.join(read or Transaction(transactional_id), number, producer_id, epoch)
@@ -395,7 +396,7 @@ def check_topics(places: Iterable[Joined], transactional_id: str, number: int) -
     """Check that the topics of the partitions exist, and were not created again.
 
     ``places`` were read a moment ago, so the cached records of topics are not older than the call.
-    A deletion after this check happens at the same time as the commit, and counts as a later one.
+    A deletion after this check is concurrent with the commit, and counts as later.
 
     Raises:
         UnknownTopic: naming the deleted topic.
@@ -413,7 +414,7 @@ def check_topics(places: Iterable[Joined], transactional_id: str, number: int) -
 
 
 def force_partitions(places: Iterable[Joined]) -> Script[None]:
-    """Force the partitions to their leaders' disks if their topics ask for that.
+    """Force the partitions to their leaders' disks if their topics require that.
 
     ``places`` were read a moment ago.
     """
@@ -423,7 +424,7 @@ def force_partitions(places: Iterable[Joined]) -> Script[None]:
 
 
 class Consumers:
-    """Named consumers, at one broker."""
+    """Calls of named consumers, at one broker."""
 
     def __init__(self, finisher: Finisher) -> None:
         self._finisher = finisher
@@ -439,7 +440,7 @@ class Consumers:
         """Give the principal's instance the consumer's name. Return its stored positions.
 
         ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner's
-        session ends: the new owner reads nothing.
+        session ends: the new owner does not read.
         """
         yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
         if keeps_group:
@@ -451,8 +452,8 @@ class Consumers:
     ) -> Script[list[PositionOf]]:
         """Return the positions from which a new owner continues.
 
-        ``places``: the partitions that are the new owner's from now on; None: all. Transactions
-        that are about to move a position in one must check again who owns it.
+        ``places``: the partitions that become the new owner's, or None for all. Transactions that
+        are about to move a position in one must check the owner again.
         """
         for record in (yield from FindTransactions(By.CONSUMER, consumer)):
             if record.state is State.OPEN and any(
@@ -463,7 +464,7 @@ class Consumers:
         return (yield from self.go_on(consumer))
 
     def go_on(self, consumer: str) -> Script[list[PositionOf]]:
-        """Return where a named consumer goes on, after finishing its decided transactions."""
+        """Return the positions of a named consumer, after finishing its decided transactions."""
         for record in (yield from FindTransactions(By.CONSUMER, consumer)):
             if record.state is State.COMMITTING:
                 yield from self._finisher.finish(record)

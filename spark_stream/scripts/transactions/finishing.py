@@ -1,45 +1,44 @@
-"""Finishing a decided transaction: seal and mark it everywhere, store its positions, record that.
+"""Finishing of decided transactions, and sweeps.
 
 Order of steps: all partitions are sealed, then all are marked, with the markers of a commit forced,
 then positions are stored, then the record says that it is finished. A script that stops between any
-two leaves a decided record, and whoever finds that finishes it from the first step: every step can
-be repeated.
+two leaves a decided record, and another script finishes that from the first step: every step can be
+repeated.
 
-**"All" are the partitions with a join on record after the decision** (``deciding.join`` says why).
+**"All" are the partitions with a join on record after the decision** (``deciding.join`` has the
+reason).
 
 **All are sealed before any is marked.** Otherwise a batch of the transaction that is still on its
 way could land in one partition after a reader has seen the transaction whole without that batch. So
-if the leader of a partition cannot be reached, none is marked. A partition that is reached but
-cannot be written (its disk failed, its log is damaged) takes no batch either: the others are still
-marked.
+if the leader of a partition cannot be reached, no partition is marked. A partition that is reached
+but cannot be written (its disk failed, its log is damaged) takes no batch either: the others are
+still marked.
 
-**Only leaders of the epochs on record are asked**, as they were when the decision was made, or
-later. A leader replaced before may not know it yet, and have nothing of the transaction: it would
-say that all is sealed and marked, while its successor has batches of the transaction. A leader
-elected after the decision takes none: it would need a join, which the decided record refuses. One
-that is replaced between seal and markers had all of it; its marker counts once it is replicated.
+**Only leaders of the epochs on record, or later ones, take these steps.** A leader replaced before
+the decision may not have seen that, and have no batch of the transaction: it would report that all
+is sealed and marked, while its successor has batches of the transaction. A leader elected after the
+decision takes none: it would need a join, which the decided record refuses. One that is replaced
+between seal and markers had all of it, and its marker counts once it is replicated.
 
 **The markers of a commit are on the disk before it is finished**, if the topic forces anything.
-Once the transaction is finished, the id goes on, and its record no longer says what the markers
-were. If a power cut took one then, nobody would know that the transaction was committed, and
-readers would not see it.
+Once the transaction is finished, the id continues, and its record no longer has the outcome. If a
+power cut took a marker then, no broker could restore it, and readers would not see the transaction.
 
 **The markers are below the high watermark before it is finished**: so a new leader has them, and a
 reader that begins after ``commit()`` sees the transaction.
 
 **Late callers do no harm.** A seal and markers of a transaction that is not open in a partition
-change nothing there; for positions see ``positions.store_decided``; FINISH names the number.
+change nothing there. For positions see ``positions.store_decided``. FINISH names the number.
 
-**A sweep** aborts expired transactions, finishes decided ones, and forgets old ids. A transaction
+**A sweep** aborts expired transactions, finishes decided ones, and removes old ids. A transaction
 expires when its timeout has passed, on the monotonic clock of its coordinator, since that broker
 first saw the record with its number and deadline. So the clocks of two hosts are never compared,
 and setting a wall clock expires nothing. The time starts again after a restart, and after an outage
 of the metadata store, in which no owner could renew.
 
-Unused ids are forgotten by their age, on the broker's steady clock, and only after the broker
-itself has seen them idle for a while: so a broker that starts with a wrong clock forgets no id in
-use. When a sink's id expires, its committed batches are kept for its query
-(``records.expire_sink``).
+Unused ids are removed by their age, on the broker's steady clock, and only after the broker itself
+has seen them idle for a while: so a broker that starts with a wrong clock removes no id in use.
+When a sink's id expires, its committed batches are kept for its query (``records.expire_sink``).
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ from spark_stream.scripts.steps import (
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.positions import store_decided
 
-# Followers take about a millisecond. After five seconds a sweep goes on with what is missing.
+# Followers take about a millisecond. After five seconds a sweep continues with the missing ones.
 _PAUSES_S: Final = (0.0005,) * 4 + (0.002,) * 8 + (0.01,) * 20 + (0.05,) * 96
 _NOT_REACHED: Final = (LeaderUnavailable, NotLeader, RequestTimeout)
 
@@ -94,8 +93,8 @@ class Finisher:
     be put on record with the next change of the record, which saves a write for each transaction.
     If this memory is lost, transactions are only finished once more, which changes nothing. The
     memory is never wrong: a number is remembered only after its markers are written everywhere, and
-    a finished transaction stays finished. If a transaction moves positions, FINISH is recorded at
-    once instead: ``positions.store_decided`` relies on that.
+    a finished transaction stays finished. If a transaction moves positions, FINISH is recorded
+    immediately instead: ``positions.store_decided`` relies on that.
     """
 
     def __init__(self) -> None:
@@ -110,7 +109,7 @@ class Finisher:
         return self._numbers.get(found.transactional_id) == found.number
 
     def settled(self, found: Transaction) -> Transaction:
-        """Return the record; if this broker has finished the transaction, as finished."""
+        """Return the record, as finished if this broker has finished the transaction."""
         if found.state not in DECIDED or not self.holds(found):
             return found
         outcome = rules.finish(found, found.number)
@@ -120,10 +119,10 @@ class Finisher:
         """Finish the transaction, and return the finished record.
 
         Raises:
-            LeaderUnavailable, NotLeader, RequestTimeout: a leader was not reached; nothing is
-            marked.
-            DiskFull, StorageFailure, DamagedSegment: a partition could not be marked; all others
-            are.
+            LeaderUnavailable, NotLeader, RequestTimeout: A leader was not reached. No partition is
+                marked.
+            DiskFull, StorageFailure, DamagedSegment: A partition could not be marked. All others
+                are.
         """
         places, failure = yield from seal_partitions(decided)
         failure = (yield from write_markers(decided, places)) or failure
@@ -149,17 +148,18 @@ class Finisher:
         self._forget(decided)
         if isinstance(outcome, Transaction):
             return outcome
-        over = rules.finish(decided, decided.number)  # others have finished it, and its id went on
+        # others have finished it, and its id continued
+        over = rules.finish(decided, decided.number)
         return over if isinstance(over, Transaction) else decided
 
 
 def seal_partitions(
     decided: Transaction,
 ) -> Script[tuple[list[Joined], IsologError | None]]:
-    """Seal all partitions; return the sealed ones, and why another one is unusable.
+    """Seal all partitions. Return the sealed ones, and the error of an unusable one.
 
     Raises:
-        LeaderUnavailable, NotLeader, RequestTimeout: a partition may still take a batch.
+        LeaderUnavailable, NotLeader, RequestTimeout: A partition may still take a batch.
     """
     places = yield from records.read_places(decided.number, decided=True)
     answers = yield from ask_present_leaders(Seal(at, decided.number) for at in places)
@@ -179,7 +179,7 @@ def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologEr
     """Write the markers in sealed partitions, and wait until they are replicated.
 
     Return the error if a marker is missing, not on the disk, or not below the high watermark in
-    time; else None.
+    time, or None.
     """
     taken = decided.taken if decided.state in COMMITS else ()
     answers = yield from ask_present_leaders(
@@ -194,7 +194,7 @@ def write_markers(decided: Transaction, places: list[Joined]) -> Script[IsologEr
 
 
 def _await_replication(asked: Iterable[IsReplicated]) -> Script[IsologError | None]:
-    """Wait until the high watermark has passed these entries; return the error of one, if any."""
+    """Wait until the high watermark has passed these entries. Return the error of one, if any."""
     left = tuple(asked)
     for pause_s in _PAUSES_S:
         answers = yield from together(left)
@@ -217,7 +217,7 @@ def mark_dropped(found: Transaction, producer_id: int) -> Script[None]:
     """End a dropped branch in all partitions, so that readers no longer wait for it.
 
     Raises:
-        LeaderUnavailable, DiskFull, StorageFailure, DamagedSegment: a marker is missing; the
+        LeaderUnavailable, DiskFull, StorageFailure, DamagedSegment: A marker is missing. The
             transaction's end writes it.
     """
     places = yield from records.read_places(found.number)
@@ -244,13 +244,16 @@ SEEN_IDLE_JOB_S: Final = 60.0
 
 
 class Watch:
-    """Remembers since when, on a monotonic clock, this broker has seen each record unchanged."""
+    """The times, on a monotonic clock, since when this broker has seen each record unchanged."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[tuple[int, int, State], float]] = {}
 
     def unchanged_s(self, record: Transaction, now_s: float) -> float:
-        """Return for how long this broker has seen the number, deadline and state unchanged."""
+        """Return the seconds for which this broker has seen the record unchanged.
+
+        That means its number, deadline and state.
+        """
         key = (record.number, record.deadline_ms, record.state)
         known, since = self._seen.get(record.transactional_id, (None, now_s))
         if known != key:
@@ -259,21 +262,21 @@ class Watch:
         return now_s - since
 
     def restart(self, record: Transaction | None = None) -> None:
-        """Count from now on, for one record or for all."""
+        """Restart the time of one record, or of all."""
         if record is None:
             self._seen.clear()
         else:
             self._seen.pop(record.transactional_id, None)
 
     def keep_only(self, records_: Iterable[Transaction]) -> None:
-        """Forget all records but these."""
+        """Drop all records but these."""
         names = {each.transactional_id for each in records_}
         for gone in self._seen.keys() - names:
             del self._seen[gone]
 
 
 class Swept(StrEnum):
-    """What a sweep did with a record."""
+    """The action of a sweep on a record."""
 
     LEFT = "left as it is"
     EXPIRED = "expired"
@@ -297,10 +300,10 @@ class Sweeper:
         self._settings = settings
 
     def sweep_record(self, record: Transaction, now_s: float, now_ms: int) -> Script[Swept]:
-        """Do what is due for a record whose coordinator is this broker.
+        """Take the due action for a record whose coordinator is this broker.
 
         Raises:
-            IsologError: a partition could not be marked or reached; the next sweep tries again.
+            IsologError: A partition could not be marked or reached. The next sweep retries.
         """
         unchanged_s = self.watch.unchanged_s(record, now_s)
         if record.state in DECIDED:
@@ -333,7 +336,7 @@ class Sweeper:
         return Swept.EXPIRED
 
     def _kept_for(self, record: Transaction) -> tuple[float, float]:
-        """Return how long a record is kept after its deadline, and after it was first seen idle."""
+        """Return the times for which a record is kept: since its deadline, and seen idle."""
         # Counted from its last use, which was a timeout before its deadline.
         timeout_s = record.timeout_ms / 1000
         if record.query == record.transactional_id:
@@ -355,7 +358,7 @@ def mark_dropped_again(record: Transaction) -> Script[None]:
 
 
 class LostMarker(Struct, frozen=True):
-    """A marker that damage took: what it was by its record, and why it could not be restored."""
+    """A marker that damage took, with its content by the record, and the error of a restoration."""
 
     at: Joined
     number: int
@@ -368,9 +371,9 @@ def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[Los
     """Restore markers that damage took in partitions that this broker has begun to lead.
 
     A finished transaction that is open in a partition (``open_parts``: place and number) has lost
-    its marker there, by a power cut or damage. Its record says what the marker was. If the record
-    has moved on, nobody knows any more, and the transaction is taken as aborted. Transactions that
-    are open or decided on record are left alone: their markers are still to come.
+    its marker there, by a power cut or damage. Its record has the content of the marker. If the
+    record has moved on, the content is unknown, and the transaction is taken as aborted.
+    Transactions that are open or decided on record are left alone: their markers are still to come.
 
     If a marker could not be written, call :func:`write_lost_marker` with it later: by then the
     record may have moved on.
@@ -390,7 +393,7 @@ def restore_markers(open_parts: Iterable[tuple[Joined, int]]) -> Script[list[Los
 def write_lost_marker(lost: LostMarker) -> Script[LostMarker]:
     """Write a lost marker again, and return it with the error of this attempt.
 
-    No error means that the marker is written or its topic gone.
+    No error means that the marker is written or its topic was deleted.
     """
     failure: IsologError | None = None
     try:

@@ -1,4 +1,4 @@
-"""The records of consumers' names: where each goes on, and who owns it, an instance or a group.
+"""The records of consumers' names: the positions, and the owner, an instance or a group.
 
 An owner is a text: a named consumer's instance, or a member of a group (``groups.Owner``).
 """
@@ -27,7 +27,7 @@ Value = Mapping[str, Any]
 
 
 def read_positions(consumer: str) -> Script[list[PositionOf]]:
-    """Return the positions, by topic and partition; empty if none was ever stored."""
+    """Return the positions, by topic and partition, or an empty list."""
     record = yield from Get(CONSUMERS + consumer)
     return [] if record is None else decode_positions(record.value["positions"])
 
@@ -41,7 +41,7 @@ def own_name(
     owner is fenced.
 
     Raises:
-        InvalidRequest: the name is that of a group, which has members.
+        InvalidRequest: The name is that of a group, which has members.
     """
     owner = {"instance": instance, "principal": principal}
 
@@ -58,7 +58,7 @@ def own_name(
 
 
 def check_owners(owners: Mapping[str, str], positions: Sequence[PositionOf] = ()) -> Script[None]:
-    """Raise ConsumerFenced if a name has another owner than ``owners`` says.
+    """Raise ConsumerFenced if a name has another owner than in ``owners``.
 
     A member of a group must also have been assigned the partitions of ``positions``.
     """
@@ -103,8 +103,8 @@ def store_positions(positions: Sequence[PositionOf], owners: Mapping[str, str]) 
     Late positions of a member of a group are left out: those that it has replaced by later ones.
 
     Raises:
-        ConsumerFenced: a name has another owner than ``owners`` says.
-        InvalidRequest: ``owners`` does not say who owns a name, and it is a group's.
+        ConsumerFenced: A name has another owner than in ``owners``.
+        InvalidRequest: ``owners`` lacks the owner of a name, and it is a group's.
     """
     for name, mine in _by_consumer(positions).items():
         yield from _store_for(name, mine, owners)
@@ -130,8 +130,8 @@ def store_decided(decided: Transaction) -> Script[None]:
     """Replace the stored positions by those of a committed transaction.
 
     A late caller changes nothing. The transaction's record is read after the consumer's record and
-    before the write. If somebody else has finished the transaction by then, its record says so. If
-    somebody finishes it after that, and a later transaction moves the position, then the consumer's
+    before the write. If another script has finished the transaction by then, its record says so. If
+    one finishes it after that, and a later transaction moves the position, then the consumer's
     record has changed, and the write fails.
     """
 
@@ -153,7 +153,7 @@ def _store_decided_for(name: str, mine: list[PositionOf], decided: Transaction) 
 def _change(
     name: str, judge: Callable[[Value], Script[Value] | Script[Value | None]]
 ) -> Script[None]:
-    """Replace the record by the judge's result, by compare-and-set; None changes nothing."""
+    """Replace the record by the judge's result, by compare-and-set, unless the result is None."""
     while True:
         record = yield from Get(CONSUMERS + name)
         value = yield from judge({"positions": []} if record is None else record.value)
@@ -185,7 +185,7 @@ def _check_owner(name: str, value: Value, owner: str, mine: Sequence[PositionOf]
     elif not groups.may_store(group_of(value) or Group(), member, mine):
         raise ConsumerFenced(
             f"a partition is no longer assigned to this member of the group {name!r}",
-            hint="Its session was over, or it released the partition. Another member reads it now.",
+            hint="Its session expired, or it released the partition. Another member reads it.",
             consumer=name,
         )
 

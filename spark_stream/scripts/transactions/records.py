@@ -1,11 +1,11 @@
 """The records of transactions: every change of one is a read, a judgement and a compare-and-set.
 
-Anything may happen between the read and the write; if somebody wrote meanwhile, the record is read
-and judged again. So a judge may run more than once, and what is written is its judgement of the
+Anything may happen between the read and the write. If the record changed between them, it is read
+and judged again. So a judge may run more than once, and the written record is its judgement of the
 record that the write replaces.
 
-The partitions of a transaction are records of their own, which are put and deleted, and never
-changed. The record of a sink whose id expired is moved to another key.
+The partitions of a transaction are separate records, which are put and deleted, and never changed.
+The record of a sink whose id expired is moved to another key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from spark_stream.scripts.steps import (
 
 P = ParamSpec("P")
 Rule = Callable[Concatenate[Transaction, P], Outcome]
-"""A rule of ``consistency.transactions``: it takes a transaction, and arguments of its own."""
+"""A rule of ``consistency.transactions``: it takes a transaction, and further arguments."""
 Judge = Callable[[Transaction], Script[Outcome]]
 """Like a rule, but it may take steps before it returns the outcome."""
 
@@ -78,7 +78,7 @@ def read_numbered(numbers: Collection[int]) -> Script[list[Transaction]]:
 
 
 def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
-    """Apply the judge to the record, and return the result, or why it was denied.
+    """Apply the judge to the record. Return the result, or the denial.
 
     A cached record is judged first: if it is out of date, the compare-and-set fails. If the judge
     would write nothing, or fails, the record is read afresh, and judged again if it has changed.
@@ -118,12 +118,12 @@ def as_judge(rule: Rule[P], *args: P.args, **kwargs: P.kwargs) -> Judge:
 
 
 def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> Script[None]:
-    """Note that the id belongs to the principal, which is the first that uses it.
+    """Record the principal as the owner of the id, if the id has none.
 
     ``may_take``: from another principal, too.
 
     Raises:
-        PermissionDenied: it belongs to another one.
+        PermissionDenied: It belongs to another one.
     """
 
     def rule(found: Transaction) -> Outcome:
@@ -135,12 +135,12 @@ def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> S
 
 
 def check_id_owner(transactional_id: str, principal: str, instance: str = "") -> Script[None]:
-    """Check that the id is the principal's, or nobody's yet.
+    """Check that the id is the principal's, or has no owner yet.
 
-    An instance that was fenced may ask: it can change nothing, and its error says what happened.
+    A fenced instance may call too: it can change nothing, and its error gives the reason.
 
     Raises:
-        PermissionDenied: it belongs to another one.
+        PermissionDenied: It belongs to another one.
     """
     found = yield from read(transactional_id)
     if found is not None and not is_of(found, principal) and instance not in found.fenced:
@@ -150,17 +150,17 @@ def check_id_owner(transactional_id: str, principal: str, instance: str = "") ->
 def _belongs_to_another(transactional_id: str) -> PermissionDenied:
     return PermissionDenied(
         f"the transactional id {transactional_id!r} belongs to another principal",
-        hint="Take another id, or have an administrator take this one over.",
+        hint="Use another id, or ask an administrator to take this one over.",
     )
 
 
 def is_of(transaction: Transaction, principal: str) -> bool:
-    """Return whether the transaction's id is the principal's, or nobody's yet."""
+    """Return whether the transaction's id is the principal's, or has no owner yet."""
     return transaction.principal in ("", principal)
 
 
 def forget(finished: Transaction) -> Script[bool]:
-    """Delete the record if it is unchanged; return whether it was deleted."""
+    """Delete the record if it is unchanged. Return whether it was deleted."""
     record = yield from Get(PREFIX + finished.transactional_id)
     if record is None or decode(record.value) != finished:
         return False
@@ -171,11 +171,11 @@ def forget(finished: Transaction) -> Script[bool]:
 
 
 def expire_sink(idle: Transaction) -> Script[None]:
-    """Move the record of an idle sink to where only its query looks for it.
+    """Move the record of an idle sink to a key that only its query reads.
 
-    Order of steps: the copy is put, then the record is deleted if it is still the same. Whoever
-    finds no record finds the copy. If the record has changed, it still says all that the copy says,
-    and the query's next run deletes the copy.
+    Order of steps: the copy is put, then the record is deleted if it is still the same. A reader
+    that finds no record finds the copy. If the record has changed, it still has all facts of the
+    copy, and the query's next run deletes the copy.
     """
     record = yield from Get(PREFIX + idle.transactional_id)
     if record is None or decode(record.value) != idle:
@@ -216,8 +216,9 @@ def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> 
 def read_places(number: int, *, decided: bool = False) -> Script[tuple[Joined, ...]]:
     """Return the partitions that have joined the transaction of this number.
 
-    The broker has then seen all that was on record when it was called, leaders too. ``decided``:
-    the caller knows the decision, and what was on record when it was made is enough.
+    The broker has then seen all that was on record when it was called, with the leaders.
+    ``decided``: the caller has seen the decision, and the joins on record at that time are
+    enough.
     """
     yield CatchUp() if decided else Refresh()
     found = yield from ListRecords(joins_of(number), fresh=False)
@@ -232,7 +233,7 @@ def read_joins() -> Script[list[Join]]:
 def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
     """Remove the joins of transactions (number and id) that are finished on record.
 
-    Returns the transactions that are decided but not finished: their joins are still needed. Joins
+    Return the transactions that are decided but not finished: their joins are still needed. Joins
     of open transactions stay too: these are finished later.
     """
     pending, gone = [], []

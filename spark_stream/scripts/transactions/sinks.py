@@ -1,4 +1,4 @@
-"""Calls of sinks: branches, renewals, and the abort of what failed.
+"""Calls of sinks: branches, renewals, and the abort of failed branches.
 
 The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
 
@@ -60,8 +60,9 @@ class Sinks:
         The id is None if the batch is committed already.
 
         Raises:
-            SinkInUse, StaleBatch, ProducerFenced.
-            TransactionAborted: the driver that planned the batch has given it up.
+            SinkInUse, StaleBatch, ProducerFenced: The sink is another query's or run's, or it is
+                past the batch.
+            TransactionAborted: The driver that planned the batch has given it up.
         """
         if asked.renamed:
             yield from self.inherit_other_ids(asked)
@@ -76,7 +77,7 @@ class Sinks:
             outcome = yield from self._judge_claim(asked, judge)
             if isinstance(outcome, Denied) and outcome.why is Denial.DONE:
                 return outcome.transaction, None
-            # If this aborted what an earlier run left open, finish that; then try again.
+            # If this aborted an open transaction of an earlier run, finish that. Then try again.
             found = yield from self._decisions.conclude(outcome, None, _ASKED.format(asked))
             if allotted.producer_id in found.branches:
                 break
@@ -96,10 +97,10 @@ class Sinks:
         )
 
     def settle_batch(self, asked: SinkBatch) -> Script[tuple[Transaction, bool]]:
-        """Abort what is open; return the sink's record, and whether the batch is committed.
+        """Abort an open batch. Return the sink's record, and whether the batch is committed.
 
         Raises:
-            SinkInUse, StaleBatch, ProducerFenced.
+            SinkInUse, StaleBatch, ProducerFenced: as :meth:`open_branch`.
         """
         if asked.renamed:
             yield from self.inherit_other_ids(asked)
@@ -109,7 +110,7 @@ class Sinks:
         return (yield from self._decisions.conclude(outcome, None, _ASKED.format(asked))), False
 
     def _judge_claim(self, asked: SinkBatch, judge: Judge) -> Script[Outcome]:
-        """Apply the judge to the record, after adding what the query committed under expired ids.
+        """Apply the judge to the record, after adding the query's commits under expired ids.
 
         Read the copies after the record: expiry writes a copy before it deletes the record.
         """
@@ -133,18 +134,18 @@ class Sinks:
         """Renew the batch's transaction if it is open: a task is alive.
 
         Raises:
-            ProducerFenced: a later run of the query has taken over.
+            ProducerFenced: A later run of the query has taken over.
         """
         rule = as_judge(rules.renew, asked.instance, asked.batch, now_ms)
         outcome = yield from self._decisions.judge_record(asked.transactional_id, rule)
         allowed(outcome, None, "a sign of life")
 
     def drop_branch(self, asked: AbortBranch) -> Script[None]:
-        """Abort what a failed task wrote; the transaction goes on.
+        """Abort the batches of a failed task. The transaction stays open.
 
         Raises:
-            ProducerFenced, ForeignBranch: the branch is not the caller's.
-            DiskFull, StorageFailure: a marker is missing; the transaction's end writes it.
+            ProducerFenced, ForeignBranch: The branch is not the caller's.
+            DiskFull, StorageFailure: A marker is missing. The transaction's end writes it.
         """
         branch = asked.producer_id
         rule = as_judge(rules.drop, asked.instance, asked.number, branch)
@@ -161,9 +162,9 @@ class Sinks:
             yield from self._apply(name, rules.stop, asked)
 
     def inherit_other_ids(self, asked: SinkBatch) -> Script[None]:
-        """Take over what the query committed under other ids, once for each of its runs.
+        """Take over the query's commits under other ids, once for each of its runs.
 
-        Ids of other principals are left alone: whoever knows a query's name need not be the query.
+        Ids of other principals are left alone: a client with a query's name need not be the query.
         """
         own = asked.transactional_id
         present = (yield from records.read(own)) or Transaction(own)
@@ -189,11 +190,11 @@ class Sinks:
         return sorted(every, key=lambda each: (each[0].transactional_id, each[0].query))
 
     def delete(self, transactional_id: str) -> Script[None]:
-        """Forget a sink with all that it committed, expired or not.
+        """Delete a sink with all its commits, expired or not.
 
         Raises:
-            UnknownTransaction: there is no such sink.
-            InvalidTransaction: a batch is being written.
+            UnknownTransaction: There is no such sink.
+            InvalidTransaction: A batch is being written.
         """
         deleted = False
         while (found := (yield from records.read(transactional_id))) and rules.is_sink(found):
@@ -229,7 +230,7 @@ class Sinks:
 
 
 def read_sinks(*, fresh: bool = True) -> Script[list[Transaction]]:
-    """Return the records of sinks; without ``fresh`` as they were a moment ago."""
+    """Return the records of sinks. Without ``fresh``: as they were a moment ago."""
     found = yield from FindTransactions(By.ANY, fresh=fresh)
     return [each for each in found if rules.is_sink(each)]
 
@@ -239,7 +240,7 @@ STOPPED_KEPT_MS: Final = 24 * 3_600_000
 
 
 def stopped_until(run: str) -> Script[int]:
-    """Return the time up to which the run's plans are given up; -1 if none are."""
+    """Return the time up to which the run's plans are given up, or -1."""
     record = yield from Get(STOPPED + run)
     return -1 if record is None else int(record.value["planned"])
 
@@ -257,7 +258,7 @@ def record_stop(asked: Stop, now_ms: int) -> Script[None]:
 
 
 def forget_stopped(now_ms: int) -> Script[None]:
-    """Forget runs that were stopped long ago."""
+    """Remove the records of runs that were stopped long ago."""
     for old in (yield from ListRecords(STOPPED)):
         if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:
             yield from DeleteRecord(old.key, old.version)

@@ -152,7 +152,7 @@ def test_what_was_lost_is_told(three, caplog):
         a.around.start(name, f"{name}'s new logs")
     with caplog.at_level(logging.ERROR):
         rounds(a.around, 2)
-    assert "t/0: no replica that was in sync has all its records" in caplog.text
+    assert "unclean election for t/0: no in-sync replica has all records" in caplog.text
 
 
 @pytest.mark.rule(

@@ -196,7 +196,7 @@ def test_an_alteration_is_repeated_while_its_first_attempt_still_runs(
 ):
     answered = BrokerLink.call
     errors = [
-        InvalidTopic("changed by somebody else at the same time", changed_meanwhile=True),
+        InvalidTopic("changed concurrently", changed_meanwhile=True),
         RequestTimeout("the answer was lost"),
     ]
 

@@ -296,7 +296,7 @@ def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Pa
         assert listed() == ["t"]
         before = serial_of(where, files.ca)
         files.issue("flight", *HERE)
-        eventually(lambda: "Flight serves with the new" in broker.log_text())
+        eventually(lambda: "restarted the Flight server with the new" in broker.log_text())
         assert serial_of(where, files.ca) != before
         assert listed() == ["t"]
 
