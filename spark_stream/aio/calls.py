@@ -1,4 +1,4 @@
-"""Calls that wait, made on threads; the base of what stands for an object of the client."""
+"""Calls that wait, on threads, and the base class of wrappers of the client's objects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ S = TypeVar("S", bound="Closable")
 
 
 class Closable(AbstractContextManager[Any], Protocol):
-    """What is closed by hand, or at the end of a ``with`` block."""
+    """An object that is closed by ``close`` or at the end of a ``with`` block."""
 
     def close(self) -> None:
-        """Release what this object holds."""
+        """Close the object."""
 
 
 class Asynchronous(ProcessBound, Generic[S]):
-    """Stands for an object of the client, ``sync``. Close it, or use it with ``async with``."""
+    """An asyncio wrapper of a client's object, ``sync``. Close it, or use ``async with``."""
 
     def __init__(self, sync: S) -> None:
         self.sync = sync
@@ -35,7 +35,7 @@ class Asynchronous(ProcessBound, Generic[S]):
         return self
 
     async def close(self) -> None:
-        """Do what the client's ``close`` does."""
+        """Close the client's object, as its ``close`` does."""
         await self._end_unless_over(self.sync.close)
 
     async def __aexit__(
@@ -47,16 +47,16 @@ class Asynchronous(ProcessBound, Generic[S]):
         await self._end_unless_over(partial(self.sync.__exit__, kind, error, trace))
 
     async def _end_unless_over(self, close: Callable[[], object]) -> None:
-        """Close, except in a forked child: it has no effect there, and asyncio has no loop."""
+        """Close, except in a forked child, where it has no effect and asyncio has no loop."""
         if not self._lifetime.is_over:
             await self._end(close)
 
     async def _end(self, close: Callable[[], object]) -> None:
-        """Call what closes the client's object."""
+        """Call the function that closes the client's object."""
         await asyncio.to_thread(close)
 
     async def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call on a thread, unless the lifetime has ended."""
+        """Call on a thread. Raise the lifetime's error if it has ended."""
         self._lifetime.check()
         return await asyncio.to_thread(function, *args, **kwargs)
 
@@ -64,7 +64,7 @@ class Asynchronous(ProcessBound, Generic[S]):
 def on_a_thread(
     method: Callable[Concatenate[S, P], T],
 ) -> Callable[Concatenate[Asynchronous[S], P], Coroutine[Any, Any, T]]:
-    """Return the coroutine method that calls this method on a thread."""
+    """Return a coroutine method that calls this method on a thread."""
 
     @wraps(method)
     async def call(of: Asynchronous[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,7 +77,7 @@ A = TypeVar("A", bound=Asynchronous[Any])
 
 
 class Opener(ProcessBound, Generic[A]):
-    """What opens an object: ``await`` it, or use it with ``async with``, which closes it too."""
+    """An object that is being opened. Await it, or use ``async with``, which closes it too."""
 
     def __init__(self, opened: Callable[[], Coroutine[Any, Any, A]]) -> None:
         self._opened = opened
@@ -99,10 +99,10 @@ class Opener(ProcessBound, Generic[A]):
 
 
 class Worker:
-    """A thread for the calls of one object, one after another; it starts with the first.
+    """A thread for the calls of one object, one after another. It starts with the first call.
 
-    A call whose caller is cancelled is not made, unless it has begun: then it goes on, and later
-    calls wait for it.
+    A queued call whose caller is cancelled is dropped. A running call continues, and later calls
+    wait for it.
     """
 
     def __init__(self, name: str) -> None:
@@ -117,22 +117,22 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits or is under way."""
+        """Whether no call is queued or running."""
         return not self._calls
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a function returns, or raise what it raises."""
+        """Call a function, and return its result or raise its error."""
         self._lifetime.check()
         return await asyncio.wrap_future(self.start(function, *args, **kwargs))
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a function called, behind the calls before."""
+        """Queue a call of a function after the earlier calls."""
         call = self._executor.submit(function, *args, **kwargs)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
 
     def rest(self) -> None:
-        """Let the thread end after the calls so far; another call starts another one."""
+        """End the thread after the queued calls. A later call starts another one."""
         self._executor.shutdown(wait=False)
         self._executor = ThreadPoolExecutor(1, self._name)

@@ -1,8 +1,8 @@
 """``connect()`` for asyncio, the log that it opens, its consumers and its producers.
 
-Waiting for records needs a thread, and is done in slices, so that a task that is cancelled leaves
-the consumer usable a moment later. What was waited for is taken in the task: only then the position
-moves. So a cancelled task loses no record.
+Waiting for records needs a thread. It is done in slices, so that a cancelled task leaves the
+consumer usable a moment later. The task takes the records after the wait, and only then the
+position moves. So a cancelled task loses no record.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _SLICE_S: Final = 0.5
 def _opens(
     function: Callable[P, S], kind: Callable[[S], A], under_way: set[asyncio.Task[Any]]
 ) -> Callable[P, Opener[A]]:
-    """Return a function that opens what this one returns, on a thread, and wraps it.
+    """Return a function that calls this one on a thread, and wraps its result.
 
-    What was opened for a caller that was cancelled meanwhile is closed: on the thread, as the loop
-    may end, or here, if it was opened at that very moment. ``under_way``: the tasks of all this.
+    An object for a cancelled caller is closed: on the thread, because the loop may end, or here, if
+    it was opened before the cancellation reached the thread. ``under_way``: the running tasks.
     """
 
     @wraps(function)
@@ -170,12 +170,12 @@ class AsyncConsumer(Asynchronous[Consumer]):
 
     @property
     def name(self) -> str | None:
-        """The name under which positions are stored; None if they are not stored."""
+        """The name under which positions are stored. None without one."""
         return self.sync.name
 
     @property
     def group(self) -> str | None:
-        """The consumer group of which this is a member; None if it is in none."""
+        """The consumer group of which this is a member. None without a group."""
         return self.sync.group
 
     async def records(
@@ -213,7 +213,7 @@ class AsyncConsumer(Asynchronous[Consumer]):
         """Return the next records of one partition, or an empty list.
 
         Args:
-            timeout: Seconds to wait for the first record. None waits without a limit.
+            timeout: Seconds to wait for the first record. Without a value it waits without a limit.
             max_records: The greatest number of records.
         """
         patience, records_max = Patience(timeout), checked_records_max(max_records)
@@ -231,8 +231,8 @@ class AsyncConsumer(Asynchronous[Consumer]):
     def _one_waits(self) -> Iterator[None]:
         if self._is_awaited:
             raise InvalidRequest(
-                "another task waits for records of this consumer",
-                hint="Use a consumer in one task at a time, or make one for each.",
+                "another task is waiting for records of this consumer",
+                hint="Use a consumer in one task at a time, or create one for each task.",
             )
         self._is_awaited = True
         try:
@@ -243,7 +243,7 @@ class AsyncConsumer(Asynchronous[Consumer]):
     async def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None
     ) -> AsyncGenerator[tuple[Key, Fetched]]:
-        """Yield what is fetched, until no record came for ``timeout`` seconds."""
+        """Yield fetched batches, until ``timeout`` seconds pass without a record."""
         whole, part = Patience(timeout), Patience(0.0)
         fetches = self.sync.fetches(view_of, until, part)
 
@@ -302,7 +302,7 @@ class SentWrite(ProcessBound, Awaitable[Written]):
         self._promise = promise
 
     def done(self) -> bool:
-        """Return whether the write is acknowledged, or has failed."""
+        """Return whether the write is acknowledged or has failed."""
         return self._promise.done()
 
     def __await__(self) -> Generator[Any, None, Written]:
@@ -311,7 +311,7 @@ class SentWrite(ProcessBound, Awaitable[Written]):
             settled = loop.create_future()
 
             def wake(_: Future[Written]) -> None:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits
+                with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(_settle, settled)
 
             self._promise.add_done_callback(wake)
@@ -390,12 +390,14 @@ class AsyncProducer(Asynchronous[Producer]):
         return SentWrite(await self._worker.call(append, topic, batch, partition, key))
 
     def _in_time(self, write: Callable[P, Future[Written]]) -> Callable[P, Future[Written]]:
-        """Return the write for the worker: it is refused if those before took all of its time."""
+        """Return the write for the worker. It fails if earlier writes took all of its time."""
         until = time.monotonic() + self.sync.timeout_s
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Future[Written]:
             if time.monotonic() > until:
-                raise BufferFull("earlier writes of this producer wait for room, too")
+                raise BufferFull(
+                    "the buffer is full: earlier writes of this producer are waiting for room"
+                )
             return write(*args, **kwargs)
 
         return call
@@ -423,7 +425,7 @@ class AsyncProducer(Asynchronous[Producer]):
     async def transaction(self) -> AsyncIterator[None]:
         """Run an ``async with`` block in a transaction: commit it, or abort on an exception.
 
-        A task that is cancelled meanwhile aborts it, unless the commit has begun.
+        A cancelled task aborts it, unless the commit has begun.
         """
         transaction = self.sync.transaction()
         try:
@@ -433,7 +435,7 @@ class AsyncProducer(Asynchronous[Producer]):
         except BaseException as error:
             if self._lifetime.is_over:  # a forked child leaves the block
                 raise
-            # Does nothing if the transaction has not begun, or is over.
+            # This has no effect if the transaction has not begun, or has ended.
             end = self._worker.start(transaction.__exit__, type(error), error, error.__traceback__)
             await asyncio.shield(asyncio.wrap_future(end))
             raise
@@ -447,7 +449,7 @@ class AsyncProducer(Asynchronous[Producer]):
         await self._worker.call(self.sync.commit_transaction)
 
     async def abort_transaction(self) -> None:
-        """Abort the transaction; its unacknowledged writes fail with TransactionAborted."""
+        """Abort the transaction. Its unacknowledged writes fail with TransactionAborted."""
         await self._worker.call(self.sync.abort_transaction)
 
     async def commit_position(self, consumer: AsyncConsumer) -> None:

@@ -71,7 +71,7 @@ _OF_PARTITIONS: Final = (
     ProblemKind.BELOW_MIN_ISR,
     ProblemKind.UNDER_REPLICATED,
 )
-"""The problems of partitions, which a disk may cause."""
+"""The problems of partitions that a disk may cause."""
 
 
 def inspect_cluster(
@@ -85,20 +85,20 @@ def inspect_cluster(
 
 
 def restore_metadata(connection: ClusterConnection) -> None:
-    """Have the brokers write back a deleted metadata store; wait until all of them use it.
+    """Restore a deleted metadata store from the brokers' memory. Wait until all of them use it.
 
     Raises:
-        InvalidRequest: Nothing is missing, or another file is in its place.
-        MetadataLost: Running brokers do not use what was written back.
+        InvalidRequest: The store is intact, or another file is in its place.
+        MetadataLost: Running brokers do not use the restored store.
     """
     connection.call(RestoreMetadata())
     deadline = time.monotonic() + _TAKEN_S
     while reasons := _without_store(connection):
         if time.monotonic() > deadline:
             raise MetadataLost(
-                "a broker has written the metadata store back, but others do not use it: "
+                "a broker has restored the metadata store, but others do not use it: "
                 + "; ".join(f"broker {each}: {why}" for each, why in reasons.items()),
-                hint="See their log files. A broker that has stopped must be started again.",
+                hint="See their log files. Start brokers again that have stopped.",
             )
         time.sleep(_TAKEN_PAUSE_S)
 
@@ -122,7 +122,7 @@ def _without_store(connection: ClusterConnection) -> dict[str, str]:
 
 
 def disk_fault(broker: str, code: str, replicas: int) -> str:
-    """Return the fault of a broker's disk, by the error code of the writes that it refused."""
+    """Return the text for a broker's disk fault, by the error code of its refused writes."""
     fault = "is full" if code == "DISK_FULL" else f"fails ({code})"
     what = "1 replica refuses" if replicas == 1 else f"{replicas} replicas refuse"
     return f"the disk of broker {broker} {fault}: {what} writes"
@@ -171,9 +171,9 @@ def describe_transaction(
 def kill_transaction(
     connection: ClusterConnection, transactional_id: str, number: int | None = None
 ) -> TransactionDescription:
-    """Abort the open transaction, whoever owns it: its writes and commit fail.
+    """Abort an open transaction of any producer. Its later writes and its commit fail.
 
-    ``number``: only the transaction of this number, and no later one.
+    ``number``: only the transaction with this number, not a later one.
 
     Raises:
         UnknownTransaction: There is no such id.
@@ -189,7 +189,7 @@ def kill_transaction(
 def _with_places(
     connection: ClusterConnection, found: Sequence[TransactionDescription]
 ) -> list[TransactionDescription]:
-    """Add what the leaders of the partitions of unfinished transactions answer."""
+    """Add first offsets and held-back records of unfinished transactions, from the leaders."""
     unfinished = [each for each in found if each.state in UNFINISHED]
     names = {at.topic for each in unfinished for at in each.partitions}
     seen = see_partitions(connection, sorted(names))
@@ -214,9 +214,9 @@ def _placed(at: TransactionPartition, number: int, seen: Partitions) -> Transact
 
 
 class AccessClient:
-    """Users, tokens and rules of a cluster; a call that is not allowed raises PermissionDenied.
+    """Users, tokens, rules and quotas of a cluster. A forbidden call raises PermissionDenied.
 
-    A change takes effect on every broker within a second, on open streams as well.
+    A change takes effect on every broker within a second, also for open streams.
     """
 
     def __init__(self, connection: ClusterConnection) -> None:
@@ -237,7 +237,7 @@ class AccessClient:
         )
 
     def remove_user(self, name: str) -> None:
-        """Remove a user, or raise InvalidRequest if there is none of this name."""
+        """Remove a user, or raise InvalidRequest if there is no user with this name."""
         self._connection.call(DeleteUser.of(name=name))
 
     def users(self) -> list[str]:
@@ -252,11 +252,11 @@ class AccessClient:
         *,
         sliding: bool = False,
     ) -> CreatedToken:
-        """Make a token for ``principal``, by default for the caller.
+        """Create a token for ``principal``, by default for the caller.
 
-        ``grants``: what the token may be used for, as (operation or ``all``, resource); by default
-        all that its principal may do. ``lifetime_s``: by default the token does not expire.
-        ``sliding``: it expires once it was not used for that time.
+        ``grants``: the permissions of the token, as (operation or ``all``, resource), by default
+        those of its principal. ``lifetime_s``: seconds until it expires, by default never.
+        ``sliding``: the lifetime restarts with each use.
         """
         return self._connection.call(
             CreateToken.of(
@@ -268,9 +268,10 @@ class AccessClient:
         )
 
     def open_session(self, grants: Iterable[tuple[str, str]], lifetime_s: float) -> str:
-        """Return a token for the caller that no broker stores, with these grants and this lifetime.
+        """Return a session token for the caller, which brokers do not store.
 
-        It ends sooner if the password changes, or the token that it was made with is revoked.
+        It has these grants and expires after ``lifetime_s`` seconds. It ends earlier if the
+        password changes, or the token that it was created with is revoked.
         """
         asked = OpenSession(grants=_texts(grants), lifetime_ms=int(lifetime_s * 1000))
         answer = self._connection.call(asked)
@@ -278,7 +279,7 @@ class AccessClient:
         return answer.session
 
     def tokens(self) -> list[TokenDescription]:
-        """Return all tokens, or only the caller's own if it may not see others."""
+        """Return all tokens, or only those of the caller if it may not see others."""
         return self._connection.call(ListTokens()).tokens
 
     def revoke_token(self, token_id: str) -> None:
@@ -310,9 +311,9 @@ class AccessClient:
         read_bytes_per_s: int | None = None,
         connections: int | None = None,
     ) -> None:
-        """Give a principal a quota at each broker, in the place of the one that it has.
+        """Set a principal's quota at each broker.
 
-        What is None has no limit. ``*`` is the default of all that have no quota of their own.
+        None means no limit. ``*`` is the default for principals without a quota.
         """
         quota = {
             "write_bytes_per_s": write_bytes_per_s,
@@ -322,7 +323,7 @@ class AccessClient:
         self._connection.call(SetQuota.of(principal=principal, quota=quota))
 
     def remove_quota(self, principal: str) -> None:
-        """Remove a principal's quota; InvalidRequest if it has none of its own."""
+        """Remove a principal's quota, or raise InvalidRequest if it has none."""
         self._connection.call(RemoveQuota.of(principal=principal))
 
     def quotas(self) -> dict[str, Quota]:
@@ -330,7 +331,7 @@ class AccessClient:
         return self._connection.call(ListQuotas()).quotas
 
     def check(self, principal: str, operation: str, resource: str) -> Decision:
-        """Return whether the principal may do this, and the rules that apply."""
+        """Return whether the principal has this permission, and the rules that apply."""
         asked = CheckAccess.of(principal=principal, operation=operation, resource=resource)
         return self._connection.call(asked)
 

@@ -1,4 +1,4 @@
-"""Requests about consumers' names: those of clients and those of queries."""
+"""Named consumers, groups and queries: lists, positions, lags, resets."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class ConsumersClient:
         self._topics = topics
 
     def all(self) -> list[ConsumerDescription]:
-        """Return every known name, sorted, with where it reads and how much is left."""
+        """Return all names, sorted, with their positions and lags."""
         return self._with_ends(self._list())
 
     def describe(self, name: str) -> list[ConsumerDescription]:
-        """Return what is known under a name, or raise UnknownConsumer."""
+        """Return the consumer, group or query with this name, or raise UnknownConsumer."""
         found = [each for each in self._list() if each.name == name]
         if not found:
             raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
         return self._with_ends(found)
 
     def delete(self, name: str) -> None:
-        """Forget all that is known under a name, or raise UnknownConsumer."""
+        """Delete a name with its positions, or raise UnknownConsumer."""
         self._connection.call(DeleteConsumer.of(consumer=name))
 
     def reset(
@@ -94,8 +94,8 @@ class ConsumersClient:
         """Return the stored positions. Without ``is_new`` there must be some.
 
         Raises:
-            UnknownConsumer: no position is stored.
-            InvalidRequest: a group has members, or the name is that of a query.
+            UnknownConsumer: No position is stored.
+            InvalidRequest: A group has members, or the name is that of a query.
         """
         found = {each.kind: each for each in self._list() if each.name == name}
         client = found.get("client")
@@ -141,7 +141,7 @@ class ConsumersClient:
         return self._connection.call(ListConsumers()).consumers
 
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
-        """Add the ends of the partitions, and the numbers of records that are held back."""
+        """Add the ends of the partitions, and the numbers of held-back records."""
         names = {at.topic for each in found for at in each.partitions}
         seen = see_partitions(self._connection, sorted(names))
         return [

@@ -1,11 +1,11 @@
-"""A member of a consumer group: what it reads, what a broker tells it, and its heartbeats.
+"""A member of a consumer group: its assignment, rebalances, and its heartbeats.
 
-The core decides, without I/O; the simulator drives the same one. Its owner applies changes between
-two records: first it gives up what it lost, then it stores the positions of what is revoked and
-releases that, then it takes what is new and asks where to begin there.
+The core decides, without I/O, and the simulator drives the same core. Its owner applies the changes
+of a rebalance between two records. First it gives up lost partitions. Then it stores the positions
+of revoked ones and releases them. Then it takes new ones and requests their first offsets.
 
-Invariant: each request that stores positions has the epoch that the member knew when it sent it. A
-late request is refused if the partition was assigned anew since, even to the same member.
+Invariant: each request that stores positions has the member's epoch at the time of sending. A late
+request is refused if the partition was assigned again since, even to the same member.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from spark_stream.wire.consumer_messages import (
 logger = logger_of(__name__)
 
 BEAT_S: Final = 1.0
-"""How often a member asks what it reads. Mostly a broker answers from memory."""
+"""The interval of heartbeats. Usually a broker answers them from memory."""
 LEAVE_S: Final = 5.0
-_RENEWALS: Final = 3  # in a session: it outlives two that come late
+_RENEWALS: Final = 3  # in a session, which outlives two late ones
 
 
 class AssignmentChange(NamedTuple):
-    """What is to change. ``lost``: already another's, perhaps; ``revoked``: to be released."""
+    """The changes of a rebalance. ``lost``: may belong to another. ``revoked``: to release."""
 
     lost: list[Assigned]
     revoked: list[Assigned]
@@ -50,24 +50,24 @@ class AssignmentChange(NamedTuple):
 
 
 class MembershipCore:
-    """What a member reads, and what it was told. Not for use from two threads at once."""
+    """The state of a member: its assigned and its read partitions. Not thread-safe."""
 
     def __init__(self, member: str) -> None:
         self.member = member
         self.turn = 0
-        """How often a seek has moved it."""
+        """The number of its seeks."""
         self.reads: dict[Place, Assigned] = {}
         self._epoch = 0
         self._assigned: dict[Place, Assigned] = {}
         self._revoked: set[Assigned] = set()
         self._released: dict[Place, Assigned] = {}
         self.has_changes = False
-        """Whether there is something to apply."""
+        """Whether :meth:`changes` has changes."""
 
     def on_answer(
         self, epoch: int, assigned: Iterable[Assigned], revoked: Iterable[Assigned]
     ) -> None:
-        """Take what a broker answers, unless it is older than what is known."""
+        """Record a broker's answer, unless it is older than an earlier one."""
         if epoch < self._epoch:
             return
         self._epoch = epoch
@@ -78,10 +78,10 @@ class MembershipCore:
             for place, each in self._released.items()
             if self._assigned.get(place) == each
         }
-        self._look_for_changes()
+        self._update_has_changes()
 
     def changes(self) -> AssignmentChange:
-        """Return what is to change. What is revoked before it was read is released at once."""
+        """Return the pending changes. Release revoked partitions that were not read yet."""
         self.release([each for each in self._revoked if each.place not in self.reads])
         lost = [each for place, each in self.reads.items() if self._assigned.get(place) != each]
         wanted = self._wanted()
@@ -90,34 +90,34 @@ class MembershipCore:
         return AssignmentChange(lost, revoked, added)
 
     def take(self, added: Iterable[Assigned]) -> None:
-        """Read these from now on."""
+        """Begin to read these partitions."""
         self.reads.update({each.place: each for each in added})
-        self._look_for_changes()
+        self._update_has_changes()
 
     def give_up(self, lost: Iterable[Assigned]) -> None:
-        """Read these no longer."""
+        """Stop reading these partitions."""
         for each in lost:
             self.reads.pop(each.place, None)
-        self._look_for_changes()
+        self._update_has_changes()
 
     def release(self, revoked: Iterable[Assigned]) -> None:
-        """Read these no longer; the next heartbeat says so."""
+        """Stop reading these partitions. The next heartbeat releases them."""
         for each in revoked:
             self.reads.pop(each.place, None)
             self._released[each.place] = each
-        self._look_for_changes()
+        self._update_has_changes()
 
     @property
     def released(self) -> list[Assigned]:
-        """What the next heartbeat gives up."""
+        """The partitions that the next heartbeat releases."""
         return list(self._released.values())
 
     @property
     def owner(self) -> Owner:
-        """Who stores positions of what it reads."""
+        """The owner that brokers require for positions of this member."""
         return Owner(self.member, self._epoch, self.turn)
 
-    def _look_for_changes(self) -> None:
+    def _update_has_changes(self) -> None:
         unread = self._revoked - set(self._released.values())
         self.has_changes = bool(unread) or self.reads != self._wanted()
 
@@ -130,15 +130,15 @@ class MembershipCore:
 
 
 def _untouched(assigned: Assigned) -> Assigned:
-    """Return the assignment without the turn, which changes with the positions stored for it."""
+    """Return the assignment without the turn, which changes when positions are stored."""
     return Assigned(assigned.topic, assigned.topic_id, assigned.partition, assigned.epoch)
 
 
 class Membership:
-    """A consumer's membership of a group. The consumer's thread and the heartbeats share it.
+    """A consumer's membership of a group, shared by the consumer's thread and the heartbeats.
 
-    Heartbeats run on the process's threads for calls. They stop when the consumer was not asked for
-    a record for ``processing_s``: then it leaves, and others read on.
+    Heartbeats run on the process's threads for calls. If the program requests no record for
+    ``processing_s`` seconds, the member leaves, and others read its partitions.
     """
 
     def __init__(
@@ -159,41 +159,41 @@ class Membership:
         self._lock = new_lock()
         self._core = MembershipCore(uuid.uuid4().hex)
         self._topics: list[str] | None = None
-        """What the group knows that this member can read; None: it has never been a member."""
+        """The topics that were sent to the group. None before the first :meth:`join`."""
         self._renewed_at = 0.0
         self._active_at = 0.0
         self._is_over = False
         self._was_idle = False
         self.is_fenced = False
-        """Whether the group has removed it; :meth:`join` makes it a member again."""
+        """Whether the group has removed this member. :meth:`join` makes it a member again."""
         self.error: IsologError | None = None
-        """Why heartbeats are refused for good."""
+        """The final error of the heartbeats, or None."""
 
     def join(self, topics: Iterable[str]) -> None:
-        """Become a new member, which reads these topics, and begin its heartbeats.
+        """Join the group as a new member for these topics, and start its heartbeats.
 
         Raises:
-            InvalidOption, InvalidRequest, PermissionDenied, …: as the broker answers.
+            InvalidOption, InvalidRequest, PermissionDenied, …: The broker refuses it.
         """
         is_first = self._topics is None
         with self._lock:
             self._core = MembershipCore(uuid.uuid4().hex)
             self._active_at = time.monotonic()
-        self._ask_to_join(sorted(topics))
+        self._send_join(sorted(topics))
         self.is_fenced = False
         if is_first:
             self._beat_later()
 
     def read_also(self, topics: Iterable[str]) -> None:
-        """Read these topics from now on; those that are new from their first record on.
+        """Add topics to the subscription. New ones are read from their first record.
 
-        It does nothing if these are the group's already, or the group has removed this member.
+        This has no effect if the group has them, or has removed this member.
         """
         wanted = sorted(topics)
         if wanted != self._topics and not self.is_fenced:
-            self._ask_to_join(wanted)
+            self._send_join(wanted)
 
-    def _ask_to_join(self, topics: list[str]) -> None:
+    def _send_join(self, topics: list[str]) -> None:
         core, now = self._core, time.monotonic()
         asked = JoinGroup.of(
             consumer=self.group,
@@ -209,61 +209,63 @@ class Membership:
 
     @property
     def has_news(self) -> bool:
-        """Whether :meth:`changes` may have some, or it is fenced, or its heartbeats are refused."""
+        """Whether there may be changes, or the member is fenced, or its heartbeats are refused."""
         return self._core.has_changes or self.is_fenced or self.error is not None
 
     def note_active(self) -> None:
-        """Note that the consumer is asked for records."""
+        """Record that the program requests records."""
         self._active_at = time.monotonic()
 
     def changes(self) -> AssignmentChange:
-        """As :meth:`MembershipCore.changes`."""
+        """Return the pending changes, as :meth:`MembershipCore.changes`."""
         with self._lock:
             return self._core.changes()
 
-    def ask_where_to_begin(self, added: list[Assigned], timeout_s: float) -> TakenPartitions:
-        """Return where to begin in partitions; raise ConsumerFenced if they are another's."""
+    def first_offsets(self, added: list[Assigned], timeout_s: float) -> TakenPartitions:
+        """Return the first offsets. Raise ConsumerFenced if another member has a partition."""
         asked = TakePartitions(consumer=self.group, member=self._core.member, assigned=added)
         return self._connection.call(asked, timeout_s)
 
     def take(self, added: list[Assigned]) -> None:
-        """As :meth:`MembershipCore.take`."""
+        """Begin to read partitions, as :meth:`MembershipCore.take`."""
         with self._lock:
             self._core.take(added)
 
     def release(self, revoked: list[Assigned]) -> None:
-        """Give partitions up, whose positions are stored."""
+        """Release partitions whose positions are stored, and send a heartbeat."""
         with self._lock:
             self._core.release(revoked)
         self.beat_soon()
 
     def give_up(self, lost: list[Assigned]) -> None:
-        """As :meth:`MembershipCore.give_up`."""
+        """Stop reading lost partitions, as :meth:`MembershipCore.give_up`."""
         with self._lock:
             self._core.give_up(lost)
 
     def note_seek(self) -> None:
-        """Note that positions may move back."""
+        """Record a seek, after which positions may move back."""
         with self._lock:
             self._core.turn += 1
 
     @property
     def owner(self) -> str:
-        """Who stores positions, as a text."""
+        """The owner that brokers require for positions, as a text."""
         with self._lock:
             return str(self._core.owner)
 
     def leave(self, *, hangs: bool = False) -> None:
-        """Leave the group, unless a broker does not answer: then the session ends by itself.
+        """Leave the group. If no broker answers, the session expires later.
 
-        ``hangs``: the program no longer requests records, or has failed.
+        ``hangs``: the program has stopped to request records, or has failed.
         """
         self.is_fenced = True
         asked = LeaveGroup(consumer=self.group, member=self._core.member, hangs=hangs)
         try:
             self._connection.call(asked, min(LEAVE_S, self._timeout_s))
         except IsologError as error:
-            logger.warning("cannot leave the group %r in order: %s", self.group, error)
+            logger.warning(
+                "cannot leave the group %r before its session expires: %s", self.group, error
+            )
 
     def end(self) -> None:
         """End the heartbeats."""
@@ -272,7 +274,7 @@ class Membership:
     # -- heartbeats -------------------------------------------------------------------------------
 
     def beat_soon(self) -> None:
-        """Ask now, not in a moment: there is something to tell."""
+        """Send a heartbeat without waiting for its time."""
         call_elsewhere(self._key, weakly(self._beat))
 
     @property
@@ -284,9 +286,9 @@ class Membership:
 
     def _begin_beat(self) -> None:
         if not self._is_over:
-            call_elsewhere(self._key, weakly(self._beat_and_go_on))
+            call_elsewhere(self._key, weakly(self._beat_and_schedule))
 
-    def _beat_and_go_on(self) -> None:
+    def _beat_and_schedule(self) -> None:
         try:
             self._beat()
         finally:
@@ -299,8 +301,7 @@ class Membership:
         now = time.monotonic()
         if now - self._active_at > self._processing_s:
             logger.warning(
-                "the consumer of group %r was not asked for records for %g s: it leaves, and other"
-                " members read its partitions",
+                "leaving the group %r: the program requested no records for %g s",
                 self.group,
                 self._processing_s,
             )
@@ -327,7 +328,7 @@ class Membership:
             self._report_idle(core.member, now)
 
     def _report_idle(self, member: str, now: float) -> None:
-        """Report that the program requests no records, and that it does again."""
+        """Report that the program has stopped or resumed its requests for records."""
         idle_s = now - self._active_at
         is_idle = idle_s >= self._session_s / _RENEWALS
         if not (is_idle or self._was_idle):
@@ -341,7 +342,7 @@ class Membership:
             isolation=self._isolation,
             idle_ms=round(1_000 * idle_s) if is_idle else 0,
         )
-        with suppress(IsologError):  # it is for people who watch
+        with suppress(IsologError):  # it is only for monitoring
             self._connection.call(asked, self._timeout_s)
 
     def _take_answer(self, core: MembershipCore, found: MemberAnswer) -> None:

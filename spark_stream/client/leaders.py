@@ -1,7 +1,7 @@
 """Answers of partition leaders: offsets, and partitions as their leaders describe them.
 
 :func:`looked_up` gets offsets of topics whose partitions have several leaders, with few calls. One
-broker gets the question about all topics. It answers for the partitions that it leads and names the
+broker gets the request for all topics. It answers for the partitions that it leads and names the
 leaders of the others. Then each of these leaders gets one call. So with a single leader one call is
 enough, whatever the number of topics, and new partitions are found as well.
 
@@ -46,7 +46,7 @@ Note = Callable[[str, str, float | None], None]
 
 
 class PartitionSeen(Struct, frozen=True):
-    """A partition as its leader described it at a moment. ``leader`` is the broker's id."""
+    """A partition as its leader described it at one moment. ``leader`` is the broker's id."""
 
     leader: str
     at_s: float
@@ -55,7 +55,7 @@ class PartitionSeen(Struct, frozen=True):
 
 
 Partitions = Mapping[str, Mapping[int, PartitionSeen]]
-"""By topic and number, those whose leader has answered."""
+"""Partitions by topic and number. Those whose leader did not answer are missing."""
 
 
 def ask_each(
@@ -64,7 +64,7 @@ def ask_each(
     call: Call[A],
     note: Note | None = None,
 ) -> dict[str, A]:
-    """Call brokers (id → address) in parallel, and return the answers in time."""
+    """Call brokers (id → address) in parallel. Return the answers that arrive in time."""
 
     def answer(broker: str) -> A | None:
         began = time.monotonic()
@@ -87,7 +87,7 @@ def ask_each(
 def see_partitions(
     connection: ClusterConnection, topics: Sequence[str], note: Note | None = None
 ) -> dict[str, dict[int, PartitionSeen]]:
-    """Return the partitions of these topics, with their facts, as their leaders see them."""
+    """Return the partitions of these topics, with the facts of their leaders."""
     if not topics:
         return {}
     request = ListOffsets(topics=[AskedTopic(topic=name, facts=True) for name in topics])
@@ -110,7 +110,7 @@ def held_back(facts: PartitionFacts | None) -> dict[int, int]:
     """Return the records that each open transaction holds back in a partition, by its number.
 
     These are the replicated records from the last stable offset on. The earliest transaction holds
-    all of them back, so a later one holds none.
+    all of them back, and later ones hold back none.
     """
     if facts is None or facts.high_watermark is None or facts.last_stable_offset is None:
         return {}
@@ -125,11 +125,11 @@ def looked_up(
     *,
     names: bool = False,
 ) -> ListedOffsets:
-    """Ask the leaders of the partitions, until the connection's timeout.
+    """Look up offsets with the leaders of the partitions. Retry until the connection's timeout.
 
     Raises:
-        UnknownPartition: a topic does not have a requested partition.
-        LeaderUnavailable, BrokerUnavailable, RequestTimeout: not all leaders answer in time.
+        UnknownPartition: A topic does not have a requested partition.
+        LeaderUnavailable, BrokerUnavailable, RequestTimeout: A leader does not answer in time.
     """
     deadline = time.monotonic() + connection.timeout_s
     request = ListOffsets(topics=list(asked), names=names)
@@ -149,7 +149,7 @@ def looked_up(
 
 
 class _TopicAnswers:
-    """The answers about a topic in one round."""
+    """The answers for a topic in one round."""
 
     def __init__(self, router: Router, asked: AskedTopic, first: PartitionOffsets) -> None:
         self._router = router
@@ -161,7 +161,7 @@ class _TopicAnswers:
         self.take(first)
 
     def take(self, answer: PartitionOffsets) -> None:
-        """Take the answer, except for partitions whose leader has been replaced."""
+        """Record an answer, except for partitions whose leader was replaced."""
         for number, each in answer.partitions.items():
             if self._router.note_epoch(self.asked.topic, self.topic_id, number, each.epoch):
                 self._answers[number] = each
@@ -200,7 +200,7 @@ class _LookUp:
         }
 
     def ask_leaders(self) -> None:
-        """Ask the leaders of what is missing, all at once."""
+        """Call the leaders of missing partitions in parallel."""
         groups: dict[str, dict[str, list[int]]] = {}
         for name, topic in self._topics.items():
             for each in topic.elsewhere:
@@ -236,19 +236,19 @@ class _LookUp:
                 topic.take(found)
 
     def missing(self) -> dict[str, set[int]]:
-        """Return the partitions, by topic, for which no leader has answered."""
+        """Return the partitions without an answer, by topic."""
         return {name: topic.missing for name, topic in self._topics.items() if topic.missing}
 
     def failure(self, missing: Mapping[str, set[int]]) -> IsologError:
-        """Return why partitions are missing."""
+        """Return the error for missing partitions."""
         if self._failure is not None:
             return self._failure
         name, lacking = next(iter(missing.items()))
         numbers = ", ".join(map(str, sorted(lacking)))
         return LeaderUnavailable(
-            f"topic {name!r} has no leader now for partition {numbers}", topic=name
+            f"topic {name!r} has no leader for partition {numbers}", topic=name
         )
 
     def found(self) -> dict[str, PartitionOffsets]:
-        """Return by topic what all its leaders answered."""
+        """Return the answers of all leaders, by topic."""
         return {name: topic.found() for name, topic in self._topics.items()}

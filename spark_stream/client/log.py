@@ -656,7 +656,7 @@ class Log(ProcessBound):
             group=group_options,
         )
 
-    # One topic gives a table, a list of topics a dict of tables: overloads would tell a type
+    # One topic gives a table, a list of topics a dict of tables: overloads would give a type
     # checker, but would repeat eight parameters three times.
     def read(
         self,

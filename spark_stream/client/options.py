@@ -1,6 +1,6 @@
 """Checks of options: isolation levels, numbers, unknown names.
 
-For the names of Kafka's client options the error has the option of isolog to use instead.
+For options of Kafka's clients the error names the option of isolog to use instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTES: Final = "Leave it out: keys and values are bytes, or text, which is sent
 
 _EVERYWHERE: Final = {
     "bootstrap_servers": _CONNECT,
-    "client_id": "Leave it out: nothing is needed instead.",
+    "client_id": "Leave it out: it has no replacement.",
 }
 _KAFKAS: Final[Mapping[str, Mapping[str, str]]] = {
     "isolog.connect": {"bootstrap_servers": "Use bootstrap=."},
@@ -54,11 +54,11 @@ _KAFKAS: Final[Mapping[str, Mapping[str, str]]] = {
         "value_deserializer": _BYTES,
     },
 }
-"""Options of Kafka's clients by the call that gets them, each with what to use instead."""
+"""Options of Kafka's clients by the call that gets them, each with its replacement."""
 
 
 def known_options(*functions: Any) -> set[str]:
-    """Return the names of the keyword arguments that the functions take."""
+    """Return the names of the functions' keyword arguments."""
     return {
         name
         for function in functions
@@ -71,7 +71,7 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
     """Raise the error for the first of these options, which ``call`` does not have.
 
     Raises:
-        InvalidOption: the hint says what to use instead.
+        InvalidOption: The hint has the option to use instead.
     """
     option = next(iter(options), None)
     if option is None:
@@ -87,7 +87,7 @@ def refuse_unknown(call: str, options: Iterable[str], known: Iterable[str]) -> N
 
 
 def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolation:
-    """Return an isolation level by name, or raise InvalidOption with those allowed."""
+    """Return an isolation level by its name, or raise InvalidOption with the allowed ones."""
     try:
         found = Isolation(str(name).lower())
     except ValueError:
@@ -102,7 +102,7 @@ def level(name: str, allowed: tuple[Isolation, ...] = CONSUMER_LEVELS) -> Isolat
 
 
 def check_setting(name: str, value: float, low: int, high: int) -> None:
-    """Raise InvalidOption for a setting that is no number, or out of its range."""
+    """Raise InvalidOption for a setting that is not a number, or out of its range."""
     if not isinstance(value, Real) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidOption(
             f"{name} takes a number from {low} to {high}, not {value!r}", option=name

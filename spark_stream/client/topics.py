@@ -56,8 +56,8 @@ from spark_stream.wire.topic_messages import (
 Place = str | int | Mapping[int, int] | datetime
 """``"earliest"``, ``"latest"``, an offset for all partitions, ``{partition: offset}``, a moment.
 
-A moment is a datetime, which is in UTC if it has no zone; a number is always an offset.
-The number -2 means earliest and -1 latest. Partitions that a mapping leaves out get the default.
+A moment is a datetime, which is in UTC if it has no zone. A number is always an offset: -2 means
+earliest and -1 latest. Partitions that a mapping omits get the default.
 """
 
 Key = tuple[str, int]
@@ -72,7 +72,7 @@ _TAKEN: Final = "earliest | latest, an offset, {partition: offset} or a datetime
 
 
 def _check_schema(schema: pa.Schema | None) -> None:
-    """Check what a request could not carry: a wrong type, and types that are nested too deep."""
+    """Check a schema for errors that a request cannot carry: a wrong type, or deep nesting."""
     if schema is not None and not isinstance(schema, pa.Schema):
         raise InvalidOption(
             f"schema takes a pyarrow.Schema or a text, not a {type(schema).__name__}",
@@ -89,7 +89,7 @@ def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
 
 
 class TopicsClient:
-    """The topics of a connection. ``known`` answers from the cache, all else asks a broker."""
+    """The topics of a connection. ``known`` uses the cache. All other requests go to a broker."""
 
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
@@ -98,8 +98,8 @@ class TopicsClient:
         self._lock = new_lock()
         self._known: dict[str, TopicDescription] = {}
 
-    def outgrown(self, known: TopicDescription, partitions: int) -> None:
-        """Drop a topic from the cache if it has another number of partitions now."""
+    def drop_if_grown(self, known: TopicDescription, partitions: int) -> None:
+        """Drop a topic from the cache if its number of partitions has changed."""
         with self._lock:
             found = self._known.get(known.name)
             if found is not None and found.id == known.id and len(found.partitions) != partitions:
@@ -113,20 +113,20 @@ class TopicsClient:
         return self._remember(self._connection.call(DescribeTopic(topic=checked_topic(topic))))
 
     def known(self, topic: str) -> TopicDescription:
-        """Return the topic as this client last saw it: it may have been altered since.
+        """Return the cached topic, which may have been altered since, or describe it.
 
-        Its id stays the same. Before refusing something because of any other field, call
-        :meth:`describe`; a producer learns of new partitions with its next answer.
+        Its id stays the same. Call :meth:`describe` before refusing a request because of another
+        field. A producer's next answer has the new number of partitions.
         """
         found = self._known.get(topic)
         return found if found is not None else self.describe(topic)
 
     def is_known(self, topic: str) -> bool:
-        """Return whether :meth:`known` answers without a request."""
+        """Return whether :meth:`known` returns without a request."""
         return topic in self._known
 
-    def forget(self, topic: str) -> None:
-        """Drop the topic from the cache, after an answer which shows that it is out of date."""
+    def drop(self, topic: str) -> None:
+        """Drop the topic from the cache, after an answer that shows that it is outdated."""
         with self._lock:
             self._known.pop(topic, None)
 
@@ -141,7 +141,7 @@ class TopicsClient:
         if_not_exists: bool = False,
         assignment: Sequence[Sequence[str | int]] | None = None,
     ) -> TopicDescription:
-        """Create a topic; with ``if_not_exists`` accept one that exists, if it is as requested."""
+        """Create a topic. With ``if_not_exists`` accept an existing one that is as requested."""
         _check_schema(schema)
         _check_agree(partitions, replication_factor, assignment)
         asked = CreateTopic.of(
@@ -168,9 +168,9 @@ class TopicsClient:
             _check_key_as_asked(found, config)
             return found
         raise TopicExists(
-            f"topic {topic!r} keeps being created and deleted by others",
+            f"topic {topic!r} is repeatedly created and deleted by other clients",
             topic=topic,
-            hint="Try again once they are done.",
+            hint="Try again later.",
         )
 
     def alter(
@@ -189,19 +189,19 @@ class TopicsClient:
             assignment=_assigned(assignment),
             schema_ipc=schema,
         )
-        rest = replace(asked, schema=None)  # of a retry that finds the schema of an earlier attempt
+        rest = replace(asked, schema=None)  # for a retry after an attempt that set the schema
         return self._remember(self._connection.call(asked, instead=rest))
 
     def delete(self, topic: str) -> None:
-        """Delete the topic that has this name now.
+        """Delete the topic that has this name at the time of the call.
 
-        The request may be repeated, and a broker that has hung may run it late: the topic's id
-        keeps it from deleting a later topic of the name.
+        The request may be repeated, and a broker that hung may run it late. The topic's id prevents
+        the deletion of a later topic with the name.
 
         Raises:
-            UnknownTopic: there is none, or it was deleted and created again meanwhile.
+            UnknownTopic: There is none, or it was deleted and created again during the call.
         """
-        self.forget(topic)
+        self.drop(topic)
         checked_topic(topic)
         asked = DeleteTopic(topic=topic, topic_id=self._id_of(topic))
         try:
@@ -221,7 +221,7 @@ class TopicsClient:
         return self._connection.call(asked).log_starts
 
     def _id_of(self, topic: str) -> str:
-        """Return the topic's id, as the metadata store has it; ask no leader."""
+        """Return the topic's id in the metadata store, without a call to a leader."""
         found = self.look_up([AskedTopic(topic=topic, partitions=[])], names=True)
         if topic not in found.topics:
             raise found.unknown[topic]
@@ -238,7 +238,7 @@ class TopicsClient:
         lineages: Mapping[int, Iterable[Lineage]] | None = None,
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
-        """Return the offset of a place in each partition; see :class:`AskedTopic`."""
+        """Return the offset of a place in each partition. See :class:`AskedTopic`."""
         asked = AskedTopic.of(
             topic=topic,
             partitions=partitions,
@@ -254,7 +254,7 @@ class TopicsClient:
         return found.topics[topic]
 
     def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> ListedOffsets:
-        """Look up offsets of several topics in one call; ``names``: also all topics' names."""
+        """Look up offsets of several topics in one call. ``names``: add all topics' names."""
         return looked_up(self._connection, self.router, asked, names=names)
 
     def _remember(self, topic: TopicDescription) -> TopicDescription:
@@ -266,7 +266,7 @@ class TopicsClient:
 def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
     """Raise TopicExists, with the difference, if the topic is not as requested.
 
-    A schema that it had before it was altered is accepted: its writers still use it.
+    An earlier schema of an altered topic is accepted, because its writers still use it.
     """
     altered = found.schema_version > 0 and evolves(schema, found.schema)
     wrong = None if altered else mismatch(found.schema, schema)
@@ -280,22 +280,22 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
         difference = f"it has {count} partition{'s' if count > 1 else ''}, not {partitions}"
     if difference is not None:
         raise TopicExists(
-            f"there is a topic {found.name!r} already, and it differs: {difference}",
+            f"topic {found.name!r} exists and differs: {difference}",
             topic=found.name,
-            hint="Ask for what is there, alter the topic, or choose another name.",
+            hint="Use its settings, alter the topic, or choose another name.",
         )
 
 
 def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> None:
-    """Raise TopicExists if the topic places its records by other columns than requested."""
+    """Raise TopicExists if the topic has another ``partition.by`` than requested."""
     asked = split_names(str(config.get(PARTITION_BY, "")))
     if asked and not same_columns(found.schema, asked, found.partition_by):
         present = ",".join(found.partition_by)
         raise TopicExists(
-            f"there is a topic {found.name!r} already, and it differs: its {PARTITION_BY} is"
+            f"topic {found.name!r} exists and differs: its {PARTITION_BY} is"
             f" {present!r}, not {','.join(asked)!r}",
             topic=found.name,
-            hint="Ask for what is there, or choose another name.",
+            hint="Use its setting, or choose another name.",
         )
 
 
@@ -310,7 +310,7 @@ def checked_topic(topic: str) -> str:
 
 
 def _assigned(assignment: Sequence[Sequence[str | int]] | None) -> list[list[str]] | None:
-    """Return an assignment as it is sent, with each broker id as a text."""
+    """Return an assignment in the form of a request, with each broker id as a text."""
     if assignment is None:
         return None
     return [[str(broker) for broker in brokers] for brokers in assignment]
@@ -335,7 +335,7 @@ def _check_agree(
     ):
         if asked not in (None, assigned):
             raise InvalidAssignment(
-                f"the assignment's number of {what} is {assigned}, and {asked} was asked for",
+                f"the assignment's number of {what} is {assigned}, and {asked} was requested",
                 hint="Leave the number out, or assign as many.",
             )
 
@@ -358,7 +358,7 @@ def resolve(
 ) -> dict[int, int]:
     """Return the offset of ``place`` in each partition of the topic.
 
-    A moment means the first record at or after it; if there is none, the isolation's bound.
+    A moment means the first record at or after it, or the isolation's bound without one.
     """
     if isinstance(place, datetime):
         moment = to_microseconds(place)
@@ -403,7 +403,7 @@ def named_resolved(
 def offsets_of(
     topics: TopicsClient, places: Mapping[Key, int | datetime], isolation: Isolation
 ) -> dict[Key, int]:
-    """Look up the moments among the places. Return the offset of each partition."""
+    """Return the offset of each partition, after a look-up of the moments among the places."""
     moments: dict[tuple[str, int], list[int]] = defaultdict(list)
     found = {}
     for (topic, number), place in places.items():

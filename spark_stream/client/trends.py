@@ -1,7 +1,7 @@
 """The trend of a reader's lag, over a window of samples.
 
-The state of a reader (``consistency.isolation``) says whether something is wrong. Its trend
-says whether a reader that runs gains on the writers. A lag that is read within seconds has none.
+The state of a reader (``consistency.isolation``) shows whether it is stalled or lost. Its trend
+shows whether a running reader gains on the writers. A lag that is read within seconds has no trend.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 from msgspec import Struct
 
 WINDOW_S: Final = 120.0
-"""Over how long the rule looks back."""
+"""The length of the window of samples, in seconds."""
 
 _GROWS_S: Final = 0.9 * WINDOW_S  # of samples, before a window reports growth
-_LEAST_S: Final = 10.0  # of samples, before anything is said
-_BEHIND_S: Final = 10.0  # a lag that is read in less is not worth an alarm
+_LEAST_S: Final = 10.0  # of samples, before there is a trend
+_BEHIND_S: Final = 10.0  # a lag that is read in less needs no alarm
 _JITTER_S: Final = 5.0  # batches of the same work differ in length
 _PARTS: Final = 4
 
 
 class LagTrend(StrEnum):
-    """How the readable lag develops. The order is by how bad that is."""
+    """The development of the readable lag, in the order of severity."""
 
     NONE = "none"
     SHRINKS = "shrinks"
@@ -34,7 +34,7 @@ class LagTrend(StrEnum):
 
 
 class LagSample(Struct, frozen=True):
-    """The sums of a reader's positions and of its readable lag, at a moment in seconds.
+    """The sums of a reader's positions and of its readable lags at one time, in seconds.
 
     ``places``: the partitions in the sums.
     """
@@ -62,12 +62,13 @@ def sample_of(at_s: float, partitions: Iterable[tuple[Hashable, int, int]]) -> L
 def trend_of(
     samples: Sequence[LagSample], *, in_batches: bool = False, growth_s: float = 0.0
 ) -> LagTrend:
-    """Return the trend that the samples of one reader show, the oldest first.
+    """Return the trend of one reader's samples, which are in the order of time.
 
-    There is *none* if the lag was 0 at any time in the last half of the samples. Otherwise the lags
-    after each progress are compared, so that the trend is the same at any moment of a batch. The
-    lag grows if it is greater in each quarter than in the one before, and by more than batches
-    differ. A lag that is read within ten seconds at the reader's pace does not grow.
+    The trend is *none* if the lag was 0 in the last half of the samples. Otherwise the lags after
+    each progress are compared, so that the trend does not depend on the phase of a batch. The lag
+    grows if it is greater in each quarter than in the previous one, and by more than the
+    differences between batches. A lag that is read within ten seconds at the reader's pace does not
+    grow.
 
     Samples before a change of the partitions do not count. ``in_batches``: the position moves only
     when a micro-batch ends, so growth without progress is unknown. ``growth_s``: growth is also
@@ -99,7 +100,7 @@ def trend_of(
 
 
 def _comparable(samples: Sequence[LagSample]) -> Sequence[LagSample]:
-    """Return the last samples, which have the same partitions."""
+    """Return the latest samples with the same partitions."""
     start = len(samples)
     while start and samples[start - 1].places == samples[-1].places:
         start -= 1
@@ -107,7 +108,7 @@ def _comparable(samples: Sequence[LagSample]) -> Sequence[LagSample]:
 
 
 class Window:
-    """The samples of the last two minutes of many readers, by any key."""
+    """The samples of many readers in the last two minutes, by key."""
 
     def __init__(self) -> None:
         self._samples: dict[object, list[LagSample]] = {}
@@ -115,8 +116,8 @@ class Window:
     def add(self, key: object, sample: LagSample, *, in_batches: bool = False) -> LagTrend:
         """Add a sample, and return the trend of its key.
 
-        Growth is *unknown* until the samples span most of the window: a run that has just started
-        may catch up.
+        Growth is *unknown* until the samples span most of the window, because a run that has just
+        started may catch up.
         """
         kept = self._samples.setdefault(key, [])
         kept.append(sample)
@@ -125,6 +126,6 @@ class Window:
         return trend_of(kept, in_batches=in_batches, growth_s=_GROWS_S)
 
     def keep(self, keys: Iterable[object]) -> None:
-        """Forget all keys but these."""
+        """Drop the samples of all other keys."""
         known = set(keys)
         self._samples = {key: each for key, each in self._samples.items() if key in known}

@@ -28,7 +28,7 @@ class Written(Struct, frozen=True):
         parts: The acknowledgement of each partition, if there are several.
 
     Raises:
-        ValueError: ``offset`` or ``count`` is negative. No broker acknowledges such a batch.
+        ValueError: ``offset`` or ``count`` is negative.
     """
 
     topic: str
@@ -65,10 +65,10 @@ class Record(NamedTuple):
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Return the microseconds since the epoch; a moment without a zone is in UTC.
+    """Return the microseconds since 1970. A datetime without a zone is in UTC.
 
-    The same holds everywhere, as in Spark's options: what a program reads does not depend on its
-    machine's time zone.
+    So the records that a program reads do not depend on its machine's time zone, as with Spark's
+    options.
     """
     if moment.tzinfo is None:
         moment = datetime.combine(moment.date(), moment.time(), UTC)

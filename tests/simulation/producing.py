@@ -20,17 +20,17 @@ from spark_stream.client.connecting.link import SharedChannel
 from spark_stream.client.connecting.routes import Route, Routes
 from spark_stream.client.writing.core import (
     AllSettled,
-    AskIdentity,
-    AskLeaders,
     BreakStream,
     DoubtRoute,
     EndStream,
+    FindLeaders,
+    GetIdentity,
     Instruction,
-    NoteTopic,
     OpenStream,
     ProducerCore,
     SendBatch,
     SettleBatch,
+    TopicChanged,
     WakeAt,
 )
 from spark_stream.client.writing.lanes import (
@@ -216,7 +216,7 @@ class SimulatedProducer:
             match core.outcomes.popleft():
                 case SettleBatch(batch=batch, settlement=settlement):
                     batch.settle_all(settlement)
-                case NoteTopic() | AllSettled():
+                case TopicChanged() | AllSettled():
                     pass
         if self._is_at_work:
             return
@@ -256,9 +256,9 @@ class SimulatedProducer:
                 start(f"{name}'s timer", self._wake(self._timer, instruction.at))
             case OpenStream():
                 self._open(instruction)
-            case AskLeaders():
+            case FindLeaders():
                 start(f"{name} asks for leaders", self._ask_leaders(instruction))
-            case AskIdentity():
+            case GetIdentity():
                 start(f"{name} asks for an identity", self._ask_identity())
             case DoubtRoute(route=route):
                 self._routes[route.topic_id].on_failed(route)
@@ -320,7 +320,7 @@ class SimulatedProducer:
         if end is not None:
             end()
 
-    def _ask_leaders(self, asked: AskLeaders) -> Body:
+    def _ask_leaders(self, asked: FindLeaders) -> Body:
         topic, session = asked.topic, self._session
         routes = self._routes.setdefault(topic.id, Routes(topic.name, topic.id))
         if any(routes.get(each) is None for each in asked.partitions):

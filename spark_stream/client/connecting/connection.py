@@ -395,7 +395,7 @@ class ClusterConnection(ProcessBound):
         self.learn(each.address for each in found.brokers)
 
     def _address_of(self, directory: Path) -> str:
-        """Return the address of the directory's broker. Start it if none is running."""
+        """Return the address of the directory's broker, after starting one if needed."""
         # A log that has answered and is missing now is an error, not a reason to create another.
         create = self._create and self._identity.cluster_id is None
         recorded = recorded_cluster_id(directory)

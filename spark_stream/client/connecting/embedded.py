@@ -74,7 +74,7 @@ def recorded_cluster_id(directory: Path) -> str | None:
 def ensure_broker(
     directory: Path, idle_seconds: float | None = None, *, create: bool = True
 ) -> str:
-    """Return the address of the directory's broker. Start one if none is running.
+    """Return the address of the directory's broker, after starting one if needed.
 
     With ``create=False`` a directory without a log, or a missing one, is not changed.
 

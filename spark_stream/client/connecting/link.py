@@ -141,7 +141,7 @@ class BrokerLink:
             self._identity.check(self.address, found.greeting.cluster_id)
             self.broker_id = found.greeting.broker_id
             self._shared = found
-            self._check_open()  # it may have been closed meanwhile
+            self._check_open()  # it may have been closed during the connect
             return found
         finally:
             self._connecting.release()
@@ -319,7 +319,7 @@ def shared_channel(
         channel.close()
         raise
     with _lock:
-        found = _usable(address, access)  # another thread may have connected meanwhile
+        found = _usable(address, access)  # another thread may have connected first
         if found is not None:
             return found
         _channels[address, access] = made

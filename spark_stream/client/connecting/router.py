@@ -136,7 +136,7 @@ class Router:
             return True
 
     def no_leader(self, topic: str, partition: int) -> LeaderUnavailable:
-        """Return the error for a partition without a known leader."""
+        """Return the error for a partition whose leader was not found."""
         return LeaderUnavailable(
             f"{topic}/{partition} has no leader according to the broker at"
             f" {self._connection.address}",

@@ -62,7 +62,7 @@ class CallPool:
         """Queue a call, behind the earlier ones of this key.
 
         Raises:
-            RuntimeError: No thread is running, and none can be started.
+            RuntimeError: No thread is running or can be started.
         """
         with self._changed:
             self._waiting.append((key, call, arguments))
@@ -85,7 +85,7 @@ class CallPool:
                     raise
 
     def keep_thread(self) -> None:
-        """Start a thread now, because none can be started while the interpreter shuts down."""
+        """Start a thread now, because this is impossible while the interpreter shuts down."""
         if not self._threads:
             self.add(self, _do_nothing)
 

@@ -118,7 +118,7 @@ class Consumer(ProcessBound):
         for topic in self._subscription.ids:
             at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
             if group is not None:
-                continue  # the start was checked; the group has the first positions
+                continue  # the start is valid, and the group has the first positions
             chosen = self._subscription.chosen
             self._position.update(chosen({(topic, number): each for number, each in at.items()}))
             self._lineages.update(
@@ -285,7 +285,7 @@ class Consumer(ProcessBound):
             None,
         )  # after an interrupt the next poll starts again
         if polling is None:
-            return []  # a seek meanwhile
+            return []  # a seek came first
         key, found, following, fetched = polling.take(records_max)
         self._handed_out = key, self._position[key]
         self._position[key] = following
@@ -573,7 +573,7 @@ class Consumer(ProcessBound):
             if self._member is not None and self._needs_turn():
                 self._member.apply()
             if ends is not None and not self._atomic and not self._position.keys() <= ends.keys():
-                ends = {**self._bounds(), **ends}  # partitions were assigned meanwhile
+                ends = {**self._bounds(), **ends}  # partitions were assigned during the iteration
             is_empty = (
                 not self._position
             )  # no topic matches the pattern, or no partition is assigned
@@ -610,7 +610,7 @@ class Consumer(ProcessBound):
                 fail_on_loss=self._fail_on_loss,
             )
             if self._closed.is_set() or self._seeks != seeks:
-                self._stop_feed()  # a close or seek meanwhile found no feed to stop
+                self._stop_feed()  # a close or seek before this found no feed to stop
             try:
                 while feed.running:
                     for key, fetched in feed.fetched(left):
@@ -641,7 +641,7 @@ class Consumer(ProcessBound):
         found = self._subscription.find(now=now)
         if self._member is not None:
             self._member.membership.read_also(self._subscription.ids)
-            return False  # the group says which of them this consumer reads
+            return False  # the group assigns its partitions
         self._take_up(found)
         return bool(found)
 

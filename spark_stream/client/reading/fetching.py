@@ -67,7 +67,7 @@ logger = logger_of(__name__)
 CREDIT: Final = 8 << 20
 """The bytes that a broker may send on a fetch before they are read."""
 _LEFT_ALONE_S: Final = 60.0
-_PATIENCE_S: Final = 1.0  # for a follower; the leader has the records as well
+_PATIENCE_S: Final = 1.0  # for a follower, because the leader has the records too
 
 
 class Fetched(Struct, frozen=True):

@@ -263,7 +263,7 @@ class GroupReader:
         for each in added:
             if self._subscription.ids.get(each.topic) != each.topic_id:
                 raise UnknownTopic(f"topic {each.topic!r} was deleted and created again")
-        taken = self.membership.ask_where_to_begin(added, _TAKE_S)
+        taken = self.membership.first_offsets(added, _TAKE_S)
         places = {
             (each.topic, each.partition): (each.offset, each.lineage, True)
             for each in taken.positions

@@ -215,7 +215,7 @@ class Feed:
         return number not in self._unread or self._stopped
 
     def move_to(self, number: int) -> None:
-        """Deliver this range from now on. Drop the rest of the ranges before it."""
+        """Deliver this range next. Drop the rest of the ranges before it."""
         if self._stopped:
             return
         for passed in sorted(self._unread):

@@ -1,4 +1,4 @@
-"""Converts what callers pass to a producer: bytes, headers, batches, tables, data frames.
+"""Conversion of a caller's data for a producer: bytes, headers, batches, data frames.
 
 Data frames of any library are read by the Arrow C interface (``__arrow_c_stream__``,
 ``__arrow_c_array__``), so no library is imported for them. If their types differ from the topic's,
@@ -43,13 +43,13 @@ from spark_stream.wire.topic_messages import TopicDescription
 
 
 class ArrowStream(Protocol):
-    """A data frame, a reader, a query's result: columns through Arrow's C stream interface."""
+    """A data frame, a reader or a query's result, with Arrow's C stream interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class ArrowArray(Protocol):
-    """One batch through Arrow's C interface."""
+    """One batch, with Arrow's C array interface."""
 
     def __arrow_c_array__(
         self, requested_schema: object | None = None
@@ -57,15 +57,15 @@ class ArrowArray(Protocol):
 
 
 ArrowData = pa.RecordBatch | pa.Table | ArrowStream | ArrowArray
-"""What can be appended."""
+"""The types that ``append`` accepts."""
 
 AnyHeaders = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
-"""A record's headers as ``send`` takes them; only a list of pairs can repeat a name."""
+"""A record's headers for ``send``. Only a list of pairs can repeat a name."""
 
 UNSENDABLE: Final = (
     f"Split the value: no topic takes a record of more than {BATCH_BYTES_MAX} bytes."
 )
-"""The hint for a record that is too large whatever the settings."""
+"""The hint for a record that is too large for all settings."""
 
 _JOINING_BYTES_MAX: Final = 1 << 18
 ROWS_MAX: Final = (1 << 31) - 1  # the limit of an Arrow IPC message
@@ -110,10 +110,10 @@ def as_bytes(name: str, value: bytes | str | None) -> bytes | None:
 
 
 def as_headers(headers: AnyHeaders | None) -> list[tuple[str, bytes | None]] | None:
-    """Return a record's headers as a list of their own.
+    """Return a record's headers as a new list.
 
     Raises:
-        InvalidRecord: they are neither a mapping nor pairs of a name and bytes.
+        InvalidRecord: They are neither a mapping nor pairs of a name and bytes.
     """
     if headers is None:
         return None
@@ -141,7 +141,7 @@ def _bad_headers(problem: str) -> InvalidRecord:
 
 
 def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of key columns; raise TypeError for one that is no text."""
+    """Return the names of key columns. Raise TypeError for one that is not text."""
     if key is None or isinstance(key, str):
         return () if key is None else (key,)
     names = tuple(key) if isinstance(key, Iterable) else (key,)
@@ -152,7 +152,7 @@ def as_columns(key: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def checked_size(batch: pa.RecordBatch) -> int:
-    """Return the batch's size in bytes; raise BatchTooLarge if no message can carry it."""
+    """Return the batch's size in bytes. Raise BatchTooLarge if no message can carry it."""
     if batch.num_rows <= ROWS_MAX:
         size = int(pa.ipc.get_record_batch_size(batch))  # faster than nbytes, and never less
         if size <= BATCH_BYTES_MAX:
@@ -168,14 +168,14 @@ def checked_size(batch: pa.RecordBatch) -> int:
 
 
 def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
-    """Return the bytes of a small batch in which the leader will find no bad record, else 0.
+    """Return the bytes of a small batch that the leader will accept completely, else 0.
 
-    Such a batch may be joined with others: none of them is refused because of another.
+    Such a batch may be joined with others, because none causes the refusal of another.
     """
     size = int(pa.ipc.get_record_batch_size(batch))
     if size > _JOINING_BYTES_MAX:
         return 0
-    # Even if all of it were one record, whose flags count for eight times their size, it must fit.
+    # A single record of this size must fit too. Its flags count for eight times their size.
     if 8 * size > int(known.config["max.record.bytes"]):
         return 0
     for field, column in zip(known.schema, batch.columns, strict=True):
@@ -192,8 +192,8 @@ def check_partition(known: TopicDescription, partition: int) -> int:
     """Return the partition.
 
     Raises:
-        InvalidOption: it is no whole number.
-        UnknownPartition: the topic does not have it.
+        InvalidOption: It is not an integer.
+        UnknownPartition: The topic does not have it.
     """
     if not isinstance(partition, Integral) or isinstance(partition, bool):
         raise InvalidOption(
@@ -212,7 +212,7 @@ def check_partition(known: TopicDescription, partition: int) -> int:
 
 
 def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Return what the caller appends as one batch; a data frame is cast to the topic's types."""
+    """Return the appended data as one batch. Cast a data frame to the topic's types."""
     if isinstance(data, pa.RecordBatch):
         return data
     table = data if is_arrow(data) else eased(table_of(data), schema)
@@ -225,13 +225,13 @@ def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
-    """Return the batch with the topic's columns, in their order and types, without any loss.
+    """Return the batch with the topic's columns, in their order and types, without loss.
 
-    What was valid before the topic's schema was altered still is: columns, and fields of structs,
-    that were added may be left out, and those that were widened may have their old types.
+    Batches for an earlier schema of the topic stay valid: added columns and struct fields may be
+    missing, and widened ones may have their old types.
 
     Raises:
-        SchemaMismatch: names the column, the type expected and the type got.
+        SchemaMismatch: A column does not fit. The error names it, and both types.
     """
     lacking = [name for name in known.added if name not in batch.schema.names]
     for name in lacking:
@@ -242,7 +242,7 @@ def fitted_to(batch: pa.RecordBatch, known: TopicDescription) -> pa.RecordBatch:
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add the columns that a batch for a default-schema topic left out."""
+    """Add the missing columns of a batch for a default-schema topic."""
     names = batch.schema.names
     if not set(names) <= set(DEFAULT_SCHEMA.names) or len(set(names)) < len(names):
         return batch  # fitted() names the wrong column
@@ -267,7 +267,7 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
-    """Return text as its UTF-8, as ``send`` does, without a loop over rows."""
+    """Return text as UTF-8 bytes, as ``send`` does, without a loop over rows."""
     if pa.types.is_string(column.type):
         return column.cast(pa.binary())
     return column.cast(pa.large_binary()) if pa.types.is_large_string(column.type) else column
@@ -280,7 +280,7 @@ def _now(rows: int) -> pa.Array:
 
 
 def is_arrow(data: object) -> bool:
-    """Return whether this is Arrow data, whose types the caller has chosen, not a library."""
+    """Return whether this is Arrow data, with types that the caller has chosen."""
     return isinstance(data, pa.RecordBatch | pa.Table)
 
 
@@ -288,9 +288,9 @@ def table_of(data: Any) -> pa.Table:
     """Convert a data frame, or anything with Arrow's C interface, to a table of plain types.
 
     Raises:
-        TypeError: it has no such interface.
-        SchemaMismatch: a column cannot become Arrow. The error names the column, and the row if
-            only some values are to blame.
+        TypeError: It has no such interface.
+        SchemaMismatch: A column cannot be converted to Arrow. The error names the column, and the
+            row if only some values are the cause.
     """
     if not hasattr(data, "__arrow_c_stream__") and not hasattr(data, "__arrow_c_array__"):
         raise TypeError(
@@ -329,7 +329,7 @@ def _check_finite(table: pa.Table) -> None:
 
 
 def _infinity(column: pa.ChunkedArray) -> pa.Scalar | None:
-    """Return the value of a column that stands for infinity, or None."""
+    """Return the value of a column that represents infinity, or None."""
     if not (pt.is_timestamp(column.type) or pt.is_date32(column.type)):
         return None
     most = (1 << column.type.bit_width - 1) - 1
@@ -383,12 +383,12 @@ def _dense(data: Any, kinds: dict[Any, str]) -> Any:
 
 
 def _refused(data: Any, kinds: dict[Any, str], error: Exception) -> SchemaMismatch:
-    """Return the error for a frame that cannot become Arrow: the first column that cannot."""
+    """Return the error for a frame that cannot be converted. It names the first such column."""
     problem = f"this {type(data).__name__} cannot become Arrow columns: {error}"
     try:
         parts = {name: data[[name]] for name in kinds}
         index = data[[]] if hasattr(data, "index") else None
-    except Exception:  # a frame of a library that selects columns in another way
+    except Exception:  # the library selects columns in another way
         return SchemaMismatch(problem)
     if index is not None and _fails(index):
         return SchemaMismatch(
@@ -412,7 +412,7 @@ def _refused(data: Any, kinds: dict[Any, str], error: Exception) -> SchemaMismat
 
 
 def _first_row(rows: Any, fails: Callable[[Any], bool]) -> int:
-    """Return the first row of a column at which the rows up to it fail."""
+    """Return the first row of a column for which the rows up to it fail."""
     return bisect_left(range(len(rows)), True, key=lambda last: fails(rows[: last + 1]))
 
 
@@ -437,9 +437,9 @@ def _column_error(name: Any, kind: str, problem: str, row: int | None = None) ->
 
 
 def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast columns to the schema's types if each of their values has that type.
+    """Cast columns to the schema's types if no value changes.
 
-    Other columns stay as they are: fitting the batch to its topic then names the column.
+    Other columns keep their types. :func:`fitted_to` then reports them.
     """
     for index, name in enumerate(table.column_names):
         if name in schema.names and table.column_names.count(name) == 1:
@@ -477,7 +477,7 @@ def _casts(column: pa.ChunkedArray, want: pa.DataType) -> bool:
 
 
 def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether Arrow's cast between the two refuses each value that it would change."""
+    """Return whether Arrow's cast between the types refuses values that it would change."""
     if have.equals(want):
         return False
     if pt.is_integer(want):
@@ -491,7 +491,7 @@ def _may_fit(have: pa.DataType, want: pa.DataType) -> bool:
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column without its dictionary. Arrow cannot take from views: cast them first."""
+    """Return the column without its dictionary. Cast views first: Arrow cannot take from them."""
     if not pt.is_dictionary(column.type):
         return column
     if column.null_count == len(column):

@@ -1,9 +1,9 @@
-"""A producer's buffer: room for unsettled records, and the records that gather to a batch.
+"""A producer's buffer: room for unsettled records, and records that wait for a batch.
 
-One lock guards the room; the sender uses it for its other state, too.
+One lock guards the room. The sender uses it for its state too.
 
-Records that come one by one are appended to lists, which are converted to Arrow arrays all at once.
-This is the only place of the client that handles single rows.
+Single records are appended to lists, which are converted to Arrow arrays as a whole. This is the
+only place of the client that handles single rows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ONE_WITHOUT_HEADERS: Final = pa.nulls(1, HEADERS_TYPE)
 
 
 class Share(Struct):
-    """Room for data that is sent in ``parts``, which share their memory.
+    """Reserved room for data that is sent in ``parts``, which share their memory.
 
-    ``flushes``: how many flushes had begun before, as :meth:`Buffer.take` returns.
+    ``flushes``: the number of earlier flushes, from :meth:`Buffer.take`.
     """
 
     size: int
@@ -46,9 +46,9 @@ class Share(Struct):
 
 
 class Buffer:
-    """Room for ``limit`` bytes; a caller that finds none waits for up to ``timeout_s``.
+    """Room for ``limit`` bytes. A caller without room waits up to ``timeout_s``: backpressure.
 
-    ``hurry`` is called, without the lock, before a caller waits: it sends what is still gathered.
+    ``hurry`` is called, without the lock, before a caller waits. It sends the waiting records.
     """
 
     def __init__(self, limit: int, timeout_s: float, hurry: Callable[[], None]) -> None:
@@ -59,31 +59,31 @@ class Buffer:
         self._changed = threading.Condition(self.lock)
         self._bytes = 0
         self._flushing = 0
-        self._flushes = 0  # how many have begun
+        self._flushes = 0  # the number of begun flushes
         self._unsettled: dict[int, int] = {}  # the number of shares, by the flushes before them
         self._crowded = 0
         self.outstanding = 0
-        """How many records were taken and are not settled."""
+        """The number of unsettled records."""
         self.interrupted: BaseException | None = None
         """The last exception that ended a wait for room."""
         self.closed: IsologError | None = None
-        """The error for records that come now; None while it takes records."""
+        """The error for new records. None while the buffer is open."""
 
     @property
     def urgent(self) -> bool:
-        """Whether a caller waits, so that records must not linger."""
+        """Whether a caller waits, so that records are sent without linger."""
         return bool(self._flushing or self._crowded or self.closed)
 
     def has_room(self, size: int) -> bool:
-        """Return whether :meth:`reserve` would not wait; the caller holds the lock, or guesses."""
+        """Return whether :meth:`reserve` would not wait. Without the lock the result is a guess."""
         return not self._bytes or self._bytes + size <= self._limit
 
     def reserve(self, size: int, records: int = 1) -> None:
-        """Reserve room, or wait for it; the caller holds the lock, which a wait releases.
+        """Reserve room, or wait for it. The caller holds the lock, which a wait releases.
 
         Raises:
-            BufferFull: there was no room in time.
-            InvalidRequest, ForkedClient: the producer is closed, or belongs to the parent.
+            BufferFull: There was no room in time.
+            InvalidRequest, ForkedClient: The producer is closed, or belongs to the parent.
         """
         if not self.has_room(size):
             self._crowded += 1
@@ -100,9 +100,9 @@ class Buffer:
         self.outstanding += records
 
     def take(self) -> int:
-        """Count a share that is released later; the caller holds the lock.
+        """Count a share that is released later. The caller holds the lock.
 
-        Return how many flushes had begun before: those do not wait for this share.
+        Return the number of earlier flushes, which do not wait for this share.
         """
         self._unsettled[self._flushes] = self._unsettled.get(self._flushes, 0) + 1
         return self._flushes
@@ -116,26 +116,27 @@ class Buffer:
         timeout_s = present_lifetime().seconds_left(self._timeout_s)
         if not self._changed.wait_for(lambda: self.closed or self.has_room(size), timeout_s):
             raise BufferFull(
-                f"{self._bytes} bytes wait to be acknowledged; buffer_bytes is {self._limit}"
+                f"the buffer is full: {self._bytes} bytes are unacknowledged, and buffer_bytes is"
+                f" {self._limit}"
             )
 
     def spare(self, size: int) -> int:
-        """Reserve up to this many bytes, if no caller waits for room; the caller holds the lock."""
+        """Reserve up to ``size`` bytes if no caller waits for room. The caller holds the lock."""
         taken = 0 if self._crowded else max(0, min(size, self._limit - self._bytes))
         self._bytes += taken
         return taken
 
     def settle_up(self, unused: int, records: int) -> None:
-        """Give back unused room, and count records; the caller holds the lock."""
+        """Give back unused room, and count records. The caller holds the lock."""
         self._give_back(unused, -records)
 
     def release(self, share: Share) -> None:
-        """Settle a part of a share; after its last part, free the share's room."""
+        """Settle a part of a share. After its last part, free its room."""
         with self.lock:
             share.parts -= 1
             if share.parts <= 0:
                 if share.flushes not in self._unsettled:
-                    return  # all was abandoned
+                    return  # all records were abandoned
                 self._unsettled[share.flushes] -= 1
                 if not self._unsettled[share.flushes]:
                     del self._unsettled[share.flushes]
@@ -148,11 +149,11 @@ class Buffer:
             self._changed.notify_all()
 
     def await_settled(self, timeout: float | None) -> None:
-        """Wait until everything that was taken before is settled.
+        """Wait until all earlier records are settled.
 
         Raises:
-            TimeoutError: not all was settled within ``timeout`` seconds.
-            ReentrantCall: the caller has interrupted a call that others wait for.
+            TimeoutError: Records are unsettled after ``timeout`` seconds.
+            ReentrantCall: The caller has interrupted a call that other threads wait for.
         """
         check_may_wait()
         with self.lock:
@@ -166,34 +167,34 @@ class Buffer:
                     lambda: min(self._unsettled, default=flush) >= flush, timeout
                 ):
                     raise TimeoutError(
-                        f"not everything is acknowledged yet: {self.outstanding} records wait,"
-                        " including those that were sent since"
+                        f"{self.outstanding} records are unacknowledged, including those sent after"
+                        " the flush began"
                     )
         finally:
             with self.lock:
                 self._flushing -= 1
 
     def abandon(self) -> None:
-        """Count all as settled, and wake the callers that wait for it."""
+        """Count all records as settled, and wake the waiting callers."""
         with self.lock:
             self._bytes = self.outstanding = 0
             self._unsettled.clear()
             self._changed.notify_all()
 
     def close(self, reason: IsologError) -> None:
-        """Take nothing more, and wake the callers that wait for room."""
+        """Refuse new records, and wake the callers that wait for room."""
         with self.lock:
             self.closed = self.closed or reason
             self._changed.notify_all()
 
 
 class Pending(Struct):
-    """The records of one default-schema topic that are not sent yet.
+    """Unsent records of one default-schema topic.
 
-    ``room``: what is reserved for them in the producer's buffer. ``left``: how much of that is
-    still unused: a smaller record needs neither more room nor another batch. ``largest``: the size
-    limit of such a record. ``counted``: how many of the records the buffer has counted.
-    ``flushes``: how many flushes had begun before the first record was taken.
+    ``room``: the bytes reserved for them in the buffer. ``left``: the unused part of ``room``. A
+    smaller record needs neither more room nor another batch. ``largest``: the size limit of a
+    record. ``counted``: the number of records that the buffer has counted. ``flushes``: the number
+    of flushes before the first record.
     """
 
     outcomes: Outcomes
@@ -224,7 +225,7 @@ class Pending(Struct):
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> RecordPromise:
-        """Add a record; ``timestamp`` in microseconds, None for now."""
+        """Add a record. ``timestamp`` is in microseconds, None means now."""
         row = len(self.values)
         try:
             self._append(row, key, value, partition, headers, timestamp)
@@ -234,7 +235,7 @@ class Pending(Struct):
         return RecordPromise(self.outcomes, row)
 
     def cut(self, row: int) -> None:
-        """Remove a row that is the last one, and not complete."""
+        """Remove the last row, which is incomplete."""
         for each in (self.keys, self.values, self.moments):
             del each[row:]
         for listed in (self._placed, self._headed, self._timed):
@@ -261,7 +262,7 @@ class Pending(Struct):
         self.moments.append(time.time_ns())
 
     def batch(self) -> pa.RecordBatch:
-        """Return the records as one batch, in the order in which they came."""
+        """Return the records as one batch, in their order."""
         rows = len(self.values)
         arrays = [
             _binary(self.keys) if self._keyed else _no_keys(rows),
@@ -294,7 +295,7 @@ class Pending(Struct):
         return self.keys.count(None) < len(self.keys)
 
     def parts(self, partitions: int, keyless: int) -> list[Part]:
-        """Split the records by partition: the one they name, else their key's, else ``keyless``."""
+        """Split the records by partition: the requested one, else their key's, else ``keyless``."""
         batch = self.batch()
         if not self._keyed and not self._placed:
             return [(keyless, batch, np.arange(len(batch)))]
@@ -304,8 +305,8 @@ class Pending(Struct):
         return list(split(batch, places))
 
 
-# A lone record should be fast: Arrow does not have to inspect a list, and arrays that are always
-# the same are made in advance.
+# A single record should be fast: Arrow does not inspect a list, and constant arrays are created in
+# advance.
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:

@@ -1,4 +1,4 @@
-"""A producer's decisions: which batch goes where, with which stamp, and when it is given up.
+"""A producer's decisions: the stream and the stamp of each batch, retries and timeouts.
 
 Pure: no thread, lock, clock or socket. Methods take an event and the time. Actions are appended to
 two queues, and the shell (``loop``) carries them out in order: :attr:`ProducerCore.out` one
@@ -7,24 +7,23 @@ does anything else. Each result of an action comes back as another event.
 
 Invariants:
 
-* a batch that was submitted is settled exactly once: by its acknowledgement, by an error that its
-  leader gave it, by :meth:`~ProducerCore.discard`, or when its time is over;
+* a submitted batch is settled exactly once: by its acknowledgement, by an error of its leader, by
+  :meth:`~ProducerCore.discard`, or at its deadline;
 * an error never becomes an acknowledgement;
 * the lane of a partition (``lanes``) keeps its order, its window and its stamps, whichever stream
-  carries its batches; it is on at most one stream, which leads to the known leader;
-* a batch that was sent and may be in the log has an *unknown outcome*, whatever kept it from being
-  sent again. One that was never sent, or surely not appended, gets the error that kept it from the
-  log. In a transaction an error of the leader is passed on as it is: a failed write aborts the
-  transaction.
+  carries its batches. It is on at most one stream, which leads to the known leader;
+* a batch that was sent and may be in the log gets UnknownOutcome if it is given up. A batch that
+  was never sent, or certainly not appended, gets the error that prevented it. In a transaction an
+  error of the leader is passed on unchanged, because a failed write aborts the transaction.
 
 Transitions of a lane: *homeless* → (leaders found) → *placed* on an opening or open stream → (the
 stream is lost, or the broker does not lead) → homeless again, after a pause that grows with each
 failure. Unanswered batches of a stream go to the present leader, in their order and with their old
-stamps, by which the leader recognises those that it has. Transitions of a stream: *opening* →
-*open* → gone. Each topic has one stream to each leader.
+stamps, by which the leader detects duplicates. Transitions of a stream: *opening* → *open* →
+closed. Each topic has one stream to each leader.
 
-Order of effects: a doubted route comes before the question for leaders, news of a topic before the
-settlement that it came with, and ``AllSettled`` after everything else.
+Order of effects: ``DoubtRoute`` comes before ``FindLeaders``, ``TopicChanged`` before the
+settlement of the same answer, and ``AllSettled`` after everything else.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ from spark_stream.wire.topic_messages import TopicDescription
 
 TICK_S: Final = 0.25
 STREAMS_KEPT: Final = 256
-"""At this many streams, idle ones end before another one is opened."""
+"""At this number of streams, idle ones are ended before another one is opened."""
 # A batch with one of these errors is sent again, to its leader. It is not in the log, unless the
-# error's details say that it was ``appended``, by a leader that was then replaced.
+# details have ``appended``: it was appended by a leader that was then replaced.
 _NOT_TAKEN: Final = (
     NotLeader,
     LeaderEpochFenced,
@@ -87,7 +86,7 @@ _NOT_TAKEN: Final = (
 
 
 class OpenStream(Struct, frozen=True):
-    """Open a stream of appends; answer with ``stream_opened`` or ``stream_lost``."""
+    """Open a stream of appends. The answer is ``stream_opened`` or ``stream_lost``."""
 
     stream: int
     route: Route
@@ -96,7 +95,7 @@ class OpenStream(Struct, frozen=True):
 
 
 class SendBatch(Struct, frozen=True):
-    """Send a batch on an open stream; forget it if the stream ends."""
+    """Send a batch on an open stream. Drop it if the stream ends."""
 
     stream: int
     batch: Outgoing
@@ -106,13 +105,13 @@ class SendBatch(Struct, frozen=True):
 
 
 class EndStream(Struct, frozen=True):
-    """Send no more on a stream, and ignore what it still delivers."""
+    """End a stream, and ignore its later answers."""
 
     stream: int
 
 
 class BreakStream(Struct, frozen=True):
-    """Cancel a stream at once."""
+    """Cancel a stream."""
 
     stream: int
 
@@ -124,39 +123,39 @@ class SettleBatch(Struct, frozen=True):
     settlement: Settlement
 
 
-class AskLeaders(Struct, frozen=True):
-    """Find the leaders; answer with ``leaders_found`` or ``leaders_failed``."""
+class FindLeaders(Struct, frozen=True):
+    """Find the leaders. The answer is ``leaders_found`` or ``leaders_failed``."""
 
     topic: TopicDescription
     partitions: tuple[int, ...]
 
 
-class AskIdentity(Struct, frozen=True):
-    """Get an identity to write under; answer with ``on_identified`` or ``on_identity_failed``."""
+class GetIdentity(Struct, frozen=True):
+    """Get a producer id. The answer is ``on_identified`` or ``identity_failed``."""
 
 
 class DoubtRoute(Struct, frozen=True):
-    """Doubt a route: its broker refused what it got as the leader of a partition, or was lost."""
+    """Mark a route as suspect: its broker refused to act as the leader, or was lost."""
 
     route: Route
     error: IsologError
 
 
-class NoteTopic(Struct, frozen=True):
-    """Note the topic's changed number of partitions; None means that the topic is gone."""
+class TopicChanged(Struct, frozen=True):
+    """Report a topic's changed number of partitions. None means that the topic was deleted."""
 
     topic: TopicDescription
     partitions: int | None
 
 
 class WakeAt(Struct, frozen=True):
-    """Call ``tick`` at this time, instead of the time in the previous instruction."""
+    """Call ``tick`` at this time, which replaces the time of the previous instruction."""
 
     at: float
 
 
 class AllSettled(Struct, frozen=True):
-    """Everything is settled, and every stream has ended."""
+    """All batches are settled, and all streams have ended."""
 
 
 Instruction = (
@@ -164,28 +163,28 @@ Instruction = (
     | OpenStream
     | EndStream
     | BreakStream
-    | AskLeaders
-    | AskIdentity
+    | FindLeaders
+    | GetIdentity
     | DoubtRoute
     | WakeAt
 )
-Outcome = SettleBatch | NoteTopic | AllSettled
+Outcome = SettleBatch | TopicChanged | AllSettled
 
 
 class ProducerCore:
-    """The core of one producer. ``timeout_s``: the time for a batch; ``call_s``: for a call."""
+    """The core of one producer. ``timeout_s``: the limit for a batch. ``call_s``: for a call."""
 
     def __init__(self, timeout_s: float, call_s: float) -> None:
         self.out: deque[Instruction] = deque()
         self.outcomes: deque[Outcome] = deque()
         self.unsettled = 0
-        """How many batches were submitted and are not settled yet."""
+        """The number of submitted batches that are not settled."""
         self._timeout_s = timeout_s
         self._call_s = call_s
         self.identity: ProducerIdentity | None = None
-        """Who writes; None until it is known."""
+        """The producer id and epoch of new batches. None until they were assigned."""
         self._transactional_id: str | None = None
-        self._is_asking = False  # for an identity
+        self._is_getting_identity = False  # for an identity
         self._identity_error: IsologError | None = None
         self._identity_failures = 0
         self._identity_at = 0.0
@@ -198,7 +197,7 @@ class ProducerCore:
         self._is_closing = False
 
     def goes_at_once(self, topic_id: str, partition: int) -> bool:
-        """Return whether a batch that is submitted now need not wait, as far as is known."""
+        """Return whether a batch that is submitted now is sent without waiting."""
         target = self._targets.get(topic_id)
         placed = None if target is None else target.lanes.get(partition)
         if placed is None or placed.stream is None or not placed.stream.is_open:
@@ -212,11 +211,11 @@ class ProducerCore:
     # -- from callers ---------------------------------------------------------------------------
 
     def topic(self, known: TopicDescription, now: float) -> TopicDescription:
-        """Return the topic whose schema batches must fit, after taking over news from ``known``.
+        """Return the topic whose schema batches must fit, after an update from ``known``.
 
         If the schema was altered, waiting batches are converted to it, and unanswered ones are sent
-        again in it: the leader knows them by their stamps. A stream has one schema, so new ones
-        replace the old.
+        again in it. The leader detects duplicates by their stamps. A stream has one schema, so new
+        streams replace the old ones.
         """
         target = self._targets.get(known.id)
         if target is None:
@@ -238,9 +237,9 @@ class ProducerCore:
         now: float,
         joins: int = 0,
     ) -> None:
-        """Add a batch, to be sent after the earlier ones of its partition.
+        """Add a batch. It is sent after the earlier ones of its partition.
 
-        ``joins``: its bytes, if it may be joined with others to one batch.
+        ``joins``: its bytes, if it may be joined with others, else 0.
         """
         target = self._targets[topic_id]
         placed = target.lanes.get(partition)
@@ -258,25 +257,25 @@ class ProducerCore:
             self._wake(now + TICK_S)
 
     def write_as(self, identity: ProducerIdentity, transactional_id: str | None) -> None:
-        """Write under another identity from now on."""
+        """Write later batches under another identity."""
         self.identity, self._transactional_id = identity, transactional_id
 
     def discard(self, error: IsologError) -> None:
-        """Settle all that is unanswered with the error; later answers are ignored."""
+        """Settle all unanswered batches with the error. Later answers are ignored."""
         for target in self._targets.values():
             for placed in target.lanes.values():
                 for batch in placed.lane.remove_all():
                     self._settle(batch, Unacknowledged(error))
 
     def close(self) -> None:
-        """End the streams once everything is settled.
+        """End the streams when all batches are settled.
 
-        A batch that is submitted at the same moment is still sent; then its stream ends as well.
+        A batch that is submitted at the same moment is still sent, and then its stream ends too.
         """
         self._is_closing = True
         self._finish()
 
-    # -- answers of the outside -----------------------------------------------------------------
+    # -- answers of brokers ---------------------------------------------------------------------
 
     def on_acknowledged(self, number: int, ack: Ack, now: float) -> None:
         """Handle a broker's answer to a batch, on the stream of this number."""
@@ -293,12 +292,12 @@ class ProducerCore:
         if known is not None:
             batch = known.lane.head(ack.number)
             if error and _is_not_taken(error) and not error.details.get("appended"):
-                known.lane.on_refused(ack.number)  # it may be any of the batches in flight
+                known.lane.on_refused(ack.number)  # it may be any batch in flight
         if ack.partitions is not None and ack.partitions != len(target.topic.partitions):
-            self.outcomes.append(NoteTopic(target.topic, ack.partitions))
+            self.outcomes.append(TopicChanged(target.topic, ack.partitions))
         placed = stream.lanes.get(ack.partition)
         if placed is None or batch is None:
-            return  # settled meanwhile, or sent again
+            return  # it was settled or sent again before this answer
         lane = placed.lane
         stream.progress = now
         if error is not None and _is_not_taken(error):
@@ -307,26 +306,26 @@ class ProducerCore:
                 self.out.append(DoubtRoute(placed.route, error))
             self._find(target, now)
             return
-        if isinstance(error, OutOfOrderSequence) and lane.begins_anew(error):
-            lane.anew()
+        if isinstance(error, OutOfOrderSequence) and lane.can_restamp(error):
+            lane.restamp()
         else:
             lane.pop()
             placed.failures, placed.reason = 0, None
             told = error
-            # Records of an unfinished transaction are aborted with it, so the error is true.
+            # Records of an unfinished transaction are aborted with it, so the outcome is certain.
             may_stay = self._transactional_id is None or isinstance(error, InvalidTransaction)
             if error is not None and may_stay and batch.may_be_in_log(error):
                 told = unknown(target.topic.name, batch, error)
             if isinstance(error, UnknownTopic):
-                self.outcomes.append(NoteTopic(target.topic, None))
+                self.outcomes.append(TopicChanged(target.topic, None))
             self._settle(batch, settlement_of(target.topic.name, batch, ack, told))
         route, epoch = placed.route, ack.leader_epoch
         if epoch is not None and route is not None and route.epoch is None:
-            placed.route = replace(route, epoch=epoch)  # only the leader could tell it
+            placed.route = replace(route, epoch=epoch)  # the epoch comes with the first answer
         self._send(placed, now)
 
     def stream_opened(self, number: int, now: float) -> None:
-        """Use a stream that has opened."""
+        """Send batches on a stream that has opened."""
         stream = self._streams.get(number)
         if stream is None:
             return
@@ -335,7 +334,7 @@ class ProducerCore:
             self._send(placed, now)
 
     def stream_lost(self, number: int, error: IsologError, now: float) -> None:
-        """Let the lanes of a stream that ended, or could not be opened, look for leaders again."""
+        """Move the lanes of a lost stream, or of one that could not be opened, to their leaders."""
         stream = self._streams.pop(number, None)
         if stream is None:
             return
@@ -352,10 +351,10 @@ class ProducerCore:
         self._find(target, now)
 
     def leaders_found(self, topic_id: str, routes: Mapping[int, Route | None], now: float) -> None:
-        """Place lanes on streams to the leaders that were asked for; None means no leader."""
+        """Place lanes on streams to the found leaders. None means that there is no leader."""
         target = self._targets[topic_id]
-        asked, target.asked = target.asked or (), None
-        for placed in asked:
+        waiting, target.finding = target.finding or (), None
+        for placed in waiting:
             route = routes.get(placed.partition)
             if not len(placed.lane) or placed.stream is not None:
                 continue
@@ -371,18 +370,18 @@ class ProducerCore:
         self._find(target, now)
 
     def leaders_failed(self, topic_id: str, error: IsologError, now: float) -> None:
-        """Handle the failure to ask for leaders: no broker answered, or none knows the topic."""
+        """Handle the failure of a look-up: no broker answered, or the topic does not exist."""
         target = self._targets[topic_id]
-        asked, target.asked = target.asked or (), None
-        for placed in asked:
+        waiting, target.finding = target.finding or (), None
+        for placed in waiting:
             placed.on_failed(error, now)
         if not _is_passing(error):
             self._clear(target, target.lanes.values(), error)
         self._find(target, now)
 
     def on_identified(self, identity: ProducerIdentity, now: float) -> None:
-        """Take the identity that was asked for."""
-        self._is_asking = False
+        """Use the identity that was requested."""
+        self._is_getting_identity = False
         self._identity_error, self._identity_failures = None, 0
         if self.identity is None:
             self.identity = identity
@@ -392,7 +391,7 @@ class ProducerCore:
 
     def identity_failed(self, error: IsologError, now: float) -> None:
         """Handle the failure to get an identity."""
-        self._is_asking = False
+        self._is_getting_identity = False
         if not _is_passing(error):
             for target in self._targets.values():
                 self._clear(target, target.lanes.values(), error)
@@ -403,9 +402,9 @@ class ProducerCore:
         self._want_identity(now)
 
     def tick(self, now: float) -> None:
-        """Handle what is due: batches whose time is over, silent streams, retries.
+        """Handle expired batches, silent streams and due retries.
 
-        A stream on which nothing was answered in time is ended.
+        A stream without an answer in time is cancelled.
         """
         self._wake_at = None
         for stream in list(self._streams.values()):
@@ -423,7 +422,7 @@ class ProducerCore:
         if self.unsettled:
             self._wake(now + TICK_S)
 
-    # -- the inside -----------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------
 
     def _send(self, placed: PlacedLane, now: float) -> None:
         """Send the batches that the lane may send now."""
@@ -438,7 +437,7 @@ class ProducerCore:
             if batch is None:
                 break
             if not owed:
-                stream.progress = now  # no answer was due for this lane until now
+                stream.progress = now  # until now the lane had no batch in flight
             batch.number = self._next_number
             self._next_number += 1
             self.out.append(SendBatch(stream.number, batch, batch.number, batch.stamp, epoch))
@@ -447,23 +446,23 @@ class ProducerCore:
             self._want_identity(now)
 
     def _want_identity(self, now: float) -> None:
-        if self._is_asking or not self.unsettled:
+        if self._is_getting_identity or not self.unsettled:
             return
         if self._identity_at > now:
             self._wake(self._identity_at)
             return
-        self._is_asking = True
-        self.out.append(AskIdentity())
+        self._is_getting_identity = True
+        self.out.append(GetIdentity())
 
     def _find(self, target: TopicLanes, now: float) -> None:
-        """Ask for the leaders of lanes that have batches and no stream, once they are due."""
-        if target.asked is not None:
-            return  # this is called again with the answer
+        """Look up the leaders of lanes that have batches and no stream, when they are due."""
+        if target.finding is not None:
+            return  # the answer calls this method again
         waiting = [each for each in target.lanes.values() if each.stream is None and len(each.lane)]
         due = [each for each in waiting if each.retry_at <= now]
         if due:
-            target.asked = due
-            self.out.append(AskLeaders(target.topic, tuple(each.partition for each in due)))
+            target.finding = due
+            self.out.append(FindLeaders(target.topic, tuple(each.partition for each in due)))
         elif waiting:
             self._wake(min(each.retry_at for each in waiting))
 
@@ -478,7 +477,7 @@ class ProducerCore:
         return stream
 
     def _end_idle_streams(self) -> None:
-        """End streams that have nothing to send: a connection has a limit for them."""
+        """End idle streams, because a connection has a limit for streams."""
         for stream in list(self._streams.values()):
             if not any(len(each.lane) for each in stream.lanes.values()):
                 for placed in stream.lanes.values():
@@ -491,7 +490,7 @@ class ProducerCore:
         self.stream_lost(stream.number, error, now)
 
     def _take_off(self, placed: PlacedLane, reason: IsologError, now: float) -> None:
-        """Take a lane off its stream: its unanswered batches will be sent again, to its leader."""
+        """Take a lane off its stream. Its unanswered batches are sent again, to its leader."""
         assert placed.stream is not None
         del placed.stream.lanes[placed.partition]
         placed.stream = None
@@ -511,7 +510,7 @@ class ProducerCore:
 
     def _clear(self, target: TopicLanes, lanes: Iterable[PlacedLane], error: IsologError) -> None:
         if isinstance(error, UnknownTopic):
-            self.outcomes.append(NoteTopic(target.topic, None))
+            self.outcomes.append(TopicChanged(target.topic, None))
         for placed in lanes:
             for batch in placed.lane.remove_all():
                 self._give_up(target, batch, error)
@@ -547,9 +546,10 @@ class ProducerCore:
 
 
 def _is_not_taken(error: IsologError) -> bool:
-    """Return whether the batch is sent again, because this or another broker may take it later.
+    """Return whether the batch is sent again, because a leader may accept it later.
 
-    A leader that cannot write hands over to another in-sync replica, if there is one.
+    A leader that cannot write hands its leadership over to another in-sync replica, if there is
+    one.
     """
     if isinstance(error, DiskFull | StorageFailure):
         return bool(error.details.get("others_in_sync"))
@@ -557,5 +557,5 @@ def _is_not_taken(error: IsologError) -> bool:
 
 
 def _is_passing(error: IsologError) -> bool:
-    """Return whether another try may help, because the request itself is not wrong."""
+    """Return whether a retry may help, because the request is valid."""
     return error.retriable or isinstance(error, InternalError)

@@ -1,16 +1,16 @@
-"""The unanswered batches of a partition, their stamps, and the stream that they are on.
+"""Lanes: the unanswered batches of a partition, their stamps and their stream.
 
 Pure: no thread, no I/O.
 
-A batch gets its stamp (producer id, epoch, sequence) when it is first sent and keeps it however
-often it is sent again, so the leader recognises it. Invariants of a lane:
+A batch gets its stamp (producer id, epoch, sequence) when it is first sent, and keeps it in
+retries, so that the leader detects duplicates. Invariants of a lane:
 
 * batches are sent, and answered, in their order;
-* at most ``WINDOW`` are sent and unanswered, because the leader remembers that many of a
-  producer's last batches, and recognises only these when they are sent again;
+* at most ``WINDOW`` batches are sent and unanswered, because the leader remembers this number of a
+  producer's last batches, and detects only duplicates of these;
 * small batches that wait for the window are joined to one batch with one stamp, if none of them can
-  be refused on its own account;
-* a sequence is one more than that of the batch before; each epoch begins at 0;
+  be refused for its content;
+* a sequence is one more than that of the previous batch, and each epoch begins at 0;
 * a batch that was given up without an answer may or may not be in the log. If it is not, its
   sequence is a gap. So the other batches of its epoch are settled first; then the lane continues in
   the next epoch. The leader refuses whatever still arrives in the old epoch.
@@ -51,8 +51,8 @@ from spark_stream.wire.topic_messages import TopicDescription
 class Unacknowledged(Struct, frozen=True):
     """The settlement of a batch that failed.
 
-    ``kept`` acknowledges its first records. It needs an error that refuses the next record: no
-    other error tells which records stay in the log.
+    ``kept`` acknowledges its first records. It needs an error that refuses the next record, because
+    only such an error determines the records that stay in the log.
 
     Raises:
         ValueError: ``kept`` is not exactly the records before the one that ``error`` refuses.
@@ -73,9 +73,9 @@ Settle = Callable[[Settlement], None]
 """Called once for each batch."""
 
 JOINED_BYTES_MAX: Final = 1 << 20
-"""How many bytes joined batches may have together."""
+"""The greatest size of joined batches together."""
 JOINED_WITHIN_S: Final = 1.0
-"""How much later than the deadline of the first of them the others' may be."""
+"""The greatest difference between the deadlines of joined batches."""
 
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
@@ -83,7 +83,7 @@ _HALF: Final = SEQUENCE_MAX // 2
 
 
 class ProducerIdentity(Struct, frozen=True):
-    """Who writes: a producer id and its epoch, outside or inside a transaction."""
+    """A producer id with its epoch, outside or inside a transaction."""
 
     producer_id: int
     epoch: int
@@ -93,9 +93,10 @@ class ProducerIdentity(Struct, frozen=True):
 class Outgoing(Struct):
     """A batch until it is settled. ``deadline`` is on the monotonic clock.
 
-    ``stamp`` is None until it is sent; ``number`` is that of its last sending. ``unanswered``: how
-    often it was sent without an answer; unless 0, it may be in the log. ``joins``: its bytes, if it
-    may be joined with others. ``others``: those that are joined with it, behind its rows.
+    ``stamp`` is None until it is sent. ``number`` is that of its last sending. ``unanswered``: the
+    number of sendings without an answer. Unless it is 0, the batch may be in the log. ``joins``:
+    its bytes, if it may be joined with others. ``others``: the batches joined to it, after its
+    rows.
     """
 
     batch: pa.RecordBatch
@@ -110,7 +111,7 @@ class Outgoing(Struct):
 
     @property
     def rows(self) -> int:
-        """How many records are sent, with those of ``others``."""
+        """The number of records, with those of ``others``."""
         if not self.others:
             return int(self.batch.num_rows)
         return sum(each.num_rows for each in self._batches())
@@ -125,7 +126,7 @@ class Outgoing(Struct):
     def may_be_in_log(self, refusal: IsologError) -> bool:
         """Return whether the batch may be in the log from an earlier sending than the refused one.
 
-        A leader that refuses a record has first looked for the batch in its log.
+        A leader that refuses a record has first checked that the batch is not a duplicate.
         """
         is_judged = "record" in refusal.details
         return isinstance(refusal, OutOfOrderSequence) or (self.unanswered > 1 and not is_judged)
@@ -140,13 +141,13 @@ class Outgoing(Struct):
             rows = each.batch.num_rows
             try:
                 each.settle(share_of(settlement, before, rows))
-            except Exception:  # settle the others all the same
-                logger.exception("%d records could not be settled", rows)
+            except Exception:  # the others are settled too
+                logger.exception("cannot settle %d records", rows)
             before += rows
 
 
 def settlement_of(topic: str, batch: Outgoing, ack: Ack, error: IsologError | None) -> Settlement:
-    """Return a batch's settlement by the leader's answer; ``error``: the one for its caller."""
+    """Return a batch's settlement by the leader's answer. ``error``: the one for its caller."""
     whole, written = isinstance(ack, Acknowledged), None
     if ack.offset is not None and (whole or ack.count):
         rows = batch.rows if whole else ack.count
@@ -162,7 +163,7 @@ def unknown(topic: str, batch: Outgoing, reason: IsologError) -> UnknownOutcome:
     sent = "a record was" if batch.rows == 1 else f"{batch.rows} records were"
     return UnknownOutcome(
         f"{topic}/{batch.partition}: {sent} sent, not acknowledged, and may be in the log;"
-        f" the last try ended with: {reason.message}",
+        f" the last error was: {reason.message}",
         topic=topic,
         partition=batch.partition,
     )
@@ -171,8 +172,8 @@ def unknown(topic: str, batch: Outgoing, reason: IsologError) -> UnknownOutcome:
 def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:
     """Return the share of ``rows`` rows, after ``before`` others, of a joined batch's settlement.
 
-    The client joins only rows that it finds valid. But a setting of the topic may have changed:
-    then the leader refuses one of them, and does not try those behind it.
+    The client joins only rows that it finds valid. But a setting of the topic may have changed.
+    Then the leader refuses one of the rows, and does not try the later ones.
     """
     whole = settlement if isinstance(settlement, Written) else settlement.kept
     written = None
@@ -197,14 +198,14 @@ def share_of(settlement: Settlement, before: int, rows: int) -> Settlement:
     else:
         return Unacknowledged(
             RecordNotAttempted(
-                f"not tried, for a batch that went with it was refused: {error.message}"
+                f"not tried, because a batch that was sent with it was refused: {error.message}"
             )
         )
     return Unacknowledged(type(error)(error.message, hint=error.hint, **details), written)
 
 
 class Lane:
-    """The unanswered batches of a partition, in order; the first ``sent`` are in flight."""
+    """The unanswered batches of a partition, in order. The first ``sent`` are in flight."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -218,7 +219,7 @@ class Lane:
         return len(self._batches)
 
     def add(self, batch: Outgoing) -> None:
-        """Add a batch after the present ones."""
+        """Add a batch at the end."""
         self._batches.append(batch)
 
     def revise(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
@@ -228,10 +229,10 @@ class Lane:
                 each.batch = change(each.batch)
 
     def next(self, identity: ProducerIdentity | None) -> Outgoing | None:
-        """Return the batch to send now, with its stamp; None if there is none, or it has to wait.
+        """Return the batch to send now, with its stamp. None if there is none, or it has to wait.
 
-        ``identity`` is the one that the producer writes under; without it only batches that already
-        have a stamp can be sent.
+        ``identity`` is that of the producer. Without it only batches that already have a stamp can
+        be sent.
         """
         if self.sent == min(len(self._batches), WINDOW):
             return None
@@ -246,9 +247,9 @@ class Lane:
         return batch
 
     def _join(self, batch: Outgoing) -> None:
-        """Join this batch with the small ones that wait behind it.
+        """Join this batch with the small ones that wait after it.
 
-        It has no stamp yet, so those behind it have none: batches are stamped in order.
+        It has no stamp yet, so later ones have none, because batches are stamped in order.
         """
         at = self.sent + 1
         while batch.joins and at < len(self._batches):
@@ -257,57 +258,57 @@ class Lane:
             if not following.joins or size > JOINED_BYTES_MAX:
                 return
             if following.deadline > batch.deadline + JOINED_WITHIN_S:
-                return  # it has more time: it must not be given up with the other
+                return  # it has a later deadline, and must not be given up with the other
             batch.others += [following, *following.others]
             following.others = []
             batch.joins = size
             del self._batches[at]
 
     def used_up(self, identity: ProducerIdentity | None) -> bool:
-        """Return whether the producer needs another identity: this one has no epoch left."""
+        """Return whether the producer needs another id, because this one has no epoch left."""
         if not self._gap or self._used is None or self._used.epoch < EPOCH_MAX:
             return False
         return identity is not None and identity.transaction is None and identity == self._given
 
     def late(self, now: float) -> bool:
-        """Return whether the time of a batch that was sent is over."""
+        """Return whether a batch in flight is past its deadline."""
         return self.sent > 0 and self._batches[0].deadline < now
 
     def head(self, number: int) -> Outgoing | None:
-        """Return the batch that is answered next, if it has this number; else None."""
+        """Return the batch whose answer is next if it has this number, else None."""
         found = self._batches[0] if self.sent else None
         return found if found is not None and found.number == number else None
 
     def on_refused(self, number: int) -> None:
-        """Record that the batch with this number was not taken; it stays in the lane."""
+        """Record that the batch with this number was refused. It stays in the lane for a retry."""
         for batch in self._batches:
             if batch.number == number and batch.unanswered:
                 batch.unanswered -= 1
                 batch.number = -1  # an answer counts once
 
     def pop(self) -> Outgoing:
-        """Remove the first batch, which is answered, and return it."""
+        """Remove the first batch, which was answered, and return it."""
         self.sent -= 1
         return self._batches.popleft()
 
     def on_lost(self) -> None:
-        """Record that the connection is lost: unanswered batches have to be sent again."""
+        """Record that the stream was lost. Unanswered batches have to be sent again."""
         self.sent = 0
 
     def on_not_taken(self) -> None:
-        """Record that the log has nothing of the batches in flight.
+        """Record that no batch in flight is in the log.
 
-        The stream was refused when it was opened, or the topic was deleted with what it had.
+        The stream was refused when it was opened, or the topic was deleted with its records.
         """
         for batch in itertools.islice(self._batches, self.sent):
             batch.unanswered -= 1
 
-    def begins_anew(self, error: OutOfOrderSequence) -> bool:
-        """Return whether the first batch, refused like this, and all behind it may get new stamps.
+    def can_restamp(self, error: OutOfOrderSequence) -> bool:
+        """Return whether the refused first batch, and all later ones, may get new stamps.
 
-        They may if no leader has this batch or can take it. All earlier batches are answered, but
-        the leader waits for the sequence of one that it refused. What was sent to an earlier leader
-        may be in that one's log, and is in the partition's if it leads again.
+        They may if no leader has this batch or can accept it. All earlier batches are answered, but
+        the leader expects the sequence of one that it refused. A batch that was sent to an earlier
+        leader may be in its log, and so in the partition if it leads again.
         """
         stamp = self._batches[0].stamp
         if self._gap or stamp is None or stamp.transaction != NO_TRANSACTION or stamp.sequence == 0:
@@ -315,15 +316,15 @@ class Lane:
         sent_before = (each.unanswered - (at < self.sent) for at, each in enumerate(self._batches))
         return not any(sent_before) and self._ahead(error, stamp.sequence)
 
-    def anew(self) -> None:
-        """Give all batches new stamps, of the next epoch."""
+    def restamp(self) -> None:
+        """Give all batches new stamps in the next epoch."""
         for batch in self._batches:
             batch.stamp, batch.unanswered = None, 0
         self.sent = 0
         self._gap = True
 
     def remove_expired(self, now: float) -> list[Outgoing]:
-        """Remove the batches whose time is over, and return them."""
+        """Remove the batches that are past their deadlines, and return them."""
         found = []
         while self._batches and self._batches[0].deadline < now:
             batch = self._batches.popleft()
@@ -340,7 +341,7 @@ class Lane:
             yield self._batches.popleft()
 
     def _ready_for(self, identity: ProducerIdentity) -> bool:
-        """Return whether a new batch can be stamped; change identity or epoch first if needed."""
+        """Return whether a new batch can be stamped. Change identity or epoch first if needed."""
         if identity == self._given and not (self._gap and identity.transaction is None):
             return True
         if self.sent or self.used_up(identity):
@@ -372,7 +373,7 @@ class Lane:
 class PlacedLane(Struct, eq=False):
     """The lane of a partition, with its stream and route while it is on one.
 
-    ``reason``: why it left its last stream; it looks for another from ``retry_at`` on.
+    ``reason``: the error that ended its last stream. It gets another one from ``retry_at`` on.
     """
 
     partition: int
@@ -384,14 +385,14 @@ class PlacedLane(Struct, eq=False):
     failures: int = 0
 
     def on_failed(self, reason: IsologError, now: float) -> None:
-        """Record a failure; the pause before the next try grows each time."""
+        """Record a failure. The pause before the next try grows each time."""
         self.retry_at = now + pause(self.failures)
         self.failures += 1
         self.reason = reason
 
 
 class LaneStream(Struct, eq=False):
-    """A stream to one broker, for one topic. ``progress``: when it last answered."""
+    """A stream to one broker, for one topic. ``progress``: the time of its last answer."""
 
     number: int
     address: str
@@ -409,14 +410,14 @@ class LaneStream(Struct, eq=False):
 
 
 class TopicLanes(Struct, eq=False):
-    """A topic's lanes and streams. ``asked``: the lanes whose leaders are being asked for."""
+    """A topic's lanes and streams. ``finding``: the lanes whose leaders are being looked up."""
 
     topic: TopicDescription
     lanes: dict[int, PlacedLane] = field(default_factory=dict)
     streams: dict[str, LaneStream] = field(default_factory=dict)  # by address
-    asked: list[PlacedLane] | None = None
+    finding: list[PlacedLane] | None = None
 
 
 def pause(failures: int) -> float:
-    """Return how long to wait after this many failures in a row, in seconds."""
+    """Return the pause after this number of consecutive failures, in seconds."""
     return min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2.0 ** min(failures, 10))

@@ -1,9 +1,9 @@
-"""Carries out the instructions of a producer's core, and tells it what happens.
+"""The producer's loop: it carries out the instructions of the core, and reports events to it.
 
 A producer has no thread. Instructions are carried out without a lock, by one thread at a time, in
-their order; a thread that comes meanwhile leaves its instructions to that one. None of them blocks:
-calls that wait for a broker (to connect, to find leaders, to get an identity) run on the few
-threads of ``connecting.calls``. The process's loop delivers acknowledgements, and wakes the core.
+their order. Other threads leave their instructions to that thread. Instructions do not block: calls
+that wait for a broker (to connect, to find leaders, to get a producer id) run on the few threads of
+``connecting.threads``. The process's loop delivers acknowledgements, and wakes the core.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from spark_stream.client.connecting.threads import call_elsewhere
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.writing.core import (
     AllSettled,
-    AskIdentity,
-    AskLeaders,
     BreakStream,
     DoubtRoute,
     EndStream,
+    FindLeaders,
+    GetIdentity,
     Instruction,
-    NoteTopic,
     OpenStream,
     Outcome,
     ProducerCore,
     SendBatch,
     SettleBatch,
+    TopicChanged,
     WakeAt,
 )
 from spark_stream.client.writing.lanes import Outgoing, ProducerIdentity
@@ -61,11 +61,11 @@ logger = logger_of(__name__)
 
 Ts = TypeVarTuple("Ts")
 
-_CALL_S: Final = 5.0  # then the next call runs; the core tries again
+_CALL_S: Final = 5.0  # then the next call runs, and the core retries
 
 
 class Settings(Struct, frozen=True):
-    """How a producer sends; see :class:`~spark_stream.client.writing.producer.Producer`."""
+    """The settings of a :class:`~spark_stream.client.writing.producer.Producer`."""
 
     isolation: Isolation
     linger_s: float
@@ -75,9 +75,9 @@ class Settings(Struct, frozen=True):
 
 
 class ProducerLoop:
-    """The shell of one producer. ``lock`` guards the core; the caller uses it too.
+    """The shell of one producer's core. ``lock`` guards the core. The caller uses it too.
 
-    ``finished`` is called when all is settled after a
+    ``finished`` is called when all batches are settled after a
     :meth:`~spark_stream.client.writing.core.ProducerCore.close`.
     """
 
@@ -101,9 +101,9 @@ class ProducerLoop:
         self._carrying_out = False
         self._is_abandoned = False
         self.recovered: BaseException | None = None
-        """The last exception that interrupted an instruction, which is carried out again."""
+        """The last exception that interrupted an instruction, which is then retried."""
         self.used_io_loop: Loop | None = None
-        """The process's loop; None until something needs it."""
+        """The process's loop. None until its first use."""
 
     @property
     def io_loop(self) -> Loop:
@@ -127,8 +127,8 @@ class ProducerLoop:
         for outcome in outcomes:
             try:
                 self._report(outcome)
-            except Exception:  # of one batch: settle the others all the same
-                logger.exception("an outcome could not be reported: %r", outcome)
+            except Exception:  # of one batch: the others are settled too
+                logger.exception("cannot report an outcome: %r", outcome)
         if core.out:
             self.carry_out()
 
@@ -136,15 +136,15 @@ class ProducerLoop:
         match outcome:
             case SettleBatch():
                 outcome.batch.settle_all(outcome.settlement)
-            case NoteTopic(partitions=None):
-                self._topics.forget(outcome.topic.name)
-            case NoteTopic(topic=topic, partitions=int() as count):
-                self._topics.outgrown(topic, count)
+            case TopicChanged(partitions=None):
+                self._topics.drop(outcome.topic.name)
+            case TopicChanged(topic=topic, partitions=int() as count):
+                self._topics.drop_if_grown(topic, count)
             case AllSettled():
                 self._finished()
 
     def carry_out(self) -> None:
-        """Carry out the core's instructions, unless another thread is doing so."""
+        """Carry out the core's instructions, unless another thread does so already."""
         core = self.core
         while core.out and not self._is_abandoned:
             with self._lock:
@@ -155,7 +155,7 @@ class ProducerLoop:
             while instruction is not None:
                 try:
                     self._do(instruction)
-                except ReentrantCall:  # the caller has interrupted a command of the connection
+                except ReentrantCall:  # the caller has interrupted a call of the connection
                     with self._lock:
                         core.out.appendleft(instruction)
                         self._carrying_out = False
@@ -171,7 +171,7 @@ class ProducerLoop:
                     if stream is not None:
                         stream.break_off()
                     if isinstance(error, Exception):
-                        logger.exception("an instruction could not be carried out: %r", instruction)
+                        logger.exception("cannot carry out an instruction: %r", instruction)
                         break
                     self.io_loop.call_soon(self.carry_out)  # the caller was interrupted
                     self.recovered = error
@@ -181,7 +181,7 @@ class ProducerLoop:
                     self._carrying_out = instruction is not None
 
     def abandon(self) -> None:
-        """End all streams, and carry out nothing more."""
+        """Cancel all streams, and ignore later instructions."""
         self._is_abandoned = True
         streams = list(self._streams.values())
         self._streams.clear()
@@ -189,14 +189,14 @@ class ProducerLoop:
             each.break_off()
 
     def _undo(self, instruction: Instruction, error: BaseException) -> None:
-        """Tell the core that an instruction failed, so that it tries again; under the lock."""
+        """Report a failed instruction to the core, which retries it. The caller holds the lock."""
         failure, now = InternalError(f"{type(error).__name__}: {error}"), time.monotonic()
         match instruction:
             case SendBatch() | OpenStream():
                 self.core.stream_lost(instruction.stream, failure, now)
-            case AskLeaders():
+            case FindLeaders():
                 self.core.leaders_failed(instruction.topic.id, failure, now)
-            case AskIdentity():
+            case GetIdentity():
                 self.core.identity_failed(failure, now)
             case _:
                 pass
@@ -220,11 +220,11 @@ class ProducerLoop:
                 self._timer = self.io_loop.call_later(delay_s, self._tick)
             case OpenStream():
                 self._open_stream(instruction)
-            case AskLeaders():
-                if not self._tell_leaders(instruction):
-                    self._call(self._ask_leaders, instruction)
-            case AskIdentity():
-                self._call(self._ask_identity)
+            case FindLeaders():
+                if not self._pass_known_leaders(instruction):
+                    self._call(self._find_leaders, instruction)
+            case GetIdentity():
+                self._call(self._get_identity)
             case DoubtRoute():
                 self._topics.router.on_failed(instruction.route, instruction.error)
             case EndStream():
@@ -291,32 +291,32 @@ class ProducerLoop:
         self._streams.pop(stream, None)
         self.event(self.core.stream_lost, stream, error, time.monotonic())
 
-    # -- what may wait for a broker -------------------------------------------------------------
+    # -- calls that may wait for a broker -------------------------------------------------------
 
     def _call(self, call: Callable[[*Ts], None], *arguments: *Ts) -> None:
         call_elsewhere(("ask", id(self._connection)), call, *arguments)
 
     def _check_wanted(self) -> None:
-        """Raise BrokerUnavailable if all that waited for the answer was given up meanwhile."""
+        """Raise BrokerUnavailable if no batch waits for the answer any more."""
         if not self.core.unsettled:
-            raise BrokerUnavailable("no broker was asked: nothing waits for it any more")
+            raise BrokerUnavailable("no broker was called: no batch is waiting any more")
 
-    def _routes(self, asked: AskLeaders) -> dict[int, Route | None]:
+    def _routes(self, asked: FindLeaders) -> dict[int, Route | None]:
         known, topic = self._topics.router.known, asked.topic
         return {each: known(topic.name, topic.id, each) for each in asked.partitions}
 
-    def _tell_leaders(self, asked: AskLeaders) -> bool:
-        """Pass the leaders to the core if all are known; return whether they are."""
+    def _pass_known_leaders(self, asked: FindLeaders) -> bool:
+        """Pass the leaders to the core if all are cached. Return whether they are."""
         routes = self._routes(asked)
         if None in routes.values():
             return False
         self.event(self.core.leaders_found, asked.topic.id, routes, time.monotonic())
         return True
 
-    def _ask_leaders(self, asked: AskLeaders) -> None:
+    def _find_leaders(self, asked: FindLeaders) -> None:
         topic = asked.topic
         try:
-            if self._tell_leaders(asked):  # another producer asked meanwhile
+            if self._pass_known_leaders(asked):  # another producer has looked them up
                 return
             self._check_wanted()
             self._topics.router.refresh(topic.name, topic.id, self._call_s)
@@ -326,7 +326,7 @@ class ProducerLoop:
         else:
             self.event(self.core.leaders_found, topic.id, routes, time.monotonic())
 
-    def _ask_identity(self) -> None:
+    def _get_identity(self) -> None:
         try:
             self._check_wanted()
             self._connection.connect(self._call_s)  # fails fast if no broker answers
@@ -342,8 +342,8 @@ def _failure(error: Exception) -> IsologError:
     return error if isinstance(error, IsologError) else InternalError(repr(error))
 
 
-# How much earlier than the client the leader gives up a batch, so that its answer, which has the
-# offsets, arrives in time; but at most 1 / _ANSWER_PART of the timeout.
+# The leader gives up a batch this much earlier than the client, so that its answer, which has the
+# offsets, arrives in time. It is at most 1 / _ANSWER_PART of the timeout.
 _ANSWER_MS: Final = 1000
 _ANSWER_PART: Final = 5
 _CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have in flight
@@ -353,8 +353,8 @@ class AppendStream:
     """A stream of appends to one topic. Call :meth:`start` first.
 
     ``answered`` and ``ended`` are called with its ``number`` on the loop's thread, and must not
-    block. ``ended`` is not called for a stream that was ended or broken off from here. Any thread
-    may send; none waits.
+    block. ``ended`` is not called for a stream that this side ended or cancelled. Any thread may
+    send, without a wait.
     """
 
     def __init__(
@@ -365,21 +365,21 @@ class AppendStream:
         ended: Callable[[int, IsologError], None],
     ) -> None:
         self._number = number
-        self._shared = shared  # the connection lives as long as this refers to it
+        self._shared = shared  # this reference keeps the connection open
         self._answered = answered
         self._ended = ended
         self._lock = new_lock()
         self._unsent: deque[tuple[bytes, Outgoing]] = deque()  # waiting for credit
         self._first: memoryview | None = None  # the first of them, serialized
         self._is_over = False
-        self._taken = 0  # bytes of answers whose credit was not given back yet
+        self._taken = 0  # bytes of answers whose credit is not returned yet
         self._stream: Stream | None = None
 
     def start(self, topic: TopicDescription, request: AppendTo) -> None:
-        """Open the stream, without waiting for the broker. Call this once, before anything else.
+        """Open the stream without waiting for the broker. Call this once, before other methods.
 
         Raises:
-            BrokerUnavailable, RequestTimeout: the connection takes no new stream now.
+            BrokerUnavailable, RequestTimeout: The connection cannot open a new stream now.
         """
         channel, header = self._shared.channel, _as_sent(request).to_bytes()
         try:
@@ -393,7 +393,7 @@ class AppendStream:
         return self._handle
 
     def send(self, envelope: bytes, batch: Outgoing) -> None:
-        """Send a batch as soon as there is credit for it; drop it once the stream has ended."""
+        """Send a batch when there is credit for it. Drop it if the stream has ended."""
         with self._lock:
             if self._unsent or not self._send(envelope, batch):
                 self._unsent.append((envelope, batch))
@@ -408,14 +408,14 @@ class AppendStream:
         return True
 
     def end(self) -> None:
-        """End the stream: send and report nothing more."""
+        """End the stream. Send and report nothing more."""
         assert self._stream is not None
         self._is_over = True
         with suppress(StreamOver):
             self._stream.send(b"", end=True)
 
     def break_off(self) -> None:
-        """Cancel the stream, and report nothing more."""
+        """Cancel the stream. Report nothing more."""
         assert self._stream is not None
         self._is_over = True
         self._stream.cancel()
@@ -450,7 +450,7 @@ class AppendStream:
             where = self._shared.channel.address
             assert self._stream is not None
             self._stream.cancel()
-            self._over(InternalError(f"{where} sends an invalid answer: {error.message}"))
+            self._over(InternalError(f"invalid answer from broker {where}: {error.message}"))
         else:
             if not self._is_over:
                 self._answered(self._number, ack)

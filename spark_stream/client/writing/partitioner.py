@@ -1,4 +1,4 @@
-"""The partition of each record by its key, for whole columns at once, and the split of a batch.
+"""The partition of each record by its key, for whole columns, and the split of a batch.
 
 The partition is that of Kafka's default partitioner, so that migrated jobs keep their partitions:
 ``partition = (murmur2(key) & 0x7fffffff) % partitions``, with murmur2 (32 bit, seed 0x9747b28c) as
@@ -45,7 +45,7 @@ _M: Final = np.uint32(0x5BD1E995)
 _R: Final = np.uint32(24)
 _WORD: Final = np.dtype("<u4")
 _BLOCK_ROWS: Final = 8192  # intermediate results stay in the processor's cache
-_CHUNK_WORDS: Final = 16  # words of a key that are gathered at once
+_CHUNK_WORDS: Final = 16  # words of a key that are gathered together
 _KEY_ROWS: Final = 1 << 16  # bounds the memory for the bytes of keys
 _BINARY: Final = pa.binary()
 
@@ -58,7 +58,7 @@ Part = tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]
 def partitions_by(
     batch: pa.RecordBatch, columns: Sequence[str], partitions: int, keyless: int
 ) -> npt.NDArray[np.int32]:
-    """Return the partition of each record by its key columns; ``keyless`` for one without a key."""
+    """Return each record's partition by its key columns, ``keyless`` without a key."""
     found = np.empty(batch.num_rows, np.int32)
     for first in range(0, batch.num_rows, _KEY_ROWS):
         keys = key_bytes(batch.slice(first, _KEY_ROWS), columns)
@@ -67,7 +67,7 @@ def partitions_by(
 
 
 def has_keys(batch: pa.RecordBatch, columns: Sequence[str]) -> bool:
-    """Return whether any record of the batch has a key; missing columns count as null."""
+    """Return whether any record of the batch has a key. Missing columns count as null."""
     found = (path_of(batch.schema, name) for name in columns)
     there = [_values_at(batch, path) for path in found if path is not None]
     return any(column.null_count < len(column) for column in there)
@@ -93,13 +93,13 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _values_at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
-    """Return the values of a column, or of a field in it: null where an enclosing struct is."""
+    """Return the values of a column or of a field in it, null where an enclosing struct is null."""
     values = batch.column(path[0])
     return pc.struct_field(values, list(path[1:])) if len(path) > 1 else values
 
 
 def _delimited(column: pa.Array) -> pa.Array:
-    """Return the bytes of each value, nulls included, in a form that shows where they end."""
+    """Return the bytes of each value, nulls included, in a self-delimiting form."""
     values = _bytes_of(column)
     prefix = [b"\1"]
     if _is_bytes(column.type):
@@ -148,7 +148,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def partitions_of(keys: pa.Array, partitions: int, keyless: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each record; those with a null key all go to ``keyless``."""
+    """Return the partition of each record. Those with a null key go to ``keyless``."""
     if keys.null_count == len(keys):
         return np.full(len(keys), keyless, np.int32)
     hashes = murmur2(keys)
@@ -159,9 +159,9 @@ def partitions_of(keys: pa.Array, partitions: int, keyless: int) -> npt.NDArray[
 
 
 def split(batch: pa.RecordBatch, places: npt.NDArray[np.int32]) -> Iterator[Part]:
-    """Split the batch by partition; the rows of each part keep their order.
+    """Split the batch by partition. The rows of each part keep their order.
 
-    The rows are sorted once, and each part is a slice of that: it keeps the memory of all.
+    The rows are sorted once. Each part is a slice, which keeps the memory of all rows.
     """
     first, last = int(places.min()), int(places.max())
     if first == last:
@@ -176,14 +176,14 @@ def split(batch: pa.RecordBatch, places: npt.NDArray[np.int32]) -> Iterator[Part
 
 
 def _narrowed(places: npt.NDArray[np.int32], first: int, last: int) -> npt.NDArray[np.integer]:
-    """Return the places in 8 or 16 bits, in the same order, if they fit: NumPy sorts these fast."""
+    """Return the places as 8 or 16 bits if they fit, which NumPy sorts faster."""
     if last - first >= 1 << 16:
         return places
     return (places - first).astype(np.min_scalar_type(last - first))
 
 
 def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Return the batch's rows in this order; columns of nulls alone are not reordered."""
+    """Return the batch's rows in this order. Columns with only nulls are not reordered."""
     # Not pa.array(order): it imports pandas.
     rows = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
     columns = [
@@ -194,7 +194,7 @@ def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatc
 
 
 def murmur2(keys: pa.Array) -> Hashes:
-    """Return murmur2 of each key, shape (rows,); ``keys`` is a binary or string array.
+    """Return murmur2 of each key, shape (rows,). ``keys`` is a binary or string array.
 
     The hash of a null is meaningless.
     """
@@ -241,7 +241,7 @@ def _mix_matrix(hashes: Hashes, data: pa.Buffer, start: int, length: int) -> Non
 
 
 def _mix_any(hashes: Hashes, data: pa.Buffer, offsets: Offsets, lengths: Offsets) -> None:
-    """Mix in the bytes of keys of any lengths; rows drop out as their keys end."""
+    """Mix in the bytes of keys of any lengths. Rows drop out when their keys end."""
     first, end = int(offsets[0]), int(offsets[-1])
     copied = np.zeros(end - first + 4 * _CHUNK_WORDS, np.uint8)  # each key is read to a chunk's end
     copied[: end - first] = np.frombuffer(data, np.uint8, end - first, first)

@@ -1,7 +1,7 @@
-"""Write records: one by one (``send``, which gathers batches) or as Arrow batches (``append``).
+"""The producer: it writes records (``send``, which gathers batches) or Arrow batches (``append``).
 
-Every batch carries its producer's id and its place in the producer's order, so it can be sent again
-when an answer is lost, and is still in the log only once.
+Every batch has its producer's id and a sequence number, so a retry after a lost answer is
+idempotent: the batch is in the log once.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ _RECORD_FIXED_BYTES: Final = 8  # the timestamp
 
 
 class Positioned(Protocol):
-    """A consumer with a name or in a group, as far as a transaction needs it for its position."""
+    """A consumer with a name or a group, whose position a transaction can store."""
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
-        """Return its position by partition, or raise InvalidOption: no name, or another log."""
+        """Return its position by partition. Raise InvalidOption without a name."""
 
     def check_owner(self) -> None:
         """Raise ConsumerFenced if another consumer has taken over the name."""
 
     def owner(self) -> dict[str, str]:
-        """Return ``{name: instance}``: who must own the name for the position to be stored."""
+        """Return ``{name: instance}``, the required owner of the name when positions are stored."""
 
     def note_committed(self, places: Iterable[PositionOf]) -> None:
-        """Note that these positions are stored."""
+        """Record that these positions are stored."""
 
 
 class Producer(ProcessBound):
@@ -198,13 +198,13 @@ class Producer(ProcessBound):
 
     @property
     def timeout_s(self) -> float:
-        """How long a caller waits for room, and a write for its acknowledgement."""
+        """The limit for a wait for room, and for an acknowledgement, in seconds."""
         return self._timeout_s
 
     def takes_at_once(self, topic: str, size: int) -> bool:
         """Return whether :meth:`send` would not wait with ``size`` bytes and without a partition.
 
-        So it is if the topic is known, the record is not too large, and there is room for it.
+        This is so if the topic is cached, the record is not too large, and there is room for it.
         """
         size += _RECORD_FIXED_BYTES
         if not (self._topics.is_known(topic) and self._sender.buffer.has_room(size)):
@@ -287,7 +287,7 @@ class Producer(ProcessBound):
         return now, fitted_to(one_batch(batch, now.schema), now)
 
     def _checked(self, topic: str, partition: int | None, size: int) -> TopicDescription:
-        """Return the topic, if it accepts such a record."""
+        """Return the topic if it accepts such a record."""
         known = self._topics.known(topic)
         if not is_default(known.schema):
             raise SchemaMismatch(
@@ -310,7 +310,7 @@ class Producer(ProcessBound):
         return known
 
     def _having(self, known: TopicDescription, partition: int) -> TopicDescription:
-        """Return the topic, which has this partition, or raise UnknownPartition."""
+        """Return the topic if it has this partition, or raise UnknownPartition."""
         try:
             check_partition(known, partition)
         except UnknownPartition:
@@ -357,7 +357,7 @@ class Producer(ProcessBound):
         self._sender.flush(timeout)
 
     def close(self) -> None:
-        """Flush, then close the streams; raise what :meth:`flush` raises.
+        """Flush, then close the streams. Raise the errors of :meth:`flush`.
 
         This does nothing in a forked child, whose parent sends the records, and after the end of
         the program, which has sent them.
@@ -371,7 +371,7 @@ class Producer(ProcessBound):
             self.flush()
         finally:
             self._sender.close()
-        self.flush()  # what other threads sent meanwhile; from now on they cannot
+        self.flush()  # records that other threads have sent during the first flush
 
     def __enter__(self) -> Self:
         return self
@@ -391,8 +391,8 @@ class Producer(ProcessBound):
 
 def _not_transactional(call: str) -> InvalidTransaction:
     return InvalidTransaction(
-        f"{call}() of a producer without a transactional id",
-        hint="Make it with log.producer(transactional_id=...).",
+        f"{call}() needs a producer with a transactional id",
+        hint="Create it with log.producer(transactional_id=...).",
     )
 
 

@@ -1,16 +1,15 @@
-"""A producer's futures: settled by the thread that reads the acknowledgements.
+"""A producer's futures, settled by the thread that reads the acknowledgements.
 
-That thread must never wait for a user's callback: the callback may itself wait for room that only
-the next acknowledgement frees. So callbacks run on a thread of their own, in the order of the
-futures.
+This thread must never wait for a user's callback, because the callback may wait for room that only
+the next acknowledgement frees. So callbacks run on a separate thread, in the order of the futures.
 
-A failure is reported once: by the future, to the caller that takes its result or its exception, or
-else by the producer's next flush. A callback that does not read its future's error, or
-``concurrent.futures.wait``, does not count as reporting it.
+A failure is reported once: by the future, when a caller reads its result or its exception, or else
+by the producer's next flush. ``concurrent.futures.wait``, or a callback that does not read its
+future's error, does not count as a report.
 
 Records that are sent one by one are batched. A loop that sends makes a future for each record, and
 most are dropped unused. So a :class:`RecordPromise` holds only its record's row in the batch until
-it is first used; then it becomes a complete future. A whole part of the rows is settled at once: a
+it is first used, and then becomes a complete future. All rows of a part are settled together. A
 future that is used later finds its outcome by the row, and only futures that were used before are
 settled one by one.
 """
@@ -43,7 +42,7 @@ from spark_stream.transport.lifetime import (
 logger = logger_of(__name__)
 
 CALLBACKS: Final = CallPool(1, "isolog-callbacks")
-"""Calls the callbacks of futures. Its thread starts with the first callback."""
+"""The thread that calls the callbacks of futures. It starts with the first callback."""
 
 _FAILURES_KEPT: Final = 1024
 _SETTLED: Final = ("CANCELLED_AND_NOTIFIED", "FINISHED")
@@ -55,7 +54,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class Unreported(Protocol):
-    """A failure, of one future or several, until their holders have taken the error."""
+    """A failure of one or several futures, until the error was read from them."""
 
     @property
     def error(self) -> IsologError:
@@ -63,18 +62,18 @@ class Unreported(Protocol):
 
     @property
     def is_reported(self) -> bool:
-        """Whether all holders have taken the error."""
+        """Whether the error was read from all futures."""
 
     @property
     def holder(self) -> Callable[[], object | None]:
-        """A reference that returns None once no holder is left."""
+        """A weak reference to the futures' holder."""
 
 
-class Told(Protocol):
+class ReportableFailure(Protocol):
     """The failure of one future."""
 
     def mark_reported(self) -> None:
-        """Note that the error was taken from the future."""
+        """Record that the error was read from the future."""
 
 
 class Failure(Struct, eq=False):
@@ -89,12 +88,12 @@ class Failure(Struct, eq=False):
 
 
 class Failures:
-    """The failed writes of a producer that were not reported yet, in order."""
+    """The unreported failures of a producer, in order."""
 
     def __init__(self, lifetime: Lifetime | None = None) -> None:
         self.lifetime = lifetime or present_lifetime()
         self.lock = new_lock()
-        """Guards the failures, and the outcomes of the producer's batches."""
+        """The lock of the failures, and of the outcomes of the producer's batches."""
         self._kept: list[Unreported] = []
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
@@ -108,8 +107,8 @@ class Failures:
             if len(self._kept) >= self._tidy_at:
                 self._tidy()
 
-    def tell(self) -> None:
-        """Raise the first unreported error, if any; all count as reported then."""
+    def raise_first(self) -> None:
+        """Raise the first unreported error, if any. All failures then count as reported."""
         with self.lock:
             kept, self._kept = self._kept, []
         for failure in kept:
@@ -117,13 +116,13 @@ class Failures:
                 raise failure.error
 
     def forget(self) -> None:
-        """Forget the failures so far, unreported."""
+        """Drop the failures so far, unreported."""
         with self.lock:
             self._kept = []
             self.first = None
 
     def _tidy(self) -> None:
-        """Drop the failures of futures that are no longer held, except the first."""
+        """Drop the failures of collected futures, except the first."""
         # Each holder is checked once: it may disappear at any time.
         unreported = [(each, each.holder() is None) for each in self._kept if not each.is_reported]
         first = next((each for each, is_dropped in unreported if is_dropped), None)
@@ -134,7 +133,7 @@ class Failures:
 class Promise(ProcessBound, Future[Written]):
     """A future whose callbacks do not run on the thread that settles it."""
 
-    _failure: Told | None = None
+    _failure: ReportableFailure | None = None
 
     def __init__(self, failures: Failures) -> None:
         super().__init__()
@@ -145,10 +144,10 @@ class Promise(ProcessBound, Future[Written]):
         return self._failures.lifetime
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error as any future does; then no flush raises it again.
+        """Return the error, as any future does. Then no flush raises it again.
 
         Raises:
-            ForkedClient: it is not settled, and its producer belongs to the parent of this process.
+            ForkedClient: It is not settled, and its producer belongs to the parent of this process.
         """
         if self._state not in _SETTLED:  # without a lock, which a thread of the parent may hold
             self._lifetime.check()
@@ -159,12 +158,12 @@ class Promise(ProcessBound, Future[Written]):
         return error
 
     def result(self, timeout: float | None = None) -> Written:
-        """Return the result, or raise the error, as any future does; no flush raises it again."""
+        """Return the result or raise the error, as any future does. No flush raises it again."""
         self.exception(timeout)
         return super().result(timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
-        """Add a callback as for any future; it may wait, and may call the producer."""
+        """Add a callback, as for any future. It may wait, and may call the producer."""
         CALLBACKS.keep_thread()
         super().add_done_callback(lambda _: CALLBACKS.add(None, self._call, fn))
 
@@ -172,18 +171,18 @@ class Promise(ProcessBound, Future[Written]):
         try:
             fn(self)
         except Exception:
-            logger.exception("a callback of %r failed", self)
+            logger.exception("callback of %r failed", self)
 
     def settle(self, outcome: Written | IsologError) -> None:
-        """Set the result or the error; do nothing if the caller cancelled the future."""
+        """Set the result or the error, unless the caller cancelled the future."""
         failure = None
         if isinstance(outcome, IsologError):
             failure = Failure(outcome, weakref.ref(self))
             self._failures.note(failure)
         self.fulfil(outcome, failure)
 
-    def fulfil(self, outcome: Written | IsologError, failure: Told | None) -> None:
-        """Set the outcome as :meth:`settle` does, for a failure that was already noted."""
+    def fulfil(self, outcome: Written | IsologError, failure: ReportableFailure | None) -> None:
+        """Set the outcome as :meth:`settle` does, for a failure that was recorded already."""
         self._failure = failure
         if not self.set_running_or_notify_cancel():
             return
@@ -194,10 +193,10 @@ class Promise(ProcessBound, Future[Written]):
 
 
 class Gathering:
-    """One promise for a batch that is spread over partitions by its keys; it fails if a part does.
+    """The promise of a batch whose keys spread it over partitions. It fails if a part fails.
 
-    Then the error's ``kept`` counts the acknowledged records of all parts; its ``offset`` is of the
-    part that failed.
+    Then the error's ``kept`` is the number of acknowledged records of all parts, and its ``offset``
+    is that of the part that failed.
     """
 
     def __init__(self, parts: int, failures: Failures) -> None:
@@ -208,7 +207,7 @@ class Gathering:
         self._settlements: list[tuple[int, Settlement]] = []
 
     def settle(self, first: int, settlement: Settlement) -> None:
-        """Settle a part; ``first`` is the row of its first record in the batch."""
+        """Settle a part. ``first`` is the row of its first record in the batch."""
         if self._parts == 1:
             self.promise.settle(settlement if isinstance(settlement, Written) else settlement.error)
             return
@@ -251,14 +250,14 @@ class RecordPromise(Promise):
         return self._outcomes.lifetime
 
     def __getattr__(self, name: str) -> Any:
-        """Become a complete future, when an attribute that is not there yet is first used."""
+        """Become a complete future on the first use of a missing attribute."""
         if name not in _MADE_LATER:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         self._outcomes.watch(self)
         return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Written:
-        """Return the result as any future does; do not become complete if the record is written."""
+        """Return the result, as any future does. If the record is written, stay incomplete."""
         if _MADE_LAST not in self.__dict__:
             written = self._outcomes.written(self.row)
             if written is not None:
@@ -267,7 +266,7 @@ class RecordPromise(Promise):
 
 
 class Outcomes:
-    """The outcomes of the rows of a batch, for any thread."""
+    """The outcomes of the rows of a batch. Thread-safe."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
@@ -278,11 +277,11 @@ class Outcomes:
         self._settled: dict[int, _Part] = {}  # by number
         self._parts = 1
         self._given_up: Failure | None = None  # of the rows that are not settled
-        self._part_of: Rows | None = None  # the part of each row; None: there is one part
+        self._part_of: Rows | None = None  # the part of each row, None for a single part
         self._places: Rows | None = None  # the place of each row in its part
 
     def spread(self, parts: Sequence[Rows]) -> None:
-        """Split the rows into parts that are settled separately; call it before any is settled."""
+        """Split the rows into parts that are settled separately, before any is settled."""
         rows = sum(len(part) for part in parts)
         part_of, places = np.empty(rows, np.int64), np.empty(rows, np.int64)
         for number, part in enumerate(parts):
@@ -295,7 +294,7 @@ class Outcomes:
                 self._watched.setdefault(self._place_of(promise.row)[0], []).append(promise)
 
     def settle(self, number: int, rows: int, settlement: Settlement) -> None:
-        """Settle the part of this number, which has ``rows`` rows."""
+        """Settle the part with this number, which has ``rows`` rows."""
         if isinstance(settlement, Written):
             assert settlement.count == rows, settlement
             part = _Part(settlement)
@@ -326,7 +325,7 @@ class Outcomes:
             promise.fulfil(error, failure)
 
     def watch(self, promise: RecordPromise) -> None:
-        """Make a used promise a complete future, and settle it if its row is settled."""
+        """Make a promise a complete future, and settle it if its row is settled."""
         with self._lock:
             if _MADE_LAST in promise.__dict__:
                 return  # another thread was faster
@@ -338,15 +337,15 @@ class Outcomes:
             promise.fulfil(*outcome)
 
     def written(self, row: int) -> Written | None:
-        """Return where the row is in the log; None if it is not settled, or failed."""
+        """Return the acknowledgement of the row. None if it is not settled, or failed."""
         number, place = self._place_of(row)
         part = self._settled.get(number)
         if part is None or part.written is None or place >= part.written.count:
             return None
         return replace(part.written, offset=part.written.offset + place, count=1)
 
-    def _outcome(self, row: int) -> tuple[Written | IsologError, Told | None] | None:
-        """Return the row's outcome; None if it is not settled."""
+    def _outcome(self, row: int) -> tuple[Written | IsologError, ReportableFailure | None] | None:
+        """Return the row's outcome. None if it is not settled."""
         written = self.written(row)
         if written is not None:
             return written, None
@@ -359,21 +358,21 @@ class Outcomes:
         return failed.error, failed
 
     def _place_of(self, row: int) -> tuple[int, int]:
-        """Return the number of the row's part, and its place in that."""
+        """Return the number of the row's part, and its place in the part."""
         if self._part_of is None or self._places is None:
             return 0, row
         return int(self._part_of[row]), int(self._places[row])
 
 
 class _Part(Struct):
-    """A settled part: its first rows are ``written``, and the others failed."""
+    """A settled part. Its first rows are ``written``, and the others failed."""
 
     written: Written | None
     failure: FailedRows | None = None
 
 
 class FailedRows:
-    """Rows that failed together; ``holder`` refers to what their futures hold."""
+    """Rows that failed together. ``holder`` refers to the outcomes that their futures hold."""
 
     def __init__(self, error: IsologError, rows: int, holder: weakref.ref[Outcomes]) -> None:
         self.holder = holder
@@ -382,19 +381,19 @@ class FailedRows:
 
     @property
     def is_reported(self) -> bool:
-        """Whether callers have taken the errors of all rows."""
+        """Whether the errors of all rows were read."""
         return bool(self._reported.all())
 
     @property
     def error(self) -> IsologError:
-        """The error of the first row whose error was not taken."""
+        """The error of the first row whose error was not read."""
         return self.error_of(int(np.argmin(self._reported)))
 
     def error_of(self, row: int) -> IsologError:
-        """Return the error of a row; if the first one alone was refused, others were not tried."""
+        """Return the error of a row. If only the first one was refused, others were not tried."""
         if row and self._error.details.get("record") is not None:
             return RecordNotAttempted(
-                f"not tried, for an earlier one was refused: {self._error.message}"
+                f"not tried, because an earlier record was refused: {self._error.message}"
             )
         return self._error
 
@@ -411,5 +410,5 @@ class FailedRow:
         self.error = failure.error_of(row)
 
     def mark_reported(self) -> None:
-        """Note that the error was taken from this row's future."""
+        """Record that the error was read from this row's future."""
         self._failure.mark_reported(self._row)

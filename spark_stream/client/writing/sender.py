@@ -1,15 +1,16 @@
-"""Gathers what a producer takes into batches, passes them to the core, and settles them.
+"""The sender: it gathers records to batches, passes them to the core, and settles them.
 
 Memory is bounded: unsettled records count against ``buffer_bytes``, and a caller that is faster
-than the broker waits (``buffer``). Records of one partition stay in the order of the calls.
+than the broker waits (backpressure, in ``buffer``). Records of one partition stay in the order of
+the calls.
 
-Threads: a producer has none. Callers send from their own thread what can be sent at once. The
-process's loop sends what has waited for its linger, for an acknowledgement or for credit, and
-settles. So no caller waits for a broker, except for room, and in ``flush``.
+Threads: a producer has none. Callers send records from their thread if this needs no wait. The
+process's loop sends records that have waited for their linger, for an acknowledgement or for
+credit, and settles batches. So no caller waits for a broker, except for room, and in ``flush``.
 
 Locks, in the order in which they are taken: ``_order`` is held while records are passed to the
-core, so that none overtakes another; ``_lock`` guards everything else, and is never held for long.
-Instructions of the core are carried out (``loop``) without either.
+core, so that they stay in order. ``_lock`` guards everything else, and is never held for long.
+Instructions of the core are carried out (``loop``) without both.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
 
-# A batch counts as at least 1 / _LEAST_PART of the buffer: a loop that appends tiny ones then
-# waits for acknowledgements, rather than pile up more than can be sent in time.
+# A batch counts as at least 1 / _LEAST_PART of the buffer. So a loop that appends tiny batches
+# waits for acknowledgements, and does not queue more than can be sent in time.
 _LEAST_PART: Final = 512
-# At most 1 / _GRAB of the buffer is reserved in advance for records that are still to come.
+# At most 1 / _GRAB of the buffer is reserved in advance for later records.
 _GRAB: Final = 64
 _GRAB_FIRST_BYTES: Final = 4 << 10
 _new: Final = object.__new__
@@ -105,7 +106,7 @@ class _RecordsPart(Struct, frozen=True):
     buffer: Buffer
 
     def settle(self, settlement: Settlement) -> None:
-        """Settle the part; each of its records has a promise of its own."""
+        """Settle the part and the future of each of its records."""
         try:
             self.outcomes.settle(self.number, self.rows, settlement)
         finally:
@@ -113,7 +114,7 @@ class _RecordsPart(Struct, frozen=True):
 
 
 class Sender:
-    """Sends for one producer."""
+    """The sender of one producer."""
 
     def __init__(
         self,
@@ -147,25 +148,25 @@ class Sender:
         self._inside: dict[int, FrameType] = {}  # the callers of `_whole`, by thread
         self._changing: set[int] = set()  # the threads in `_change`
         self._put_back: BaseException | None = None
-        """The last exception that interrupted a hand-over, whose records are still pending."""
+        """The last exception that interrupted a hand-over. Its records are still pending."""
         self._holds_lock = self._lock._is_owned  # type: ignore[attr-defined]
         watch_section(self)
         in_child_while_used(self._leave_parent)
         at_end_while_used(self._end_with_program)
 
     def _leave_parent(self) -> None:
-        """Take nothing more in a forked child: the records so far are the parent's to send."""
+        """Refuse new records in a forked child. The parent sends the earlier ones."""
         self._pending.clear()
         self._open.clear()
         self.buffer.close(self._lifetime.refusal())
 
     @property
     def identity(self) -> ProducerIdentity | None:
-        """The identity that writes; None until it is known."""
+        """The producer id and epoch. None until they were assigned."""
         return self._core.identity
 
     def write_as(self, identity: ProducerIdentity, transactional_id: str | None) -> None:
-        """Write under another identity from now on."""
+        """Write later batches under another identity."""
         with self._lock:
             self._core.write_as(identity, transactional_id)
 
@@ -178,9 +179,9 @@ class Sender:
     def join(
         self, topic: str, key: bytes | None, value: bytes | None, partition: int | None, size: int
     ) -> RecordPromise | None:
-        """Take a record of ``size`` bytes, to go with the waiting ones of its topic.
+        """Add a record of ``size`` bytes to the waiting ones of its topic.
 
-        Return None, without taking it, if no records wait or it needs :meth:`send`.
+        Return None, without adding it, if no records wait or it needs :meth:`send`.
         """
         if self._holds_lock():
             check_not_inside(self._lock)
@@ -193,7 +194,7 @@ class Sender:
             pending.left -= size
             if partition is not None:
                 return pending.add(key, value, partition)
-            # This is `add`, inlined: it is called for every record.
+            # `add` is inlined here, because this runs for every record.
             values = pending.values
             promise: RecordPromise = _new(RecordPromise)
             promise._outcomes, promise.row = pending.outcomes, len(values)
@@ -216,15 +217,15 @@ class Sender:
         partition: int | None,
         size: int,
     ) -> RecordPromise:
-        """Take a record; ``timestamp`` in microseconds, ``size`` in bytes.
+        """Take a record. ``timestamp`` is in microseconds, ``size`` in bytes.
 
-        Nagle's rule: if nothing is unsettled a record is sent at once, from this thread; otherwise
-        records gather. So a lone record is fast, and a flood makes batches.
+        Nagle's rule: if no batch is unsettled, a record is sent immediately, from this thread.
+        Otherwise records gather. So a single record is fast, and a flood makes batches.
 
         Raises:
-            BufferFull: no room in time.
-            InvalidRequest: the producer is closed.
-            ReentrantCall: the caller has interrupted this producer.
+            BufferFull: There was no room in time.
+            InvalidRequest: The producer is closed.
+            ReentrantCall: The caller has interrupted this producer.
         """
         self._check_may_take(size)
         with self._whole():
@@ -263,7 +264,7 @@ class Sender:
         return promise
 
     def _let_join(self, pending: Pending, topic: str) -> None:
-        """Let records join while there is room; the caller holds the lock."""
+        """Open a batch to more records while there is room. The caller holds the lock."""
         most = min(
             self._settings.batch_bytes - pending.size,
             self._settings.buffer_bytes // _GRAB,
@@ -279,9 +280,9 @@ class Sender:
         """Take a batch of ``size`` bytes, split by partition.
 
         Raises:
-            BufferFull: no room in time.
-            InvalidRequest: the producer is closed.
-            ReentrantCall: the caller has interrupted this producer.
+            BufferFull: There was no room in time.
+            InvalidRequest: The producer is closed.
+            ReentrantCall: The caller has interrupted this producer.
         """
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
@@ -319,7 +320,7 @@ class Sender:
         """Return a settled future for a rejected batch or a batch without rows.
 
         Raises:
-            ForkedClient: the producer belongs to the parent of this process.
+            ForkedClient: The producer belongs to the parent of this process.
         """
         self._lifetime.check()
         future = Promise(self.failures)
@@ -329,18 +330,18 @@ class Sender:
     # -- ending ---------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None) -> None:
-        """Wait until everything taken before is settled; raise the first unreported error among it.
+        """Wait until all earlier records are settled. Raise their first unreported error.
 
         Raises:
-            TimeoutError: not all was settled within ``timeout`` seconds.
-            ForkedClient: the producer belongs to the parent of this process.
+            TimeoutError: Records are unsettled after ``timeout`` seconds.
+            ForkedClient: The producer belongs to the parent of this process.
         """
         self._lifetime.check()
         self.buffer.await_settled(self._lifetime.seconds_left(timeout))
-        self.failures.tell()
+        self.failures.raise_first()
 
     def discard(self, error: IsologError) -> None:
-        """Settle all unsettled records with the error; they may be in the log."""
+        """Settle all unsettled records with the error. They may be in the log."""
         check_not_inside(self)
         with self._whole(), self._change(), self._order:
             with self._lock:
@@ -354,30 +355,30 @@ class Sender:
             self._loop.event(self._core.discard, error)
 
     def close(self) -> None:
-        """Take nothing more; the streams end once everything is settled."""
+        """Refuse new records. The streams end when all batches are settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
         with self._whole(), self._change():
             self._loop.event(self._core.close)
 
     def _end_with_program(self) -> None:
-        """Send what was taken, in the time that is left, and fail the rest."""
+        """Send the pending records in the remaining time, and fail the rest."""
         refusal = InterpreterEnding("the program ended before this was acknowledged")
         if self.buffer.closed is None or self.buffer.outstanding:
             try:
                 self.flush(None)
             except (IsologError, TimeoutError) as error:
-                logger.warning("a program ended without close(), and a write failed: %s", error)
+                logger.warning("program ended without close(); a write failed: %s", error)
         self.buffer.close(refusal)
         self.discard(refusal)
         CALLBACKS.await_idle(self._lifetime.seconds_left())
 
     def drop(self) -> None:
-        """Send what was taken, then close; for a producer that was dropped.
+        """Send the pending records of a producer that was collected, and close it.
 
-        Garbage collection runs on any thread, with any locks held: so the loop does this.
+        Garbage collection runs on any thread, with any locks held, so the loop does this.
         """
         loop = self._loop.used_io_loop
-        if loop is not None and not self._lifetime.is_over:  # else nothing was taken here
+        if loop is not None and not self._lifetime.is_over:  # else there are no records to send
             loop.call_soon(self._close_dropped)
 
     def _close_dropped(self) -> None:
@@ -388,11 +389,9 @@ class Sender:
     def _on_finished(self) -> None:
         if self._dropped:
             try:
-                self.failures.tell()
+                self.failures.raise_first()
             except IsologError as error:
-                logger.warning(
-                    "a producer was dropped without close(), and a write failed: %s", error
-                )
+                logger.warning("producer collected without close(); a write failed: %s", error)
 
     # -- interrupts -----------------------------------------------------------------------------
 
@@ -408,7 +407,7 @@ class Sender:
     def _is_inside(self) -> bool:
         """Return whether the calling thread is in :meth:`_whole`, in a call that has not ended.
 
-        An exception of a signal handler can end the call before the end of the block is noted.
+        An exception of a signal handler can end the call before the end of the block is recorded.
         """
         ident = get_ident()
         caller = self._inside.get(ident)
@@ -423,9 +422,9 @@ class Sender:
 
     @contextmanager
     def _change(self, *, puts_back: bool = False) -> Iterator[None]:
-        """Mark a block that an exception of a signal handler leaves half done.
+        """Mark a block that an exception of a signal handler leaves incomplete.
 
-        ``puts_back``: an interrupted hand-over of pending records leaves nothing half done.
+        ``puts_back``: an interrupted hand-over returns its records, and so is not incomplete.
         """
         ident = get_ident()
         is_outermost = ident not in self._changing
@@ -449,7 +448,7 @@ class Sender:
     def _whole(self) -> Iterator[None]:
         """Continue on the loop if an exception of a signal handler interrupts the block.
 
-        If it leaves a change half done, the producer is given up.
+        If it leaves a change incomplete, the producer fails all its records.
         """
         ident = get_ident()
         is_outermost = not self._is_inside()
@@ -468,7 +467,7 @@ class Sender:
                 self._inside.pop(ident, None)
 
     def _give_up(self) -> None:
-        """Fail all unsettled records, which may be in the log, and take nothing more."""
+        """Fail all unsettled records, which may be in the log, and refuse new ones."""
         what = "an exception of a signal handler interrupted the producer while it sent"
         self.buffer.close(InvalidRequest(what, hint="Make a new one."))
         self._loop.abandon()
@@ -482,7 +481,7 @@ class Sender:
     # -- gathering ------------------------------------------------------------------------------
 
     def _gathering(self, known: TopicDescription) -> Pending:
-        """Return the batch for the topic's next record: none grows far above ``batch_bytes``."""
+        """Return the batch for the topic's next record, which has less than ``batch_bytes``."""
         waiting = self._pending.setdefault(known.name, [])
         if waiting:
             of, pending = waiting[-1]
@@ -496,7 +495,7 @@ class Sender:
         return pending
 
     def _seal(self, pending: Pending) -> None:
-        """Close a batch to more records, and give back unused room; the caller holds the lock."""
+        """Close a batch to more records, and give back unused room. The caller holds the lock."""
         self.buffer.settle_up(pending.left, len(pending.values) - pending.counted)
         pending.room, pending.left, pending.counted = pending.size, 0, len(pending.values)
         if pending.timer is not None:
@@ -513,12 +512,12 @@ class Sender:
             self._loop.carry_out()
 
     def _send_if_waiting(self, topic: str, pending: Pending) -> None:
-        """Send a topic's records if this batch still waits; on the loop's thread."""
+        """Send a topic's records if this batch still waits. Runs on the loop's thread."""
         if any(each is pending for _, each in self._pending.get(topic, ())):
             self._send_waiting(topic)
 
     def _hand_over(self, topic: str) -> None:
-        """Pass the topic's waiting records to the core; the caller holds ``_order``."""
+        """Pass the topic's waiting records to the core. The caller holds ``_order``."""
         with self._lock:
             waiting = self._pending.pop(topic, ())
             self._open.pop(topic, None)

@@ -1,11 +1,10 @@
-"""A producer whose writes become visible together or never.
+"""The producer of transactions: its writes become visible together or never.
 
 One transaction at a time. Invariants: a commit is requested only after every write of the
-transaction was acknowledged; a failed write turns the commit into an abort. The broker's decision
+transaction was acknowledged. A failed write turns the commit into an abort. The broker's decision
 is passed on: after :class:`TransactionAborted` another transaction can begin, after
 :class:`ProducerFenced` every call raises it. An error that leaves the decision unknown (no broker
-answered) leaves the transaction as it is: the same call can be repeated, and gets the answer that
-was lost.
+answered) leaves the transaction unchanged: a retry of the call gets the answer that was lost.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ Ts = TypeVarTuple("Ts")
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
-# Errors after which a transaction is over; any other leaves it as it is.
+# Errors after which a transaction has ended. Any other leaves it unchanged.
 _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
 
@@ -219,7 +218,7 @@ class TransactionalProducer(Producer):
                     refusal = self._refusal(failure)
                     self._give_up(branch)
                     raise (self._fenced or refusal).again() from failure
-                # From here on only the broker knows whether it is committed.
+                # After this only the broker has the outcome.
                 self._committing = True
             try:
                 self._call(self._committed, branch)
@@ -307,7 +306,7 @@ class TransactionalProducer(Producer):
             raise self._fenced.again()
 
     def _opened(self, asked: str) -> Branch:
-        """Return the open transaction, which ``asked`` needs."""
+        """Return the open transaction. Raise InvalidTransaction if there is none for ``asked``."""
         self._check_usable()
         if self._branch is None:
             raise InvalidTransaction(
@@ -320,8 +319,8 @@ class TransactionalProducer(Producer):
         self._opened(asked)
         if self._committing:
             raise InvalidTransaction(
-                f"{asked}: {self._named()} was asked to commit, and no broker has answered",
-                hint="Call commit_transaction() again to learn the outcome.",
+                f"{asked}: the outcome of the commit of {self._named()} is unknown",
+                hint="Call commit_transaction() again to get the outcome.",
             )
 
     def _take_over(self) -> None:
@@ -331,7 +330,7 @@ class TransactionalProducer(Producer):
     def _begin(self) -> Branch:
         try:
             return self._connection.call(BeginTransaction.of(**self._own, after=self._last))
-        except UnknownTransaction:  # the id was unused for so long that the broker forgot it
+        except UnknownTransaction:  # the broker has deleted the id, which was unused for long
             self._take_over()
             return self._connection.call(BeginTransaction.of(**self._own, after=self._last))
 
@@ -348,7 +347,7 @@ class TransactionalProducer(Producer):
         )
 
     def _settle(self) -> IsologError | None:
-        """Wait for all acknowledgements; return the first failure among them, or None."""
+        """Wait for all acknowledgements. Return the first failure, or None."""
         try:
             self.flush()
         except IsologError as error:
@@ -356,7 +355,7 @@ class TransactionalProducer(Producer):
         return self._sender.failures.first
 
     def _call(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Call the broker; an error that tells the decision ends the transaction here too."""
+        """Call the broker. An error that has the decision ends the transaction here too."""
         try:
             return call(*arguments)
         except ProducerFenced as error:
@@ -390,12 +389,12 @@ class TransactionalProducer(Producer):
         self._over(branch)
 
     def _give_up(self, branch: Branch) -> None:
-        """Abort. Without an answer the transaction times out: it can no longer be committed."""
+        """Abort. Without an answer the transaction times out, and cannot be committed any more."""
         try:
             self._abort(branch)
         except IsologError as error:
             if self._branch is not None:
-                logger.warning("%s is not aborted yet: %s", self._named(), error)
+                logger.warning("cannot abort %s: %s", self._named(), error)
 
     def _abandon(self) -> None:
         """Abort the open transaction, unless it belongs to the parent of this process."""
@@ -418,7 +417,7 @@ class TransactionalProducer(Producer):
                 self._deciding.release()
 
     def _refusal(self, failure: IsologError | None) -> IsologError:
-        """Return what a commit raises after this failure of a write."""
+        """Return the error of a commit after this failure of a write."""
         if isinstance(failure, ProducerFenced):
             self._fenced = failure
         if isinstance(failure, ProducerFenced | TransactionAborted):

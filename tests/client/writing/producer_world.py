@@ -32,16 +32,16 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.core import (
     TICK_S,
     AllSettled,
-    AskIdentity,
-    AskLeaders,
     BreakStream,
     DoubtRoute,
     EndStream,
-    NoteTopic,
+    FindLeaders,
+    GetIdentity,
     OpenStream,
     ProducerCore,
     SendBatch,
     SettleBatch,
+    TopicChanged,
     WakeAt,
 )
 from spark_stream.client.writing.lanes import (
@@ -166,7 +166,7 @@ class World:
         self.submitted: list[Submitted] = []
         self.wires: dict[int, Wire] = {}
         self.late: list[tuple[str, Sent]] = []  # of streams that are gone
-        self.questions: deque[AskLeaders | AskIdentity] = deque()
+        self.questions: deque[FindLeaders | GetIdentity] = deque()
         self.wake_at: float | None = None
         self.epoch = epoch
         self.identities = 0
@@ -219,7 +219,7 @@ class World:
                 self.wires[opened.stream] = Wire(opened.route.address)
             case EndStream() | BreakStream() as ended:
                 self._drop(ended.stream)
-            case AskLeaders() | AskIdentity() as question:
+            case FindLeaders() | GetIdentity() as question:
                 self.questions.append(question)
             case WakeAt() as wake:
                 self.wake_at = wake.at
@@ -232,7 +232,7 @@ class World:
         if not self.questions:
             return
         question, roll = self.questions.popleft(), self.chance.random()
-        if isinstance(question, AskIdentity):
+        if isinstance(question, GetIdentity):
             if roll < 0.2:
                 error = self._failure(Unauthenticated("nobody"))
                 self.core.identity_failed(error, self.now)
@@ -421,7 +421,7 @@ class World:
                 case SettleBatch() as settled:
                     assert not self.finished
                     settled.batch.settle_all(settled.settlement)
-                case NoteTopic() as news:
+                case TopicChanged() as news:
                     assert news.partitions is None, "the topic has as many partitions as ever"
                 case AllSettled():
                     self.finished += 1

@@ -92,7 +92,7 @@ def settle_twice(self: ProducerCore, *arguments: Any) -> None:
 
 
 def begin_anew_in_the_same_epoch(lane: Lane) -> None:
-    anew(lane)
+    restamp(lane)
     lane._gap, lane._sequence = False, 0
 
 
@@ -105,7 +105,7 @@ def forget_those_that_joined(outgoing: Outgoing, settlement: lanes.Settlement) -
     outgoing.settle(settlement)
 
 
-settle, anew = ProducerCore._settle, Lane.anew
+settle, restamp = ProducerCore._settle, Lane.restamp
 
 
 def give_up_for_sure(self: ProducerCore, _: Any, batch: Outgoing, reason: IsologError) -> None:
@@ -138,7 +138,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
         property(lambda _: 0, lambda *_: None),
     ),
     "after the last epoch comes none": (Lane, "used_up", lambda *_: False),
-    "a new beginning is in the old epoch": (Lane, "anew", begin_anew_in_the_same_epoch),
+    "a new beginning is in the old epoch": (Lane, "restamp", begin_anew_in_the_same_epoch),
     "only the first of those that went together is settled": (
         Outgoing,
         "settle_all",
@@ -171,7 +171,7 @@ FOUND = {
 
 @pytest.mark.parametrize("name", BUGS)
 @pytest.mark.parametrize(
-    "first", [FOUND, pytest.param({}, marks=pytest.mark.full)], ids=["recorded", "anew"]
+    "first", [FOUND, pytest.param({}, marks=pytest.mark.full)], ids=["recorded", "new"]
 )
 def test_a_planted_bug_is_found(name, first, monkeypatch):
     where, attribute, replacement = BUGS[name]
@@ -185,7 +185,7 @@ def test_an_identity_is_asked_for_once():
     world = World(0)
     for _ in range(5):
         world.submit()
-    asked = [each for each in world.core.out if isinstance(each, core.AskIdentity)]
+    asked = [each for each in world.core.out if isinstance(each, core.GetIdentity)]
     assert len(asked) == 1
     world.core.on_identified(ProducerIdentity(1, 0), world.now)
     assert world.core.identity == ProducerIdentity(1, 0)

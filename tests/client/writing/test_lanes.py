@@ -145,8 +145,8 @@ def test_a_refusal_that_was_forgotten_makes_the_rest_begin_anew():
     lane = lane_of(4)
     stamps = sent(lane)
     lane.pop()
-    assert lane.begins_anew(refused(stamps[1].sequence, 0))
-    lane.anew()
+    assert lane.can_restamp(refused(stamps[1].sequence, 0))
+    lane.restamp()
     assert sequences(sent(lane)) == [(1, 0), (1, 1), (1, 2)]
 
 
@@ -154,23 +154,23 @@ def test_it_does_not_where_the_batch_may_be_in_the_log():
     lane = lane_of(2)
     lane.add(outgoing(2, deadline=9.0))
     sent(lane)
-    assert not lane.begins_anew(refused(0, 0))
+    assert not lane.can_restamp(refused(0, 0))
     lane.pop()
-    assert not lane.begins_anew(refused(1, 5))  # the leader has taken it already
+    assert not lane.can_restamp(refused(1, 5))  # the leader has taken it already
     lane.remove_expired(2.0)
     lane.on_lost()
     sent(lane)
-    assert not lane.begins_anew(refused(2, 1))  # the one before it may still arrive
+    assert not lane.can_restamp(refused(2, 1))  # the one before it may still arrive
 
 
-def test_nothing_begins_anew_that_an_earlier_leader_may_have():
+def test_nothing_can_restamp_that_an_earlier_leader_may_have():
     """It may lead again, with its log: then a batch with another stamp would be there twice."""
     lane = lane_of(3)
     sent(lane)
     lane.on_lost()  # its answers: what it has appended is known only to itself
     stamps = sent(lane)
     lane.pop()  # the new leader has refused it, and the one after the next has forgotten that
-    assert not lane.begins_anew(refused(stamps[1].sequence, 0))
+    assert not lane.can_restamp(refused(stamps[1].sequence, 0))
 
 
 def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
@@ -192,13 +192,13 @@ def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
     assert first.unanswered == 0
 
 
-def test_in_a_transaction_nothing_begins_anew():
+def test_in_a_transaction_nothing_can_restamp():
     lane = lane_of(3)
     mine = ProducerIdentity(7, 3, transaction=11)
     stamps = sent(lane, mine)
     assert [stamp.transaction for stamp in stamps] == [11] * 3
     lane.pop()
-    assert not lane.begins_anew(refused(1, 0))
+    assert not lane.can_restamp(refused(1, 0))
     lane.add(outgoing(4, deadline=9.0))
     lane.remove_expired(2.0)
     assert sequences(sent(lane, mine)) == [(3, 3)]
@@ -261,8 +261,8 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
                 acknowledged.append(value)
             return
         error = refused(stamp.sequence, verdict.expected)
-        if verdict.wrong is not producers.Wrong.FENCED and lane.begins_anew(error):
-            lane.anew()
+        if verdict.wrong is not producers.Wrong.FENCED and lane.can_restamp(error):
+            lane.restamp()
         else:
             lane.pop()
             unknown.add(value)

@@ -22,7 +22,7 @@ def test_what_the_caller_has_taken_is_told():
     assert failed(failures, "a").exception().message == "a"
     with pytest.raises(BrokerUnavailable, match="b"):
         failed(failures, "b").result()
-    failures.tell()
+    failures.raise_first()
 
 
 def test_what_nobody_looked_at_is_told_once():
@@ -30,8 +30,8 @@ def test_what_nobody_looked_at_is_told_once():
     looked, _other, _third = (failed(failures, name) for name in "abc")
     looked.exception()
     with pytest.raises(BrokerUnavailable, match="b"):
-        failures.tell()
-    failures.tell()
+        failures.raise_first()
+    failures.raise_first()
 
 
 def test_waiting_for_a_future_and_being_called_back_take_nothing():
@@ -40,7 +40,7 @@ def test_waiting_for_a_future_and_being_called_back_take_nothing():
     wait([promise])
     promise.add_done_callback(lambda future: future.done())
     with pytest.raises(BrokerUnavailable):
-        failures.tell()
+        failures.raise_first()
 
 
 def test_a_look_that_comes_too_early_takes_nothing():
@@ -50,7 +50,7 @@ def test_a_look_that_comes_too_early_takes_nothing():
         promise.exception(0)
     promise.settle(RecordTooLarge("x"))
     with pytest.raises(RecordTooLarge):
-        failures.tell()
+        failures.raise_first()
 
 
 def test_the_first_failure_is_known_though_it_was_told():
@@ -60,7 +60,7 @@ def test_the_first_failure_is_known_though_it_was_told():
     assert failures.first.message == "a"
     failures.forget()
     assert failures.first is None
-    failures.tell()
+    failures.raise_first()
 
 
 def test_failures_that_nobody_holds_take_no_room():
@@ -73,7 +73,7 @@ def test_failures_that_nobody_holds_take_no_room():
     for each in held:
         each.exception()
     with pytest.raises(BrokerUnavailable, match="dropped"):
-        failures.tell()
+        failures.raise_first()
 
 
 def test_any_number_of_failures_can_be_taken():
@@ -81,7 +81,7 @@ def test_any_number_of_failures_can_be_taken():
     held = [failed(failures, "held") for _ in range(5_000)]
     for each in held:
         each.exception()
-    failures.tell()
+    failures.raise_first()
 
 
 def test_futures_may_be_dropped_while_their_failures_are_tidied_up():
@@ -92,4 +92,4 @@ def test_futures_may_be_dropped_while_their_failures_are_tidied_up():
         failure = Failure(BrokerUnavailable("dropped"), lambda holders=holders: next(holders, None))
         failures.note(failure)
     with pytest.raises(BrokerUnavailable, match="dropped"):
-        failures.tell()
+        failures.raise_first()

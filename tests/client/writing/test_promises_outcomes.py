@@ -119,8 +119,8 @@ def test_the_first_failure_that_nobody_took_is_told():
     with pytest.raises(InvalidRecord):
         early.result(0)
     with pytest.raises(RecordNotAttempted):
-        failures.tell()
-    failures.tell()
+        failures.raise_first()
+    failures.raise_first()
 
 
 def test_a_failure_that_all_have_taken_is_told():
@@ -128,7 +128,7 @@ def test_a_failure_that_all_have_taken_is_told():
     outcomes, promises = sent(2, failures)
     outcomes.settle(0, 2, gone())
     assert [each.exception(0).message for each in promises] == ["gone", "gone"]
-    failures.tell()
+    failures.raise_first()
 
 
 def test_failures_that_nobody_holds_take_no_room():
@@ -140,7 +140,7 @@ def test_failures_that_nobody_holds_take_no_room():
     gc.collect()
     assert sum(1 for each in gc.get_objects() if isinstance(each, BrokerUnavailable)) < 4_000
     with pytest.raises(BrokerUnavailable):
-        failures.tell()
+        failures.raise_first()
 
 
 @pytest.mark.parametrize("rows", [1, 50])

@@ -145,14 +145,14 @@ def test_a_password_is_compared_once_for_many_connections(
 ):
     """To compare one costs a broker 60 ms; the session that it gives for it costs nothing."""
     told = []
-    tell = SharedChannel._tell
+    tell = SharedChannel._authenticate
 
     def listen(self: SharedChannel, credential: Authenticate, timeout_s: float) -> Authenticated:
         told.append(credential.password is not None)
         return tell(self, credential, timeout_s)
 
     admin.add_user("carol", PASSWORD)
-    monkeypatch.setattr(SharedChannel, "_tell", listen)
+    monkeypatch.setattr(SharedChannel, "_authenticate", listen)
     for _ in range(3):
         with as_(asking, "carol") as log:
             assert log.status().principal == "carol"
@@ -469,7 +469,7 @@ def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
     file.write_text(first.token)
     monkeypatch.setattr(link, "_RENEWED_AT", 0.002)
     monkeypatch.setattr(link, "_RETRY_S", 0.2)
-    tell, failures = SharedChannel._tell, [BrokerUnavailable("a moment of nothing")]
+    tell, failures = SharedChannel._authenticate, [BrokerUnavailable("a moment of nothing")]
     told: list[str | None] = []
 
     def fail_once(self: SharedChannel, credential: Authenticate, timeout_s: float) -> Authenticated:
@@ -479,7 +479,7 @@ def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
         told.append(credential.token)
         return answer
 
-    monkeypatch.setattr(SharedChannel, "_tell", fail_once)
+    monkeypatch.setattr(SharedChannel, "_authenticate", fail_once)
     with isolog.connect(asking.address, token_file=file, timeout=10) as log:
         assert log.status().principal == "root"
         assert set(told) == {first.token}
@@ -487,7 +487,7 @@ def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
         eventually(lambda: renewed.token in told)
         assert not failures
         monkeypatch.setattr(
-            SharedChannel, "_tell", lambda *_: pytest.fail("the credential was sent again")
+            SharedChannel, "_authenticate", lambda *_: pytest.fail("the credential was sent again")
         )
         admin.revoke_token(first.id)
         assert log.status().principal == "root"

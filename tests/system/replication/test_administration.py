@@ -207,7 +207,7 @@ def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, t
         with pytest.raises(IsologError, match=named):
             log.create_topic(topic, schema=NUMBERS, assignment=assignment)
     for numbers_ in ({"partitions": 3}, {"replication_factor": 3}):
-        with pytest.raises(InvalidAssignment, match="and 3 was asked for"):
+        with pytest.raises(InvalidAssignment, match="and 3 was requested"):
             log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2"]], **numbers_)
     with pytest.raises(InvalidConfig):
         log.create_topic(topic, 1, 3, schema=NUMBERS, config={"min.insync.replicas": 0})
