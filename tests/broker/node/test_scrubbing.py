@@ -153,7 +153,7 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
     scrub.look()
     assert scrub.last.damaged == 0
     assert a.replica("t").log.end == b.partition("t").log.end
-    assert "they are lost" not in caplog.text
+    assert "are lost" not in caplog.text
     assert not replicas.need_to_leave(member(a))
     assert replicas.left_replicas == []
 
