@@ -1,4 +1,4 @@
-"""``python -m bench``: everything, or parts; a table on standard output, JSON in bench/results."""
+"""``python -m bench``: all parts, or some. A table is printed, JSON is written to bench/results."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions", "idle")
 
 
 def main() -> None:
-    """Measures the parts asked for, alone or in turns with another commit; or next to Kafka."""
+    """Measure the given parts, alone, in turns with another commit, or against Kafka."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if sys.argv[1:2] == ["kafka"]:
-        from bench.kafka import command  # needs more than is installed for the rest
+        from bench.kafka import command  # needs more packages than the rest
 
         command.main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all of them")
-    parser.add_argument("--dir", type=Path, help="where the logs go (default: a temporary place)")
+    parser.add_argument("--dir", type=Path, help="directory of the logs (default: a temporary one)")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of Spark measurements")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each native rate")
     parser.add_argument("--gibibytes", type=float, default=10.0, help="of log, for the memory")
@@ -88,7 +88,7 @@ def _measure(
     results: Results,
     begin: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs the parts against an embedded broker in a temporary directory."""
+    """Run the parts against an embedded broker in a temporary directory."""
     with tempfile.TemporaryDirectory(dir=given.dir, prefix="isolog-bench-") as folder:
         place = Path(folder)
         with isolog.connect(path=place / "log") as log:
@@ -107,7 +107,7 @@ def _measure(
                 if "partitions" in parts:
                     partitions_bench.run(place / "many", results, given.idle)
                 if "replication" in parts:
-                    from bench import replication_bench  # needs what the tests need
+                    from bench import replication_bench  # needs the packages of the tests
 
                     replication_bench.run(place / "replication", results, given.idle)
                 if "cluster" in parts:
@@ -115,11 +115,11 @@ def _measure(
 
                     cluster_bench.run(results, given.seconds, given.idle)
                 if "quotas" in parts:
-                    from bench import quota_bench  # needs what the tests need
+                    from bench import quota_bench  # needs the packages of the tests
 
                     quota_bench.run(place / "quotas", results)
                 if "access" in parts:
-                    from bench import access_bench  # earlier commits ask nobody who calls
+                    from bench import access_bench  # earlier commits have no authentication
 
                     access_bench.run(place / "access", results, given.seconds)
                 if "counting" in parts:

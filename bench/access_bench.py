@@ -1,7 +1,7 @@
-"""What protection costs: TLS, and a broker that asks who calls, next to one that does neither.
+"""The cost of protection: TLS and authentication, next to a broker without them.
 
-The brokers run side by side, and are measured in turns; a single call to one is followed by a call
-to another, so whatever else the machine does meets all of them alike.
+The brokers run side by side, and are measured in turns. A single call to one is followed by a call
+to another, so other load of the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def run(place: Path, results: Results, seconds: float) -> None:
             return stack.enter_context(_broker(one.schema, conf, options, rules))
 
         _rates(results, start({}, {}), start(tls, trusting), seconds / TURNS)
-        stack.close()  # what has carried gigabytes is slower
+        stack.close()  # a connection that has carried gigabytes is slower
         plain = start({}, {})
-        peers = {"cert": cert, "key": key, "ca": ca}  # a broker that asks has to have it
+        peers = {"cert": cert, "key": key, "ca": ca}  # a broker with authentication requires it
         asking = {"authentication": True, "super_users": ["root"], "peer_tls": peers}
         who = {"user": USER, "password": PASSWORD}
         many, alike = (start(asking, who, PRINCIPALS * RULES_EACH) for _ in range(2))
@@ -87,7 +87,7 @@ def run(place: Path, results: Results, seconds: float) -> None:
 
 
 class _Place:
-    """A broker, and how one client uses it."""
+    """A broker, and the calls of one client."""
 
     def __init__(self, address: str, options: Options) -> None:
         self._address = address
@@ -109,7 +109,7 @@ class _Place:
         return lambda: call(asked)
 
     def restricted(self) -> _Place:
-        """Return the same place for a holder of a token that is good for this topic alone."""
+        """Return the same place for a client with a token for only this topic."""
         grants = [("write", f"topic:{TOPIC}"), ("read", f"topic:{TOPIC}")]
         token = AccessClient(self._connection).create_token(grants=grants).token
         return _Place(self._address, {"token": token})
@@ -129,7 +129,7 @@ class _Place:
 def _broker(
     schema: pa.Schema, conf: Mapping[str, Any], options: Options, rules: int | None
 ) -> Iterator[_Place]:
-    """A broker whose records are read by the connection; with so many rules if it asks."""
+    """A broker whose records are read through the connection. ``rules``: with authentication."""
     with LocalCluster(1, conf={"mapped_reads": False, **conf}) as cluster:
         if rules is not None:
             _put_access(cluster.folder / "metadata" / "metadata.sqlite", rules)
@@ -141,7 +141,7 @@ def _broker(
 
 
 def _decisions(results: Results, times: int = 100_000) -> None:
-    """What one decision takes, without the call that asks for it."""
+    """The time of one decision, without its call."""
     rules = RuleSet(_rules(PRINCIPALS * RULES_EACH))
     grants = tuple(Grant(each, _TOPIC) for each in (Operation.READ, Operation.WRITE))
     asked = Resource(ResourceKind.TOPIC, TOPIC)
@@ -159,7 +159,7 @@ def _decisions(results: Results, times: int = 100_000) -> None:
 
 
 def _put_access(store: Path, rules: int) -> None:
-    """Put users and rules into the store; the bench's own rule is the last one."""
+    """Put users and rules into the store. The bench's own rule is the last one."""
     password = hash_password(PASSWORD)
     principals = [USER, *map(_name, range(rules // RULES_EACH))]
     with closing(SqliteStore(store)) as opened:
@@ -171,7 +171,7 @@ def _put_access(store: Path, rules: int) -> None:
 
 
 def _rules(count: int) -> Iterator[Rule]:
-    """Rules of other principals, a third of them for prefixes; then the bench's own."""
+    """Rules of other principals, a third of them for prefixes, then the bench's own."""
     for number in range(count - 1):
         topic = Pattern(ResourceKind.TOPIC, f"of-{number}", is_prefix=number % 3 == 0)
         yield Rule(_name(number % PRINCIPALS), Effect.ALLOW, None, topic)
@@ -183,7 +183,7 @@ def _name(number: int) -> str:
 
 
 def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -> None:
-    """Large appends and reads, plain and with TLS: how fast, and what they take of processors."""
+    """Large appends and reads, plain and with TLS: their rates, and their processor time."""
     batch = pa.record_batch({"value": values(ROWS)})
     for at in (plain, protected):
         at.log.create_topic(LARGE, schema=batch.schema)
@@ -219,7 +219,7 @@ def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -
 
 
 def _append_for(at: _Place, batch: pa.RecordBatch, seconds: float) -> int:
-    """Append for so long; return how many rows."""
+    """Append for this long. Return the number of rows."""
     with at.log.producer() as producer:
         began, sent = now(), 0
         while now() - began < seconds:
@@ -230,7 +230,7 @@ def _append_for(at: _Place, batch: pa.RecordBatch, seconds: float) -> int:
 
 
 def _read_for(at: _Place, _: pa.RecordBatch, seconds: float) -> int:
-    """Read for so long; return how many rows."""
+    """Read for this long. Return the number of rows."""
     with at.log.consumer(LARGE, start="earliest") as consumer:
         start, rows, began = consumer.position(), 0, now()
         while now() - began < seconds:
@@ -249,12 +249,12 @@ def _calls(
     others: Mapping[str, _Place],
     make: Callable[[_Place], Callable[[], object]],
 ) -> None:
-    """Calls to all brokers, one after another, in an order that is drawn anew for each round."""
+    """Calls to all brokers, one after another, in a random order for each round."""
     calls = [make(at) for at in (plain, *others.values())]
     took: list[list[float]] = [[] for _ in calls]
     chance, order = random.Random(1), list(range(len(calls)))
     for number in range(WARM + ROUNDS):
-        chance.shuffle(order)  # nobody always comes after the same one
+        chance.shuffle(order)  # none always comes after the same one
         for which in order:
             began = now()
             calls[which]()

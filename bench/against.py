@@ -1,8 +1,8 @@
 """This working tree next to an earlier commit: ``python -m bench --against COMMIT``.
 
-The bench of this tree measures both packages, so what is measured is the same; parts that use more
-of the package than its public face may not run with every commit, which is then said. So the bench
-imports ``spark_stream``: earlier commits have no package ``isolog``. Figures are
+The bench of this tree measures both packages, so both have the same measurements. Parts that use
+more of the package than its public face may not run with every commit, which is then reported. The
+bench imports ``spark_stream``, because earlier commits have no package ``isolog``. Figures are
 compared pair by pair (``bench.turns`` makes the pairs).
 """
 
@@ -35,7 +35,7 @@ Pair = tuple[Figure, Figure]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure of both; a gain above 1 is better, whatever the unit."""
+    """One figure of both. A gain above 1 is better, in any unit."""
 
     name: str
     unit: str
@@ -47,14 +47,14 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether it fell by more than 3 %, as far as the spread lets one say that."""
+        """Whether it fell by more than 3 %, given the spread."""
         if self.gain >= _FALL_MOST:
             return ""
         return "fell" if self.gain_most < _FALL_MOST else "fell, within the spread"
 
 
 def run(commit: str, parts: Sequence[str], options: Sequence[str], pairs: int) -> Path:
-    """Measures both ``pairs`` times, shows the comparison, and writes it down."""
+    """Measure both ``pairs`` times, show the comparison, and write it to a file."""
     found: list[Pair] = []
     with tempfile.TemporaryDirectory(prefix="isolog-bench-") as folder:
         old = Path(folder)
@@ -97,7 +97,7 @@ def compare(pairs: Sequence[Pair]) -> list[Comparison]:
 
 
 def _check_out(commit: str, folder: Path) -> None:
-    """Puts the commit's package into the folder, without git's remembering it."""
+    """Put the commit's package into the folder, without a record in git."""
     archive = subprocess.run(
         ["git", "archive", "--format=tar", commit, *_PACKAGE],
         cwd=_HOME,
@@ -111,7 +111,7 @@ def _check_out(commit: str, folder: Path) -> None:
 def _pairs_of(
     old: Path, part: str, options: Sequence[str], *, old_first: bool
 ) -> list[Pair] | None:
-    """The part's figures, measured once; None: one of the two cannot measure it."""
+    """The part's figures, measured once, or None if one of the two cannot measure it."""
     found: list[Pair] = []
     with Bench(old, _HOME, part, options) as before, Bench(_HOME, _HOME, part, options) as now:
         order = (before, now) if old_first else (now, before)

@@ -1,4 +1,4 @@
-"""Three brokers on this machine: what replication costs, and how long a failover takes.
+"""Three brokers on this machine: the cost of replication, and the time of a failover.
 
 Each figure is next to the same with one replica, measured in turns in the same run.
 """
@@ -32,7 +32,7 @@ _names = itertools.count()
 
 
 def run(results: Results, seconds: float, idle_s: float) -> None:
-    """``seconds`` for each rate; ``idle_s``: for how long brokers are watched at rest."""
+    """``seconds`` for each rate. ``idle_s``: the time of measurement of idle brokers."""
     with LocalCluster(brokers=BROKERS, cuttable=False) as cluster:
         with cluster.connect() as log:
             _append_rates(log, results, seconds)
@@ -100,11 +100,11 @@ def _took_ms(producer: isolog.Producer, topic: str, one: pa.RecordBatch) -> floa
     return (time.perf_counter() - began) * 1e3
 
 
-# -- followers and leaders that are away -----------------------------------------------------------
+# -- stopped followers and leaders -----------------------------------------------------------------
 
 
 def _catch_up(cluster: LocalCluster, results: Results) -> None:
-    """A follower comes back to much that it lacks; its start is not counted."""
+    """A follower restarts with much to catch up. Its start is not counted."""
     batch = pa.record_batch({"value": values(ROWS)})
     with cluster.connect() as log:
         topic = _topic(log, batch.schema, 1, BROKERS)
@@ -123,7 +123,7 @@ def _catch_up(cluster: LocalCluster, results: Results) -> None:
 
 
 def _failovers(cluster: LocalCluster, results: Results) -> None:
-    """How long writes are not acknowledged after ``kill -9`` of the leader, as a producer sees."""
+    """The time without acknowledgements after ``kill -9`` of the leader, seen by a producer."""
     one = pa.record_batch({"value": values(1)})
     gaps = []
     with cluster.connect(timeout=60) as log:
@@ -169,7 +169,7 @@ def _many_partitions(cluster: LocalCluster, results: Results, idle_s: float) -> 
         topic = _topic(log, one.schema, PARTITIONS, BROKERS)
         results.add(f"creation of {many}", "s", measured=time.perf_counter() - began)
         processes = {n: psutil.Process(each.pid) for n, each in cluster.brokers.items()}
-        time.sleep(10)  # what has moved is looked after for some seconds
+        time.sleep(10)  # after a move there is work for some seconds
         before = {n: sum(each.cpu_times()[:2]) for n, each in processes.items()}
         time.sleep(idle_s)
         shares = [

@@ -1,7 +1,7 @@
-"""What counting costs an append, and what a scrape of a broker with many partitions costs.
+"""The cost of metrics for an append, and of a scrape of a broker with many partitions.
 
-Both in this process, on one thread: the best of several rounds, since whatever else the machine
-does only adds to it.
+Both in this process, on one thread. The best of several rounds counts, because other load of the
+machine only adds to the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTITIONS: Final = 1_000
 
 
 def run(results: Results) -> None:
-    """What an append does to be counted, next to prometheus-client's own counters."""
+    """The counters of an append, next to those of prometheus-client."""
     tally, histogram, clock = Tally(), Histogram(), SystemClock()
 
     def count() -> None:

@@ -1,4 +1,4 @@
-"""A partition with a long history of transactions: what it costs to open, and to read."""
+"""A partition with a long history of transactions: the cost of its open and of reads."""
 
 from __future__ import annotations
 

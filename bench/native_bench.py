@@ -18,7 +18,7 @@ BATCHES = (1, 100, 10_000)
 
 
 def run(log: isolog.Log, results: Results, seconds: float, *, ceilings: bool = True) -> None:
-    """Everything but the memory; ``ceilings``: next to what Flight alone can carry."""
+    """All figures but the memory. ``ceilings``: next to the rates of plain Flight."""
     highest, trips = _flight_ceilings(seconds) if ceilings else ({}, [])
     for size in SIZES:
         for rows in BATCHES:
@@ -74,7 +74,7 @@ def _rates(
 
 
 class _Sink(fl.FlightServerBase):
-    """Takes batches, keeps nothing, acknowledges each: what Flight alone can carry."""
+    """A server that acknowledges each batch and drops it: the ceiling of Flight."""
 
     def do_put(self, context, descriptor, reader, writer) -> None:  # type: ignore[no-untyped-def]
         for _ in reader:
@@ -82,7 +82,7 @@ class _Sink(fl.FlightServerBase):
 
 
 def _flight_ceilings(seconds: float) -> tuple[dict[tuple[int, int], float], list[float]]:
-    """Rows/s into a Flight server that does nothing, in another process; its round trips in ms."""
+    """Rows/s into an empty Flight server in another process, and its round trips in ms."""
     import subprocess
     import sys
 
@@ -115,7 +115,7 @@ def _flight_ceilings(seconds: float) -> tuple[dict[tuple[int, int], float], list
 
 
 def _round_trips(client: fl.FlightClient, rounds: int = 3_000) -> list[float]:
-    """How long one row and its answer take, by one thread."""
+    """The time of one row and its answer, on one thread."""
     batch = pa.record_batch({"value": values(1)})
     writer, acks = client.do_put(fl.FlightDescriptor.for_path("x"), batch.schema)
     took = []
@@ -224,7 +224,7 @@ def _latency(log: isolog.Log, results: Results, trips: list[float], rounds: int 
 def _percentiles(
     results: Results, name: str, took: list[float], trips: list[float] | None = None
 ) -> None:
-    """``trips``: how long Flight alone takes, sorted."""
+    """``trips``: the sorted times of plain Flight."""
     took.sort()
     for share, shown in ((0.5, "p50"), (0.99, "p99")):
         results.add(
@@ -237,7 +237,7 @@ def _percentiles(
 
 
 def memory(log: isolog.Log, results: Results, gibibytes: float) -> None:
-    """The broker's own memory while a log of this size is written, and while it is read."""
+    """The broker's memory during writes of a log of this size, and during reads."""
     batch = pa.record_batch({"value": values(10_000, 1_000)})
     log.create_topic("long", partitions=2, schema=batch.schema)
     most = log.status().memory

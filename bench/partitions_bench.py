@@ -1,4 +1,4 @@
-"""Many partitions: what they cost to make, to open again, to hold, and to leave alone."""
+"""Many partitions: the cost of their creation, of an open, of their memory, and at rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTITIONS = 1_000
 
 
 def run(place: Path, results: Results, seconds: float) -> None:
-    """A broker of its own in ``place``; it is watched for ``seconds`` while nobody calls it."""
+    """A separate broker in ``place``, measured for ``seconds`` without calls."""
     one = pa.record_batch({"value": values(1)})
     many = f"{TOPICS * PARTITIONS:,} partitions"
     with isolog.connect(path=place) as log:
@@ -45,12 +45,12 @@ def run(place: Path, results: Results, seconds: float) -> None:
 
 
 def _hold(log: isolog.Log, results: Results, what: str, empty: int, seconds: float) -> None:
-    """Memory, open files, and the share of a core that an idle broker takes."""
+    """Memory, open files, and the share of a core of an idle broker."""
     each = (_memory(log) - empty) / (TOPICS * PARTITIONS)
     results.add(f"memory of a partition, {what}", "KiB", measured=each / 1024)
     broker = psutil.Process(log.status().pid)
     results.add(f"open files, {what}", "files", measured=broker.num_fds())
-    time.sleep(10)  # what has moved is looked after for some seconds
+    time.sleep(10)  # after a move there is work for some seconds
     before = sum(broker.cpu_times()[:2])
     time.sleep(seconds)
     share = (sum(broker.cpu_times()[:2]) - before) / seconds
@@ -58,13 +58,13 @@ def _hold(log: isolog.Log, results: Results, what: str, empty: int, seconds: flo
 
 
 def _memory(log: isolog.Log) -> int:
-    """The broker's own memory, files that it has mapped left out."""
+    """The broker's memory without mapped files."""
     facts = psutil.Process(log.status().pid).memory_info()
     return facts.rss - facts.shared
 
 
 def _end(log: isolog.Log) -> None:
-    """Ends the broker; waits for that."""
+    """Stop the broker, and wait for its end."""
     broker = psutil.Process(log.status().pid)
     os.kill(broker.pid, signal.SIGTERM)
     broker.wait(60)

@@ -1,6 +1,6 @@
-"""One-row appends of one principal beside another one that writes as much as it may.
+"""One-row appends of one principal beside another one that writes as much as possible.
 
-The greedy one is a process of its own, with large batches.
+The greedy one is a separate process, with large batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is written and read: the same records for everything that is measured."""
+"""The records of all benches."""
 
 from __future__ import annotations
 

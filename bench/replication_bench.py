@@ -1,4 +1,4 @@
-"""The stream of replication between two processes: catch-up, latency, and what it costs at rest.
+"""The stream of replication between two processes: catch-up, latency, and its cost at rest.
 
 The processes do nothing but replicate (``tests/broker/replication/node.py``): logs on the disk, the
 streams of a broker, and no clients. So the figures are those of the stream and of the logs under
@@ -22,7 +22,7 @@ RECORD_BYTES = 100
 
 
 def run(place: Path, results: Results, idle_s: float) -> None:
-    """``idle_s``: for how many seconds the processes are watched at rest."""
+    """``idle_s``: the time of measurement of idle processes."""
     with _Pair(place / "two", 3) as (leader, follower):
         for number in (0, 1):
             leader.ask("load", number, MIB, BEHIND_MIB // 2)
@@ -56,12 +56,12 @@ def run(place: Path, results: Results, idle_s: float) -> None:
 
 
 def _milliseconds(leader: NodeProcess, times: int) -> list[float]:
-    """How long appends took until the high watermark had passed them, sorted."""
+    """The sorted times of appends until the high watermark passed them."""
     return sorted(took * 1e3 for took in json.loads(leader.ask("latency", 2, times)))
 
 
 class _Pair:
-    """A leader of so many partitions, and somebody who may follow it."""
+    """A leader of this many partitions, and a process that may follow it."""
 
     def __init__(self, place: Path, partitions: int) -> None:
         self._leader = NodeProcess("a", place / "a", partitions, beat_s=1.0, death_s=3.0)

@@ -1,4 +1,4 @@
-"""What was measured: a table of ratios for people, JSON for machines."""
+"""Results: a table of ratios for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Figure = dict[str, Any]
 """One figure as it is in a file of results."""
 
 LESS_IS_BETTER = frozenset({"ms", "s", "MiB", "KiB", "files", "% of a core"})
-"""Units of what costs something; the others are rates."""
+"""Units of costs. The other units are rates."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass
 class Results:
-    """All figures of a run; ``tell`` is called with each."""
+    """All figures of a run. ``tell`` is called with each."""
 
     tell: Callable[[Measure], None] = lambda _: None
     measures: list[Measure] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Results:
 
 
 def write(folder: Path, measures: list[Figure]) -> Path:
-    """Puts the figures, with when and where they were measured, into a new file of the folder."""
+    """Write the figures, with time and place of the measurement, to a new file of the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC)
     path = folder / f"{now:%Y%m%dT%H%M%S.%fZ}.json"

@@ -22,7 +22,7 @@ from bench.records import SCHEMAS, batch_of
 
 
 class Rows:
-    """``rows`` rows in ``tasks`` tasks, made of one batch again and again."""
+    """``rows`` rows in ``tasks`` tasks, from one repeated batch."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self._rows = int(options["rows"])
@@ -68,7 +68,7 @@ class CeilingStreamReader(Rows, DataSourceStreamReader):
 
 
 class Counts:
-    """Takes the rows and counts them."""
+    """Counts the rows."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         for batch in iterator:

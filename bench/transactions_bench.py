@@ -1,4 +1,4 @@
-"""Transactions: what they cost to write, to wait for, and to read past."""
+"""Transactions: the cost of writes, of commits, and of reads across them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _compared(
 
 
 def _read(log: isolog.Log, topic: str, level: str, times: int = 5) -> float:
-    """The topic as a whole, more than once: the start of a consumer is to weigh little."""
+    """Read the topic as a whole repeatedly, so that the start of a consumer weighs little."""
     with log.consumer(topic, isolation=level) as consumer:
         start = consumer.position()
         started, rows = now(), 0
@@ -108,7 +108,7 @@ def _read(log: isolog.Log, topic: str, level: str, times: int = 5) -> float:
 
 
 def _latency(log: isolog.Log, results: Results, partitions: int, rounds: int = 1_000) -> None:
-    """From begin to a commit that is acknowledged, and so visible."""
+    """The time from begin to an acknowledged, and so visible, commit."""
     topic = f"transactions-{partitions}"
     rows = 1 if partitions == 1 else 20
     batch = pa.record_batch({"value": values(rows)})

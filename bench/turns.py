@@ -1,8 +1,8 @@
 """Two benches that take turns: one figure of this, then the same figure of the other.
 
-The bench in its process says each figure on its standard output, and waits for a line on its
-standard input before it goes on. So never do two measure at once, and what slows the machine for
-longer than a figure takes slows both.
+The bench in its process writes each figure to its standard output, and waits for a line on its
+standard input before it continues. So two benches never measure concurrently, and a slow phase of
+the machine that is longer than a figure affects both.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ OPTION: Final = "--in-turns"
 
 
 class Told:
-    """The measured side: what it says, and when it may go on."""
+    """The measured side: it writes figures, and waits for its turns."""
 
     def __init__(self) -> None:
-        # Spark's JVM inherits standard output: what it prints is not to be taken for figures.
+        # Spark's JVM inherits standard output. Its output must not be read as figures.
         self._out: TextIO = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def begin(self) -> None:
-        """Everything is ready; waits for the first turn."""
+        """Report that all is ready, and wait for the first turn."""
         self._say(None)
 
     def tell(self, measure: Measure) -> None:
-        """Says a figure; waits for the next turn."""
+        """Write a figure, and wait for the next turn."""
         self._say(asdict(measure))
 
     def _say(self, what: Figure | None) -> None:
@@ -45,11 +45,11 @@ class Told:
 
 
 class Bench:
-    """The measuring side: a bench in a process of its own, with the modules of a tree."""
+    """The measuring side: a bench in a separate process, with the modules of a tree."""
 
     def __init__(self, tree: Path, home: Path, part: str, options: Sequence[str]) -> None:
         """``tree`` has the package to measure, ``home`` the bench that measures it."""
-        # Python looks into the working directory first, then along the path, whose order brokers
+        # Python searches the working directory first, then the path, whose order brokers
         # and Spark's workers inherit.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench", part, OPTION, *options],
@@ -72,7 +72,7 @@ class Bench:
         self._process.communicate()
 
     def next_figure(self) -> Figure | None:
-        """Lets it measure one figure; None: there is none left, or it failed (``works``)."""
+        """Start its next measurement. Return the figure, or None at the end or after a failure."""
         self._turns.write("\n")
         self._turns.flush()
         line = self._told.readline()

@@ -1,7 +1,7 @@
 """One-row appends while many fetches wait: on other partitions, and on the same one.
 
-The waiting fetches are those of consumers in other processes, which follow the log: each is asked
-again as soon as it has ended.
+The waiting fetches are those of consumers in other processes that follow the log. Each is repeated
+as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RETRY_PAUSE_S = 0.1
 
 
 def run(log: isolog.Log, results: Results) -> None:
-    """The p50 with nobody waiting, and its ratio to that with many waiting, in turns."""
+    """The p50 without waiting fetches, and its ratio to that with many, in turns."""
     one = pa.record_batch({"value": values(1)})
     for topic in ("quiet", "busy"):
         log.create_topic(topic, schema=one.schema)
@@ -67,7 +67,7 @@ def run(log: isolog.Log, results: Results) -> None:
 
 
 def _idle(pid: int) -> tuple[float, int]:
-    """Return what a process at rest takes of a core, in percent, and its threads."""
+    """Return the share of a core of a process at rest, in percent, and its threads."""
     process = psutil.Process(pid)
     before = process.cpu_times()
     time.sleep(IDLE_S)
@@ -88,7 +88,7 @@ def _append_ms(log: isolog.Log, one: pa.RecordBatch) -> float:
 
 
 class _Pollers:
-    """Processes in which many threads poll one partition for what comes next."""
+    """Processes in which many threads poll one partition for its next records."""
 
     def __init__(self, address: str, topic: str) -> None:
         self._processes = [

@@ -1,4 +1,4 @@
-"""A single Kafka broker of its own: KRaft, in a temporary folder, on ports of the system."""
+"""A single Kafka broker: KRaft, in a temporary folder, on free ports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from bench.kafka.jars import java
 
 HEAP: Final = ("-Xms1G", "-Xmx1G")
-"""What Kafka's own start script gives it; so are these:"""
+"""The memory of Kafka's start script, which also sets these options:"""
 
 _JVM: Final = (
     *HEAP,
@@ -33,7 +33,7 @@ _START_S: Final = 60.0
 
 
 class KafkaBroker:
-    """One broker that is its own controller, with Kafka's defaults but for what one node needs."""
+    """A broker that is its own controller, with the defaults of Kafka and of a single node."""
 
     def __init__(self, jars: Sequence[Path], place: Path) -> None:
         place.mkdir()
@@ -48,7 +48,7 @@ class KafkaBroker:
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(place / "log"),
-            # The rest is what a single node must have.
+            # The rest are the settings of a single node.
             "offsets.topic.replication.factor": "1",
             "transaction.state.log.replication.factor": "1",
             "transaction.state.log.min.isr": "1",
@@ -75,7 +75,7 @@ class KafkaBroker:
         self.process = psutil.Process(self._process.pid)
         try:
             self._wait_until_it_listens()
-            # Its clients complain of a broker that ends before they do; nobody needs to know.
+            # Its clients log errors if the broker ends before them. They are of no interest.
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
             self._admin.list_topics(timeout=30)
         except BaseException:
@@ -91,7 +91,7 @@ class KafkaBroker:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """Makes the topic, and waits until its partitions have a leader."""
+        """Make the topic, and wait until its partitions have a leader."""
         new = NewTopic(name, partitions, 1, config=dict(config or {}))
         self._admin.create_topics([new])[name].result(30)
         deadline = time.monotonic() + 30
@@ -104,7 +104,7 @@ class KafkaBroker:
         self._admin.delete_topics([name])[name].result(30)
 
     def bytes_of(self, topic: str) -> int:
-        """What the topic's files take on the disk, as far as they are filled."""
+        """Return the size of the filled parts of the topic's files."""
         folders = self._place.glob(f"log/{topic}-*")
         return sum(path.stat().st_size for folder in folders for path in folder.glob("*.log"))
 
@@ -131,7 +131,7 @@ class KafkaBroker:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody had a moment ago: Kafka cannot be asked which one it took."""
+    """Ports that were free recently, because Kafka does not report the port that it chose."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in held]
     for each in held:

@@ -15,7 +15,7 @@ CHARTED: Final = ("read", "write", "typed")
 
 
 def digest(measures: Sequence[Figures]) -> str:
-    """Of what the chart shows; the chart has it in it."""
+    """The facts of the chart, which are stored in it."""
     charted = [each for each in measures if each["part"] in CHARTED]
     return hashlib.sha256(json.dumps(charted, sort_keys=True).encode()).hexdigest()
 

@@ -14,13 +14,13 @@ from bench.records import batch_of
 
 VALUE: Final = b"x" * 100
 _SHARE: Final = 4
-"""The rates are of so many times fewer rows than elsewhere."""
+"""The rates are of this many times fewer rows than elsewhere."""
 
 _PATIENCE_S: Final = 60.0
 
 
 def run(world: World, turns: Turns, rounds: int) -> None:
-    """``rounds``: how many records or transactions a latency is taken of."""
+    """``rounds``: the number of records or transactions of a latency."""
     _acknowledged(world, turns, rounds)
     _transactions(world, turns, rounds // 4)
     _to_consumer(world, turns, rounds)
@@ -28,7 +28,7 @@ def run(world: World, turns: Turns, rounds: int) -> None:
 
 
 def _acknowledged(world: World, turns: Turns, rounds: int) -> None:
-    """One record, sent and acknowledged, before the next."""
+    """One record is sent and acknowledged before the next."""
     topic = world.topic(1)
     kafka = Producer({"bootstrap.servers": world.kafka.bootstrap, "linger.ms": 0})
 
@@ -51,7 +51,7 @@ def _acknowledged(world: World, turns: Turns, rounds: int) -> None:
 
 
 def _transactions(world: World, turns: Turns, rounds: int) -> None:
-    """From begin to a commit that is acknowledged, with one record."""
+    """The time from begin to an acknowledged commit, with one record."""
     topic = world.topic(1)
     settings = {"linger.ms": 0, "transactional.id": topic}
     kafka = Producer({"bootstrap.servers": world.kafka.bootstrap, **settings})
@@ -73,7 +73,7 @@ def _transactions(world: World, turns: Turns, rounds: int) -> None:
 
 
 def _to_consumer(world: World, turns: Turns, rounds: int) -> None:
-    """One record, sent and waited for by a consumer that has reached the end."""
+    """One record, sent, and received by a consumer at the end of the topic."""
     topic = world.topic(1)
     kafka = Producer({"bootstrap.servers": world.kafka.bootstrap, "linger.ms": 0})
     reader = _kafka_consumer(world, topic, OFFSET_END)
@@ -103,7 +103,7 @@ def _to_consumer(world: World, turns: Turns, rounds: int) -> None:
 
 
 def _rates(world: World, turns: Turns) -> None:
-    """A loop of single sends until all are acknowledged; and all records consumed."""
+    """A loop of single sends until all are acknowledged, and a read of all records."""
     rows = world.rows // _SHARE
     batch = batch_of("keyed", 10_000)
     records = (messages(batch) * (rows // batch.num_rows + 1))[:rows]
@@ -167,7 +167,7 @@ def _percentiles(
     rounds: int,
     note: str = "",
 ) -> None:
-    """p50 and p99 of so many calls each, in turns."""
+    """p50 and p99 of this many calls each, in turns."""
     found: dict[str, dict[str, list[float]]] = {"p50": {}, "p99": {}}
     for turn in range(turns.turns + 1):  # the first warms up
         for each in rotated(list(contenders), turn):
@@ -186,7 +186,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _kafka_consumer(world: World, topic: str, start: int) -> Consumer:
-    """A consumer of the topic's one partition; it has its place when it is given."""
+    """A consumer of the topic's one partition, which is assigned already."""
     consumer = Consumer({"bootstrap.servers": world.kafka.bootstrap, "group.id": "bench"})
     consumer.assign([TopicPartition(topic, 0, start)])
     consumer.poll(0.5)

@@ -1,4 +1,4 @@
-"""``python -m bench kafka``: measures, writes the results as JSON, and the page if told to."""
+"""``python -m bench kafka``: measures, writes the results as JSON, and the page on request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RESULTS: Final = Path(__file__).parent.parent / "results"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures the parts asked for; what each part found is on the disk when it ends."""
+    """Measure the given parts. The figures of each part are written at its end."""
     given = _parsed(arguments)
     facts, began = _facts(given), time.monotonic()
     _RESULTS.mkdir(parents=True, exist_ok=True)
@@ -56,8 +56,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2_000, help="records of a latency")
     parser.add_argument("--quick", action="store_true", help="little of all of that: some minutes")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.* from the run")
-    parser.add_argument("--shared", action="store_true", help="say that others used the machine")
-    parser.add_argument("--dir", type=Path, help="where the logs go (default: a temporary place)")
+    parser.add_argument("--shared", action="store_true", help="state that the machine was shared")
+    parser.add_argument("--dir", type=Path, help="directory of the logs (default: a temporary one)")
     given = parser.parse_args(arguments)
     if not set(given.parts) <= set(PARTS):
         parser.error(f"the parts are {', '.join(PARTS)}")
@@ -105,7 +105,7 @@ def _measured(parts: Sequence[str], given: argparse.Namespace) -> Iterator[list[
 
 
 def _facts(given: argparse.Namespace) -> dict[str, Any]:
-    """When, where, with what and how it was measured."""
+    """Time, place, versions and settings of the measurement."""
     names = ("pyspark", "pyarrow", "confluent-kafka", "isolog")
     jar_names = jars.checksums(jars.CHECKSUMS.read_text())
     return {

@@ -1,4 +1,4 @@
-"""What the same records take on the disk, and what memory their writing and reading takes."""
+"""The size of the same records on the disk, and the memory of their writes and reads."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _on_disk(
 
 
 def memory(world: World, turns: Turns, renewed: Callable[[World], World]) -> None:
-    """The most that brokers, and Spark's Python workers, have while they are written and read.
+    """The greatest memory of brokers and of Spark's Python workers during writes and reads.
 
-    ``renewed`` gives the world another Spark session, so that no worker has memory of the one who
-    was measured before.
+    ``renewed`` gives the world another Spark session, so that no worker has memory of the previous
+    measurement.
     """
     found = {}
     for name in (CEILING, KAFKA, ISOLOG):
@@ -90,7 +90,7 @@ def memory(world: World, turns: Turns, renewed: Callable[[World], World]) -> Non
 
 @dataclass(frozen=True)
 class _Most:
-    """MiB: of the broker that was used, if one was, and of Spark's Python workers together."""
+    """MiB of the broker, if one was used, and of Spark's Python workers together."""
 
     broker: float | None
     workers: float
@@ -118,7 +118,7 @@ def _tell(turns: Turns, what: str, found: Mapping[str, _Most]) -> None:
 
 @contextmanager
 def _most(measure: Callable[[], int]) -> Iterator[list[int]]:
-    """The greatest of what is measured many times while the block runs."""
+    """The greatest of many measurements during the block."""
     most, over = [measure()], threading.Event()
 
     def watch() -> None:

@@ -2,8 +2,8 @@
 
 Apache Ivy, which PySpark brings along, resolves ``ivy.xml`` and compares each jar with the SHA-1
 of the repository. Then each is compared with ``jars.sha256``, which is in the repository of this
-bench, so that another run measures the same bytes. With other versions in ``ivy.xml`` that file is
-made anew by ``python -m bench.kafka.jars``.
+bench, so that another run measures the same bytes. With other versions in ``ivy.xml``,
+``python -m bench.kafka.jars`` writes that file again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PARTS: Final = ("broker", "connector")
 
 
 class WrongJars(Exception):
-    """The jars cannot be had, or are not those that the bench measures."""
+    """The jars are unavailable, or differ from those of the bench."""
 
 
 def default_cache() -> Path:
-    """Where jars are kept: beside the sources, and not tracked."""
+    """The folder of jars: beside the sources, and not tracked."""
     return _HERE.parent.parent / ".cache" / "kafka"
 
 
@@ -43,7 +43,7 @@ def java() -> str:
 
 
 def fetched(cache: Path) -> dict[str, list[Path]]:
-    """The jars of ``broker`` and ``connector``; what is in the cache and right is not fetched.
+    """Return the jars of ``broker`` and ``connector``. Right jars in the cache are not fetched.
 
     Raises:
         WrongJars: nothing came, or not what ``jars.sha256`` names.
@@ -60,13 +60,13 @@ def fetched(cache: Path) -> dict[str, list[Path]]:
 
 
 def checksums(text: str) -> dict[str, str]:
-    """SHA-256 by file, as ``sha256sum`` writes them down."""
+    """SHA-256 by file, in the format of ``sha256sum``."""
     lines = (line.split() for line in text.splitlines() if line)
     return {name: digest for digest, name in lines}
 
 
 def found(folder: Path) -> dict[str, str]:
-    """SHA-256 by file of what is there."""
+    """SHA-256 of each existing file."""
     digests = {}
     for path in sorted(folder.glob("*/*.jar")):
         with path.open("rb") as file:
@@ -76,13 +76,13 @@ def found(folder: Path) -> dict[str, str]:
 
 
 def differences(folder: Path, wanted: Mapping[str, str]) -> list[str]:
-    """The files that are missing, too many, or other than wanted."""
+    """The files that are missing, extra or different."""
     there = found(folder)
     return sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))
 
 
 def _fetch(cache: Path, folder: Path) -> None:
-    """Lets Ivy resolve and download; it keeps what it has."""
+    """Have Ivy resolve and download. It keeps existing files."""
     shutil.rmtree(folder, ignore_errors=True)
     ivy = next(Path(pyspark.__file__).parent.joinpath("jars").glob("ivy-*.jar"))
     for part in _PARTS:

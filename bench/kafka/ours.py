@@ -1,4 +1,4 @@
-"""A single isolog broker of its own, on a TCP port as Kafka's is."""
+"""A single isolog broker, on a TCP port like Kafka's."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _READY: Final = "isolog broker ready "
 
 
 class IsologBroker:
-    """``isolog broker start`` with its defaults, or without reads next to the data: then readers
-    get all records over the connection, as those on other hosts do."""
+    """``isolog broker start`` with its defaults, or without mapped reads.
+
+    Without them, readers get all records over the connection, like readers on other hosts.
+    """
 
     def __init__(self, place: Path, *, mapped_reads: bool = True) -> None:
         place.mkdir()
         self._place = place
         self._said = (place / "isolog.txt").open("w")
-        # A process of its own, by the interpreter of this bench.
+        # A separate process, with the interpreter of this bench.
         run = "from spark_stream.cli import main; main()"
         listen = ("--listen", "127.0.0.1:0")
         self._process = subprocess.Popen(
@@ -67,6 +69,6 @@ class IsologBroker:
         self.log.delete_topic(name)
 
     def bytes_of(self, topic: str) -> int:
-        """What the topic's files of records and entries take on the disk."""
+        """Return the size of the topic's files of records and entries."""
         folder = self._place / "log" / "topics" / topic
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

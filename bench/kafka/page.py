@@ -1,7 +1,7 @@
-"""docs/benchmarks.md and its chart, from the results of a run; ``python -m bench.kafka.page``.
+"""docs/benchmarks.md and its chart, from the results of a run: ``python -m bench.kafka.page``.
 
-The results lie beside the page as JSON. Nobody writes a figure into the page by hand:
-``tests/house/test_bench_kafka.py`` holds the page to its JSON.
+The results are beside the page as JSON. ``tests/house/test_bench_kafka.py`` checks that the figures
+of the page are those of its JSON.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _TEMPLATE: Final = Path(__file__).parent / "page.md"
 
 
 def write(facts: Mapping[str, Any], folder: Path = DOCS) -> None:
-    """Puts the results, the page and the chart into the folder."""
+    """Write the results, the page and the chart to the folder."""
     (folder / "benchmarks.json").write_text(json.dumps(facts, indent=1) + "\n")
     (folder / "benchmarks.md").write_text(rendered(facts))
     chart = folder / "benchmarks.svg"
     if not chart.exists() or digest(facts["measures"]) not in chart.read_text():
-        draw(facts["measures"], chart)  # a chart of the same figures stays, byte for byte
+        draw(facts["measures"], chart)  # a chart of the same figures is equal, byte for byte
 
 
 def rendered(facts: Mapping[str, Any]) -> str:
@@ -73,7 +73,7 @@ def rendered(facts: Mapping[str, Any]) -> str:
 
 
 def table(facts: Mapping[str, Any]) -> str:
-    """The figures of each part as a table."""
+    """The figures of each part, as a table."""
     lines: list[str] = []
     for part, title in _PARTS.items():
         measured = [each for each in facts["measures"] if each["part"] == part]
@@ -109,7 +109,7 @@ def _part(measured: Sequence[Figures]) -> list[str]:
 
 
 def _processors(measures: Sequence[Figures]) -> list[str]:
-    """What processors spent; hardly depends on who else uses the machine."""
+    """Processor time, which hardly depends on other load of the machine."""
     key = "processor_seconds_per_million_rows"
     measured = [each for each in measures if key in each]
     if not measured:
@@ -131,13 +131,13 @@ def _processors(measures: Sequence[Figures]) -> list[str]:
 
 
 def _wait(measures: Sequence[Figures]) -> str:
-    """What was tuned for queries that are to be quick, where that was measured."""
+    """The options of tuned low-latency queries, if they were measured."""
     measured = [each for each in measures if each["part"] == "latency" and TUNED in each["median"]]
     return f" (tuned: {_options(TUNED_WAIT)})" if measured else ""
 
 
 def _shown(figure: float, unit: str) -> str:
-    """Three figures of what is small."""
+    """Round small costs to three significant figures."""
     return f"{figure:.3g}" if unit in LESS_IS_BETTER and figure < 100 else shown(figure, unit)
 
 

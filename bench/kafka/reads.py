@@ -28,7 +28,7 @@ LEVELS: Final = {
     "read_uncommitted": {},
     "read_committed": {"kafka.isolation.level": "read_committed"},
 }
-"""isolog's levels that Kafka has as well, with its option for them."""
+"""isolog's levels that Kafka has too, with Kafka's option for them."""
 
 
 def run(world: World, turns: Turns) -> None:
@@ -50,8 +50,7 @@ def contenders(
     kafka: Callable[[Mapping[str, str]], DataFrame],
     ours: Callable[[str], DataFrame],
 ) -> dict[str, Callable[[], float]]:
-    """All readers; ``kafka`` makes a frame with the options that it is given, ``ours`` one that
-    goes the way that it is given."""
+    """All readers. ``kafka`` makes a frame with options, ``ours`` one with a way of reading."""
     return {
         CEILING: lambda: rate(ceiling()),
         KAFKA: lambda: rate(kafka({})),
@@ -73,7 +72,7 @@ def _batch(world: World, turns: Turns, topic: str, level: str) -> None:
 
 
 def _streaming(world: World, turns: Turns, topic: str, level: str) -> None:
-    """The first micro-batch of a query, which has the whole topic; planning and commit left out."""
+    """The first micro-batch of a query, which has the whole topic, without planning and commit."""
     readers = contenders(
         world,
         lambda frame: first_batch_rate(world, frame, "noop"),
@@ -85,7 +84,7 @@ def _streaming(world: World, turns: Turns, topic: str, level: str) -> None:
 
 
 def _transactional(world: World, turns: Turns) -> None:
-    """A batch read of committed records only: of transactions of which half were aborted."""
+    """A batch read of committed records, from transactions of which half were aborted."""
     topic = world.topic()
     visible = _fill_with_transactions(world, topic)
     level = "read_committed"
@@ -113,7 +112,7 @@ def _transactional(world: World, turns: Turns) -> None:
 
 
 def first_batch_rate(world: World, frame: DataFrame, sink: str, **options: str) -> float:
-    """Rows a second of the first micro-batch with rows, as Spark's ``addBatch`` counts it."""
+    """Rows a second of the first micro-batch with rows, by Spark's ``addBatch`` time."""
     with world.started(frame, sink, **options) as query:
         wait(query, lambda: bool(with_rows(query)))
         first = with_rows(query)[0]
@@ -122,7 +121,7 @@ def first_batch_rate(world: World, frame: DataFrame, sink: str, **options: str) 
 
 
 def _fill_with_transactions(world: World, topic: str) -> int:
-    """Every second transaction is aborted; gives the number of rows in the others."""
+    """Abort every second transaction. Return the number of rows in the others."""
     batch = batch_of("keyed", TRANSACTION_ROWS)
     records = messages(batch)
     kafka = Producer(filling(world.kafka, **{"transactional.id": topic}))
@@ -132,7 +131,7 @@ def _fill_with_transactions(world: World, topic: str) -> int:
     for number, partition in enumerate(partitions):
         kafka.begin_transaction()
         produce(kafka, topic, records, partition)
-        kafka.flush()  # what is aborted before it is sent is in no log
+        kafka.flush()  # records aborted before their send would be in no log
         if number % 2:
             kafka.abort_transaction()
         else:

@@ -1,4 +1,4 @@
-"""What a micro-batch costs that has hardly any rows, and how soon a query sees a record."""
+"""The cost of a micro-batch with few rows, and the latency of a record in a query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WARM: Final = 5
 
 
 def run(world: World, turns: Turns, batches: int) -> None:
-    """``batches``: how many micro-batches a query has, of which the median is taken."""
+    """``batches``: the number of micro-batches of a query, for the median."""
     _reads(world, turns, batches)
     _writes(world, turns, batches)
     _partitions(world, turns, batches)
@@ -96,7 +96,7 @@ def _partitions(world: World, turns: Turns, batches: int) -> None:
 
 
 def _visible(world: World, turns: Turns, batches: int) -> None:
-    """From a record that is handed to a producer to the end of the micro-batch that has it."""
+    """The time from the send of a record to the end of the micro-batch that has it."""
     topic = world.topic(1)
     kafka = Producer(filling(world.kafka, **{"linger.ms": 0}))
     with world.ours.log.producer() as producer:
@@ -143,7 +143,7 @@ def _trigger_ms(
     sink: str = "noop",
     options: Mapping[str, str] | None = None,
 ) -> float:
-    """The median of a query's triggers, one after the other; all of them have rows."""
+    """The median of a query's consecutive triggers. All of them have rows."""
     with world.started(frame, sink, **(options or {})) as query:
         wait(query, lambda: _batch_id(query) >= batches - 1)
         took = [each["durationMs"]["triggerExecution"] for each in with_rows(query)]
@@ -152,10 +152,10 @@ def _trigger_ms(
 
 
 def _seen_ms(world: World, frame: DataFrame, send: Callable[[], None], times: int) -> float:
-    """The median of so many records, one after the other."""
+    """The median of this many records, one after the other."""
     took = []
     with world.started(frame, "noop") as query:
-        query.processAllAvailable()  # it has found out where it begins
+        query.processAllAvailable()  # the query has determined its start
         for number in range(times):
             began = time.perf_counter()
             send()
@@ -165,7 +165,7 @@ def _seen_ms(world: World, frame: DataFrame, send: Callable[[], None], times: in
 
 
 def _batch_id(query: StreamingQuery) -> int:
-    """Of the last micro-batch that had rows; -1: none had."""
+    """The number of the last micro-batch with rows, or -1 without one."""
     last = query.lastProgress
     if last is None:
         return -1

@@ -1,4 +1,4 @@
-"""What "Kafka, tuned" means."""
+"""The options of "Kafka, tuned"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TUNED_SINK: Final = {
     "kafka.batch.size": str(512 << 10),
     "kafka.buffer.memory": str(128 << 20),
 }
-"""Kafka's sink with larger batches. (Compression does nothing for values that are random.)"""
+"""Kafka's sink with larger batches. (Random values do not compress.)"""
 
 TUNED_WAIT: Final = {"kafka.fetch.max.wait.ms": "10"}
-"""For a query that is to see a record soon: Kafka's consumers wait for 500 ms else."""
+"""For low-latency queries. Otherwise Kafka's consumers wait for 500 ms."""

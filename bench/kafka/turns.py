@@ -1,9 +1,9 @@
-"""Contenders take turns: in each turn everyone once, and the next begins with another one.
+"""Contenders take turns. In each turn all are measured once. Each turn begins with another one.
 
-So what slows the machine for longer than a turn slows all of them. Nobody is measured before the
-others are quiet: a broker that deletes a topic, or writes to its disk, would slow who comes next.
-Beside the wall's time stands
-the processors' time of everybody who takes part: Spark's JVM, its Python workers and the brokers.
+So a slow phase of the machine that is longer than a turn affects all of them. A measurement starts
+only when the other processes are idle: a broker that deletes a topic, or writes to its disk, would
+slow the next contender. Beside the wall's time, the processor time of all processes is recorded:
+Spark's JVM, its Python workers and the brokers.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ CONNECTION: Final = "isolog, by connection"
 AT_LEAST_ONCE: Final = "isolog, at least once"
 BATCHES: Final = "isolog, Arrow batches"
 CONTENDERS: Final = (CEILING, KAFKA, TUNED, ISOLOG, CONNECTION, AT_LEAST_ONCE, BATCHES)
-"""Everyone there is, in the order of the table's columns."""
+"""All contenders, in the order of the table's columns."""
 
 _QUIET_WITHIN_S: Final = 10.0
 _LOOK_S: Final = 0.3
 _QUIET_PART: Final = 0.1
-"""Of one processor; what brokers and Spark take while they wait."""
+"""The share of a processor that idle brokers and Spark use."""
 
 Figures = dict[str, Any]
-"""What one measurement gave, as it is in the JSON."""
+"""The result of one measurement, as in the JSON."""
 
 
 @dataclass
 class Turns:
-    """The measurements of a run; each contender is measured ``turns`` times, after a first time
-    for warming up."""
+    """The measurements of a run. Each contender is measured ``turns`` times, after a warm-up."""
 
     turns: int
     measured: list[Figures] = field(default_factory=list)
@@ -56,7 +55,7 @@ class Turns:
         rows: int | None = None,
         note: str = "",
     ) -> None:
-        """Measures everyone in turns; ``rows``: of one measurement, to give processors' time."""
+        """Measure all contenders in turns. ``rows``: of one measurement, for the processor time."""
         for run in contenders.values():
             run()
         found: dict[str, list[float]] = {each: [] for each in contenders}
@@ -83,7 +82,7 @@ class Turns:
         *,
         note: str = "",
     ) -> None:
-        """Keeps figures; each contender has as many as there were turns."""
+        """Store figures, one of each contender for each turn."""
         medians = {each: statistics.median(figures) for each, figures in found.items()}
         self.measured.append(
             {
@@ -103,7 +102,7 @@ class Turns:
 
 
 def _await_quiet() -> None:
-    """Wait until all who take part leave the processors alone, some seconds at most."""
+    """Wait until all processes are idle, for some seconds at most."""
     deadline = time.monotonic() + _QUIET_WITHIN_S
     while time.monotonic() < deadline:
         before = _processor_seconds()
@@ -113,7 +112,7 @@ def _await_quiet() -> None:
 
 
 def gain(figures: Figures, contender: str, over: str) -> float | None:
-    """How many times better, turn by turn; above 1 is better whatever the unit. None: unknown."""
+    """The gain, turn by turn. Above 1 is better, in any unit. None: unknown."""
     ours, theirs = figures["turns"].get(contender), figures["turns"].get(over)
     if not ours or not theirs:
         return None
@@ -123,16 +122,16 @@ def gain(figures: Figures, contender: str, over: str) -> float | None:
 
 
 def contenders(measured: Sequence[Figures]) -> list[str]:
-    """Those who took part, in one order; ways that came later stand at the end."""
+    """The contenders, in a fixed order. Unknown ones come last."""
     there = {name for each in measured for name in each["median"]}
     return [*(name for name in CONTENDERS if name in there), *sorted(there - {*CONTENDERS})]
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """The order of a turn: everyone comes first in his turn, and after another one each time.
+    """The order of a turn: each contender is first once, and has another predecessor in each turn.
 
-    Who comes next pays for what is left behind, such as garbage in Spark's JVM. So nobody comes
-    after the same one always (a Williams design).
+    A contender suffers from the remains of its predecessor, such as garbage in Spark's JVM. So the
+    predecessors are balanced (a Williams design).
     """
     count = len(names)
     steps = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]
@@ -145,7 +144,7 @@ def _rounded(figure: float) -> float:
 
 
 def _processor_seconds() -> float:
-    """What this process, those below it, and those that they have outlived have used."""
+    """The processor time of this process and its descendants, ended ones included."""
     this = psutil.Process()
     spent = 0.0
     for each in (this, *this.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""20 typed columns: isolog has columns, Kafka has JSON, which Spark takes apart (``from_json``)."""
+"""20 typed columns: isolog has columns, Kafka has JSON, which Spark parses (``from_json``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.kafka.world import World, to_noop
 from bench.records import THREE_DDL, TYPED, TYPED_DDL
 
 SHARE = 4
-"""JSON is slow: so many times fewer rows than elsewhere."""
+"""JSON is slow: this many times fewer rows than elsewhere."""
 
 
 def run(world: World, turns: Turns) -> None:
@@ -49,7 +49,7 @@ def _read(world: World, turns: Turns, topic: str, rows: int, name: str, ddl: str
 
 
 def _check(frames: Sequence[DataFrame], rows: int) -> None:
-    """All read the same rows: nobody is quick because he reads nothing."""
+    """Check that all readers get the same rows, so that none is fast by skipping rows."""
     amount = F.round(F.sum("amount_0"), 1)
     sums = {frame.agg(F.count("name_0"), F.sum("count_0"), amount).first() for frame in frames}
     assert len(sums) == 1, sums

@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class World:
-    """What everything is measured with."""
+    """The setting of all measurements."""
 
     spark: SparkSession
     kafka: KafkaBroker
@@ -43,11 +43,11 @@ class World:
 
     @property
     def ways(self) -> dict[str, IsologBroker]:
-        """The ways in which isolog's records reach Spark, and the broker that goes that way."""
+        """The ways of isolog's records to Spark, and the broker of each."""
         return {ISOLOG: self.ours, CONNECTION: self.by_flight}
 
     def topic(self, partitions: int = PARTITIONS, schema: pa.Schema | None = None) -> str:
-        """Makes a topic of one name in all logs."""
+        """Make a topic with the same name in all logs."""
         name = f"bench-{next(_numbers)}"
         self.kafka.create_topic(name, partitions)
         for each in self.ways.values():
@@ -99,7 +99,7 @@ class World:
         rows: int | None = None,
         partitions: int = PARTITIONS,
     ) -> None:
-        """Writes the same records, in the same partitions, into all logs."""
+        """Write the same records, in the same partitions, to all logs."""
         count = (rows or self.rows) // partitions
         batch = batch_of(columns, min(count, BATCH_ROWS))
         parts = [
@@ -121,7 +121,7 @@ class World:
 
     @contextmanager
     def started(self, frame: DataFrame, sink: str, **options: str) -> Iterator[StreamingQuery]:
-        """A query with a checkpoint of its own; it is stopped at the end."""
+        """A query with a separate checkpoint. It is stopped at the end."""
         with tempfile.TemporaryDirectory(dir=self.place) as checkpoint:
             writer = frame.writeStream.format(sink).options(**options)
             query = writer.option("checkpointLocation", checkpoint).start()
@@ -154,7 +154,7 @@ def filling(kafka: KafkaBroker, **more: Any) -> dict[str, Any]:
 
 
 def produce(producer: Producer, topic: str, records: list[Record], partition: int) -> None:
-    """Hands records to the producer, and waits where its buffer is full."""
+    """Send records, and wait if the producer's buffer is full."""
     for key, value in records:
         while True:
             try:
@@ -166,7 +166,7 @@ def produce(producer: Producer, topic: str, records: list[Record], partition: in
 
 
 def to_noop(frame: DataFrame) -> float:
-    """Seconds of a batch job that computes all rows and keeps none."""
+    """Seconds of a batch job that computes all rows and drops them."""
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - began
@@ -178,7 +178,7 @@ def with_rows(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 def wait(query: StreamingQuery, holds: Callable[[], bool], pause_s: float = 0.05) -> None:
-    """Waits until it holds; a query that fails raises its error."""
+    """Wait until the condition holds. A failed query raises its error."""
     deadline = time.monotonic() + _PATIENCE_S
     while not holds():
         error = query.exception()

@@ -74,7 +74,7 @@ def cached_rows(world: World) -> Iterator[DataFrame]:
 def _all(
     world: World, writes: Callable[..., Callable[[], float]]
 ) -> dict[str, Callable[[], float]]:
-    """Every sink by its format and options."""
+    """Every sink, by its format and options."""
     bootstrap = world.ours.bootstrap
     return {
         CEILING: writes("ceiling"),
@@ -86,7 +86,7 @@ def _all(
 
 
 def _to_new_topic(world: World, write: Callable[[str], float]) -> float:
-    """Rows a second into a topic that is made before and deleted after."""
+    """Rows a second into a topic that is created before and deleted after."""
     topic = world.topic()
     try:
         return world.rows / write(topic)
