@@ -4,7 +4,7 @@
 
 The topic read has the columns carrier, origin, delay and moment (see ingest_files.py). Its leader
 applies the filter, so punctual flights never leave the broker. A window is written once, when the
-watermark has passed its end: flights that arrive later than that are left out.
+watermark has passed its end. Flights that arrive later are left out.
 """
 
 import argparse
@@ -22,9 +22,11 @@ def main() -> None:
     parser.add_argument("target", help="topic to write")
     parser.add_argument("--minutes", default=15, type=int, help="more than these are late")
     parser.add_argument("--window", default="1 hour")
-    parser.add_argument("--watermark", default="10 minutes", help="how late a flight may come")
+    parser.add_argument(
+        "--watermark", default="10 minutes", help="accept flights this late"
+    )
     parser.add_argument("--checkpoint", default="checkpoints/count-by-window")
-    parser.add_argument("--follow", action="store_true", help="go on until stopped")
+    parser.add_argument("--follow", action="store_true", help="continue until stopped")
     args = parser.parse_args()
     where = {"bootstrap": args.bootstrap} if args.bootstrap else {"path": args.path}
 

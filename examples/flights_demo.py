@@ -2,19 +2,19 @@
 
     SPARK_CONF_DIR=conf spark-submit examples/flights_demo.py
 
-The first job streams flights from Parquet files into the typed topic ``flights``; the second reads
+The first job streams flights from Parquet files into the typed topic ``flights``. The second reads
 the topic under an isolation level, joins the airlines, and keeps delays per carrier and month.
-On the way one micro-batch fails and is replayed, somebody's load of wrong flights is aborted
-(``flights_mishaps``), and a broker that leads partitions is killed and comes back
+During the run one micro-batch fails and is replayed, a load of wrong flights is aborted
+(``flights_mishaps``), and a broker that leads partitions is killed and restarted
 (``flights_brokers``). Then a batch query reads the same records again and joins the weather, and
 others count what each isolation level sees. Every count must be as predicted, to the record, or the
 exit code is 1.
 
-Without ``--bootstrap`` the log is on three brokers of the run's own, in a directory of the output;
-with ``--brokers 1`` it is a directory whose broker is started when the demo first needs it. Each
-run starts afresh there: it stops the brokers that an interrupted run left, removes what that run
-wrote, and stops its own at the end. A broker named by ``--bootstrap`` keeps its topic: a run
-appends to it, and reads what it appended.
+Without ``--bootstrap`` the run starts three brokers, in a directory of the output. With
+``--brokers 1`` the log is a directory whose broker is started on demand. Each run starts afresh
+there: it stops the brokers of an interrupted run, removes the files of that run, and stops its own
+brokers at the end. With ``--bootstrap`` the topic is kept: a run appends to it, and reads the
+records that it appended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from pyspark.sql.streaming import StreamingQuery
 import isolog
 
 HELD_BATCHES = 3
-"""Micro-batches that are written while the wrong load is open, and while a broker is away."""
+"""Micro-batches that are written while the wrong load is open, and while a broker is down."""
 POLL_S = 0.1
 
 
@@ -62,7 +62,7 @@ POLL_S = 0.1
 
 @dataclass
 class Run:
-    """One run of the demo: what it works with, and what has become known so far."""
+    """One run of the demo: its resources, and its results so far."""
 
     spark: SparkSession
     log: isolog.Log
@@ -83,7 +83,7 @@ class Run:
         self.batch_rows = sum(self.files[FILES_A_BATCH * FAILING_BATCH :][:FILES_A_BATCH])
 
     def whole(self) -> bool:
-        """Streams, looks, counts; whether every count is as predicted."""
+        """Stream, query and count. Return whether every count is as predicted."""
         cluster = self.brokers.cluster
         where = next(iter(self.brokers.place.values()))
         own = f"{len(cluster.brokers)} brokers of its own, {where}" if cluster else where
@@ -116,7 +116,7 @@ class Run:
         return predicted and agree
 
     def _stream(self) -> tuple[Job, int, WrongLoad]:
-        """Both jobs, to their end: the reading one, the rows the other took, the aborted load."""
+        """Run both jobs to their end. Return the reader, the rows of the writer, the aborted load."""
         self.output.mishap.touch()
         self.hush = Hush(self.spark)
         load: WrongLoad | None = None
@@ -153,7 +153,7 @@ class Run:
                 backlog = self._behind(reading)
                 for batch, rows, seconds in reading.news():
                     backlog = self._behind(reading)
-                    if rows or not backlog:  # at last it goes by records that it does not see
+                    if rows or not backlog:  # at the end it skips records that it does not see
                         shown.read(batch, rows, seconds, reading.total, backlog)
                 shown.behind(backlog)
                 if done and backlog <= 0:
@@ -166,7 +166,7 @@ class Run:
 
     @property
     def _kills(self) -> bool:
-        """Whether a leader dies. Under read_uncommitted a failover may take back what was read."""
+        """Whether a leader is killed. Under read_uncommitted a failover may remove read records."""
         return self.brokers.cluster is not None and self.asked.isolation != "read_uncommitted"
 
     def _lose_leader(self, shown: flights_report.Progress) -> LostLeader:
@@ -183,13 +183,13 @@ class Run:
         return start_reading(self.spark, self.place, self.asked.isolation, start, checkpoint)
 
     def _behind(self, reading: Job) -> int:
-        """How many records of the log the reading job has not come by yet, seen or not."""
+        """The number of records that the reading job has not passed yet, seen or not."""
         at = self.before | offsets_of(reading.end_offset)
         ends = log_ends(self.log, TOPIC)
         return sum(end - at.get(number, 0) for number, end in ends.items())
 
     def _fail_as_planned(self, error: StreamingQueryException) -> None:
-        """Notes what the failed attempt left, and lets the next succeed. Raises any other error."""
+        """Record the rows of the planned failure, and end the mishap. Raise any other error."""
         if PlannedFailure.__name__ not in str(error):
             raise error
         self.failed_attempt = self.batch_rows - int(self.output.mishap.read_text())
@@ -199,7 +199,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Output:
-    """The folder that a run fills. Only what an earlier run left there is ever removed."""
+    """The output folder of a run. Only files of an earlier run are ever removed."""
 
     path: Path
 
@@ -213,7 +213,7 @@ class Output:
 
     @property
     def mishap(self) -> Path:
-        """While it is there, one micro-batch fails."""
+        """While this file exists, one micro-batch fails."""
         return self.path / "fail-once"
 
     @property
@@ -224,7 +224,7 @@ class Output:
         return self.path / "checkpoints" / job
 
     def cleared(self) -> None:
-        """Makes the folder, or removes what an earlier run left in it; refuses any other folder."""
+        """Make the folder, or remove the files of an earlier run. Refuse any other folder."""
         mark = self.path / ".isolog-demo"
         if self.path.exists() and any(self.path.iterdir()) and not mark.exists():
             raise SystemExit(f"{self.path} holds other files: give an empty or new --output")
@@ -273,7 +273,7 @@ def arguments() -> argparse.Namespace:
         type=Path,
         default=Path("demo-output"),
         metavar="DIR",
-        help="where log, checkpoints and chart go (default: %(default)s); a run starts it afresh",
+        help="folder of log, checkpoints and chart (default: %(default)s), emptied by each run",
     )
     parser.add_argument(
         "--bootstrap",
@@ -293,7 +293,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--secure",
         action="store_true",
-        help="its own brokers speak TLS, and ask who calls: the jobs may use the topic flights, and"
+        help="its own brokers use TLS and authentication: the jobs may use the topic flights, and"
         " nothing else",
     )
     parser.add_argument(
@@ -305,11 +305,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--console",
         action="store_true",
-        help="a web page shows the brokers meanwhile (isolog console); its address is printed",
+        help="show the brokers on a web page during the run (isolog console)",
     )
     asked = parser.parse_args()
     if (asked.secure or asked.etcd) and (asked.bootstrap or asked.brokers == 1):
-        parser.error("--secure and --etcd are for several brokers of the run's own")
+        parser.error("--secure and --etcd need several brokers started by the run")
     return asked
 
 

@@ -100,7 +100,7 @@ def read_again(
 def count_at(
     spark: SparkSession, place: dict[str, str], isolation: str, start: str, end: str
 ) -> int:
-    """How many records a query under this level sees; one column of them travels."""
+    """The number of records that a query under this level sees. It reads one column."""
     return (
         spark.read.format("isolog")
         .schema("month int")
@@ -116,16 +116,16 @@ def count_at(
 
 @dataclass
 class Job:
-    """A streaming query, and what its micro-batches have reported so far."""
+    """A streaming query, and the reports of its micro-batches so far."""
 
     query: StreamingQuery
     rows: dict[int, int] = field(default_factory=dict)
     end_offset: dict[str, Any] = field(default_factory=dict)
 
     def news(self) -> Iterator[tuple[int, int, float]]:
-        """New micro-batches: number, rows, seconds. Then raises what ended the query, if it failed.
+        """Yield new micro-batches: number, rows, seconds. Raise the error of a failed query.
 
-        One without rows went by records that its level does not show.
+        A micro-batch without rows skipped records that its level does not show.
         """
         ended = not self.query.isActive
         for progress in self.query.recentProgress:
@@ -145,12 +145,12 @@ class Job:
 
 
 def offsets_of(streaming_offset: str | dict[str, Any]) -> dict[int, int]:
-    """Partition → offset, of a streaming offset as Spark logs it; empty before the first one."""
+    """Partition → offset, from a streaming offset as Spark logs it. Empty before the first one."""
     found = json.loads(streaming_offset) if isinstance(streaming_offset, str) else streaming_offset
     partitions = found.get(TOPIC, {}).get("partitions", {})
     return {int(number): at["offset"] for number, at in partitions.items()}
 
 
 def as_option(offsets: dict[int, int]) -> str:
-    """Offsets as the options startingOffsets and endingOffsets take them."""
+    """Offsets in the form of the options startingOffsets and endingOffsets."""
     return json.dumps({TOPIC: offsets}) if offsets else "earliest"

@@ -1,10 +1,10 @@
-"""What goes wrong within the flights demo, on purpose: a micro-batch fails, a load is taken back.
+"""The planned faults of the flights demo: a micro-batch fails, and a load is aborted.
 
-Both leave records in the log that no query under read_committed ever sees. How many there are is
-known from what was done, not from a look into the log: so the demo can predict every count. (That a
-leader dies as well changes no count; ``flights_brokers`` has that.)
+Both leave records in the log that no query under read_committed ever sees. Their number follows
+from the demo's actions, without a look into the log. So the demo can predict every count. (The
+death of a leader, in ``flights_brokers``, changes no count.)
 
-Spark's workers import this module too; the demo hands it to them.
+Spark's workers import this module too, which the demo sends to them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ BATCH_ROWS = 1_000
 
 
 class PlannedFailure(Exception):
-    """A task fails because the demo wants it to."""
+    """A planned failure of a task."""
 
 
 @dataclass(frozen=True)
 class Stumble:
     """One task of one micro-batch fails, as long as ``mark`` is a file.
 
-    It fails only when all other rows of its micro-batch are in the log, so that the failed attempt
-    leaves exactly these. ``ends`` is how many records the topic would have after the micro-batch;
-    how many of them are the task's own, which never get there, the task writes into ``mark``.
+    It fails only after all other rows of its micro-batch are in the log, so that the failed attempt
+    leaves exactly these. ``ends``: the number of the topic's records after the micro-batch. The
+    task writes the number of its rows, which never get to the log, to ``mark``.
     """
 
     place: dict[str, str]
@@ -49,7 +49,7 @@ class Stumble:
     ends: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For ``DataFrame.mapInArrow``: the rows as they are."""
+        """For ``DataFrame.mapInArrow``: the unchanged rows."""
         task = TaskContext.get()
         assert task is not None
         number = task.getLocalProperty("streaming.sql.batchId")
@@ -72,10 +72,10 @@ class Stumble:
 
 
 class Hush:
-    """Keeps what Spark would print of the planned failure off standard error, until it is lifted.
+    """Keeps Spark's output about the planned failure off standard error, until it is lifted.
 
-    The task's error would be logged a few times over, and a Python worker finds a broken pipe. What
-    the workers print, the JVM passes on to what its standard error was when the first one started.
+    The task's error would be logged several times, and a Python worker gets a broken pipe. The JVM
+    passes the output of workers to its standard error at the start of the first one.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -86,7 +86,7 @@ class Hush:
         self._log_from("FATAL")
 
     def lift(self) -> None:
-        """From now on errors are logged; warnings would come between the lines of progress."""
+        """Log only errors: warnings would come between the lines of progress."""
         self._jvm.java.lang.System.setErr(self._shown)
         self._log_from("ERROR")
 
@@ -97,7 +97,7 @@ class Hush:
 
 
 class WrongLoad:
-    """Flights of an airline that there is not, in one transaction that is never committed."""
+    """Flights of an invented airline, in one transaction that is never committed."""
 
     def __init__(self, log: isolog.Log, topic: str, flights: pa.Table) -> None:
         self._producer = log.producer(transactional_id=f"wrong-load/{time.time_ns()}")
@@ -112,19 +112,19 @@ class WrongLoad:
         ]
         self._producer.flush()
         self.records = sum(each.result().count for each in written)
-        """How many were acknowledged."""
+        """The number of acknowledged records."""
 
     def abort(self) -> None:
-        """Takes it back."""
+        """Abort it."""
         self._producer.abort_transaction()
         self._producer.close()
         self.open = False
 
 
 def log_ends(log: isolog.Log, topic: str) -> dict[int, int]:
-    """Partition → log end offset; empty while there is no such topic.
+    """Partition → log end offset. Empty if there is no such topic.
 
-    Only a leader knows the end of its log: while a partition has none, this waits for the next.
+    Only a leader has the end of its log. While a partition has no leader, this waits for one.
     """
     deadline = time.monotonic() + WAIT_S
     while True:

@@ -1,4 +1,4 @@
-"""What the flights demo shows: progress while it runs, then tables, counts and a chart."""
+"""The output of the flights demo: progress during the run, then tables, counts and a chart."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic"
 _SEES_ABORTED = LEVELS[:2]
 
 FEW = 10
-"""A month's average of fewer departures says nothing: the chart leaves it out."""
+"""The chart leaves out the average of a month with fewer departures."""
 
 WIDE = 106
 """Columns of text that the widest table needs."""
 
 Row = Any
-"""A row of Spark's: delays have carrier, name, month, flights, departed, delay; rain its own."""
+"""A row of Spark. Delays have carrier, name, month, flights, departed and delay."""
 
 
 def _console() -> Console:
-    """Standard output. spark-submit puts a pipe before it: then what is behind the pipe decides."""
+    """Standard output, or that of spark-submit, which puts a pipe between them."""
     shown: int | None = None
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         with suppress(OSError):
@@ -59,13 +59,13 @@ console = _console()
 
 
 def show_start(flights: int, files: int, log: str) -> None:
-    """What streams from where to where, before Spark has done anything."""
+    """Print source and target of the stream, before Spark starts."""
     _say(f"start  {flights:,} flights in {files} files; the log: {log}")
     _say("       Spark takes its time for the first micro-batch.")
 
 
 def show_console(address: str, profile: str | None) -> None:
-    """Where to look at the brokers meanwhile, and how to log in if they ask who calls."""
+    """Print the address of the console, and the login if the brokers authenticate."""
     _say(f"console  {address}")
     if profile is not None:
         _say(f"       Log in with the user and the password in {profile}.")
@@ -105,15 +105,15 @@ class Progress:
         )
 
     def loads(self, records: int) -> None:
-        """The wrong load is in the log, and its transaction open."""
+        """The wrong load is in the log, and its transaction is open."""
         console.print(f"[yellow] load  {records:,} wrong flights, in a transaction that stays open")
 
     def aborts(self, records: int) -> None:
-        """The wrong load is taken back."""
+        """The wrong load is aborted."""
         console.print(f"[yellow] load  its transaction is aborted, and the {records:,} taken back")
 
     def lost(self, lost: LostLeader) -> None:
-        """A leader was killed, and others lead what it led."""
+        """A leader was killed, and others lead its partitions."""
         led = _listed([f"{number}" for number in lost.partitions])
         heirs = _listed(lost.heirs)
         console.print(
@@ -134,7 +134,7 @@ class Progress:
         )
 
     def behind(self, backlog: int) -> None:
-        """How many records of the log the reading job has yet to read."""
+        """Show the number of records that the reading job still has to read."""
         self._bars.update(self._read, note=f"backlog {backlog:,}")
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ def _line(job: str, batch: int, rows: int, seconds: float) -> str:
 
 
 class Delays:
-    """The reading job's table as arrays; carriers come by their number of flights."""
+    """The reading job's table as arrays. Carriers are ordered by their number of flights."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         names = {row.carrier: row.name or "?" for row in rows}
@@ -186,13 +186,13 @@ class Delays:
             self.delay[at] = row.delay or 0
 
     def averages(self, few: int = 1) -> npt.NDArray[np.float64]:
-        """Minutes, shape (carriers, months); NaN where fewer than ``few`` flights departed."""
+        """Minutes, shape (carriers, months). NaN if fewer than ``few`` flights departed."""
         enough = self.departed >= few
         return np.where(enough, self.delay / np.maximum(self.departed, 1), np.nan)
 
 
 def show_delays(rows: Sequence[Row]) -> None:
-    """Prints the average departure delay per carrier and month."""
+    """Print the average departure delay per carrier and month."""
     delays = Delays(rows)
     console.print("\n[bold]Average departure delay in minutes, per carrier and month")
     wide = console.width >= WIDE
@@ -216,7 +216,7 @@ def show_delays(rows: Sequence[Row]) -> None:
 
 
 def show_rain(rows: Sequence[Row]) -> None:
-    """Prints the average departure delay by the rain of the hour."""
+    """Print the average departure delay by the rain of the hour."""
     console.print("[bold]And by rain in the hour of departure: the same records as a batch")
     table = _table()
     table.add_column("rain")
@@ -229,7 +229,7 @@ def show_rain(rows: Sequence[Row]) -> None:
 
 @dataclass(frozen=True)
 class Records:
-    """What a run put into the topic, from what was done, not from a look into the log."""
+    """The records that a run wrote to the topic, from its actions, without a look into the log."""
 
     flights: int
     failed_attempt: int
@@ -241,12 +241,12 @@ class Records:
         return self.failed_attempt + self.aborted_load
 
     def visible(self, isolation: str) -> int:
-        """How many a query under this level sees once every transaction has ended."""
+        """The number of records that a query under this level sees after all transactions."""
         return self.flights + (self.taken_back if isolation in _SEES_ABORTED else 0)
 
 
 def show_levels(records: Records, seen: Mapping[str, int]) -> bool:
-    """Prints what each isolation level sees beside what it should; whether all are the same."""
+    """Print the records of each isolation level, and the prediction. Return whether all agree."""
     console.print("\n[bold]What each isolation level sees of it, predicted and counted")
     table = _table()
     table.add_column("isolation")
@@ -280,7 +280,7 @@ def show_counts(
     table: int,
     batch: int,
 ) -> bool:
-    """Prints how many records went in and came out; whether all numbers are as they should be."""
+    """Print the numbers of records in and out. Return whether all are as predicted."""
     parts = " + ".join(f"{count:,}" for _, count in sorted(stored.items()))
     flights, visible = records.flights, records.visible(isolation)
     counts = (
@@ -312,9 +312,9 @@ def show_counts(
 def show_files(
     output: Path, bootstrap: str | None, brokers: int, seconds: float, *, etcd: bool = False
 ) -> None:
-    """Prints what there is to look at now, and how. ``brokers``: how many the run had.
+    """Print the files of the run, and commands to read them. ``brokers``: the number of brokers.
 
-    ``etcd``: their metadata was in members of etcd, which are gone.
+    ``etcd``: their metadata was in members of etcd, which were stopped.
     """
     console.print()
     _say(f"chart      {output / 'delays.png'}")
@@ -360,7 +360,7 @@ _INK, _FAINT, _RAIN_BLUE = "#22303c", "#7b8794", "#3b78a8"
 
 
 def draw(delay_rows: Sequence[Row], rain_rows: Sequence[Row], target: Path) -> None:
-    """Writes the chart as PNG: carriers by months, and the rain beside them."""
+    """Write the chart as PNG: carriers by months, and the rain beside them."""
     delays = Delays(delay_rows)
     figure = Figure(figsize=(13.5, 7.2), dpi=150, facecolor="white")
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (2.7, 1)})

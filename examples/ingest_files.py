@@ -1,11 +1,11 @@
-"""Takes JSON files that land in a folder into a typed topic, each record exactly once.
+"""Writes JSON files from a folder to a typed topic, each record exactly once.
 
     spark-submit examples/ingest_files.py --bootstrap localhost:9092 landing/ flights \\
         --schema "carrier string, origin string, delay int, moment timestamp"
 
-Each line of a file is a JSON object. The schema is the topic's, which is made if it is missing. A
-file is taken once, as the checkpoint knows it by its name; a job that died goes on there when it is
-started again, and a micro-batch that it had half written is not seen twice.
+Each line of a file is a JSON object. The schema is that of the topic, which is created if it is
+missing. The checkpoint has the names of the processed files, so each file is written once. A
+restarted job continues there, and a partly written micro-batch causes no duplicates.
 """
 
 import argparse
@@ -18,12 +18,12 @@ def main() -> None:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--bootstrap", help="host:port of brokers")
     place.add_argument("--path", help="or a directory of this machine")
-    parser.add_argument("folder", help="where the files land: a path or URL that Spark can read")
+    parser.add_argument("folder", help="folder of the files: a path or URL that Spark can read")
     parser.add_argument("topic")
     parser.add_argument("--schema", required=True, help="columns, as Spark's SQL declares them")
-    parser.add_argument("--partitions", default=4, type=int, help="of a topic that is made")
+    parser.add_argument("--partitions", default=4, type=int, help="of a new topic")
     parser.add_argument("--checkpoint", default="checkpoints/ingest-files")
-    parser.add_argument("--follow", action="store_true", help="go on until stopped")
+    parser.add_argument("--follow", action="store_true", help="continue until stopped")
     args = parser.parse_args()
     where = {"bootstrap": args.bootstrap} if args.bootstrap else {"path": args.path}
 

@@ -2,11 +2,11 @@
 
     spark-submit examples/join_topics.py --bootstrap localhost:9092 orders payments paid_orders
 
-Orders have the columns order_id, customer, amount and moment; payments order_id, paid and moment. A
-payment may come up to two hours after its order. Under read_atomic each topic is read up to a cut
-that no transaction lies across. Each of the two has a cut of its own: where one transaction writes
-both, its halves may come in different micro-batches, and the join keeps the first until the other
-is there.
+Orders have the columns order_id, customer, amount and moment. Payments have order_id, paid and
+moment. A payment may come up to two hours after its order. Under read_atomic each topic is read up
+to a cut that no transaction crosses. The two topics have separate cuts: if one transaction writes
+both, its halves may come in different micro-batches, and the join keeps the first half until the
+other arrives.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main() -> None:
     for each in ("orders", "payments", "target"):
         parser.add_argument(each, help="topic to write" if each == "target" else "topic to read")
     parser.add_argument("--checkpoint", default="checkpoints/join-topics")
-    parser.add_argument("--follow", action="store_true", help="go on until stopped")
+    parser.add_argument("--follow", action="store_true", help="continue until stopped")
     args = parser.parse_args()
     where = {"bootstrap": args.bootstrap} if args.bootstrap else {"path": args.path}
 

@@ -5,9 +5,9 @@
     spark-submit examples/sort_out_bad_records.py --bootstrap localhost:9092 raw flights rejected \\
         --schema "carrier string, delay int"
 
-A job moved over from Kafka: the topic read has Kafka's key and value. What fits goes to a typed
-topic that takes no nulls. What is no such JSON lacks some column, so it becomes a dead letter, with
-its text (column corrupt) and the place that it came from (origin).
+A job moved over from Kafka: the source topic has Kafka's key and value. Valid records go to a typed
+topic that takes no nulls. Invalid JSON lacks a column, so it becomes a dead letter, with its text
+(column corrupt) and its origin (topic, partition and offset).
 """
 
 import argparse
@@ -25,11 +25,11 @@ def main() -> None:
     place.add_argument("--bootstrap", help="host:port of brokers")
     place.add_argument("--path", help="or a directory of this machine")
     parser.add_argument("source", help="topic to read")
-    parser.add_argument("good", help="topic of what fits")
+    parser.add_argument("good", help="topic of valid records")
     parser.add_argument("bad", help="topic of dead letters")
     parser.add_argument("--schema", required=True, help="columns, as Spark's SQL declares them")
     parser.add_argument("--checkpoint", default="checkpoints/sort-out-bad-records")
-    parser.add_argument("--follow", action="store_true", help="go on until stopped")
+    parser.add_argument("--follow", action="store_true", help="continue until stopped")
     args = parser.parse_args()
     where = {"bootstrap": args.bootstrap} if args.bootstrap else {"path": args.path}
 

@@ -1,7 +1,7 @@
-"""A topic of flights becomes a table, and a topic of those that were late.
+"""A topic of flights becomes a table, and a topic of late flights.
 
-Topic ``flights`` has the columns ``carrier string, delay int``. Where the log is, ISOLOG_BOOTSTRAP
-or ISOLOG_PATH says.
+Topic ``flights`` has the columns ``carrier string, delay int``. ISOLOG_BOOTSTRAP or ISOLOG_PATH has
+the place of the log.
 """
 
 from pyspark import pipelines as dp
