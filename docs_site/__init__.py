@@ -1,7 +1,7 @@
-"""What makes the documentation site beside the texts in ``docs/``.
+"""The code of the documentation site, beside the texts in ``docs/``.
 
-``tables``    the tables in ``docs/`` that are made from the code: ``python -m docs_site.tables``
-``options``, ``settings``, ``commands``, ``series``, ``others``   what renders each of them
-``hooks``     what mkdocs does for this site beyond its own (``mkdocs.yml`` names it)
+``tables``    the generated tables in ``docs/``: ``python -m docs_site.tables``
+``options``, ``settings``, ``commands``, ``series``, ``others``   the renderers of the tables
+``hooks``     extensions of mkdocs for this site (``mkdocs.yml`` names it)
 ``pictures``  draws the pictures of the pages on concepts: ``python -m docs_site.pictures``
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def row(*cells: str) -> str:
-    """Return a row; a bar within a cell is escaped."""
+    """Return a row. A bar within a cell is escaped."""
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 

@@ -17,7 +17,7 @@ _EXAMPLES: Final = "\b\n"
 
 
 def rendered() -> str:
-    """Render every command: a section with what it does, examples, arguments and options."""
+    """Render every command: a section with its effect, examples, arguments and options."""
     root = typer.main.get_command(app)
     parts = ["## Options of every command", "Give them before the command.", _parameters(root)]
     for words, command in _leaves(root, ("isolog",)):
@@ -38,7 +38,7 @@ def _leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    r"""Return a help text as Markdown; a paragraph that starts with ``\b`` has examples."""
+    r"""Return a help text as Markdown. A paragraph that starts with ``\b`` has examples."""
     for paragraph in text.split("\n\n"):
         if paragraph.startswith(_EXAMPLES):
             yield f"```sh\n{paragraph.removeprefix(_EXAMPLES).strip()}\n```"

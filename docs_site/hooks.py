@@ -1,9 +1,9 @@
-"""What mkdocs does for this site beyond its own.
+"""Extensions of mkdocs for this site.
 
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* A search shows decisions, and other pages about the inside, after those that say what to do.
+* A search ranks decisions, and other pages about internals, after the pages for users.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def on_files(files: Files, config: Any) -> Files:
     while waiting:
         name = waiting.pop()
         path = ROOT / name
-        if name in made or not path.exists():  # a link to nothing is reported when it is resolved
+        if name in made or not path.exists():  # a broken link is reported when it is resolved
             continue
         made.add(name)
         text = shown(path)

@@ -25,7 +25,7 @@ def rendered() -> str:
 
 
 def rendered_beside_kafkas() -> str:
-    """Return every option of Spark's Kafka connector, and what takes its place."""
+    """Return every option of Spark's Kafka connector, and its replacement."""
     heads = ("Kafka's option", "for", "default", "isolog's", "default", "what differs")
     return table(*heads, rows=map(_row_beside_kafkas, KAFKAS))
 

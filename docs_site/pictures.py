@@ -1,7 +1,7 @@
-"""Draws the pictures of the pages on concepts; ``python -m docs_site.pictures`` writes them.
+"""The pictures of the pages on concepts: ``python -m docs_site.pictures`` writes them.
 
-A picture takes its colours from variables. By itself it follows the system's choice of light or
-dark; within a page of the site it follows the page's (``hooks.py``).
+A picture takes its colours from variables. A separate picture follows the system's choice of light
+or dark. Within a page of the site it follows that of the page (``hooks.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BOX: Final = 46
 
 
 class Drawing:
-    """An SVG that grows by shapes; coordinates in pixels from the upper left."""
+    """An SVG that grows by shapes. Coordinates are pixels from the upper left."""
 
     def __init__(self, height: int) -> None:
         """Begin an empty picture of this height."""
@@ -45,7 +45,7 @@ class Drawing:
         size: int = 15,
         weight: int = 400,
     ) -> None:
-        """Write a line; ``at`` says which part of it is at x: start, middle or end."""
+        """Write a line. ``at``: the part of it that is at x, start, middle or end."""
         self._parts.append(
             f'<text x="{x:g}" y="{y:g}" text-anchor="{at}" font-size="{size}"'
             f' font-weight="{weight}" fill="var(--ink)">{escape(words)}</text>'
@@ -59,7 +59,7 @@ class Drawing:
         )
 
     def ghost(self, x: float, y: float, width: float, height: float) -> None:
-        """Draw the outline of something that is gone."""
+        """Draw the outline of a removed part."""
         self._parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"'
             ' fill="none" stroke="var(--soft)" stroke-dasharray="4 4"/>'

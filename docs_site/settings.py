@@ -1,7 +1,7 @@
 """The settings of topics and of brokers.
 
-``conf/broker.toml`` says what each setting means, and is held to the code by a test; defaults and
-allowed values come from the code itself.
+``conf/broker.toml`` has the meaning of each setting, and a test compares it with the code. Defaults
+and allowed values come from the code itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tables in the docs that are made from the code; ``python -m docs_site.tables`` writes them.
+"""The tables in the docs that are generated: ``python -m docs_site.tables`` writes them.
 
-A page has two marks where a table belongs. What is between them is written anew by ``make docs``.
+A page has two marks for a table. ``make docs`` replaces the text between them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "series": series.rendered,
     "metrics of queries": others.rendered_metrics,
 }
-"""What renders each table, by the table's name in the marks around it."""
+"""The name of a table, in the marks around it → its renderer."""
 
 
 def begin(name: str) -> str:

@@ -116,7 +116,7 @@ class Run:
         return predicted and agree
 
     def _stream(self) -> tuple[Job, int, WrongLoad]:
-        """Run both jobs to their end. Return the reader, the rows of the writer, the aborted load."""
+        """Run both jobs to their end. Return the reader, the written rows, the aborted load."""
         self.output.mishap.touch()
         self.hush = Hush(self.spark)
         load: WrongLoad | None = None

@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	callTimeout = 15 * time.Second // of one call: a broker that stands still answers no more
-	patience    = 60 * time.Second // for how long calls without progress are repeated
+	callTimeout = 15 * time.Second // of one call: a paused broker does not answer
+	patience    = 60 * time.Second // the time limit of retries without progress
 	pause       = 200 * time.Millisecond
 	earliest    = -2 // the start of a partition
 )
 
-// security says how to reach brokers, and as whom; empty fields are not used.
+// security has the credentials for connections to brokers. Empty fields are not used.
 type security struct {
 	tlsCA, token, user, password string
 }
@@ -47,7 +47,7 @@ func securityFromEnvironment() security {
 	}
 }
 
-// authorization is the header that every call carries; there is no handshake.
+// authorization is the header of every call. There is no handshake.
 func (s security) authorization() string {
 	switch {
 	case s.token != "":
@@ -58,7 +58,7 @@ func (s security) authorization() string {
 	return ""
 }
 
-// cluster has a connection to each broker that it has needed so far.
+// cluster has a connection to each broker that was needed so far.
 type cluster struct {
 	brokers     []string // any of these answers any action
 	transport   credentials.TransportCredentials
@@ -103,9 +103,9 @@ func (c *cluster) at(address string) (flight.Client, error) {
 	return client, err
 }
 
-// -- errors and repetition ------------------------------------------------------------------------
+// -- errors and retries ---------------------------------------------------------------------------
 
-// brokerError is what a broker says of a call or of a batch that it refuses.
+// brokerError is a broker's error for a refused call or batch.
 type brokerError struct {
 	Code      string `json:"code"`
 	Message   string `json:"message"`
@@ -117,7 +117,7 @@ func (e *brokerError) Error() string {
 	return fmt.Sprintf("[%s] %s (%s)", e.Code, e.Message, e.Hint)
 }
 
-// typedErrors turns the errors of all calls into those that the brokers' trailers have.
+// typedErrors converts the errors of all calls to those in the brokers' trailers.
 var typedErrors = flight.ClientMiddleware{
 	Unary: func(ctx context.Context, method string, request, reply any, connection *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 		var trailer metadata.MD
@@ -152,18 +152,18 @@ func typed(err error, trailer metadata.MD) error {
 	return refused
 }
 
-// mayPass says whether the same call may succeed later, perhaps at another broker.
+// mayPass reports whether a retry of the call may succeed, perhaps at another broker.
 func mayPass(err error) bool {
 	if refused := (*brokerError)(nil); errors.As(err, &refused) {
-		// Every batch has a stamp, so a batch whose fate is unknown can be sent again.
+		// Every batch has a stamp, so a batch with an unknown outcome can be retried.
 		return refused.Retriable || refused.Code == "UNKNOWN_OUTCOME"
 	}
 	code := status.Code(err)
 	return code == codes.Unavailable || code == codes.DeadlineExceeded
 }
 
-// attempt makes calls until one succeeds or fails for good, or nothing has succeeded for too long.
-// A call that made progress before it failed reports that, and gets as much time again.
+// attempt makes calls until one succeeds, or its error is not retriable, or the time limit expires.
+// A call that made progress before it failed reports that, which restarts the time limit.
 func (c *cluster) attempt(ctx context.Context, call func(ctx context.Context, broker flight.Client) (progress bool, err error)) error {
 	deadline := time.Now().Add(patience)
 	for n := 0; ; n++ {
@@ -192,7 +192,7 @@ func (c *cluster) attempt(ctx context.Context, call func(ctx context.Context, br
 	}
 }
 
-// plain drops what gRPC puts in front of the message of its own errors.
+// plain drops the prefix that gRPC adds to the messages of its own errors.
 func plain(err error) error {
 	if found, ok := status.FromError(err); ok && err != nil {
 		return errors.New(found.Message())
@@ -232,7 +232,7 @@ func (c *cluster) createTopic(ctx context.Context, name string, schema *arrow.Sc
 		"topic":      name,
 		"partitions": partitions,
 		"schema_ipc": flight.SerializeSchema(schema, memory.DefaultAllocator), // JSON makes it base64
-		// If the answer is lost, the next try finds its own topic.
+		// If the answer is lost, the retry finds the topic of this call.
 		"token": fmt.Sprintf("orders-%d-%d", os.Getpid(), time.Now().UnixNano()),
 	}
 	return c.act(ctx, "create-topic", body, &struct{}{})
@@ -267,7 +267,7 @@ func (c *cluster) act(ctx context.Context, action string, body, result any) erro
 	})
 }
 
-// leader asks a broker who leads a partition now, and what to send there to read what is asked.
+// leader looks up a partition's leader, and the ticket for the requested read.
 func (c *cluster) leader(ctx context.Context, broker flight.Client, asked map[string]any) (flight.Client, *flight.Ticket, error) {
 	command, err := json.Marshal(asked)
 	if err != nil {
@@ -278,7 +278,7 @@ func (c *cluster) leader(ctx context.Context, broker flight.Client, asked map[st
 	if err != nil {
 		return nil, nil, err
 	}
-	endpoint := info.Endpoint[0] // one partition is asked for
+	endpoint := info.Endpoint[0] // the request is for one partition
 	if len(endpoint.Location) == 0 {
 		return nil, nil, status.Errorf(codes.Unavailable, "partition %v has no leader at the moment", asked["partition"])
 	}
@@ -292,22 +292,22 @@ func (c *cluster) leader(ctx context.Context, broker flight.Client, asked map[st
 
 // -- reading --------------------------------------------------------------------------------------
 
-// chunk is a batch of a partition; it is valid during the call that gets it.
+// chunk is a batch of a partition. It is valid during the call that gets it.
 type chunk struct {
 	partition int
 	batch     arrow.RecordBatch
 }
 
-// position is what a reader knows after a batch: where to continue, and in which leader epochs the
-// records before that were written, by which a new leader sees whether it has the same ones. The last
-// one of an answer has the bounds of the levels, unless the leader does not know them yet.
+// position is a reader's state after a batch: the next offset, and the leader epochs of the records
+// before it, by which a new leader checks whether it has the same records. The last one of an answer
+// has the bounds of the levels, unless the leader does not have them yet.
 type position struct {
 	Next    int64            `json:"next"`
 	Lineage [][2]int64       `json:"lineage"`
 	Bounds  *json.RawMessage `json:"bounds"`
 }
 
-// read passes what is visible now, partition by partition, in the order of the offsets.
+// read passes the visible records, partition by partition, in the order of their offsets.
 func (c *cluster) read(ctx context.Context, topic, isolation string, columns []string, consume func(chunk) error) error {
 	partitions, err := c.partitions(ctx, topic)
 	if err != nil {
@@ -331,7 +331,7 @@ func (c *cluster) read(ctx context.Context, topic, isolation string, columns []s
 	return nil
 }
 
-// atomicCut returns where each partition ends for read_atomic: no transaction lies on both sides.
+// atomicCut returns the end of each partition for read_atomic, a cut that no transaction crosses.
 func (c *cluster) atomicCut(ctx context.Context, topic string) (map[int]int64, error) {
 	var cut struct {
 		Offsets map[string]map[int]int64 `json:"offsets"`
@@ -341,7 +341,7 @@ func (c *cluster) atomicCut(ctx context.Context, topic string) (map[int]int64, e
 	return cut.Offsets[topic], err
 }
 
-// readPartition continues at the next leader, where it has stopped, if a leader goes away.
+// readPartition continues at the next leader, from its last position, if a leader fails.
 func (c *cluster) readPartition(ctx context.Context, number int, asked map[string]any, consume func(chunk) error) error {
 	at := position{Next: earliest, Lineage: [][2]int64{}}
 	return c.attempt(ctx, func(ctx context.Context, broker flight.Client) (progress bool, err error) {
@@ -380,7 +380,7 @@ func (c *cluster) readPartition(ctx context.Context, number int, asked map[strin
 
 // -- writing --------------------------------------------------------------------------------------
 
-// appender writes to a topic. Its stamps make sure that a batch that is sent twice is stored once.
+// appender writes to a topic. It is idempotent: its stamps let brokers deduplicate retries.
 type appender struct {
 	cluster  *cluster
 	topic    string
@@ -388,7 +388,7 @@ type appender struct {
 		ID    int64 `json:"producer_id"`
 		Epoch int64 `json:"epoch"`
 	}
-	sequences map[int]int // by partition, the number of the next batch
+	sequences map[int]int // by partition, the sequence number of the next batch
 }
 
 type acknowledged struct {
@@ -402,7 +402,7 @@ func (c *cluster) newAppender(ctx context.Context, topic string) (*appender, err
 	return a, c.act(ctx, "new-producer", map[string]any{}, &a.producer)
 }
 
-// append returns once the batch is stored on all in-sync replicas, wherever the leader is by then.
+// append returns once the batch is on all in-sync replicas, even if the leader has changed.
 func (a *appender) append(ctx context.Context, partition int, batch arrow.RecordBatch) (acknowledged, error) {
 	command, err := json.Marshal(map[string]any{"topic": a.topic, "isolation": "read_committed"})
 	if err != nil {
@@ -431,7 +431,7 @@ func (a *appender) append(ctx context.Context, partition int, batch arrow.Record
 		}
 		writer := flight.NewRecordWriter(stream, ipc.WithSchema(batch.Schema()))
 		writer.SetFlightDescriptor(&flight.FlightDescriptor{Type: flight.DescriptorCMD, Cmd: command})
-		// If sending fails, the broker's reason comes as the answer.
+		// If the send fails, the answer has the broker's reason.
 		if err := writer.WriteWithAppMetadata(batch, envelope); err != nil && !errors.Is(err, io.EOF) {
 			return false, err
 		}

@@ -1,6 +1,6 @@
 // Orders lists topics, creates a topic of orders, writes orders to it and reads them.
 //
-// It needs nothing of isolog but a broker that serves Arrow Flight (docs/flight.md).
+// It needs only a broker that serves Arrow Flight (docs/flight.md), and no code of isolog.
 package main
 
 import (
@@ -82,7 +82,7 @@ func list(ctx context.Context, cluster *cluster) error {
 	return err
 }
 
-// write places each order by its id, so that all versions of an order keep their sequence.
+// write chooses the partition by the id, so that all versions of an order keep their sequence.
 func write(ctx context.Context, cluster *cluster, topic string, source io.Reader) error {
 	orders, err := decodeOrders(source)
 	if err != nil {

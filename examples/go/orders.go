@@ -33,7 +33,7 @@ var (
 		{Name: "at", Type: atType, Nullable: true},
 	}, nil)
 
-	// The leader computes _offset, which no topic stores.
+	// The leader computes _offset, which is not stored.
 	orderColumns = []string{"id", "customer", "amount", "at", "_offset"}
 )
 
@@ -91,7 +91,7 @@ func batchOf(orders []Order) (arrow.RecordBatch, error) {
 	return builder.NewRecordBatch(), nil
 }
 
-// decimalOf refuses what amountType cannot hold, where decimal128.FromString rounds.
+// decimalOf refuses amounts that amountType cannot represent. decimal128.FromString would round.
 func decimalOf(text string) (decimal128.Num, error) {
 	value, ok := new(big.Rat).SetString(text)
 	if ok {

@@ -6,7 +6,7 @@ import org.apache.arrow.flight.ErrorFlightMetadata;
 import org.apache.arrow.flight.FlightRuntimeException;
 import org.apache.arrow.flight.FlightStatusCode;
 
-/** What a broker says of a call or of a batch that it refuses, or why there is no answer. */
+/** A broker's error for a refused call or batch, or the reason why there is no answer. */
 final class BrokerException extends Exception {
   private static final long serialVersionUID = 1L;
 
@@ -23,15 +23,15 @@ final class BrokerException extends Exception {
   @JsonIgnoreProperties(ignoreUnknown = true)
   record Body(String code, String message, String hint, boolean retriable) {}
 
-  /** The error that a broker describes. */
+  /** The error with a broker's description. */
   static BrokerException of(Body body, Throwable cause) {
-    // Every batch has a stamp, so a batch whose fate is unknown can be sent again.
+    // Every batch has a stamp, so a batch with an unknown outcome can be retried.
     boolean mayPass = body.retriable() || body.code().equals("UNKNOWN_OUTCOME");
     String message = "[%s] %s (%s)".formatted(body.code(), body.message(), body.hint());
     return new BrokerException(message, mayPass, cause);
   }
 
-  /** The error of a call: the broker's own if it has sent one, in the trailer, and else gRPC's. */
+  /** The error of a call: that of the broker in the trailer, or else that of gRPC. */
   static BrokerException of(FlightRuntimeException error) {
     ErrorFlightMetadata trailer = error.status().metadata();
     if (trailer != null && trailer.containsKey(DETAILS)) { // getByte throws if it has none
@@ -50,12 +50,12 @@ final class BrokerException extends Exception {
         error);
   }
 
-  /** An error that passes by itself. */
+  /** A transient error. */
   static BrokerException passing(String message) {
     return new BrokerException(message, true, null);
   }
 
-  /** Whether the same call may succeed later, perhaps at another broker. */
+  /** Whether a retry of the call may succeed, perhaps at another broker. */
   boolean mayPass() {
     return mayPass;
   }

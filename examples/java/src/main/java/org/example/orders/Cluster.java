@@ -43,10 +43,10 @@ import org.apache.arrow.vector.types.pojo.Schema;
 
 /** The brokers of a cluster, with a connection to each that was needed so far. */
 final class Cluster implements AutoCloseable {
-  /** Of one call: a broker that stands still answers no more. */
+  /** The time limit of one call: a paused broker does not answer. */
   private static final Duration CALL_TIMEOUT = Duration.ofSeconds(15);
 
-  /** For how long calls without progress are repeated. */
+  /** The time limit of retries without progress. */
   private static final Duration PATIENCE = Duration.ofSeconds(60);
 
   private static final Duration PAUSE = Duration.ofMillis(200);
@@ -61,7 +61,7 @@ final class Cluster implements AutoCloseable {
   private final String authorization;
 
   /**
-   * Connects nowhere yet.
+   * Creates a cluster without connections.
    *
    * @param addresses host:port of brokers, with commas between them
    * @param environment may have ISOLOG_TLS_CA, and ISOLOG_TOKEN, or ISOLOG_USER and ISOLOG_PASSWORD
@@ -107,9 +107,9 @@ final class Cluster implements AutoCloseable {
         });
   }
 
-  // -- repetition ---------------------------------------------------------------------------------
+  // -- retries ------------------------------------------------------------------------------------
 
-  /** One of the tries of a call: which broker to ask, and with which options. */
+  /** One attempt of a call: its broker, and its options. */
   private final class Attempt {
     final FlightClient broker;
     private boolean progressed;
@@ -118,7 +118,7 @@ final class Cluster implements AutoCloseable {
       this.broker = at(broker);
     }
 
-    /** What every call carries; there is no handshake. */
+    /** The options of every call. There is no handshake. */
     CallOption[] options() {
       CallOption timeout = CallOptions.timeout(CALL_TIMEOUT.toMillis(), TimeUnit.MILLISECONDS);
       if (authorization == null) {
@@ -129,7 +129,7 @@ final class Cluster implements AutoCloseable {
       return new CallOption[] {timeout, new HeaderCallOption(headers)};
     }
 
-    /** Something was achieved: if the call fails now, it has as much time again. */
+    /** Reports progress, which restarts the time limit of retries. */
     void progress() {
       progressed = true;
     }
@@ -139,7 +139,7 @@ final class Cluster implements AutoCloseable {
     T make(Attempt attempt) throws BrokerException, IOException, InterruptedException;
   }
 
-  /** Makes a call until it succeeds or fails for good, or nothing has succeeded for too long. */
+  /** Repeats a call until it succeeds, its error is not retriable, or the time limit expires. */
   private <T> T repeat(Call<T> call) throws BrokerException, IOException, InterruptedException {
     Instant deadline = Instant.now().plus(PATIENCE);
     for (int n = 0; ; n++) {
@@ -167,7 +167,7 @@ final class Cluster implements AutoCloseable {
 
   // -- topics -------------------------------------------------------------------------------------
 
-  /** A topic, and how many records and partitions it has. */
+  /** A topic, with its numbers of records and partitions. */
   record Topic(String name, long records, int partitions) {}
 
   List<Topic> topics() throws BrokerException, IOException, InterruptedException {
@@ -189,7 +189,7 @@ final class Cluster implements AutoCloseable {
             "topic", name,
             "partitions", partitions,
             "schema_ipc", schema.serializeAsMessage(), // JSON makes it base64
-            // If the answer is lost, the next try finds its own topic.
+            // If the answer is lost, the retry finds the topic of this call.
             "token", UUID.randomUUID());
     act("create-topic", body);
   }
@@ -199,7 +199,7 @@ final class Cluster implements AutoCloseable {
     return repeat(attempt -> attempt.broker.getInfo(path, attempt.options()).getEndpoints().size());
   }
 
-  /** Carries out an action, at any broker, and returns its result. */
+  /** Runs an action, at any broker, and returns its result. */
   private JsonNode act(String action, Map<String, Object> body)
       throws BrokerException, IOException, InterruptedException {
     var request = new Action(action, Json.MAPPER.writeValueAsBytes(body));
@@ -214,14 +214,14 @@ final class Cluster implements AutoCloseable {
         });
   }
 
-  /** The leader of a partition, and what to send there to read what is asked. */
+  /** The leader of a partition, and the ticket for the requested read. */
   private record Leader(FlightClient client, Ticket ticket) {}
 
   private Leader leader(Attempt attempt, Map<String, Object> asked)
       throws BrokerException, IOException {
     var command = FlightDescriptor.command(Json.MAPPER.writeValueAsBytes(asked));
     FlightInfo info = attempt.broker.getInfo(command, attempt.options());
-    FlightEndpoint endpoint = info.getEndpoints().get(0); // one partition is asked for
+    FlightEndpoint endpoint = info.getEndpoints().get(0); // the request is for one partition
     if (endpoint.getLocations().isEmpty()) {
       throw BrokerException.passing(
           "partition " + asked.get("partition") + " has no leader at the moment");
@@ -231,23 +231,23 @@ final class Cluster implements AutoCloseable {
 
   // -- reading ------------------------------------------------------------------------------------
 
-  /** Gets the batches of partitions; a batch is valid during the call. */
+  /** Gets the batches of partitions. A batch is valid during the call. */
   interface Consumer {
     void accept(int partition, VectorSchemaRoot batch) throws IOException;
   }
 
   /**
-   * What a reader knows after a batch: where to continue, and in which leader epochs the records
-   * before that were written, by which a new leader sees whether it has the same ones. The last one
-   * of an answer has the bounds of the levels, unless the leader does not know them yet.
+   * A reader's state after a batch: the next offset, and the leader epochs of the records before
+   * it, by which a new leader checks whether it has the same records. The last one of an answer
+   * has the bounds of the levels, unless the leader does not have them yet.
    */
   @JsonIgnoreProperties(ignoreUnknown = true)
   private record Position(long next, List<List<Long>> lineage, JsonNode bounds) {}
 
-  /** Passes what is visible now, partition by partition, in the order of the offsets. */
+  /** Passes the visible records, partition by partition, in the order of their offsets. */
   void read(String topic, String isolation, List<String> columns, Consumer consumer)
       throws BrokerException, IOException, InterruptedException {
-    int partitions = partitions(topic); // those that are added later are not in the cut, perhaps
+    int partitions = partitions(topic); // partitions that are added later may not be in the cut
     JsonNode ends = isolation.equals("read_atomic") ? atomicCut(topic) : Json.MAPPER.nullNode();
     for (int number = 0; number < partitions; number++) {
       Map<String, Object> asked = new HashMap<>();
@@ -260,14 +260,14 @@ final class Cluster implements AutoCloseable {
     }
   }
 
-  /** Where each partition ends for read_atomic: no transaction lies on both sides. */
+  /** The end of each partition for read_atomic, a cut that no transaction crosses. */
   private JsonNode atomicCut(String topic)
       throws BrokerException, IOException, InterruptedException {
     JsonNode cut = act("atomic-cut", Map.of("topics", List.of(Map.of("topic", topic))));
     return cut.get("offsets").get(topic);
   }
 
-  /** Continues at the next leader, where it has stopped, if a leader goes away. */
+  /** Continues at the next leader, from its last position, if a leader fails. */
   private void readPartition(int number, Map<String, Object> asked, Consumer consumer)
       throws BrokerException, IOException, InterruptedException {
     asked.put("start", EARLIEST);
@@ -290,7 +290,7 @@ final class Cluster implements AutoCloseable {
             }
           } catch (BrokerException | RuntimeException | IOException error) {
             throw error;
-          } catch (Exception error) { // what close() declares
+          } catch (Exception error) { // declared by close()
             throw new IOException(error);
           }
           if (bounds == null) {
@@ -302,7 +302,7 @@ final class Cluster implements AutoCloseable {
 
   // -- writing ------------------------------------------------------------------------------------
 
-  /** Where a batch is stored. */
+  /** The place of a stored batch. */
   @JsonIgnoreProperties(ignoreUnknown = true)
   record Acknowledged(
       @JsonProperty(required = true) long count, long offset, BrokerException.Body error) {}
@@ -311,7 +311,7 @@ final class Cluster implements AutoCloseable {
     return new Appender(topic, act("new-producer", Map.of()));
   }
 
-  /** Writes to a topic. Its stamps make sure that a batch that is sent twice is stored once. */
+  /** Writes to a topic. It is idempotent: its stamps let brokers deduplicate retries. */
   final class Appender {
     private final String topic;
     private final JsonNode producer;
@@ -322,7 +322,7 @@ final class Cluster implements AutoCloseable {
       this.producer = producer;
     }
 
-    /** Returns once the batch is on all in-sync replicas, wherever the leader is by then. */
+    /** Returns once the batch is on all in-sync replicas, even if the leader has changed. */
     Acknowledged append(int partition, VectorSchemaRoot batch)
         throws BrokerException, IOException, InterruptedException {
       int sequence = sequences.getOrDefault(partition, 0);
@@ -353,7 +353,7 @@ final class Cluster implements AutoCloseable {
         var writer = leader.client.startPut(descriptor, batch, answers, attempt.options());
         ArrowBuf metadata = allocator.buffer(envelope.length);
         metadata.writeBytes(envelope);
-        writer.putNext(metadata); // which is the writer's from now on
+        writer.putNext(metadata); // which the writer owns now
         Acknowledged answer;
         try (PutResult result = answers.read()) {
           if (result == null) {

@@ -6,7 +6,7 @@ import com.fasterxml.jackson.databind.SerializationFeature;
 import com.fasterxml.jackson.databind.json.JsonMapper;
 import com.fasterxml.jackson.datatype.jsr310.JavaTimeModule;
 
-/** How this program reads and writes JSON. */
+/** The JSON of this program. */
 final class Json {
   static final JsonMapper MAPPER =
       JsonMapper.builder()

@@ -18,7 +18,7 @@ import org.apache.arrow.vector.VectorSchemaRoot;
 /**
  * Lists topics, creates a topic of orders, writes orders to it and reads them.
  *
- * <p>It needs nothing of isolog but a broker that serves Arrow Flight (docs/flight.md).
+ * <p>It needs only a broker that serves Arrow Flight (docs/flight.md), and no code of isolog.
  */
 public final class Main {
   private static final String USAGE =

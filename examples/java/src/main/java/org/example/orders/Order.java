@@ -18,7 +18,7 @@ import org.apache.arrow.vector.types.pojo.Field;
 import org.apache.arrow.vector.types.pojo.FieldType;
 import org.apache.arrow.vector.types.pojo.Schema;
 
-/** One record; everything but the id may be null. */
+/** One record. All fields but the id may be null. */
 @JsonIgnoreProperties({"partition", "offset"}) // of orders that were read
 record Order(
     @JsonProperty(required = true) long id, String customer, BigDecimal amount, Instant at) {
@@ -34,7 +34,7 @@ record Order(
               Field.nullable("amount", new ArrowType.Decimal(DIGITS, PLACES, 128)),
               Field.nullable("at", new ArrowType.Timestamp(TimeUnit.MICROSECOND, "UTC"))));
 
-  /** What to ask for: the leader computes _offset, which no topic stores. */
+  /** The columns of a read: the leader computes _offset, which is not stored. */
   static final List<String> COLUMNS = List.of("id", "customer", "amount", "at", "_offset");
 
   Order {
