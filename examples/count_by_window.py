@@ -22,9 +22,7 @@ def main() -> None:
     parser.add_argument("target", help="topic to write")
     parser.add_argument("--minutes", default=15, type=int, help="more than these are late")
     parser.add_argument("--window", default="1 hour")
-    parser.add_argument(
-        "--watermark", default="10 minutes", help="accept flights this late"
-    )
+    parser.add_argument("--watermark", default="10 minutes", help="accept flights this late")
     parser.add_argument("--checkpoint", default="checkpoints/count-by-window")
     parser.add_argument("--follow", action="store_true", help="continue until stopped")
     args = parser.parse_args()
