@@ -1,7 +1,7 @@
 """The protocol between clients and brokers as a library. No I/O, no thread, no clock.
 
-``frames`` cuts bytes into frames; ``connection`` is one side of a connection: bytes in, events
-out. ``docs/protocol.md`` specifies both to the byte.
+``frames`` cuts bytes into frames. ``connection`` is one side of a connection: bytes in, events out.
+``docs/protocol.md`` specifies both to the byte.
 """
 
 from spark_stream.protocol.connection import (

@@ -1,12 +1,12 @@
 """One connection between a client and a broker, without I/O: bytes in, events out.
 
-A shell owns the socket. It hands received bytes to :meth:`Connection.receive` (or receives into
+A shell owns the socket. It passes received bytes to :meth:`Connection.receive` (or receives into
 :attr:`Connection.target`), acts on the events, calls the commands (``open``, ``send`` …), writes
-what :meth:`Connection.output` returns, and calls :meth:`Connection.tick` now and then.
+the output of :meth:`Connection.output`, and calls :meth:`Connection.tick` regularly.
 
-The life of a connection: each side sends HELLO first. The broker picks the version; after that
-(``Ready``) the client opens streams. A stream carries frames in both directions until each side
-has sent its last frame (``end``), the broker fails it (ERROR), or the client gives it up (CANCEL):
+The life of a connection: each side sends HELLO first. The broker picks the version. After that
+(``Ready``) the client opens streams. A stream carries frames in both directions until each side has
+sent its last frame (``end``), the broker fails it (ERROR), or the client cancels it (CANCEL):
 
 ==================  =======================================  =====================================
 state of a stream   what may happen                          next state
@@ -20,17 +20,22 @@ any                 ERROR or CANCEL sent or received         over
 
 Invariants:
 
-* A frame of a stream is delivered after all earlier ones of it, once; nothing after its end.
-* *Credits.* For each stream the receiver gives the sender a number of bytes. DATA may be sent while
-  this credit is above 0; so one frame of any size always passes, and may take it below 0. An empty
-  last frame needs none. So what a stream holds at its receiver is bounded, and a slow stream delays
-  no other.
-* A frame of a stream that is over is dropped: its sender may not have heard yet.
-* After ``Lost`` nothing is received any more. What the connection still has to send (the reason,
-  in GOODBYE) is worth one attempt.
-* *Floods.* One call takes a bounded number of frames (:attr:`Connection.has_more`). A client that
+* A frame of a stream is delivered after all earlier ones of it, once, and none after its end.
+
+* *Credits* (backpressure). For each stream the receiver grants the sender a number of bytes. DATA
+  may be sent while this credit is above 0. So one frame of any size always passes, and may lower it
+  below 0. An empty last frame needs no credit. So the bytes of a stream at its receiver are
+  bounded, and a slow stream delays no other.
+
+* A frame of a stream that has ended is dropped, because its sender may not have received the end
+  yet.
+
+* After ``Lost`` no data is accepted. The pending output (the reason, in GOODBYE) gets one attempt.
+
+* *Floods.* One call handles a bounded number of frames (:attr:`Connection.has_more`). A client that
   sends more control frames than it needs is lost, and so is a client that sends more than a few
   frames before it is trusted.
+
 * A peer that is silent for ``silence_s``, or takes too long for its HELLO or for a frame, is lost.
 """
 
@@ -63,7 +68,7 @@ VERSION: Final = 2
 It rises with each release that sends what the release before it would misread or refuse.
 """
 OLDEST: Final = max(1, VERSION - 1)
-"""The previous version is spoken too, so brokers and clients need not be upgraded at once."""
+"""The previous version is accepted too, so brokers and clients can be upgraded one by one."""
 STREAM_MAX: Final = 2**32 - 1
 _CREDIT_MAX: Final = 2**40
 _STRANGER: Final = (64 << 10, 64 << 10)
@@ -76,25 +81,25 @@ CONTROL_PER_S: Final = 100.0
 """Control frames that a client may send besides those it has earned. It needs one each second."""
 _CONTROL_EARNED_MAX: Final = 20_000
 _LATE_FRAME_BYTES: Final = 4096
-"""The most that a DATA frame of a stream that is over counts: its credit is not known exactly."""
+"""The maximum that counts for a DATA frame of an ended stream, whose exact credit is unknown."""
 
 
 class ConnectionLimits(Struct, frozen=True):
-    """What one side allows the other, and how long it waits. Sizes in bytes, times in seconds."""
+    """The limits and timeouts of one side for the other. Sizes in bytes, times in seconds."""
 
     header_bytes_max: int = 1 << 20
     body_bytes_max: int = 1 << 30
     streams_max: int = 10_000
-    """Streams that the peer may have open at once."""
+    """The number of streams that the peer may have open."""
     credit: int = 1 << 20
-    """What the peer may send on each stream before it is given more."""
+    """The bytes that the peer may send on each stream before it is granted more."""
     heartbeat_s: float = 5.0
-    """After so long without a byte the peer is asked for one."""
+    """After this time without a byte the peer gets a PING."""
     silence_s: float = 15.0
-    """After so long without a byte the peer is lost."""
+    """After this time without a byte the peer is lost."""
     handshake_s: float = 10.0
     frame_s: float = 30.0
-    """How long a frame may take to arrive, besides the time for its size at ``rate_min``."""
+    """The time for the arrival of a frame, besides the time for its size at ``rate_min``."""
     rate_min: float = 64 << 10
     """Bytes per second."""
 
@@ -103,7 +108,7 @@ DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The header of HELLO. ``greeting`` is the application's own."""
+    """The header of HELLO. ``greeting`` is that of the application."""
 
     least: int
     greatest: int
@@ -115,7 +120,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """The header of OPEN. ``credit``: how many bytes may be sent back beyond those of HELLO."""
+    """The header of OPEN. ``credit``: bytes that may be sent back beyond those of HELLO."""
 
     method: str
     credit: int
@@ -123,7 +128,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True):
-    """The header of GOODBYE: why the sender ends the connection."""
+    """The header of GOODBYE: the reason for the end of the connection."""
 
     code: str
     message: str
@@ -148,7 +153,7 @@ class StreamOpened(msgspec.Struct, frozen=True):
     body: Bytes
     end: bool
 
-    def __repr__(self) -> str:  # what it carries may be secret, and large
+    def __repr__(self) -> str:  # the content may be secret, and large
         return f"StreamOpened({self.stream}, {self.method!r}, …)"
 
 
@@ -180,20 +185,20 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The client gave a stream up."""
+    """The client cancelled a stream."""
 
     stream: int
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The peer opens and takes no new streams; open ones go on."""
+    """The peer opens and accepts no new streams. Open ones continue."""
 
     code: str
     message: str
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """The connection is over, and all its streams with it."""
+    """The connection has ended, and all its streams with it."""
 
     code: str
     message: str
@@ -203,18 +208,18 @@ Event = Ready | StreamOpened | Received | Credited | Failed | Cancelled | Ending
 
 
 def data_bytes(header: Bytes, body: Body) -> int:
-    """Return how much of a stream's credit a DATA frame takes."""
+    """Return the credit that a DATA frame uses."""
     return PREFIX.size + memoryview(header).nbytes + nbytes_of(body)
 
 
 class StreamOver(Exception):
-    """The stream or its sending side has ended; perhaps the peer ended it a moment ago."""
+    """The stream or its sending side has ended, perhaps by the peer a moment ago."""
 
 
 class _Stream(Struct):
-    credit: int  # what may be sent
-    granted: int  # what the peer may send
-    unreturned: int = 0  # consumed, and not given back yet
+    credit: int  # bytes that may be sent
+    granted: int  # bytes that the peer may send
+    unreturned: int = 0  # consumed, and not granted again yet
     sends: bool = True
     receives: bool = True
 
@@ -250,8 +255,8 @@ class ControlBudget:
 class Connection:
     """One side of a connection. Not thread-safe: its shell has a lock.
 
-    ``greeting``: what the peer gets in ``Ready``. ``allocate``: makes buffers of large bodies.
-    ``now``, in all methods, is in seconds on a monotonic clock. A peer that is not
+    ``greeting``: the bytes that the peer gets in ``Ready``. ``allocate``: makes buffers of large
+    bodies. ``now``, in all methods, is in seconds on a monotonic clock. A peer that is not
     ``trusted`` may send small frames on few streams only, until :meth:`trust`.
     """
 
@@ -269,7 +274,7 @@ class Connection:
         self._trusted = trusted
         self._frames_of_stranger = FRAMES_OF_STRANGER
         self._control = ControlBudget(now)
-        self._late_bytes = 0  # that may still come on streams that this side has failed
+        self._late_bytes = 0  # that may still arrive on streams that this side has failed
         self._has_ponged = False  # a PONG is in the output
         self._is_client = is_client
         self._limits = limits
@@ -282,35 +287,35 @@ class Connection:
         self._output: list[Bytes] = []
         self._peer: Hello | None = None
         self.version = 0
-        """What both sides speak; 0 before they have agreed on it."""
+        """The version that both sides speak, or 0 before HELLO."""
         self._greeting = greeting
         self._began = self._last_received = self._ticked = now
         self._frame_began: float | None = None
         self._pinged = False
-        self._is_mute = False  # nothing was sent since the last tick
+        self._is_mute = False  # no frame was sent since the last tick
         self._ending = False
         self.lost: Lost | None = None
-        """Why the connection is over; None while it is not."""
+        """The reason why the connection ended, or None while it is open."""
         self.was_refused = False
         """Whether this side ended the connection because of received frames, or by `refuse`."""
         if is_client:
             self._hello(*versions)
 
-    # -- what is received -----------------------------------------------------------------------
+    # -- input ------------------------------------------------------------------------------
 
     @property
     def target(self) -> memoryview | None:
-        """Where to receive the next bytes, if a large part is arriving; then call `on_filled`."""
+        """The buffer for the next bytes while a large part arrives. Then call `on_filled`."""
         return None if self.lost else self._reader.target
 
     def on_filled(self, count: int, now: float) -> list[Event]:
-        """Go on after ``count`` bytes were received into :attr:`target`."""
+        """Continue after ``count`` bytes were received into :attr:`target`."""
         return self._events(self._reader.on_filled(count), now)
 
     def receive(self, data: Bytes, now: float) -> list[Event]:
-        """Take received bytes; none of ``data`` is referenced afterwards.
+        """Handle received bytes. Later, no part of ``data`` is referenced.
 
-        One call takes at most ``FRAMES_AT_ONCE`` frames.
+        One call handles at most ``FRAMES_AT_ONCE`` frames.
         """
         return self._events(self._reader.receive(data), now)
 
@@ -320,35 +325,35 @@ class Connection:
         return self.lost is None and self._reader.has_more
 
     def closed_by_peer(self, message: str = "the peer closed the connection") -> list[Event]:
-        """Note that the socket is at its end, or broken."""
+        """Handle the end, or an error, of the socket."""
         return [] if self.lost else [self._lose("CLOSED", message)]
 
     def trust(self) -> None:
-        """Take what the limits allow from now on."""
+        """Accept frames up to the limits after this call."""
         self._trusted = True
         self._reader.raise_limits(self._limits.header_bytes_max, self._limits.body_bytes_max)
 
     def refuse(self, code: str, message: str) -> list[Event]:
-        """Give the connection up, and tell the peer why."""
+        """End the connection, and send the reason to the peer."""
         if self.lost:
             return []
         self.was_refused = True
         return [self._end(code, message)]
 
     def on_heard(self, now: float) -> None:
-        """Note that the peer takes what was sent, while this side receives nothing on purpose.
+        """Record that the peer receives output, while this side reads nothing on purpose.
 
-        That is a sign of life, and a frame that has begun to arrive cannot go on meanwhile.
+        That is a sign of life. A frame that has begun to arrive cannot continue in that time.
         """
         self._last_received = now
         if self._frame_began is not None:
             self._frame_began = now
 
     def tick(self, now: float) -> list[Event]:
-        """Note the time: ask a silent peer for a sign of life, or give it up.
+        """Handle the passing of time: send a heartbeat to a silent peer, or end the connection.
 
-        Call it every :attr:`tick_s`. A late call gives up no peer: this process was held up,
-        and what the peer has sent meanwhile is yet to be received.
+        Call it every :attr:`tick_s`. After a late call the connection does not end: this process
+        was held up, and has not received the peer's data of that time.
         """
         is_late, self._ticked = now - self._ticked > 3 * self.tick_s, now
         if self.lost or is_late:
@@ -364,8 +369,8 @@ class Connection:
             if now - self._frame_began > allowed_s:
                 return [self._end("TIMEOUT", f"a frame was not whole within {allowed_s:.1f} s")]
             if is_mute and self._peer is not None:
-                # A frame on a slow link may take longer than its sender bears silence, and the
-                # sender's PING is queued behind it: give a sign of life without being asked.
+                # A frame on a slow link may take longer than its sender's limit of silence, and the
+                # sender's PING is queued behind it. So this side sends a sign of life by itself.
                 self._put(FrameKind.PONG, 0)
         if silent_s > limits.heartbeat_s and not self._pinged and self._peer is not None:
             self._pinged = True
@@ -404,7 +409,7 @@ class Connection:
         """Count a client's frame.
 
         Raises:
-            ProtocolError: the client sends more frames than any client needs.
+            ProtocolError: The client sends more frames than any client needs.
         """
         if self._is_client:
             return
@@ -529,10 +534,10 @@ class Connection:
         return self._lose(goodbye.code, goodbye.message)
 
     def _known(self, frame: RawFrame) -> _Stream | None:
-        """Return the frame's stream, None if that is over.
+        """Return the frame's stream, or None if that has ended.
 
         Raises:
-            ProtocolError: it was never opened.
+            ProtocolError: It was never opened.
         """
         found = self._streams.get(frame.stream)
         if found is None and not 0 < frame.stream <= self._last_stream:
@@ -557,18 +562,19 @@ class Connection:
 
     @property
     def open_streams(self) -> int:
-        """How many streams are not over."""
+        """The number of streams that have not ended."""
         return len(self._streams)
 
     def open(
         self, method: str, header: bytes, body: Bytes = b"", *, end: bool = False, credit: int = 0
     ) -> int | None:
-        """Open a stream and return its number; None if the broker allows no more at the moment.
+        """Open a stream and return its number, or None while the broker allows no more.
 
-        ``end``: nothing more is sent on it. ``credit``: bytes that may come back beyond the usual.
+        ``end``: it is the last frame of this side. ``credit``: bytes that may come back beyond the
+        usual.
 
         Raises:
-            StreamOver: the connection takes no new streams (any more, or yet).
+            StreamOver: The connection takes no new streams (any more, or yet).
         """
         if not self.is_ready or self._last_stream == STREAM_MAX:
             raise StreamOver("the connection takes no new streams")
@@ -586,20 +592,20 @@ class Connection:
         return self._last_stream
 
     def is_open(self, stream: int) -> bool:
-        """Return whether the stream is not over: it may still carry frames in one direction."""
+        """Return whether the stream may still carry frames in a direction."""
         return stream in self._streams
 
     def may_send(self, stream: int) -> bool:
-        """Return whether there is credit on the stream; False if it is over."""
+        """Return whether there is credit on the stream. False if it has ended."""
         found = self._streams.get(stream)
         return found is not None and found.sends and found.credit > 0
 
     def send(self, stream: int, header: Bytes, body: Body = b"", *, end: bool = False) -> None:
-        """Send a frame on a stream that has credit; a frame without content needs none.
+        """Send a frame on a stream that has credit. An empty last frame needs none.
 
         Raises:
-            StreamOver: the stream is over, or its sending side is.
-            ValueError: there is no credit, or the frame is larger than the peer takes.
+            StreamOver: The stream, or its sending side, has ended.
+            ValueError: There is no credit, or the frame is larger than the peer's limit.
         """
         found = self._streams.get(stream)
         if found is None or not found.sends:
@@ -616,7 +622,7 @@ class Connection:
             self._forget_if_over(stream, found)
 
     def grant_credit(self, stream: int, size: int) -> None:
-        """Let the peer send ``size`` bytes more on a stream; small amounts are gathered first."""
+        """Grant the peer credit for ``size`` more bytes on a stream. Collect small amounts."""
         found = self._streams.get(stream)
         if found is None or not found.receives or self.lost:
             return
@@ -628,7 +634,7 @@ class Connection:
             found.unreturned = 0
 
     def fail(self, stream: int, error: bytes) -> None:
-        """End a stream with an error, if it is not over; for brokers."""
+        """End a stream with an error, unless it has ended. For brokers."""
         assert not self._is_client
         found = self._streams.pop(stream, None)
         if found is not None:
@@ -639,19 +645,19 @@ class Connection:
             self._put(FrameKind.ERROR, stream, error)
 
     def cancel(self, stream: int) -> None:
-        """Give a stream up, if it is not over; for clients."""
+        """Cancel a stream, unless it has ended. For clients."""
         assert self._is_client
         if self._drop(stream):
             self._put(FrameKind.CANCEL, stream)
 
     def stop(self, message: str) -> None:
-        """Ask the peer to open no more streams; those that are open go on."""
+        """Send the peer a request to open no more streams. Open ones continue."""
         if self.lost is None and not self._ending:
             self._ending = True
             self._put(FrameKind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye("STOPPING", message)))
 
     def output(self) -> list[Bytes]:
-        """Return the buffers to write next, in order, and forget them."""
+        """Return the buffers to write next, in order, and remove them."""
         output, self._output, self._has_ponged = self._output, [], False
         return output
 
@@ -687,7 +693,7 @@ class Connection:
             del self._streams[number]
 
     def _drop(self, number: int) -> bool:
-        """End a stream in both directions; return whether it was open."""
+        """End a stream in both directions. Return whether it was open."""
         return self._streams.pop(number, None) is not None
 
     def _check_size(self, header: Bytes, body: Body) -> None:
@@ -712,7 +718,7 @@ class Connection:
         self._output += frame_bytes(kind, stream, header, body, end=end)
 
     def _end(self, code: str, message: str) -> Lost:
-        """Give the connection up, and tell the peer why."""
+        """End the connection, and send the reason to the peer."""
         self._put(FrameKind.GOODBYE, 0, msgspec.msgpack.encode(Goodbye(code, message)))
         return self._lose(code, message)
 
@@ -722,8 +728,7 @@ class Connection:
         return self.lost
 
 
-# Made once, while the module is imported: if msgspec learned a class in two threads at once, the
-# process would crash.
+# Made during the import: msgspec crashes if two threads decode a new class concurrently.
 _HELLO: Final = msgspec.msgpack.Decoder(Hello)
 _OPENING: Final = msgspec.msgpack.Decoder(Opening)
 _GOODBYE: Final = msgspec.msgpack.Decoder(Goodbye)

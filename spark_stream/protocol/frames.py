@@ -1,15 +1,18 @@
-"""Frames: how a stream of bytes is cut into messages. Pure: bytes in, frames out.
+"""Frames: the division of a stream of bytes into messages. Pure: bytes in, frames out.
 
-Every frame is a prefix of 16 bytes, a header and a body (``docs/protocol.md``). The header is
-small and is decoded by its reader; the body is Arrow IPC or another block of bytes that nobody
-copies: a large one is received straight into a buffer of its own, which then *is* the body.
+Every frame is a prefix of 16 bytes, a header and a body (``docs/protocol.md``). The header is small
+and is decoded by its reader. The body is Arrow IPC or another block of bytes, and is not copied: a
+large one is received directly into a separate buffer, which then *is* the body.
 
 Invariants of :class:`FrameReader`:
 
-* the frames do not depend on how the bytes were split;
-* a frame's sizes are checked as soon as its prefix is there, before memory is allocated for it;
-* memory is allocated for at most one unfinished frame;
-* a call yields at most ``FRAMES_AT_ONCE`` frames, however small they are.
+* The frames do not depend on the division of the received bytes.
+
+* A frame's sizes are checked when its prefix is complete, before memory is allocated for it.
+
+* Memory is allocated for at most one unfinished frame.
+
+* A call yields at most ``FRAMES_AT_ONCE`` frames, however small they are.
 """
 
 from __future__ import annotations
@@ -22,24 +25,24 @@ from typing import Final, TypeAlias
 import msgspec
 
 MARK: Final = 0x4C49
-"""Begins each prefix: a peer that speaks another protocol is known by its first bytes."""
+"""The begin of each prefix, by which a peer with another protocol is detected."""
 PREFIX: Final = struct.Struct("<HBBIII")  # mark, kind, flags, stream, header bytes, body bytes
 END: Final = 1
 """The flag of a frame after which its sender sends no more on the stream."""
 FRAMES_AT_ONCE: Final = 64
-"""The frames that one call takes. A buffer of 256 KiB may hold 16,384, and others wait."""
+"""The maximum number of frames per call. A buffer of 256 KiB may hold 16,384, and others wait."""
 SMALL_BYTES_MAX: Final = 64 << 10
 """A part of a frame up to this size is copied out of the buffer that it was received in."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Body: TypeAlias = Bytes | tuple[Bytes, ...]
-"""A body to send, maybe in several parts that are written one after the other."""
+"""A body to send, in one or more parts that are written in order."""
 Allocate = Callable[[int], bytearray | memoryview]
 """Makes a writable buffer of exactly this many bytes."""
 
 
 class FrameKind(IntEnum):
-    """What a frame is for; ``docs/protocol.md`` has the table."""
+    """The kind of a frame (see the table in ``docs/protocol.md``)."""
 
     HELLO = 1
     OPEN = 2
@@ -56,7 +59,7 @@ _KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 
 class RawFrame(msgspec.Struct, frozen=True, gc=False):
-    """One frame. ``header`` and ``body`` stay valid for as long as they are referenced."""
+    """One frame. ``header`` and ``body`` stay valid while they are referenced."""
 
     kind: FrameKind
     stream: int
@@ -66,9 +69,9 @@ class RawFrame(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol: the connection cannot go on.
+    """The peer broke the protocol, so the connection has to end.
 
-    ``code`` is one of those that ``docs/protocol.md`` lists; the peer gets it in GOODBYE.
+    ``code`` is one of the codes in ``docs/protocol.md``. The peer gets it in GOODBYE.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -98,7 +101,7 @@ def _parts(body: Body) -> tuple[Bytes, ...]:
 
 
 class FrameReader:
-    """Cuts received bytes into frames.
+    """The division of received bytes into frames.
 
     ``header_bytes_max``, ``body_bytes_max``: larger frames are refused. ``allocate`` makes the
     buffers of large headers and bodies.
@@ -110,16 +113,16 @@ class FrameReader:
         self._header_bytes_max = header_bytes_max
         self._body_bytes_max = body_bytes_max
         self._allocate = allocate
-        self._kept = b""  # received, and not yet a whole part, or not yet taken
+        self._kept = b""  # received, and not yet a whole part, or not yet yielded
         self.has_more = False
         """Whether the last call left whole frames. Call :meth:`receive` again, without data."""
         self._prefix: tuple[FrameKind, bool, int, int, int] | None = None
         self._header: Bytes | None = None
-        self._large: Bytes | None = None  # the part that is being received into
-        self._view: memoryview | None = None  # what is left of it
+        self._large: Bytes | None = None  # the large part that is being received
+        self._view: memoryview | None = None  # the rest of it
 
     def raise_limits(self, header_bytes_max: int, body_bytes_max: int) -> None:
-        """Take larger frames from now on."""
+        """Accept larger frames after this call."""
         self._header_bytes_max = header_bytes_max
         self._body_bytes_max = body_bytes_max
 
@@ -130,19 +133,19 @@ class FrameReader:
 
     @property
     def frame_bytes(self) -> int:
-        """The whole size of the frame that is arriving; 0 before its prefix is there."""
+        """The whole size of the frame that is arriving, or 0 before its prefix is complete."""
         return 0 if self._prefix is None else PREFIX.size + self._prefix[3] + self._prefix[4]
 
     @property
     def target(self) -> memoryview | None:
-        """Where the next bytes are to be received: the rest of a large part, if one is arriving.
+        """The buffer for the next bytes: the rest of a large part, if one is arriving.
 
-        Call :meth:`on_filled` after that. Without a target call :meth:`receive`.
+        After receiving into it, call :meth:`on_filled`. Without a target call :meth:`receive`.
         """
         return self._view
 
     def on_filled(self, count: int) -> Iterator[RawFrame]:
-        """Go on after ``count`` bytes were received into :attr:`target`.
+        """Continue after ``count`` bytes were received into :attr:`target`.
 
         Raises:
             ProtocolError: as :meth:`receive`.
@@ -156,7 +159,7 @@ class FrameReader:
             self._prepare_large(memoryview(b""))
 
     def receive(self, data: Bytes) -> Iterator[RawFrame]:
-        """Yield the frames that these bytes complete. What is kept of ``data`` is copied.
+        """Yield the frames that these bytes complete. The rest of ``data`` is copied.
 
         After ``FRAMES_AT_ONCE`` frames the rest is kept, and :attr:`has_more` is set.
 
@@ -186,7 +189,7 @@ class FrameReader:
             self._kept = bytes(view)
 
     def _prepare_large(self, begun: memoryview) -> bool:
-        """Provide a target if a large part comes next; return whether. `begun`: its first bytes."""
+        """Provide a target if a large part is next. Return whether. `begun`: its first bytes."""
         wanted = self._part_bytes()
         if self._prefix is None or wanted <= SMALL_BYTES_MAX:
             return False
@@ -197,13 +200,13 @@ class FrameReader:
         return True
 
     def _part_bytes(self) -> int:
-        """Return the size of the part that comes next: a prefix, a header or a body."""
+        """Return the size of the next part: a prefix, a header or a body."""
         if self._prefix is None:
             return PREFIX.size
         return self._prefix[3] if self._header is None else self._prefix[4]
 
     def _frame_of(self, part: Bytes) -> Iterator[RawFrame]:
-        """Take the next part; yield the frame if that completes it."""
+        """Add the next part. Yield the frame if that completes it."""
         if self._prefix is None:
             self._prefix = self._checked(part)
         elif self._header is None:

@@ -1,10 +1,12 @@
 """A socket and the protocol core of its side: the shell that both clients and brokers use.
 
-The loop receives. Any thread sends: the caller writes what the socket takes at once, so that a
-small frame needs no other thread; the loop writes the rest.
+The loop receives. Any thread sends: it writes as much as the socket takes without blocking, so that
+a small frame needs no other thread. The loop writes the rest.
 
-Locks: ``_lock`` guards the core and the socket's writing side. Events are handed on without it, on
+Locks: ``_lock`` guards the core and the socket's writing side. Events are passed on without it, on
 the loop's thread, in their order.
+
+Receive buffers are reused (:class:`BufferPool`).
 """
 
 from __future__ import annotations
@@ -37,25 +39,25 @@ UNSENT_BYTES_MAX: Final = 8 << 20
 """While more bytes than this are unsent, streams send no data."""
 
 UNREAD_ABOVE: Final = 2 * UNSENT_BYTES_MAX
-"""While more are unsent, a server reads nothing: answers that a peer does not take need memory."""
+"""While more are unsent, a server stops reading: answers that a peer does not read use memory."""
 
 _LINGER_S: Final = 1.0
-"""How long the peer has to close its side of a connection that is over."""
+"""The time that the peer has to close its side after the end of a connection."""
 
 _SCRATCH: Final = 256 << 10
-_READ_AT_ONCE: Final = 4 << 20  # then the loop looks at its other sockets
+_READ_AT_ONCE: Final = 4 << 20  # before the loop serves its other sockets
 _CALLS_AT_ONCE: Final = 16  # of the core: each takes a bounded number of frames
 _BUFFERS_AT_ONCE: Final = 64
 _DISCARDED_AT_ONCE: Final = 16
 _FEW: Final = 4
-_FEW_OF_TLS: Final = 2  # each is a record of its own, and a call
-_TLS_AT_ONCE: Final = 256 << 10  # then others may have the lock, and what has left is counted
+_FEW_OF_TLS: Final = 2  # each is a separate record, and a call
+_TLS_AT_ONCE: Final = 256 << 10  # per turn of the lock, and of the count of sent bytes
 _SMALL_BYTES: Final = 4096
-_PART_BYTES: Final = 256  # what an unsent part takes beside its bytes
+_PART_BYTES: Final = 256  # the memory of an unsent part beside its bytes
 _SSL_WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 Array: TypeAlias = npt.NDArray[np.uint8]
 KEPT_BYTES_MAX: Final = 64 << 20
-"""How much a process keeps for the next bytes, in use or not."""
+"""The maximum size of the buffers that a process keeps, in use or not."""
 
 _UNREFERENCED: Final = 2  # by the list, and by the argument of getrefcount
 
@@ -88,9 +90,9 @@ class _Share:
 class SocketChannel:
     """A connected socket that speaks the protocol. ``handle`` gets the events.
 
-    ``drained`` is called on the loop's thread once data may be sent again after
-    :attr:`is_clogged`. ``pauses``: read nothing while more than ``UNREAD_ABOVE`` bytes are unsent;
-    set it on one side only: if both paused, both would wait for ever.
+    ``drained`` is called on the loop's thread when data may be sent again after :attr:`is_clogged`.
+    ``pauses``: read nothing while more than ``UNREAD_ABOVE`` bytes are unsent. Set it on one side
+    only: if both paused, both would wait forever.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class SocketChannel:
 
     @property
     def lost(self) -> Lost | None:
-        """Why the connection is over; None while it is not."""
+        """The reason why the connection ended, or None while it is open."""
         with self._lock:
             return self._connection.lost
 
@@ -153,22 +155,22 @@ class SocketChannel:
 
     @property
     def is_clogged(self) -> bool:
-        """Whether so much is unsent that streams should wait.
+        """Whether so much is unsent that streams should wait (backpressure).
 
         Read it within :meth:`command`: then ``drained`` is called after every True. Without the
-        lock a thread that is about to write might make room unnoticed.
+        lock, a thread that is about to write might make room between the reading and the wait.
         """
         return self._unsent_bytes > UNSENT_BYTES_MAX
 
     def command(self, act: Callable[[Connection, *Ts], T], *args: *Ts, more: bool = False) -> T:
         """Call the core, and send its output.
 
-        ``more``: another command is about to follow: the output is sent with that command's, or
+        ``more``: another command is about to follow. The output is sent with that command's, or
         within a second.
 
         Raises:
-            ForkedClient: the connection belongs to the parent of this process.
-            ReentrantCall: the caller has interrupted a command of its own thread.
+            ForkedClient: The connection belongs to the parent of this process.
+            ReentrantCall: The caller has interrupted a command of the same thread.
         """
         check_not_inside(self._lock)
         if self._lifetime.is_parents:
@@ -180,15 +182,15 @@ class SocketChannel:
         return result
 
     def command_soon(self, act: Callable[[Connection, *Ts], object], *args: *Ts) -> None:
-        """Have the loop's thread call the core; take no lock here: a finalizer may call this."""
+        """Have the loop's thread call the core. Takes no lock, so a finalizer may call this."""
         self._loop.call_soon(self.command, act, *args)
 
     def end(self, message: str) -> None:
-        """Close the connection; its streams are lost. What the socket does not take is dropped."""
+        """Close the connection: its streams end, and unsent bytes are dropped."""
         self._loop.call_soon(self._lose, message)
 
     def refuse(self, code: str, message: str) -> None:
-        """Close the connection, and tell the peer why."""
+        """Close the connection, and send the reason to the peer."""
         self._loop.call_soon(self._refuse, code, message)
 
     # -- on the loop's thread -------------------------------------------------------------------
@@ -227,7 +229,7 @@ class SocketChannel:
                 )
                 self._write()
                 if was_paused and self._unsent_bytes < unsent:
-                    self._connection.on_heard(time.monotonic())  # the peer takes what was sent
+                    self._connection.on_heard(time.monotonic())  # the peer receives, so it is alive
                     self._watch()
             if was_clogged and not self.is_clogged and self._drained is not None:
                 self._drained()
@@ -248,7 +250,7 @@ class SocketChannel:
             target, into, count = self._connection.target, _scratch(), 0
             if not self._connection.has_more:
                 if is_empty:
-                    return  # do not ask the socket again
+                    return  # the socket has no more
                 into = into if target is None else target
                 try:
                     if self._tls:
@@ -267,9 +269,9 @@ class SocketChannel:
                     return
             try:
                 events = self._received(into[:count] if target is None else None, count)
-            except Exception as error:  # such as no memory: what follows makes no sense any more
-                logger.exception("what a peer has sent could not be taken")
-                self._lose(f"what was received could not be taken: {error}")
+            except Exception as error:  # such as no memory: the rest of the stream is useless
+                logger.exception("received data could not be processed")
+                self._lose(f"received data could not be processed: {error}")
                 return
             self._hand_on(events)
             share.take(count)
@@ -277,16 +279,16 @@ class SocketChannel:
             self._watch()
 
     def _decrypt(self, into: memoryview) -> tuple[int, bool]:
-        """Receive what is there, of which OpenSSL gives one record of 16 KiB with each call.
+        """Receive the available bytes. OpenSSL returns one record of 16 KiB with each call.
 
-        Return how many bytes, and whether the socket is empty. Raise as ``recv_into`` does.
+        Return the number of bytes, and whether the socket is empty. Raise as ``recv_into`` does.
         """
         count, most = 0, min(into.nbytes, _TLS_AT_ONCE)
         with self._lock:  # OpenSSL takes one call at a time
             while count < most:
                 try:
                     received = self._sock.recv_into(into[count:most])
-                except OSError as error:  # after what came before it
+                except OSError as error:  # after the bytes before it
                     if not count:
                         raise
                     return count, isinstance(error, _SSL_WAITS)
@@ -296,7 +298,7 @@ class SocketChannel:
         return count, False
 
     def _received(self, data: memoryview | None, count: int) -> list[Event]:
-        """Pass received bytes to the core; without ``data`` they are in its target."""
+        """Pass received bytes to the core. Without ``data`` they are in its target."""
         now = time.monotonic()
         with self._lock:
             if data is None:
@@ -312,8 +314,8 @@ class SocketChannel:
                 self._close()
             try:
                 self._handle(event)
-            except Exception:  # of one stream: the others go on
-                logger.exception("an event of a connection could not be handled: %r", event)
+            except Exception:  # of one stream: the others continue
+                logger.exception("event of a connection could not be handled: %r", event)
 
     def _lose(self, message: str) -> None:
         with self._lock:
@@ -336,7 +338,7 @@ class SocketChannel:
         self._loop.call_later(_LINGER_S, self._release)
 
     def _discard(self, _: int) -> None:
-        """Read what still comes, until the peer closes its side."""
+        """Read and drop bytes until the peer closes its side."""
         try:
             for _ in range(_DISCARDED_AT_ONCE):
                 if not self._sock.recv_into(_scratch()):
@@ -367,7 +369,7 @@ class SocketChannel:
             self._write()
 
     def _write(self) -> None:
-        """Write what the socket takes; watch for room if that is not all."""
+        """Write as much as the socket takes. Watch for room if that is not all."""
         while self._unsent:
             try:
                 count = self._send_some()
@@ -393,7 +395,7 @@ class SocketChannel:
             self._loop.call_soon(self._watch)
 
     def _send_some(self) -> int:
-        if self._tls:  # what OpenSSL could not send it wants to be given again
+        if self._tls:  # after a partial write, OpenSSL requires the same bytes again
             return self._sock.send(self._unsent[0][:_TLS_AT_ONCE])
         if len(self._unsent) == 1:
             return self._sock.send(self._unsent[0])
@@ -447,7 +449,12 @@ def _reason(error: OSError) -> str:
 
 
 class BufferPool:
-    """Buffers for received bytes; for any thread."""
+    """Receive buffers that are used again. For any thread.
+
+    A fresh buffer of a MiB costs the kernel more than the bytes that are received into it: each of
+    its pages is found, cleared and mapped. So a buffer is kept, and returned again when its bytes
+    are no longer referenced by a memoryview or an Arrow array.
+    """
 
     def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._lock = new_lock()
@@ -472,7 +479,7 @@ class BufferPool:
             return buffer[:size].data
 
     def _trim(self, wanted: int) -> bool:
-        """Drop unused buffers until there is room for ``wanted`` bytes; return whether there is."""
+        """Drop unused buffers to make room for ``wanted`` bytes. Return whether there is room."""
         for size, kept in self._buffers.items():
             for number in reversed(range(len(kept))):
                 if self._bytes + wanted <= self._kept_bytes_max:

@@ -1,7 +1,7 @@
 """The client's side: connections to brokers, and the streams and calls on them.
 
-A process has one loop for all of its connections (:func:`client_loop`); a process that was forked
-makes its own, and leaves its parent's connections alone.
+A process has one loop for all of its connections (:func:`client_loop`). A forked process makes a
+new loop, and does not use its parent's connections.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def client_loop() -> Loop:
             except RuntimeError:  # no thread starts
                 if threading.main_thread().is_alive():
                     raise
-                raise InterpreterEnding("no connection begins at the end of a program") from None
+                raise InterpreterEnding("no connection can begin at the end of a program") from None
         return found
 
 
@@ -80,11 +80,11 @@ class ClientChannel:
         tls: ssl.SSLContext | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
-        """Connect, and wait until both sides have said HELLO.
+        """Connect, and wait for the HELLO of the broker.
 
         Raises:
             ConnectionLost: no connection within ``timeout_s``, or the peer is no such broker.
-            TlsFailed: the two sides do not agree on TLS, or one refuses the other's certificate.
+            TlsFailed: The two sides do not agree on TLS, or one refuses the other's certificate.
         """
         deadline = time.monotonic() + timeout_s
         self.address = address
@@ -131,14 +131,14 @@ class ClientChannel:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is over."""
+        """Whether the connection has ended."""
         return self._lost is not None
 
     @property
     def is_usable(self) -> bool:
-        """Whether it takes new streams, as far as is known.
+        """Whether it takes new streams, as far as this side has received.
 
-        False after a fork: the connection is the parent process's.
+        False after a fork: the connection belongs to the parent process.
         """
         return self._lost is None and not self._is_ending and not self._lifetime.is_parents
 
@@ -146,9 +146,9 @@ class ClientChannel:
         """Send a request and return its answer, a single frame.
 
         Raises:
-            CallFailed: the broker answered with an error.
-            ConnectionLost: the connection is over; the request may have been carried out.
-            TimeoutError: no answer in time; the request may have been carried out.
+            CallFailed: The broker answered with an error.
+            ConnectionLost: The connection has ended. The request may have been carried out.
+            TimeoutError: There was no answer in time. The request may have been carried out.
         """
         check_may_wait()
         deadline = time.monotonic() + timeout_s
@@ -159,7 +159,7 @@ class ClientChannel:
             stream.cancel()
             raise
         if received is None:
-            raise ConnectionLost("PROTOCOL", f"{self.address} answered {method} with nothing")
+            raise ConnectionLost("PROTOCOL", f"{self.address} sent an empty answer to {method}")
         return received
 
     def open(
@@ -172,11 +172,11 @@ class ClientChannel:
         credit: int = 0,
         timeout_s: float = 0.0,
     ) -> BlockingStream:
-        """Open a stream for threads that wait. ``credit``: how much more than usual may come back.
+        """Open a stream for threads that wait. ``credit``: extra bytes that may come back.
 
         Raises:
-            ConnectionLost: the connection is over, or takes no new streams.
-            TimeoutError: the broker allows no more streams, for all of ``timeout_s``.
+            ConnectionLost: The connection has ended, or takes no new streams.
+            TimeoutError: The broker allowed no more streams within ``timeout_s``.
         """
         made: list[BlockingStream] = []
 
@@ -198,7 +198,7 @@ class ClientChannel:
         credit: int = 0,
         timeout_s: float = 0.0,
     ) -> Stream:
-        """Open a stream whose events go to what ``begin`` returns, on the loop's thread.
+        """Open a stream whose events go to the result of ``begin``, on the loop's thread.
 
         Raises: as :meth:`open`.
         """
@@ -226,7 +226,7 @@ class ClientChannel:
             time.sleep(min(_LOOKS_EVERY_S, deadline - now))  # rare: thousands of streams are open
 
     def close(self) -> None:
-        """Close the connection; its streams are lost."""
+        """Close the connection and its streams."""
         self._channel.end("the connection was closed")
 
     def _over(self) -> ConnectionLost:

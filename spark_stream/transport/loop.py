@@ -1,7 +1,7 @@
-"""One thread that waits for many sockets, and calls what is due.
+"""One thread that waits for many sockets and timers, and calls their callbacks.
 
-Callbacks run on the loop's thread and must not block: what takes time belongs to another thread.
-An exception in a callback is logged and ends nothing but that callback.
+Callbacks run on the loop's thread and must not block: slow work belongs to another thread. An
+exception in a callback is logged, and ends only that callback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 TURN_S: Final = 0.01
-"""How long the sockets that are ready at one moment may take together, before timers are due."""
+"""The time that all ready sockets together may use before timers are due."""
 SHARE_S_MAX: Final = 0.002
 SHARE_S_MIN: Final = 0.0002
 READ: Final = selectors.EVENT_READ
@@ -35,11 +35,11 @@ Ready = Callable[[int], None]
 
 
 _SLEEP_MAX_S: Final = 3600.0
-"""The system takes no wait of more than 24 days."""
+"""The maximum wait. The system allows no wait of more than 24 days."""
 
 
 def share_of(ready: int) -> float:
-    """Return the seconds that each of so many sockets may take in a turn."""
+    """Return the seconds that each of so many sockets may use in a turn."""
     return max(SHARE_S_MIN, min(SHARE_S_MAX, TURN_S / max(1, ready)))
 
 
@@ -58,7 +58,7 @@ class Timer:
 
 
 class Loop:
-    """Serve sockets and timers on a thread of its own, from the construction to :meth:`close`."""
+    """A thread that serves sockets and timers, from the construction to :meth:`close`."""
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
@@ -71,7 +71,7 @@ class Loop:
         self._selector.register(self._reading, READ, self._drain)
         self._sleeping = False
         self.share_s = SHARE_S_MAX
-        """How long each ready socket may take in this turn."""
+        """The time that each ready socket may use in this turn."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -105,9 +105,10 @@ class Loop:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Close this process's copies of all descriptors; for a child that was forked.
+        """Close this process's copies of all descriptors. For a child that was forked.
 
-        Nothing is unregistered or shut down: both would reach the parent's loop and connections.
+        It neither unregisters sockets nor shuts them down: both would reach the parent's loop and
+        connections.
         """
         sockets = [key.fileobj for key in self._selector.get_map().values()]
         self._selector.close()

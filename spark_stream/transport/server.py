@@ -1,4 +1,4 @@
-"""The broker's side: doors that accept connections, and the streams that come through them."""
+"""The broker's side: doors that accept connections, and the streams on these connections."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _UNIX: Final = "unix"
 _TLS_HANDSHAKE: Final = b"\x16"
 _NO_TLS: Final = "TLS_HANDSHAKE_FAILED"
 TLS_REQUIRED: Final = "TLS_REQUIRED"
-"""The code with which a door that speaks TLS refuses a client that does not."""
+"""The code of the refusal of a client without TLS at a door with TLS."""
 
 
 class RefusedConnections:
-    """The connections that a server has closed because of what came over them.
+    """The connections that a server closed because of the data on them.
 
     Each code has one line in the log within ``_LOGS_EVERY_S``, so a flood fills no disk.
     """
@@ -62,15 +62,15 @@ class RefusedConnections:
 
 
 def _do_nothing() -> None:
-    """Have no use for the end of a connection."""
+    """Ignore the end of a connection."""
 
 
 Serve = Callable[[StreamOpened, Stream], None]
-"""Takes a new stream, on the loop's thread; must not block, and sets the stream's ``handle``."""
+"""A handler of new streams. It runs on the loop's thread, must not block, and sets ``handle``."""
 
 
 class IncomingConnection:
-    """Who connects: from where, and the names in the certificate that was shown, if any.
+    """A connection's peer: its address, and the names in its certificate, if it has shown one.
 
     ``is_local``: through a Unix socket.
     """
@@ -80,30 +80,30 @@ class IncomingConnection:
         self.names = names
         self.is_local = address == _UNIX
         self.on_lost: Callable[[], None] = _do_nothing
-        """Called on the loop's thread when the connection is over."""
+        """The callback for the end of the connection, on the loop's thread."""
         self._session: _Session | None = None
 
     def trust(self) -> None:
-        """Let the other side send what the server's limits allow."""
+        """Accept frames up to the server's limits from the other side."""
         if self._session is not None:
             self._session.trust()
 
     def refuse(self, code: str, message: str) -> None:
-        """End the connection, and tell the other side why."""
+        """End the connection, and send the reason to the other side."""
         if self._session is not None:
             self._session.refuse(code, message)
 
     def belongs_to(self, session: _Session) -> None:
-        """Note the session of the connection."""
+        """Set the session of the connection."""
         self._session = session
 
 
 class Door(Struct, frozen=True):
-    """A listening socket. ``welcome`` returns what serves the streams of a connection.
+    """A listening socket. ``welcome`` returns the handler for the streams of a connection.
 
-    With ``trusts_all`` everybody who connects is trusted at once; else only after
-    :meth:`IncomingConnection.trust`. ``tls`` returns the context for a new connection; None: the
-    door speaks no TLS.
+    With ``trusts_all`` every peer is trusted immediately, otherwise only after
+    :meth:`IncomingConnection.trust`. ``tls`` returns the context for a new connection, or None for
+    a door without TLS.
     """
 
     sock: socket.socket
@@ -147,9 +147,9 @@ class Server:
         return len(self._sessions)
 
     def stop(self, message: str, timeout_s: float) -> None:
-        """Accept nothing more, wait until streams have ended and answers are sent; then close.
+        """Stop accepting, wait until streams have ended and answers are sent, and close.
 
-        What is not finished after ``timeout_s`` is lost.
+        Streams that are open after ``timeout_s`` are lost.
         """
         with self._changed:
             listeners, self._listeners = self._listeners, []
@@ -199,7 +199,7 @@ class Server:
         return session
 
     def forget(self, session: _Session) -> None:
-        """Remove a connection that is over."""
+        """Remove a connection that has ended."""
         with self._changed:
             if session in self._sessions:
                 self._sessions.remove(session)
@@ -233,7 +233,7 @@ class _Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:  # such as no descriptors left
-                server.warn("no connection was accepted: %s", error)
+                server.warn("accept() failed: %s", error)
                 server.loop.forget(door.sock)
                 server.loop.call_later(_ACCEPTS_AGAIN_S, self.watch)
                 return
@@ -300,7 +300,7 @@ class _Handshake:
             self._sock = self._tls.wrap_socket(
                 self._sock, server_side=True, do_handshake_on_connect=False
             )
-        except OSError:  # such as a connection that was reset meanwhile
+        except OSError:  # such as a connection that was reset
             self._give_up()
             return
         self._go_on(READ)
@@ -326,7 +326,7 @@ class _Handshake:
 
 
 def _serve_nothing(opened: StreamOpened, stream: Stream) -> None:
-    """Serve a connection that is refused."""
+    """Ignore a stream of a connection that is refused."""
 
 
 class _Session:
@@ -351,7 +351,7 @@ class _Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no stream is open and everything has been written."""
+        """Whether no stream is open, and all output is written."""
         return not self._channel.open_streams and not self._channel.unsent_bytes
 
     def stop(self, message: str) -> None:
@@ -364,7 +364,7 @@ class _Session:
         self._channel.command(Connection.trust)
 
     def refuse(self, code: str, message: str) -> None:
-        """Tell the peer why there is no connection, and end it."""
+        """Send the peer the reason of a refusal, and end the connection."""
         self._channel.refuse(code, message)
 
     def _handle(self, event: Event) -> None:

@@ -41,7 +41,7 @@ logger = logger_of(__name__)
 E = TypeVar("E")
 StreamEvent = Received | Credited | Failed | Cancelled | Lost
 Handle = Callable[[StreamEvent], None]
-"""Takes a stream's events on the loop's thread; must not block."""
+"""A handler of a stream's events. It runs on the loop's thread, and must not block."""
 
 _EMPTY_BYTES: Final = Received(0, b"", b"", end=True).size
 ERROR_BYTES_MAX: Final = 256 << 10
@@ -49,7 +49,7 @@ _SHORTENED: Final = 10_000
 
 
 class ConnectionLost(Exception):
-    """The connection is over: ``code`` and the message say why."""
+    """The connection has ended. ``code`` and the message have the reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -66,11 +66,11 @@ class CallFailed(Exception):
 
 
 class StreamCancelled(Exception):
-    """The client gave the stream up."""
+    """The client cancelled the stream."""
 
 
 TRANSPORT_ERRORS = (CallFailed, ConnectionLost, StreamCancelled, TimeoutError)
-"""What a stream raises; :func:`failure_of` converts it to an IsologError."""
+"""The exceptions of a stream, which :func:`failure_of` converts to an IsologError."""
 
 
 def ignore(_: StreamEvent) -> None:
@@ -105,9 +105,9 @@ class Stream:
         """The address of the other side."""
         self.handle: Handle = ignore
         self.has_ended = False
-        """Whether this side has ended it: by its last frame, an error, or by giving it up."""
+        """Whether this side has ended it: by its last frame, an error, or a cancellation."""
         self.over: Failed | Cancelled | Lost | None = None
-        """The event that ended the stream before its time; None if none did."""
+        """The event that ended the stream early, or None."""
 
     @property
     def version(self) -> int:
@@ -117,19 +117,19 @@ class Stream:
     def send(
         self, header: Bytes, body: Body = b"", *, end: bool = False, more: bool = False
     ) -> bool:
-        """Send a frame if there is credit for it; return whether it was sent.
+        """Send a frame if there is credit for it. Return whether it was sent.
 
-        If it was not sent, ``Credited`` tells when to try again. ``more``: the frame may wait for
-        the next one, or for :meth:`flush`; a second at most.
+        If it was not sent, retry after the event ``Credited``. ``more``: the frame may wait for the
+        next one, or for :meth:`flush`, for at most a second.
 
         Raises:
-            StreamOver: the stream has ended.
+            StreamOver: The stream has ended.
         """
         is_last = end and not header and not body
 
         def act(core: Connection) -> bool:
             if self.has_ended or self.over is not None or not core.is_open(self.number):
-                raise StreamOver(f"stream {self.number} is over")
+                raise StreamOver(f"stream {self.number} has ended")
             if not is_last and (self._channel.is_clogged or not core.may_send(self.number)):
                 return False
             core.send(self.number, header, body, end=end)
@@ -145,7 +145,7 @@ class Stream:
         self._channel.command(_change_nothing)
 
     def take_last(self, event: Received) -> None:
-        """Take the last frame; on the loop's thread."""
+        """Handle the last frame. It is called on the loop's thread."""
         self.handle(event)
         self._channel.command(self._forget_if_over)
 
@@ -155,30 +155,31 @@ class Stream:
             self._leave()
 
     def _leave(self) -> None:
-        """Get no more events: the stream and its handler no longer refer to each other."""
+        """Stop the events: the stream and its handler no longer refer to each other."""
         self._forget(self.number)
         self.handle = ignore
 
     def break_off(self, event: Failed | Cancelled | Lost) -> None:
-        """Take the event that ends the stream before its time; on the loop's thread."""
+        """Handle the event that ends the stream early. It is called on the loop's thread."""
         self.over = event
         self.handle(event)
         self.handle = ignore
 
     def grant_credit(self, size: int) -> None:
-        """Let the other side send ``size`` bytes more."""
+        """Grant the other side credit for ``size`` more bytes."""
         self._channel.command(Connection.grant_credit, self.number, size)
 
     def fail(self, error: bytes) -> None:
-        """End the stream with an error as the application encodes it. For brokers."""
+        """End the stream with an error in the application's encoding. For brokers."""
         self.has_ended = True
         self._leave()
         self._channel.command(Connection.fail, self.number, error)
 
     def cancel(self) -> None:
-        """Give the stream up, and get no more events; for clients.
+        """Cancel the stream, and get no more events. For clients.
 
-        Takes no lock: a generator that is garbage may call it, on a thread that holds any lock.
+        Takes no lock: a generator may call it during garbage collection, on a thread that holds any
+        lock.
         """
         if self._is_done:
             return
@@ -196,16 +197,16 @@ class Streams:
         self._streams: dict[int, Stream] = {}
 
     def add(self, channel: SocketChannel, number: int) -> Stream:
-        """Return a new stream; its events are handed on from now on."""
+        """Add a stream, which gets its events from then on."""
         stream = self._streams[number] = Stream(channel, number, self.peer, self.forget)
         return stream
 
     def forget(self, number: int) -> None:
-        """Hand on no more events of a stream."""
+        """Remove a stream, so that it gets no more events."""
         self._streams.pop(number, None)
 
     def dispatch(self, event: Event) -> None:
-        """Hand a stream's event on; on the loop's thread."""
+        """Pass an event to its stream. It is called on the loop's thread."""
         match event:
             case Received() | Credited():
                 found = self._streams.get(event.stream)
@@ -226,13 +227,13 @@ class Streams:
                 pass
 
     def on_drained(self) -> None:
-        """Tell streams that they may send again; on the loop's thread."""
+        """Pass ``Credited`` to all streams. It is called on the loop's thread."""
         for number, stream in list(self._streams.items()):
             _call_guarded(stream.handle, Credited(number))
 
 
 def _call_guarded(handle: Callable[[E], None], event: E) -> None:
-    """Hand an event to one of several streams; its failure is logged, and the others go on."""
+    """Pass an event to one of several streams. Log its failure, so that the others get theirs."""
     try:
         handle(event)
     except Exception:
@@ -244,7 +245,7 @@ def _change_nothing(core: Connection) -> None:
 
 
 class BlockingStream:
-    """A stream for threads that wait. One thread receives; any thread sends, one at a time."""
+    """A stream for threads that wait. One thread receives. Any thread sends, one at a time."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -260,11 +261,11 @@ class BlockingStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether the other side ended the stream before its time."""
+        """Whether the other side ended the stream early."""
         return self._stream.over is not None
 
     def take(self, event: StreamEvent) -> None:
-        """Take an event; on the loop's thread."""
+        """Queue an event. It is called on the loop's thread."""
         if not isinstance(event, Credited):
             self._received.put(event)
         if not isinstance(event, Received):
@@ -272,18 +273,18 @@ class BlockingStream:
                 self._changed.notify_all()
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next frame; None after the last one, or after :meth:`cancel`.
+        """Return the next frame, or None after the last one, or after :meth:`cancel`.
 
         Raises:
-            CallFailed, ConnectionLost, StreamCancelled: how the stream ended.
-            TimeoutError: nothing came in time; the stream goes on.
+            CallFailed, ConnectionLost, StreamCancelled: the end of the stream.
+            TimeoutError: No frame arrived in time. The stream is still open.
         """
         if self._ended:
             return None
         try:
             event = self._received.get(timeout=timeout_s)
         except queue.Empty:
-            raise TimeoutError(f"{self.peer} sends nothing") from None
+            raise TimeoutError(f"no frame from {self.peer} in time") from None
         if not isinstance(event, Received):
             self._ended = True
             if event is None:
@@ -299,12 +300,12 @@ class BlockingStream:
     def send(
         self, header: Bytes, body: Bytes = b"", *, end: bool = False, timeout_s: float | None = None
     ) -> None:
-        """Send a frame; wait while there is no credit.
+        """Send a frame. Wait while there is no credit.
 
         Raises:
-            CallFailed, ConnectionLost, StreamCancelled: how the stream ended.
-            StreamOver: this side has ended it.
-            TimeoutError: there was no credit in time; nothing was sent.
+            CallFailed, ConnectionLost, StreamCancelled: the end of the stream.
+            StreamOver: This side has ended it.
+            TimeoutError: There was no credit in time. The frame was not sent.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -314,23 +315,23 @@ class BlockingStream:
                 while not self._stream.send(header, body, end=end):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
-                        raise TimeoutError(f"{self.peer} takes nothing")
+                        raise TimeoutError(f"no credit from {self.peer} in time")
                     self._changed.wait(left)
         except StreamOver:
             if self._stream.has_ended and self._stream.over is None:
                 raise
-            with self._changed:  # the loop's thread is about to say how it ended
+            with self._changed:  # the loop's thread is about to set the reason
                 while self._stream.over is None:
                     self._changed.wait()
             raise error_of(self._stream.over, self.peer) from None
 
     def fail(self, error: bytes) -> None:
-        """End the stream with an error as the application encodes it. For brokers."""
+        """End the stream with an error in the application's encoding. For brokers."""
         self._stream.fail(error)
         self._wake()
 
     def cancel(self) -> None:
-        """Give the stream up; a thread that receives gets None. For clients."""
+        """Cancel the stream. A thread that receives gets None. For clients."""
         self._stream.cancel()
         self._wake()
 
@@ -341,25 +342,24 @@ class BlockingStream:
 
 
 def error_of(event: StreamEvent, peer: str) -> Exception:
-    """Return the exception for how a stream ended."""
+    """Return the exception for the end of a stream."""
     match event:
         case Failed():
             return CallFailed(bytes(event.error))
         case Lost():
             return ConnectionLost(event.code, f"{peer}: {event.message}")
         case _:
-            return StreamCancelled(f"{peer} gave the stream up")
+            return StreamCancelled(f"{peer} cancelled the stream")
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """Which broker it is, as its HELLO says."""
+    """The cluster and the id of a broker, in its HELLO."""
 
     cluster_id: str
     broker_id: str
 
 
-# Made while the module is imported: if msgspec learned a class in two threads at once, the process
-# would crash.
+# Made during the import: msgspec crashes if two threads decode a new class concurrently.
 _GREETINGS: Final = msgspec.msgpack.Decoder(Greeting)
 
 _ERRORS: Final = msgspec.msgpack.Decoder(dict)
@@ -385,7 +385,7 @@ def read_greeting(data: bytes, address: str) -> Greeting:
 
 
 def error_bytes(error: IsologError) -> bytes:
-    """Return an error as it is sent; if it is too large, shortened and without its details."""
+    """Return the bytes of an error. A large one is shortened, and has no details."""
     value = error.to_wire()
     data = msgspec.msgpack.encode(value)
     if len(data) > ERROR_BYTES_MAX:
@@ -395,7 +395,7 @@ def error_bytes(error: IsologError) -> bytes:
 
 
 def failure_of(error: Exception, address: str) -> IsologError:
-    """Return the error that a caller gets for what a stream raised."""
+    """Return the error for the caller, from an exception of a stream."""
     match error:
         case CallFailed():
             value: dict[str, Any] = _ERRORS.decode(error.error)

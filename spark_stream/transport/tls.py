@@ -1,7 +1,7 @@
 """TLS contexts from PEM files, for clients and for brokers.
 
-A broker reads its files again when they change, so certificates rotate without a restart. Both
-sides say which file is wrong, and never what is in it.
+A broker reads its files again when they change, so certificates rotate without a restart. Errors of
+both sides name the invalid file, and never its content.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[str]:
-        """The files that are named."""
+        """The paths of the given files."""
         return [each for each in (self.cert, self.key, self.ca) if each is not None]
 
     def absolute(self) -> Self:
@@ -54,10 +54,10 @@ class TlsFiles:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a client's context; without ``ca`` it trusts the system's authorities.
+    """Return a client's context. Without ``ca`` it trusts the system's authorities.
 
     Raises:
-        InvalidOption: a file cannot be read or used; ``option`` says which.
+        InvalidOption: A file cannot be read or used. ``option`` names it.
     """
     _check_paths(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -72,7 +72,7 @@ def server_context(
 ) -> ssl.SSLContext:
     """Return the context with which a broker accepts connections.
 
-    With ``ca`` clients may show a certificate from these authorities; with ``requires_client`` they
+    With ``ca`` clients may show a certificate from these authorities. With ``requires_client`` they
     must.
 
     Raises: as :func:`client_context`.
@@ -134,7 +134,7 @@ class RotatingContext:
     """A context that is made again when its files change.
 
     ``make`` reads them. ``check`` is called with a later context before it is used, and raises if
-    others would refuse it.
+    other brokers would refuse it.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RotatingContext:
         make: Callable[[], ssl.SSLContext],
         check: Callable[[ssl.SSLContext], None] | None = None,
     ) -> None:
-        """Make the first context; raise what ``make`` raises."""
+        """Make the first context. Exceptions of ``make`` are raised."""
         self._files = tuple(files)
         self._make = make
         self._check = check
@@ -156,9 +156,9 @@ class RotatingContext:
         return self._context
 
     def refresh(self) -> bool:
-        """Read the files again if they changed; return whether there is a new context.
+        """Read the files again if they changed. Return whether there is a new context.
 
-        Files that cannot be used are logged, once while that lasts, and the context stays as it is.
+        If the files cannot be used, this is logged once, and the context does not change.
         """
         stamps = self._look()
         if stamps == self._stamps:
@@ -171,11 +171,11 @@ class RotatingContext:
         except (IsologError, OSError) as error:  # a file may be replaced at this moment
             if self._complaint != str(error):
                 self._complaint = str(error)
-                logger.error("TLS goes on with the files as they were: %s", error)
+                logger.error("TLS files cannot be used; the previous ones stay in use: %s", error)
             self._stamps = []
             return False
         self._context, self._complaint = fresh, ""
-        logger.info("TLS: new files are in use: %s", ", ".join(self._files))
+        logger.info("new TLS files are in use: %s", ", ".join(self._files))
         return True
 
     def _look(self) -> list[tuple[int, int, int] | None]:
@@ -190,10 +190,10 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def certificate_names(connected: ssl.SSLSocket) -> tuple[str, ...]:
-    """Return the names in the certificate that the other side has shown, the first one first.
+    """Return the names in the certificate of the other side, the first one first.
 
-    They are its DNS names, or else its common name; empty if it has shown none. A name of another
-    kind, such as an address of e-mail, is no host's and no principal's.
+    They are its DNS names, or else its common name, or empty without a certificate. A name of
+    another kind, such as an e-mail address, is the name of neither a host nor a principal.
     """
     return _names_in(connected.getpeercert() or {})
 
@@ -222,10 +222,10 @@ def shown_names(files: TlsFiles, server: ssl.SSLContext) -> tuple[str, ...]:
 
 
 def check_in_time(files: TlsFiles) -> None:
-    """Check that a server's certificate is valid at this moment, whoever has issued it.
+    """Check that a server's certificate is valid at this moment, from any authority.
 
     Raises:
-        InvalidOption: it has expired, or is not valid yet, or is not for servers.
+        InvalidOption: It has expired, or is not valid yet, or is not for servers.
     """
     assert files.cert is not None
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -248,7 +248,7 @@ def check_in_time(files: TlsFiles) -> None:
 def _connected_in_memory(
     client: ssl.SSLContext, server: ssl.SSLContext
 ) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Connect two contexts in memory; return the client's side and the server's."""
+    """Connect two contexts in memory. Return the client's side and the server's."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(back, there)
     theirs = server.wrap_bio(there, back, server_side=True)
@@ -260,19 +260,19 @@ def _connected_in_memory(
 
 
 def reason_of(error: OSError) -> tuple[str, str]:
-    """Return what is wrong with a TLS connection, and what to do, for a client."""
+    """Return the problem of a TLS connection, and the remedy, for a client."""
     if isinstance(error, ssl.SSLCertVerificationError):
         problem = error.verify_message or "it cannot be verified"
         return f"the broker's certificate is refused: {problem}", _advice(problem)
     reason = getattr(error, "reason", None) or ""
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return (
-            "what listens there does not speak TLS",
+            "the server at this address does not use TLS",
             "Leave the tls options out, or connect to the broker's TLS address.",
         )
     if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
         return (
-            "the broker asks for a client certificate",
+            "the broker requires a client certificate",
             "Give tls.cert and tls.key, issued by an authority that the broker trusts.",
         )
     if "ALERT" in reason:

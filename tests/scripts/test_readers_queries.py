@@ -49,7 +49,7 @@ def test_a_start_is_pinned_once(on):
 @pytest.mark.rule(
     "where a query under a consumer's name begins, and who tells of its progress",
     "scripts/readers.py",
-    "datasource/reading/naming.py",
+    "datasource/reading/named_query.py",
 )
 def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
     late = on.start(pin_start("c", OLD, 1))

@@ -420,7 +420,7 @@ def test_a_server_without_descriptors_waits_for_some(
             time.sleep(0.5)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-    assert len([each for each in caplog.messages if "accepted" in each]) == 1
+    assert len([each for each in caplog.messages if "accept()" in each]) == 1
     client.sendall(b"GET / HTTP/1.1\r\nHost: isolog\r\n\r\n")
     assert b"NOT_ISOLOG" in client.recv(1000)
     client.close()

@@ -1,8 +1,8 @@
-"""Records of a query's range that are gone: an error, or one warning, as ``failOnDataLoss`` says.
+"""Lost records of a query's range: an error, or one warning, depending on ``failOnDataLoss``.
 
-Nothing here is guessed; the log's answers tell it. A topic's id shows that it was made anew, the
-lineages of the query's offsets show which records were cut off, and the first offset that is left
-shows what retention removed.
+The losses follow from the log's answers. A topic's id shows that it was created again, the lineages
+of the query's offsets show which records were truncated, and the log start offset shows which
+records retention removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_stream.wire.topic_messages import PartitionOffsets
 logger = logger_of(__name__)
 
 _NAMED_MAX: Final = 8
-"""How many partitions of a topic a message names at most."""
+"""The maximum number of partitions of a topic in a message."""
 
 
 class Losses:
@@ -29,21 +29,23 @@ class Losses:
 
     def __init__(self, fail: bool) -> None:
         self._fail = fail
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def report(self, message: str, **details: str | int) -> None:
         """Raise DataLoss, or warn only once, even if a query meets the loss at every trigger."""
         if self._fail:
             raise DataLoss(message, hint=None, **details)
-        if message not in self._told:
-            self._told.add(message)
-            logger.warning("%s; going on with what is left (failOnDataLoss is false)", message)
+        if message not in self._reported:
+            self._reported.add(message)
+            logger.warning(
+                "%s; continuing with the remaining records (failOnDataLoss is false)", message
+            )
 
     def kept(self, at: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """Lower offsets to where their lineages still hold; report what was cut off.
+        """Lower offsets to the ends of their lineages in the log. Report the truncated records.
 
-        ``now`` has been asked about the lineages of ``at``. Topics that were deleted or made anew
-        keep their offsets.
+        ``now`` has the answers about the lineages of ``at``. Topics that were deleted or created
+        again keep their offsets.
         """
         found = {}
         for name, topic in at.items():
@@ -70,7 +72,7 @@ class Losses:
         if lineage:
             held = dict(now.surviving).get(lineage, end)
             left = lost_above(offset, lineage, held)
-        else:  # without a lineage, only what is beyond the log's end is gone for certain
+        else:  # without a lineage, only records above the log's end are lost for certain
             left = end if end < offset else None
         if left is None:
             return offset
@@ -87,29 +89,32 @@ class Losses:
         read = f"{where}: the query has read up to offset {offset}{under}"
         if lineage and lineage[-1][0] > present:
             self.report(
-                f"{read}, but the log is in epoch {present} and ends at {end}: an older copy of it"
-                " is in its place",
+                f"{read}, but the log is in epoch {present} and ends at {end}: it was replaced by"
+                " an older copy",
                 **details,
             )
             return left
         self.report(
-            f"{read}, but offsets {left} to {offset - 1} were cut off: the present leader does not"
-            f" have them (the log is in epoch {present} and ends at {end})",
+            f"{read}, but offsets {left} to {offset - 1} were truncated: the present leader does"
+            f" not have them (the log is in epoch {present} and ends at {end})",
             **details,
         )
         return left
 
     def check_topics(self, start: Offsets, now: Found) -> None:
-        """Report topics that were deleted, or made again, since the start."""
+        """Report topics that were deleted, or created again, since the start."""
         for name in sorted(now.missing):
             self.report_deleted(name, start.get(name))
         for name, latest in now.latest.items():
             before = start.get(name)
             if before is not None and before.id != latest.topic_id:
-                self.report_made_anew(name, before, latest.topic_id)
+                self.report_recreated(name, before, latest.topic_id)
 
     def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
-        """Return how far the query can read now from where it is; report topics that are gone."""
+        """Return the offsets up to which the query can read now. Report deleted topics.
+
+        ``start``: the present offsets of the query.
+        """
         self.check_topics(start, now)
         ends = {name: start[name] for name in now.missing if name in start}
         for name, latest in now.latest.items():
@@ -121,10 +126,10 @@ class Losses:
         return ends
 
     def passed_over(self, at: Offsets, now: Found) -> Offsets:
-        """Return the offsets from which a query that goes on after losses finds records again.
+        """Return the offsets at which a query that continues after losses finds records again.
 
-        So what retention removed takes no share of a limit. A query with ``failOnDataLoss`` plans
-        the removed records all the same, and fails.
+        So the records that retention removed take no share of a limit. A query with
+        ``failOnDataLoss`` plans the removed records too, and fails.
         """
         if self._fail:
             return at
@@ -142,27 +147,26 @@ class Losses:
         return found
 
     def report_deleted(self, name: str, before: TopicOffsets | None) -> None:
-        """Report that the topic was deleted; ``before``: up to where the query has read it."""
-        self.report(f"topic {name!r} was deleted{_rest_is_gone(name, before)}", topic=name)
+        """Report that the topic was deleted. ``before``: the query's offsets in it."""
+        self.report(f"topic {name!r} was deleted{_lost_rest(name, before)}", topic=name)
 
-    def report_made_anew(self, name: str, before: TopicOffsets, now: str) -> None:
-        """Report that the topic was deleted and made again since the query read it.
+    def report_recreated(self, name: str, before: TopicOffsets, now: str) -> None:
+        """Report that the topic was deleted and created again since the query read it.
 
         ``now``: its present id.
         """
         self.report(
             f"topic {name!r} was deleted and created again: its id was {before.id}, now it is {now}"
-            f"{_rest_is_gone(name, before)}",
+            f"{_lost_rest(name, before)}",
             topic=name,
         )
 
     def readable(
         self, asked: Iterable[Range], now: Found, new: Collection[str] = ()
     ) -> list[Range]:
-        """Return the ranges without what was deleted or removed by retention; report these losses.
+        """Return the ranges without deleted and evicted records. Report these losses.
 
-        Topics that are ``new`` to the query are read from their first record that is left, and
-        nothing of them is lost.
+        Topics that are ``new`` to the query are read from their log start, and that is no loss.
         """
         kept = []
         for each in asked:
@@ -170,7 +174,7 @@ class Losses:
             details: dict[str, str | int] = {"topic": each.topic, "partition": each.partition}
             if latest is None or latest.topic_id != each.topic_id:
                 now_id = None if latest is None else latest.topic_id
-                self.report(gone_with_topic(each, each.start, now_id), **details)
+                self.report(lost_with_topic(each, each.start, now_id), **details)
                 continue
             now_there = latest.partitions.get(each.partition)
             first = 0 if now_there is None else now_there.log_start_offset
@@ -186,29 +190,29 @@ class Losses:
 
 
 def _not_below(before: TopicOffsets, bounds: TopicOffsets) -> TopicOffsets:
-    """Return the bounds, raised to what was read: another level may have shown more."""
+    """Return the bounds, raised to the offsets before: another level may have returned more."""
     above = {n: at for n, at in before.offsets.items() if at > bounds.offsets.get(n, at)}
     lineages = {n: before.lineages.get(n, NO_LINEAGE) for n in above}
     return TopicOffsets(bounds.id, {**bounds.offsets, **above}, {**bounds.lineages, **lineages})
 
 
-def _rest_is_gone(name: str, before: TopicOffsets | None) -> str:
-    """Describe what a query had not read of a deleted topic, to follow the message about it."""
+def _lost_rest(name: str, before: TopicOffsets | None) -> str:
+    """Describe the unread records of a deleted topic, as the end of the message about it."""
     if before is None or not before.offsets:
         return ""
     places = [f"offset {offset} of {name}/{n}" for n, offset in sorted(before.offsets.items())]
     more = len(places) - _NAMED_MAX
     if more > 0:
         places = [*places[:_NAMED_MAX], f"{more} partitions more"]
-    return f"; what it had from {', '.join(places)} on is gone"
+    return f"; its records from {', '.join(places)} on are lost"
 
 
-def gone_with_topic(asked: Range, first: int, now_id: str | None) -> str:
-    """Return the message about a range, from ``first`` on, of a topic deleted or made again."""
+def lost_with_topic(asked: Range, first: int, now_id: str | None) -> str:
+    """Return the message about a range, from ``first`` on, of a topic deleted or created again."""
     anew = f" and created again: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
     return (
-        f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} went with their"
-        f" topic, which was deleted{anew}"
+        f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} are lost: their"
+        f" topic was deleted{anew}"
     )
 
 
@@ -216,5 +220,5 @@ def removed_by_retention(asked: Range, first: int, left: int) -> str:
     """Return the message about a range of which retention removed the records before ``left``."""
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {min(left, asked.end) - 1} were"
-        f" removed by retention; the first left is {left}"
+        f" removed by retention; the log now starts at {left}"
     )

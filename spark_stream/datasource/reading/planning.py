@@ -1,6 +1,6 @@
-"""Topics, schemas and bounds as a query needs them.
+"""The topics, schemas and bounds of a query.
 
-Everything here runs on the driver, and asks the log through this process's session.
+All of this runs on the driver, and uses this process's session with the log.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ logger = logger_of(__name__)
 
 
 def _grants(options: SourceOptions) -> list[Grant]:
-    """Return what a query's tasks and planner need to be allowed."""
+    """Return the permissions that a query's tasks and planner need."""
     names = options.selection.names or tuple(options.selection.assigned)
     topics = ["*"] if options.selection.pattern is not None else list(names)
     grants = [("read", f"topic:{name}") for name in topics]
@@ -76,8 +76,8 @@ class Planner:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.losses = Losses(options.fail_on_data_loss)
-        self._told = False  # whether uncommitted records were logged: once a query
-        self._dropped: set[str] = set()  # what was logged as no longer selected
+        self._has_warned = False  # about uncommitted records: once per query
+        self._dropped: set[str] = set()  # topics that were logged as no longer selected
         self._matching: tuple[str, ...] = ()  # the topics of a pattern that were seen last
 
     @property
@@ -91,42 +91,42 @@ class Planner:
 
     @property
     def topics(self) -> TopicsClient:
-        """What this process asks about topics."""
+        """The client for topics of this process."""
         return self._session.topics
 
     @classmethod
     def of(
         cls, options: SourceOptions, *, has_tasks: bool = True, lasting: bool = False
     ) -> Planner:
-        """Return a planner for the log that is there now; the query's tasks get its options.
+        """Return a planner for the present log. The query's tasks get its options.
 
-        ``lasting``: for a streaming query, whose end nobody knows.
+        ``lasting``: for a streaming query, whose end is unknown.
         """
         grants = _grants(options) if has_tasks else ()
         return cls(replace(options, place=located(options.place, grants, lasting=lasting)))
 
     def logged(self, offsets: Offsets) -> dict[str, Any]:
-        """Return the offsets as Spark logs them, with the log that they are of."""
+        """Return the offsets as Spark logs them, with the id of their log."""
         return to_json(offsets, self._session.cluster_id)
 
     def read_back(self, value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
         """Parse the offsets that Spark logged.
 
         Raises:
-            InvalidRequest: they are no offsets of this source, or do not name their log.
-            WrongCluster: they are of another log than the one that the query reads now.
+            InvalidRequest: They are no offsets of this source, or do not name their log.
+            WrongCluster: They are of another log than the one that the query reads now.
         """
         found = from_checkpoint(value)
         self.check_log(value, "the checkpoint")
         return found
 
-    def check_log(self, value: Mapping[str, Any], said_by: str) -> None:
+    def check_log(self, value: Mapping[str, Any], source: str) -> None:
         """Raise WrongCluster if these logged offsets are of another log."""
         here = self._session.cluster_id
         for name, cluster_id in clusters(value).items():
             if cluster_id != here:
                 raise WrongCluster(
-                    f"{said_by}: topic {name!r} is of the log {cluster_id}, and"
+                    f"{source}: topic {name!r} belongs to the log {cluster_id}, but"
                     f" {self.options.place.name} is the log {here}",
                     hint="Give the place of that log, or begin a new query here: with a new"
                     " checkpoint, and other startingOffsets.",
@@ -137,15 +137,15 @@ class Planner:
 
     @property
     def selection(self) -> Selection:
-        """Which topics and partitions are read."""
+        """The topics and partitions to read."""
         return self.options.selection
 
     def describe(self) -> dict[str, TopicDescription]:
-        """Describe the selected topics; those that were deleted are left out.
+        """Describe the selected topics, without those that were deleted.
 
         Raises:
-            UnknownTopic: one is not there, and ``failOnDataLoss`` is set.
-            InvalidOption: partitions are assigned that a topic does not have.
+            UnknownTopic: One does not exist, and ``failOnDataLoss`` is set.
+            InvalidOption: Partitions are assigned that a topic does not have.
         """
         found = {}
         by_name = self.selection.pattern is None
@@ -155,22 +155,22 @@ class Planner:
                 self.selection.check_partitions(name, len(found[name].partitions))
             except UnknownTopic:
                 # A topic of a pattern was deleted a moment ago. Without failOnDataLoss, the loss of
-                # a named one is logged once it is known what the query has read of it.
+                # a named one is logged later, with the offsets that the query has read.
                 if by_name and self.options.fail_on_data_loss:
                     raise
         return found
 
     def shown(self) -> pa.Schema:
-        """Return the columns that the query shows where it does not choose them.
+        """Return the columns of a query that does not choose them.
 
         Raises:
-            SchemaMismatch: the topics differ; the message names a column.
-            InvalidFilter: the filter is not valid, or does not fit a topic's columns.
-            UnknownTopic: none of the topics exists.
+            SchemaMismatch: The topics differ. The message names a column.
+            InvalidFilter: The filter is not valid, or does not fit a topic's columns.
+            UnknownTopic: None of the topics exists.
         """
         topics = self.describe()
         if not topics:
-            raise self.no_topic("nobody knows the columns")
+            raise self.no_topic("the columns are unknown")
         for name, topic in topics.items():
             if self.options.filter is not None:
                 row_filter(self.options.filter, name, topic.schema)
@@ -181,7 +181,7 @@ class Planner:
                 raise SchemaMismatch(
                     f"topics {first!r} and {name!r} have different columns:"
                     f" {_difference(schema, other)}",
-                    hint="Choose the columns they share with .schema(...), or read each by itself.",
+                    hint="Choose common columns with .schema(...), or read each topic by itself.",
                 )
         return pa.schema(
             field
@@ -193,7 +193,7 @@ class Planner:
         )
 
     def no_topic(self, consequence: str) -> UnknownTopic:
-        """Return the error of a query that has no topic where it needs one."""
+        """Return the error of a query that has no topic, but needs one."""
         if self.selection.pattern is not None:
             return UnknownTopic(
                 f"no topic matches subscribePattern {self.selection.pattern!r}: {consequence}",
@@ -202,20 +202,20 @@ class Planner:
             )
         return UnknownTopic(
             f"there is no topic {' or '.join(map(repr, self.selection.names))}: {consequence}",
-            hint="Make the topic anew, or name the columns with .schema(...).",
+            hint="Create the topic again, or name the columns with .schema(...).",
         )
 
     def _shown(self, stored: pa.Schema) -> pa.Schema:
         options = self.options
         if is_default(stored) and options.include_metadata:
             raise InvalidOption(
-                "includeMetadata is for typed topics; this one shows topic, partition, offset and"
-                " timestamp anyway",
+                "includeMetadata is for typed topics: this topic has the columns topic, partition,"
+                " offset and timestamp already",
                 option="includeMetadata",
             )
         if not is_default(stored) and options.include_headers:
             raise InvalidOption(
-                "includeHeaders is for default-schema topics; a typed topic has no headers",
+                "includeHeaders is for default-schema topics: a typed topic has no headers",
                 option="includeHeaders",
             )
         return shown_schema(
@@ -225,9 +225,9 @@ class Planner:
     def check_projection(self, columns: StructType) -> None:
         """Check that the query's columns and filter fit each topic.
 
-        SchemaMismatch: the topic lacks a column, or has it in another type.
-        InvalidFilter: the filter does not fit its columns, or compares texts that Spark would not
-            compare by their bytes.
+        SchemaMismatch: The topic lacks a column, or has it in another type. InvalidFilter: The
+        filter does not fit its columns, or compares texts that Spark would not compare by their
+        bytes.
         """
         wanted = to_arrow(columns)
         self._check_filter(columns)
@@ -270,30 +270,30 @@ class Planner:
     def latest(
         self, *seen: Offsets, reading: Iterable[Range] = (), watched: Offsets | None = None
     ) -> Found:
-        """Look up the present bounds of what is selected; deleted topics are in ``missing``.
+        """Look up the present bounds of the selected topics. Deleted topics are in ``missing``.
 
-        Topics of ``reading`` are looked up whether they are selected or not. The answer says up to
-        where the lineages of the offsets in ``seen`` survive. If the level shows uncommitted
-        records, a warning is logged the first time that ``reading`` has some. With ``watched``, the
-        answer says whether there are any from these offsets on, and nothing is logged.
+        Topics of ``reading`` are looked up whether they are selected or not. The answer has the
+        offsets up to which the lineages of the offsets in ``seen`` survive. If the level returns
+        uncommitted records, a warning is logged the first time that ``reading`` has some. With
+        ``watched``, the answer has whether there are any from these offsets on, without a warning.
         """
         asked = _by_topic(reading)
         shown: dict[str, dict[int, tuple[int, int]]] = {}
-        if self._shows_uncommitted and not self._told:
+        if self._shows_uncommitted and not self._has_warned:
             shown = asked if watched is None else _from_here_on(watched)
         found = self._look(seen, shown, self._names(seen, asked))
         if watched is None:
-            self._tell_of_uncommitted(found)
+            self._warn_of_uncommitted(found)
         return self._selected(found, asked)
 
     def _names(self, seen: Iterable[Offsets], asked: Iterable[str]) -> list[str]:
-        """Return the topics to look up; those that a pattern matches are found by the look-up."""
+        """Return the topics to look up. The look-up adds those that a pattern matches."""
         names = self._matching if self.selection.pattern is not None else self.selection.names
         read = (name for each in seen for name in each if self.selection.takes_topic(name))
         return list(dict.fromkeys([*names, *read, *asked]))
 
     def _selected(self, found: Found, asked: Mapping[str, Mapping[int, object]]) -> Found:
-        """Keep what was found of selected partitions, and of those that were asked for by name."""
+        """Keep the answers about selected partitions, and about those requested by name."""
         if not self.selection.assigned:
             return found
         latest = {
@@ -311,25 +311,25 @@ class Planner:
     def check_checkpoint(self, at: Offsets) -> None:
         """Raise InvalidOption if a checkpoint's offsets are of other partitions only.
 
-        The checkpoint is another query's then, and this one would begin as if it were new. If
-        ``failOnDataLoss`` is not set, nothing is raised: :meth:`still_selected` logs it.
+        It is the checkpoint of another query then, and this query would begin as if it were new.
+        Without ``failOnDataLoss`` there is no error, and :meth:`still_selected` logs it.
         """
         kept = self.selection.kept(at).values()
         there = [name for name, topic in at.items() if topic.offsets]
         if there and self.options.fail_on_data_loss and not any(each.offsets for each in kept):
             option = self.selection.option
             raise InvalidOption(
-                f"{option}: the checkpoint is of {', '.join(map(repr, there))}, and nothing of that"
-                f" is selected by {self.selection}",
+                f"{option}: the checkpoint is of {', '.join(map(repr, there))}, and"
+                f" {self.selection} selects none of its partitions",
                 option=option,
-                hint="Give this query a checkpointLocation of its own, or select as well what the"
-                " checkpoint is of; with failOnDataLoss=false it goes on as a new query would.",
+                hint="Give this query another checkpointLocation, or also select the topics of the"
+                " checkpoint. With failOnDataLoss=false it starts as a new query.",
             )
 
     def still_selected(self, at: Offsets) -> dict[str, TopicOffsets]:
-        """Return the offsets of what is selected.
+        """Return the offsets of the selected partitions.
 
-        Log once what a checkpoint has that is no longer selected.
+        Log once the partitions of a checkpoint that are no longer selected.
 
         Raises: as :meth:`check_checkpoint`.
         """
@@ -362,13 +362,13 @@ class Planner:
     def _shows_uncommitted(self) -> bool:
         return self.options.isolation is Isolation.READ_UNCOMMITTED
 
-    def _tell_of_uncommitted(self, found: Found) -> None:
+    def _warn_of_uncommitted(self, found: Found) -> None:
         names = [name for name, at in found.latest.items() if at.uncommitted]
         if names:
-            self._told = True
+            self._has_warned = True
             logger.warning(
-                "%s: records of aborted or open transactions are among those that are read, because"
-                " isolation is read_uncommitted; to read committed records only, set the option"
+                "%s: the query reads records of aborted or open transactions, because its isolation"
+                " is read_uncommitted; to read committed records only, set the option"
                 " isolation=read_committed",
                 ", ".join(names),
             )
@@ -404,7 +404,7 @@ class Planner:
             found = Found(latest, frozenset(gone if by_pattern else looked.unknown))
             if not self.atomic or not latest:
                 return found
-            # A topic's own bounds are cuts of that topic; a transaction may span several.
+            # The bounds of each topic are cuts of that topic, but a transaction may span several.
             try:
                 cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
             except UnknownTopic:  # one was deleted in between: look again
@@ -417,7 +417,7 @@ class Planner:
     def sizes(self, asked: list[Range]) -> dict[Place, tuple[int, int]]:
         """Return the stored bytes of each range, and those of its first record.
 
-        Ranges of a topic that was deleted meanwhile are left out.
+        Ranges of a topic that was deleted in between are left out.
         """
         found = self._measure(
             AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
@@ -430,7 +430,7 @@ class Planner:
         }
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
-        """Return how far whole records of each range take no more than its budget of bytes."""
+        """Return the end of the whole records of each range within its budget of bytes."""
         found = self._measure(
             AskedTopic.of(
                 topic=name,
@@ -457,10 +457,11 @@ class Planner:
         }
 
     def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
-        """Return how far a reader at ``begin`` goes that should go no farther than ``limited``.
+        """Return the end of a reader at ``begin`` whose limit is ``limited``.
 
-        It goes to the greatest cut within. Where a transaction is larger than that, it goes beyond
-        ``limited``, but never above ``ends``, which is a cut; what it leaves out comes later.
+        It is the greatest cut within the limit. If a transaction is larger than that, the end is
+        above ``limited``, but never above ``ends``, which is a cut. The next micro-batch has the
+        rest.
         """
         moving = {each.topic for each in ranges(begin, ends)}
         asked = {
@@ -470,7 +471,7 @@ class Planner:
         }
         try:
             cut = self._cut(asked)
-        except UnknownTopic:  # deleted since: what is left of the range is known when it is read
+        except UnknownTopic:  # deleted since: the tasks report the loss
             return ends
         found = {
             name: topic.moved(
@@ -485,7 +486,7 @@ class Planner:
     def _cut(
         self, topics: Mapping[str, tuple[str, Mapping[int, int], Mapping[int, int]]]
     ) -> Mapping[str, Mapping[int, int]]:
-        """Ask for a cut.
+        """Look up a cut.
 
         ``topics``: each topic's id, and the offsets between which the cut has to lie.
         """
@@ -507,7 +508,7 @@ def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:
 
 
 def _from_here_on(begin: Offsets) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return topic → partition → where it begins, and the greatest possible offset."""
+    """Return topic → partition → its offset, and the greatest possible offset."""
     return {
         name: {number: (offset, INT64_MAX) for number, offset in topic.offsets.items()}
         for name, topic in begin.items()
@@ -535,13 +536,13 @@ def _difference(one: pa.Schema, other: pa.Schema) -> str:
 def planned_view(topic: TopicDescription, wanted: pa.Schema, filter: str | None) -> View:
     """Return the columns of a query, in its types.
 
-    The topic's schema may have been altered after the query was planned; or it was altered before,
-    and this process still knows the older schema. Columns that were widened are narrowed again, as
-    long as all values fit.
+    The topic's schema may have been altered after the query was planned. Or it was altered before,
+    and this process still has the older schema in its cache. Columns that were widened are narrowed
+    again, as long as all values fit.
 
     Raises:
-        SchemaMismatch: the topic lacks a column; the error names it.
-        InvalidFilter: the filter is not valid, or does not fit the topic's columns.
+        SchemaMismatch: The topic lacks a column. The error names it.
+        InvalidFilter: The filter is not valid, or does not fit the topic's columns.
     """
     view = View.of(topic.name, topic.schema, wanted.names, filter=filter)
     fields = [

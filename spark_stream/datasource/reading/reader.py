@@ -30,10 +30,10 @@ from spark_stream.client.reading.loop import WantedRange
 from spark_stream.client.reading.ranges import read_range, read_together
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.reading.losses import gone_with_topic, removed_by_retention
-from spark_stream.datasource.reading.naming import NamedQuery
+from spark_stream.datasource.reading.bounds import check_order, resolved
+from spark_stream.datasource.reading.losses import lost_with_topic, removed_by_retention
+from spark_stream.datasource.reading.named_query import NamedQuery
 from spark_stream.datasource.reading.planning import Planner, planned_view
-from spark_stream.datasource.reading.starts import check_order, resolved
 from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.session import session
 from spark_stream.datasource.spark.types import text_rule, to_arrow
@@ -80,7 +80,7 @@ _BYTES_AT_ONCE: Final = 4 << 20
 
 
 class RangeReader(Struct, frozen=True):
-    """Reads ranges; this travels to the workers. ``schema`` is Spark's, and the projection."""
+    """The reader of ranges, which Spark sends to the workers. ``schema`` is Spark's projection."""
 
     options: SourceOptions
     schema: StructType
@@ -90,13 +90,14 @@ class RangeReader(Struct, frozen=True):
         """Read the task's ranges, in batches that have exactly Spark's schema.
 
         The rows and their order depend on the task only: one range after the other, each in the
-        order of its offsets. Spark computes a task again where it needs it once more, and expects
-        the same rows (decision 185). The limits of the batches may differ.
+        order of its offsets. Spark computes a task again if it needs the result once more, and
+        expects the same rows (``docs/decisions/0185-a-task-returns-its-ranges-in-order.md``). The
+        sizes of the batches may differ.
 
         Raises:
-            DataLoss: records of the range are gone, and ``failOnDataLoss`` is set.
-            NotVisibleYet: a transaction that was open when the batch was planned is open still.
-            SchemaMismatch: a column has another type than the query was planned with.
+            DataLoss: Records of the range are lost, and ``failOnDataLoss`` is set.
+            NotVisibleYet: A transaction that was open when the batch was planned is still open.
+            SchemaMismatch: A column has another type than the query was planned with.
         """
         keep_free_memory()
         schema = to_arrow(self.schema)
@@ -142,7 +143,7 @@ class RangeReader(Struct, frozen=True):
                 self._report_loss(self._loss(asked, removed), error)
                 position = first
             except UnknownTopic as error:
-                gone = gone_with_topic(asked, position, self._present_id(asked.topic))
+                gone = lost_with_topic(asked, position, self._present_id(asked.topic))
                 self._report_loss(self._loss(asked, gone), error)
                 return
             except DataLoss as error:
@@ -152,7 +153,7 @@ class RangeReader(Struct, frozen=True):
     def _source(
         self, asked: Range, schema: pa.Schema, views: dict[tuple[str, int], View]
     ) -> Source:
-        """Return what to read the range from; ``views``: made before, by topic and version."""
+        """Return the source of the range. ``views``: made before, by topic and version."""
         log_session = session(self.options.place)
         topic = log_session.topics.known(asked.topic)
         if topic.id != asked.topic_id:  # this process remembers an earlier topic of the name
@@ -165,7 +166,7 @@ class RangeReader(Struct, frozen=True):
         view = views[version]
         isolation = self.options.isolation
         if isolation is Isolation.READ_ATOMIC:
-            isolation = Isolation.READ_COMMITTED  # what is atomic is the range: it ends at a cut
+            isolation = Isolation.READ_COMMITTED  # the range is atomic: it ends at a cut
         return Source(
             log_session.topics.router,
             view,
@@ -184,11 +185,11 @@ class RangeReader(Struct, frozen=True):
             now = session(self.options.place).topics.describe(topic.name)
             if now.id != topic.id or now.schema_version == topic.schema_version:
                 raise
-        # The query was planned after the topic was altered, and this process had not heard of it.
+        # The topic was altered before the query was planned; this process has the older schema.
         return planned_view(now, schema, self.options.filter)
 
     def _present_id(self, topic: str) -> str | None:
-        """Return the id of the topic that has the name now; None if there is none."""
+        """Return the id of the topic with this name, or None if there is none."""
         try:
             return session(self.options.place).topics.describe(topic).id
         except UnknownTopic:
@@ -200,19 +201,21 @@ class RangeReader(Struct, frozen=True):
     def _report_loss(self, error: DataLoss, cause: Exception) -> None:
         if self.options.fail_on_data_loss:
             raise error from (None if cause is error else cause)
-        logger.warning("%s; going on with what is left (failOnDataLoss is false)", error.message)
+        logger.warning(
+            "%s; continuing with the remaining records (failOnDataLoss is false)", error.message
+        )
 
 
 def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
     """Read a range, up to its end.
 
-    The end of a range may hold only records of aborted transactions; then the leader is asked once
-    more where to read on. It may also lie above the bound of the isolation level, if the batch was
-    planned under another level; then this waits for the bound.
+    The end of a range may hold only records of aborted transactions. Then the leader is asked once
+    more for the next offset. It may also lie above the bound of the isolation level, if the batch
+    was planned under another level. Then this waits for the bound.
 
     Raises:
-        NotVisibleYet: the bound did not move for the time that the source waits for a broker.
-        DataLoss: the log ends below the end of the range; ``left`` is where it ends.
+        NotVisibleYet: The bound did not move within the source's timeout for brokers.
+        DataLoss: The log ends below the end of the range, at ``left``.
     """
     position, wait_ms = start, 0
     give_up = time.monotonic() + source.router.timeout_s
@@ -226,7 +229,9 @@ def _visible(source: Source, start: int, end: int) -> Iterator[Fetched]:
         elif bounds is not None:
             _check_there(source, position, end, bounds)
         if position == before and time.monotonic() > give_up:
-            raise _not_visible(source, position, end, bounds)  # None: its leader does not know them
+            raise _not_visible(
+                source, position, end, bounds
+            )  # None: the leader has not computed them
         wait_ms = max(1, min(_WAIT_MS, int(1000 * (give_up - time.monotonic()))))
 
 
@@ -235,7 +240,7 @@ def _check_there(source: Source, position: int, end: int, bounds: Bounds) -> Non
     topic, number, left = source.view.topic, source.partition, bounds.log_end_offset
     if left < end:
         raise DataLoss(
-            f"{topic}/{number}: offsets {max(position, left)} to {end - 1} are gone: the log ends"
+            f"{topic}/{number}: offsets {max(position, left)} to {end - 1} are lost: the log ends"
             f" at {left}",
             topic=topic,
             partition=number,
@@ -247,14 +252,14 @@ def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None)
     topic, number = source.view.topic, source.partition
     hint = None
     if bounds is None:
-        why = "their new leader does not know yet which records are committed"
-        hint = "Nothing is lost. See that the partition's in-sync replicas run, and start again."
+        why = "their new leader has not computed yet which records are committed"
+        hint = "No record is lost. Check that the partition's in-sync replicas run, and restart."
     elif bounds.last_stable_offset < bounds.high_watermark:
         why = f"a transaction that began at offset {bounds.last_stable_offset} is still open"
     else:
         why = "not all in-sync replicas have them"
         hint = (
-            "Nothing is lost. See why a follower lags (`isolog cluster status`), and start again."
+            "No record is lost. Check why a follower lags (`isolog cluster status`), and restart."
         )
     return NotVisibleYet(
         f"{topic}/{number}: offsets {position} to {end - 1} of this batch are in the log, but not"
@@ -267,7 +272,7 @@ def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None)
 
 
 def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return neighbouring small batches as one: each that Spark gets has a cost, large or small."""
+    """Join neighbouring small batches: each batch has a cost in Spark, whatever its size."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
     for batch in batches:
@@ -295,7 +300,7 @@ class IsologReader(WorkerPickled, DataSourceReader):
         return self._ranges.schema
 
     def keep_only(self, filter: str | None) -> None:
-        """Read only what this filter keeps, in addition to the query's own."""
+        """Read only the records for which this filter, and the query's filter, are true."""
         self._ranges = replace(self._ranges, options=self._ranges.options.filtered(filter))
 
     def check_filter(self, text: str) -> None:
@@ -332,14 +337,14 @@ class IsologReader(WorkerPickled, DataSourceReader):
         def first() -> Offsets:
             found = resolved(self._planner, self._planner.options.starting, EARLIEST).offsets
             if not found:
-                raise self._planner.no_topic("there is nothing to read")
+                raise self._planner.no_topic("there are no records to read")
             return found
 
         name = self._planner.options.consumer
         return first() if name is None else NamedQuery(self._planner, name).pinned_start(first)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark makes up one partition without a range.
+        # For a query without partitions, Spark makes one partition without a range.
         return self._ranges.read(partition.value) if partition.value is not None else iter(())
 
 
@@ -348,13 +353,13 @@ class PushingReader(IsologReader):
 
     @with_spark_errors
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Keep the filters that the leader can apply; return the others."""
+        """Keep the filters that the leader can apply. Return the others."""
         texts = [self._text_of(each) for each in filters]
         self.keep_only(both(*texts))
         return [each for each, text in zip(filters, texts, strict=True) if text is None]
 
     def _text_of(self, pushed: Any) -> str | None:
-        """Return the filter as SQL that fits all topics; None if Spark has to apply it."""
+        """Return the filter as SQL that fits all topics, or None if Spark has to apply it."""
         tree = _tree_of(pushed)
         if tree is None or any(
             text_rule(self.schema, column.path) for column in compared_columns(tree)
@@ -369,7 +374,7 @@ class PushingReader(IsologReader):
 
 
 def _tree_of(pushed: Any) -> Predicate | None:
-    """Return the filter as a tree; None if no tree expresses it."""
+    """Return the filter as a tree, or None if no tree expresses it."""
     if isinstance(pushed, spark.Not):
         part = _tree_of(pushed.child)
         return None if part is None else Not(part)
@@ -392,10 +397,11 @@ def _tree_of(pushed: Any) -> Predicate | None:
 
 
 def _literal(value: Any) -> Literal | None:
-    """Return the value as a literal; None if a filter has no such value, or it may be rounded.
+    """Return the value as a literal, or None if filters lack such values, or it may be rounded.
 
-    PySpark multiplies decimals in the context of the process, which rounds to its precision (28).
-    A value with that many digits may be rounded, and Spark does not apply a taken filter itself.
+    PySpark multiplies decimals in the context of the process, which rounds to its precision (28). A
+    value with that many digits may be rounded, and Spark does not apply a filter that the reader
+    took.
     """
     if isinstance(value, Decimal) and len(value.as_tuple().digits) >= getcontext().prec:
         return None

@@ -1,19 +1,23 @@
-"""The streaming source. Its offsets are the log's; Spark's checkpoint keeps them.
+"""The streaming source. Its offsets are the log's, and Spark's checkpoint keeps them.
 
-What Spark does, and what follows (facts in ``docs/spark/facts.md``):
+Facts of Spark, with their consequences (``docs/spark/facts.md`` has them all):
 
-* ``initialOffset`` is asked for again on a restart if batch 0 was not committed. A start that moves
-  ("latest") would then be another. So the first batch of a query with a moving start is empty, and
-  ends where it starts: Spark writes that into its checkpoint, and there the start is pinned before
-  the first record is read. If the start is now above that end, the range is empty; nothing is lost.
-  With the option ``consumer`` the store has the start instead (``naming``).
-* limits count records (aborted ones as well, where their level hides them), and are shared out by
-  backlog; ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be
-  smaller than the limit, and is larger where one transaction is. Spark's limit objects cannot
-  express isolog's (``limits``), so Spark gets one only to pass it back.
-* with Trigger.AvailableNow the end is fixed once, at the start, and nothing more is waited for.
-* a trigger looks at the log once: what ``latestOffset`` has found is what ``partitions`` and
-  ``reportLatestOffset`` of that trigger need. The tasks find out by themselves what is gone since.
+* Spark requests ``initialOffset`` again on a restart if batch 0 was not committed. A start that
+  moves ("latest") would then be another. So the first batch of a query with a moving start is
+  empty, and ends at its start: Spark writes that into its checkpoint, so the start is pinned before
+  the first record is read. If the start is now above that end, the range is empty, and no record is
+  lost. With the option ``consumer`` the store has the start instead (``named_query``).
+
+* Limits count records (aborted ones too, if their level hides them), and are shared out by backlog.
+  ``ReadAllAvailable`` means no limit. Under read_atomic a batch ends at a cut: it may be smaller
+  than the limit, and it is larger if one transaction is. Spark's limit objects cannot express
+  isolog's (``limits``), so Spark gets one only to pass it back.
+
+* With Trigger.AvailableNow the end is fixed once, at the start, and the query waits for no more
+  records.
+
+* A trigger looks at the log once: ``partitions`` and ``reportLatestOffset`` of that trigger use the
+  result of ``latestOffset``. The tasks detect later losses by themselves.
 """
 
 from __future__ import annotations
@@ -34,10 +38,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.reading.naming import NamedQuery
+from spark_stream.datasource.reading.bounds import Resolved, resolved
+from spark_stream.datasource.reading.named_query import NamedQuery
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
-from spark_stream.datasource.reading.starts import Resolved, resolved
 from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.workers import with_spark_errors
 from spark_stream.datasource.values.limits import Pace, tasks
@@ -54,16 +58,16 @@ from spark_stream.wire.messages import EARLIEST
 
 
 class _Planned(Struct, frozen=True):
-    """A micro-batch from ``begin`` to ``ends``, and what the log was like when it was planned."""
+    """A micro-batch from ``begin`` to ``ends``, with the state of the log when it was planned."""
 
     begin: Offsets
     ends: Offsets
     now: Found
 
     def covers(self, begin: Offsets, until: Offsets) -> bool:
-        """Return whether this is the plan of that batch, and nothing is left to ask about it.
+        """Return whether this is the plan of that batch, and is complete.
 
-        The warning about uncommitted records needs the batch's end, so the log is asked again.
+        The warning about uncommitted records needs the batch's end, so it takes another look-up.
         """
         if begin != self.begin or until != self.ends:
             return False
@@ -75,7 +79,7 @@ class _Planned(Struct, frozen=True):
 
 
 class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's source: lives on the driver; ``read`` runs on copies in workers."""
+    """The source of one streaming query on the driver. ``read`` runs on copies in workers."""
 
     pickled_attributes = ("_ranges",)
 
@@ -93,7 +97,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
 
     @with_spark_errors
     def initialOffset(self) -> dict[str, Any]:
-        if self._initial is None:  # Spark asks twice, and must get one answer
+        if self._initial is None:  # Spark calls this twice, and must get one answer
             if self._named is None:
                 found = self._first_start()
                 self._initial, self._pinned = found.offsets, not found.moving
@@ -125,7 +129,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         asked = self._planner.read_back(start)
         if self._named is not None:
             self._named.note_plan()
-            self._named.tell(asked)  # Spark plans a micro-batch when the one before it is done
+            self._named.record(asked)  # Spark plans a micro-batch when the one before it is done
         if not self._pinned:
             self._pinned = True
             if asked == self._initial:
@@ -142,14 +146,14 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         return self._planner.logged(ends)
 
     def _ends(self, begin: Offsets, now: Found, limit: ReadLimit) -> Offsets | None:
-        """Return how far the next micro-batch goes in the log as it is ``now``, or None to wait."""
+        """Return the end of the next micro-batch in the log as it is ``now``, or None to wait."""
         ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)
         if isinstance(limit, ReadAllAvailable):
             return ends
         if not isinstance(limit, ReadMaxRows):
-            raise Unsupported(f"Spark asks for a read limit that isolog does not know: {limit}")
+            raise Unsupported(f"isolog does not support this read limit of Spark: {limit}")
         left = self._planner.losses.passed_over(begin, now)
         if self._target is None and self._pace.awaits_more(left, ends):
             return None
@@ -162,7 +166,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
         if self._named is not None:
-            self._named.tell(begin)  # a restarted query begins with this call
+            self._named.record(begin)  # a restarted query begins with this call
         if begin == until:
             return []
         # A batch that is planned again after a restart was first planned over an earlier log: its
@@ -185,7 +189,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
     def commit(self, end: dict[str, Any]) -> None:
         """Record the query's progress for display only: retention ignores it."""
         if self._named is not None:
-            self._named.tell(self._planner.read_back(end))
+            self._named.record(self._planner.read_back(end))
 
     def stop(self) -> None:
         """Record the end of a named query. The process's connection is shared, and stays open."""
@@ -200,7 +204,7 @@ def _have_equal_offsets(*offsets: Offsets) -> bool:
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
-    """Lower the ends to the target; partitions that it does not have stay where they are."""
+    """Lower the ends to the target. Partitions that it does not have keep their offsets."""
     capped = {}
     for name, topic in ends.items():
         goal = target.get(name)

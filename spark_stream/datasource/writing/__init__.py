@@ -2,7 +2,7 @@
 
 ``writer``        the batch and the streaming sink
 ``task``          the writing of a task's rows
-``routing``       rows to topics and partitions; topics are looked up, or created, and checked
+``routing``       rows to topics and partitions, with the look-up or creation of topics
 ``bad_rows``      rows that do not fit their topic, and their dead letters
 ``transactions``  the transaction of a micro-batch: branches, decision, renewal
 ``identity``      the sink's transactional id, query, run and micro-batch; its driver and its log

@@ -55,10 +55,10 @@ DEAD_LETTERS: Final = pa.schema(
         pa.field("truncated", pa.bool_(), nullable=False),
     ]
 )
-"""The columns of a topic of dead letters; ``docs/spark/write.md`` describes them."""
+"""The columns of a topic of dead letters (``docs/spark/write.md`` describes them)."""
 
 ROW_BYTES_MAX: Final = 1 << 20
-"""A row's JSON is cut behind so many bytes."""
+"""A row's JSON is cut after so many bytes."""
 
 RECORD_BYTES_MIN: Final = 8 << 10
 """What a topic of dead letters must take: all columns but the row, and something of that.
@@ -68,7 +68,7 @@ The nulls in further columns of the topic come on top, because they may have a f
 
 _OTHERS_BYTES: Final = 4 << 10  # all columns but the row: texts are cut to _TEXT_BYTES_MAX
 _TEXT_BYTES_MAX: Final = 1 << 10
-_RENDERED_BYTES_MAX: Final = 64 << 20  # a row that is larger is not made JSON of, only to be cut
+_RENDERED_BYTES_MAX: Final = 64 << 20  # a larger row is not converted to JSON
 _AT_ONCE_ROWS: Final = 4096
 _AT_ONCE_BYTES: Final = 16 << 20
 _DAYS_MAX: Final = 106_751_991
@@ -94,13 +94,13 @@ class BadRows(Struct, frozen=True):
 
 
 Found = tuple[npt.NDArray[np.integer], BadRowReason, str]
-"""Rows, by their places in a batch, and what is wrong with them."""
+"""Rows, by their places in a batch, the reason, and the problem in words."""
 
 
 def sort_out(
     batch: pa.RecordBatch, known: TopicDescription, *, by_column: bool
 ) -> tuple[pa.RecordBatch, list[BadRows]]:
-    """Split rows into those that the topic takes, in their order, and those that it does not.
+    """Split rows into those that the topic takes, in their order, and the bad ones.
 
     The columns as such must fit (``routing.check_fits``). ``by_column``: rows name their topic.
     """
@@ -230,7 +230,7 @@ _RULES: Final = (_without_partition, _with_nulls, _with_invalid_values, _too_lar
 
 
 class LetterOrigin(Struct, frozen=True):
-    """Which task of which micro-batch has rows that do not fit; None where that is not known."""
+    """The task and the micro-batch of bad rows. None: unknown."""
 
     sink: str | None = None
     batch: int | None = None
@@ -238,7 +238,7 @@ class LetterOrigin(Struct, frozen=True):
 
 
 class DeadLetterWriter:
-    """Writes dead letters with a task's producer. It asks for their topic at the first one."""
+    """The writer of dead letters, by a task's producer. The first one looks up their topic."""
 
     def __init__(
         self, producer: Producer, topics: TopicsClient, topic: str, origin: LetterOrigin
@@ -249,7 +249,7 @@ class DeadLetterWriter:
         self._origin = origin
         self._known: TopicDescription | None = None
         self.counts: Counter[str] = Counter()
-        """How many letters were written, by reason."""
+        """The number of letters, by reason."""
 
     def write(self, bad: BadRows) -> None:
         """Write a letter for each of the rows."""
@@ -292,7 +292,7 @@ def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _rendered(rows: pa.RecordBatch) -> pa.StringArray:
-    """Return the JSON of each row; nothing of a row that is too large for that."""
+    """Return the JSON of each row, but an empty text for a row that is too large for that."""
     if rows.num_rows == 1 and record_sizes(rows)[0] > _RENDERED_BYTES_MAX:
         return pa.array([""], pa.string())
     return json_lines(rows, utf8=False, intervals=True)
@@ -326,7 +326,7 @@ def _short(text: str) -> str:
 
 
 def row_bytes_max(known: TopicDescription) -> int:
-    """Return how long a row's JSON may be in this topic."""
+    """Return the maximum length of a row's JSON in this topic."""
     others = _OTHERS_BYTES + _further_bytes(known)
     return max(0, min(ROW_BYTES_MAX, int(known.config["max.record.bytes"]) - others))
 
@@ -337,7 +337,7 @@ def _further(known: TopicDescription) -> list[pa.Field]:
 
 
 def _further_bytes(known: TopicDescription) -> int:
-    """Return the bytes of these columns in a letter, where a null may have a fixed size."""
+    """Return the bytes of these columns in a letter. A null may have a fixed size."""
     fields = _further(known)
     arrays = [pa.nulls(1, each.type) for each in fields]
     return bytes_at_most(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
@@ -353,11 +353,11 @@ def _completed(letters: pa.RecordBatch, known: TopicDescription) -> pa.RecordBat
 def check_topic(
     topics: TopicsClient, name: str, *, create: bool, replication_factor: int | None
 ) -> None:
-    """Check that the topic takes dead letters; make it if it is missing and that is allowed.
+    """Check that the topic takes dead letters. Create a missing one if ``create`` is set.
 
     Raises:
-        UnknownTopic: it is missing.
-        InvalidOption: it has other columns, or takes too small records only.
+        UnknownTopic: It is missing.
+        InvalidOption: It has other columns, or its limit for records is too small.
     """
     try:
         known = topics.describe(name)
@@ -365,7 +365,7 @@ def check_topic(
         if not create:
             raise UnknownTopic(
                 f"option deadLetterTopic: {error.message}",
-                hint=f"Make it, with the columns {_columns()}; createTopic=true does that, too.",
+                hint=f"Create it with the columns {_columns()}, or set createTopic=true.",
                 **error.details,
             ) from None
         try:

@@ -51,10 +51,10 @@ NOTE: Final = "isolog.json"
 
 
 class BranchIdentity(Struct, frozen=True):
-    """What a task opens its branch with.
+    """The identity under which a task opens its branch.
 
-    ``query`` owns the transactional id for good; ``instance`` is its present run, which fences the
-    runs before it.
+    ``query`` owns the transactional id permanently. ``instance`` is its present run, which fences
+    the runs before it.
     """
 
     transactional_id: str
@@ -66,12 +66,12 @@ class BranchIdentity(Struct, frozen=True):
 
     @property
     def streaming(self) -> bool:
-        """Whether it is a streaming query's."""
+        """Whether it is that of a streaming query."""
         return self.remembered and not self.query.startswith(BATCH_WRITES)
 
     @property
     def remembered(self) -> bool:
-        """Whether its batch may be replayed, so that what it wrote has to be known."""
+        """Whether its batch may be replayed, so that the commit records a digest of its rows."""
         return self.query != self.transactional_id
 
 
@@ -129,7 +129,7 @@ def _unusable(key: str, what: str) -> Unsupported:
 
 
 class Plan(Struct, frozen=True):
-    """The driver that planned a batch (empty: not known), and when, by that driver's clock."""
+    """The driver that planned a batch (empty: unknown), and the time by that driver's clock."""
 
     run: str = ""
     planned: int = 0
@@ -139,7 +139,7 @@ NO_PLAN: Final = Plan()
 
 
 def plan_of(checkpoint: str | None) -> Plan:
-    """Make a plan in this process. An abort makes one too, and gives up the run's earlier ones."""
+    """Make a plan in this process. An abort makes one too, and abandons the run's earlier ones."""
     run = "" if checkpoint is None else _run(os.getpid(), checkpoint)
     return Plan(run, time.monotonic_ns())
 
@@ -153,17 +153,17 @@ def _run(process: int, checkpoint: str) -> str:
     jvm = visible_jvm()
     if jvm is None:
         return ""
-    # The clock of a plan counts from the start of the host, and begins anew with it.
+    # The clock of a plan counts from the start of the host.
     host = this_host() or str(int(psutil.boot_time()))
     parts = (socket.gethostname(), host, str(jvm.pid), checkpoint)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def check_checkpoint(checkpoint: str | None, place: Place) -> None:
-    """Write the note into the checkpoint, or compare it with what is there.
+    """Write the note into the checkpoint, or compare it with the note that is in it.
 
     Raises:
-        WrongCluster: the checkpoint belongs to a query that writes to another log.
+        WrongCluster: The checkpoint belongs to a query that writes to another log.
     """
     folder = _local(checkpoint)
     if folder is None or place.cluster_id is None:
@@ -173,7 +173,7 @@ def check_checkpoint(checkpoint: str | None, place: Place) -> None:
         _write(folder / NOTE, place.cluster_id)
     elif noted != place.cluster_id:
         raise WrongCluster(
-            f"the checkpoint {folder} is of a query that writes to the log {noted}, and"
+            f"the checkpoint {folder} is of a query that writes to the log {noted}, but"
             f" {place.name} is the log {place.cluster_id}",
             hint="Give the place of that log, or begin a new checkpoint.",
             expected=noted,
@@ -188,7 +188,7 @@ def noted_log(checkpoint: str | None) -> str | None:
 
 
 def _local(checkpoint: str | None) -> Path | None:
-    """Return the checkpoint as a directory of this host; None if it is not one."""
+    """Return the checkpoint as a directory of this host, or None if it is not one."""
     if not checkpoint:
         return None
     if checkpoint.startswith("file:"):
@@ -209,7 +209,7 @@ def _noted(note: Path) -> str | None:
     try:
         return str(json.loads(note.read_text())["cluster_id"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # there is no note yet, or it cannot be read
+        return None  # the note is missing, or not valid
 
 
 def _write(note: Path, cluster_id: str) -> None:

@@ -57,7 +57,7 @@ _READ: Final = ("offset", "timestampType")  # the source adds them, if a topic h
 
 
 class BadRowReason(StrEnum):
-    """Why a row cannot be written."""
+    """The reason why a row cannot be written."""
 
     NO_TOPIC = "NO_TOPIC"
     UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
@@ -93,31 +93,31 @@ def looks_default(schema: pa.Schema) -> bool:
 
 
 def topic_schema(schema: pa.Schema, *, by_column: bool) -> pa.Schema:
-    """Return the schema of a topic made for this DataFrame; ``by_column``: its topic column routes.
+    """Return the schema of a new topic for this DataFrame. ``by_column``: its topic column routes.
 
     Raises:
-        SchemaMismatch: the columns are those of records that were read: a topic with these would
+        SchemaMismatch: The columns are those of records that were read. A topic with these would
             look in Spark like one with Kafka's columns, without being one.
     """
     if looks_default(schema):
         return DEFAULT_SCHEMA
     if "value" in schema.names and set(_READ) <= set(schema.names):
         raise SchemaMismatch(
-            f"columns {', '.join(map(repr, _READ))} belong to records that were read; a new topic"
-            " cannot have them",
+            f"columns {', '.join(map(repr, _READ))} are metadata columns that the isolog source"
+            " adds; a new topic cannot have them",
             column=_READ[0],
-            hint="Select the new topic's columns, such as 'key' and 'value'.",
+            hint="Drop them, or select the new topic's columns, such as 'key' and 'value'.",
         )
     return pa.schema([field for field in schema if not (by_column and field.name == TOPIC_COLUMN)])
 
 
 def check_routing(schema: pa.Schema, topic: str | None) -> None:
-    """Raise SchemaMismatch if there is neither a topic nor a text column that names it."""
+    """Raise SchemaMismatch if there is neither a topic nor a text column with its name."""
     if topic is not None:
         return
     if TOPIC_COLUMN not in schema.names:
         raise SchemaMismatch(
-            "which topic? There is neither the option topic nor a column 'topic'",
+            "no topic is given: there is neither the option topic nor a column 'topic'",
             column=TOPIC_COLUMN,
             hint="Give .option('topic', name), or a string column 'topic'.",
         )
@@ -158,8 +158,8 @@ def _check_default(schema: pa.Schema) -> None:
                 f"column {field.name!r} is not one that a topic with Kafka's columns takes"
                 f" ({', '.join(_DEFAULT_TAKES)}, topic)",
                 column=field.name,
-                hint="Select those to be written; make one value of columns of your own (to_json,"
-                " to_avro), or use a typed topic.",
+                hint="Select only these columns, and put others into the value (to_json, to_avro),"
+                " or use a typed topic.",
             )
         if not _DEFAULT_FITS[field.name](field.type):
             raise SchemaMismatch(
@@ -204,7 +204,7 @@ _DEFAULT_FITS: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
 
 
 class Routed(Struct, frozen=True):
-    """Rows for one topic; ``partition`` is None where their keys, or the turn, decide."""
+    """Rows for one topic. ``partition`` is None if their keys, or the turn, decide."""
 
     topic: str
     partition: int | None
@@ -214,7 +214,7 @@ class Routed(Struct, frozen=True):
 def by_topic(
     batch: pa.RecordBatch, topic: str | None
 ) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """Yield the rows by topic: the option's, or what the column ``topic`` says; None if it is null.
+    """Yield the rows by topic: that of the option, or of the column ``topic``, which may be None.
 
     A name that is not UTF-8 has surrogates, so that it is refused as the name of a topic.
     """
@@ -231,10 +231,10 @@ def by_topic(
 def routed(
     topic: str, stored: pa.Schema, batch: pa.RecordBatch, partitions: int, *, by_column: bool
 ) -> Iterator[Routed]:
-    """Yield one topic's rows with the columns that it stores, by partition where rows name one.
+    """Yield one topic's rows with its stored columns, by partition if rows name one.
 
     Raises:
-        UnknownPartition: the column ``partition`` names one that the topic does not have.
+        UnknownPartition: The column ``partition`` names one that the topic does not have.
     """
     fields = topic_schema_of(batch.schema, stored, by_column=by_column)
     batch = batch.select(fields.names)
@@ -286,7 +286,7 @@ def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Seen(Struct, frozen=True):
-    """What a topic was when it was planned: a process that knows the same need not ask again."""
+    """The planned version of a topic. A process with the same version does not look it up."""
 
     topic_id: str
     schema_version: int
@@ -295,7 +295,7 @@ class Seen(Struct, frozen=True):
 
     @classmethod
     def of(cls, known: TopicDescription) -> Seen:
-        """Take what is needed of a description."""
+        """Return the version in a description."""
         return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
 
 
@@ -309,7 +309,7 @@ class Targets:
         self._found: dict[str | None, TopicDescription | IsologError] = {}
 
     def find(self, name: str | None) -> TopicDescription | IsologError:
-        """Return the topic, or why it takes no row; None: rows that name no topic."""
+        """Return the topic, or the reason why it takes no row. None: rows that name no topic."""
         if name not in self._found:
             try:
                 self._found[name] = self._find(name)
@@ -326,24 +326,25 @@ class Targets:
 
 
 def reason_of(error: IsologError) -> BadRowReason:
-    """Return why rows for a topic that :meth:`Targets.find` refuses cannot be written."""
+    """Return the reason for rows of a topic that :meth:`Targets.find` refuses."""
     return _REASONS[type(error)]
 
 
 def find_topic(
     options: SinkOptions, name: str, arrow: pa.Schema, seen: Seen | None = None
 ) -> TopicDescription:
-    """Return a topic that the DataFrame fits; make it if it is missing and that is allowed.
+    """Return a topic that the DataFrame fits. Create a missing one if that is allowed.
 
-    ``seen``: what the driver found. A process that knows the same does not ask again, unless rows
-    are compared with the topic's settings, which that does not tell.
+    ``seen``: the version that the driver found. A process with the same version does not look the
+    topic up again, unless rows are compared with the topic's settings, which the version does not
+    cover.
     """
     topics = session(options.place).topics
     by_column = options.topic is None
     try:
         asks = seen is None or options.dead_letter_topic is not None
         known = topics.describe(name) if asks else topics.known(name)
-        if seen not in (None, Seen.of(known)):  # it may have been made anew, or altered
+        if seen not in (None, Seen.of(known)):  # it may have been created again, or altered
             known = topics.describe(name)
         _check_settings(options, known)
     except UnknownTopic as error:
@@ -385,7 +386,7 @@ def find_topic(
 
 
 def _check_settings(options: SinkOptions, known: TopicDescription) -> None:
-    """Refuse unknown settings; those of a topic that exists are not changed."""
+    """Refuse unknown settings. Those of an existing topic are not changed."""
     for name, _ in options.topic_config:
         if name not in known.config:
             near = difflib.get_close_matches(name, known.config, n=1)
@@ -395,13 +396,13 @@ def _check_settings(options: SinkOptions, known: TopicDescription) -> None:
 
 
 def spelled(asked: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
-    """Return the names as the schema has them: to Spark, names in another case are the same."""
+    """Return the names in the schema's spelling, because Spark ignores the case of names."""
     paths = ((name, path_of(schema, name, folded=True)) for name in asked)
     return tuple(name if path is None else path_text(path) for name, path in paths)
 
 
 def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
-    """Return the error about a new topic as one that names the option which asked for it."""
+    """Return an error about a new topic as the error of its option."""
     setting = error.details.get("setting")
     option = f"{TOPIC_SETTING}{setting}"
     if isinstance(error, InvalidAssignment):
@@ -411,7 +412,7 @@ def _of_option(error: InvalidConfig | InvalidAssignment) -> InvalidOption:
     return InvalidOption(f"option {option!r}: {error.message}", option=option, hint=error.hint)
 
 
-def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
+def warn_of_kept_settings(known: TopicDescription, options: SinkOptions) -> None:
     """Warn once in a process that an existing topic keeps settings that the options set."""
     asked = {
         f"{TOPIC_SETTING}{name}": (known.config[name], wanted)
@@ -422,8 +423,8 @@ def tell_what_stays(known: TopicDescription, options: SinkOptions) -> None:
     for option, (present, wanted) in asked.items():
         if present != wanted:
             _warn_once(
-                f"topic {known.name!r} is there already and keeps {present} for {option}={wanted};"
-                " isolog topic alter changes it"
+                f"topic {known.name!r} already exists and keeps {present}, not {option}={wanted};"
+                " change it with isolog topic alter"
             )
 
 

@@ -1,8 +1,8 @@
-"""How a task writes its rows: in a worker, batch after Arrow batch.
+"""The writing of a task's rows: in a worker, by Arrow batches.
 
 A task coalesces Spark's batches, so the log gets few large ones, and sends them while the next
-come. Rows with keys go where their keys say; others go to the partitions in turn, batch by batch,
-beginning with a different partition in every task and micro-batch.
+arrive. Rows with keys go to the partitions of their keys. Other rows go to the partitions in turn,
+batch by batch, beginning with a different partition in every task and micro-batch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from spark_stream.datasource.writing.routing import (
     reason_of,
     routed,
     spelled,
-    tell_what_stays,
+    warn_of_kept_settings,
 )
 from spark_stream.datasource.writing.transactions import (
     KeptOpen,
@@ -82,17 +82,17 @@ from spark_stream.wire.transaction_messages import Branch
 logger = logger_of(__name__)
 
 _COALESCED_BYTES: Final = 3 << 19
-"""Spark's batches are joined up to this size, which a broker takes in best."""
+"""Spark's batches are joined up to this size, which a broker handles best."""
 _KEYED_FACTOR: Final = 2
 """The size is multiplied by this for rows with keys: they are spread over partitions afterwards."""
 
 
 @dataclass
 class Wrote(WriterCommitMessage):
-    """What a task wrote, and to which log.
+    """The commit message of a task: its rows, and their log.
 
-    ``written`` is None without transactions, where nothing is left to a commit. ``dead_letters``:
-    how many rows did not fit their topic, by reason.
+    ``written`` is None without transactions, which have no commit. ``dead_letters``: the number of
+    rows that did not fit their topic, by reason.
     """
 
     cluster_id: str | None = None
@@ -101,10 +101,10 @@ class Wrote(WriterCommitMessage):
 
 
 class TaskWriter(Struct, frozen=True):
-    """What travels to the workers and writes there. ``schema`` is the DataFrame's.
+    """The writer that Spark sends to the workers. ``schema`` is the DataFrame's.
 
-    ``identity`` is a batch write's; only its tasks know a micro-batch's. ``plan`` says
-    which driver planned the batch. ``seen``: the topic of the options, as the driver found it.
+    ``identity`` is that of a batch write. Only tasks have the identity of a micro-batch. ``plan``:
+    the driver that planned the batch. ``seen``: the topic of the options, as the driver found it.
     """
 
     options: SinkOptions
@@ -114,18 +114,18 @@ class TaskWriter(Struct, frozen=True):
     seen: Seen | None = None
 
     def prepare(self, *, lasting: bool = False) -> TaskWriter:
-        """Check all that needs no row. Return the writer with the present log.
+        """Make all checks that need no row. Return the writer with the present log.
 
-        Makes a missing log and a missing topic if asked to. ``lasting``: for a streaming query.
-        Spark does not interrupt its planner when it stops a query. So if a query's log does not
-        answer within a few seconds, the tasks wait for it and repeat the checks. A query with a
-        credential waits here if its tasks need a new token.
+        Creates a missing log and a missing topic if the options say so. ``lasting``: for a
+        streaming query. Spark does not interrupt its planner when it stops a query. So if a query's
+        log does not answer within a few seconds, the tasks wait for it and repeat the checks. A
+        query with a credential waits here if its tasks need a new token.
 
         Raises:
-            UnknownLog: there is no log, and none is to be made.
-            WrongCluster: the query's checkpoint belongs to another log.
+            UnknownLog: There is no log, and the options do not create one.
+            WrongCluster: The query's checkpoint belongs to another log.
             UnknownTopic, SchemaMismatch, UnsupportedType: naming the topic, or the column.
-            InvalidOption: the topic of dead letters does not take them.
+            InvalidOption: The topic of dead letters does not take them.
         """
         arrow = to_arrow(self.schema)
         check_collations(self.schema)
@@ -169,14 +169,14 @@ class TaskWriter(Struct, frozen=True):
         if ready.options.topic is None:
             return ready
         known = find_topic(ready.options, ready.options.topic, arrow)
-        tell_what_stays(known, ready.options)
+        warn_of_kept_settings(known, ready.options)
         return replace(ready, seen=Seen.of(known))
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
-        """Write a task's rows. Return when all are acknowledged; raise if one was not.
+        """Write a task's rows. Return when all are acknowledged, or raise if one was not.
 
-        A task without rows opens no branch, and one whose batch is committed writes nothing. A task
-        that fails leaves nothing open.
+        A task without rows opens no branch. A task whose batch is committed already writes no rows.
+        A task that fails leaves no branch open.
         """
         keep_free_memory()
         log_session = session(self.options.place)
@@ -197,7 +197,7 @@ class TaskWriter(Struct, frozen=True):
 
     @property
     def _keyed(self) -> bool:
-        """Whether rows may have keys, as far as is known before the first row comes."""
+        """Whether rows may have keys. It is used before the first row arrives."""
         topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
         arrow = to_arrow(self.schema)
         names = spelled(self.options.partition_by or (), arrow) or topics
@@ -231,7 +231,7 @@ class TaskWriter(Struct, frozen=True):
         return of_task(self.options.sink_id, context, self.options.query_name)
 
     def _origin(self, identity: BranchIdentity | None) -> LetterOrigin:
-        """Return what dead letters say of this task."""
+        """Return the origin of this task's dead letters."""
         context = TaskContext.get()
         task = None if context is None else context.partitionId()
         if identity is None and context is not None and context.getLocalProperty(QUERY):
@@ -261,10 +261,10 @@ class TaskWriter(Struct, frozen=True):
         return summed(content), summed(earlier)
 
     def _counted_as(self, topic: str | None) -> str:
-        """Return the topic that rows are measured under: that which they are for, bad rows too.
+        """Return the topic in whose measure the rows count: their target, for bad rows too.
 
         So a replay is recognised without finding bad rows again, for a topic that may have been
-        altered since. What names no topic counts as the dead letters'.
+        altered since. Rows without a valid topic count in the topic of dead letters.
         """
         dead_letters = self.options.dead_letter_topic
         if topic is None:
@@ -289,7 +289,7 @@ class TaskWriter(Struct, frozen=True):
     ) -> tuple[dict[str, Measure], Counter[str]]:
         """Append all batches.
 
-        Return their measure by topic, if one is asked for, and how many dead letters there are.
+        Return their measure by topic, if ``measuring``, and the number of dead letters by reason.
         """
         targets = Targets(self.options, to_arrow(self.schema), self.seen)
         content: list[dict[str, Measure]] = []
@@ -323,7 +323,7 @@ class TaskWriter(Struct, frozen=True):
         rows: pa.RecordBatch,
         letters: DeadLetterWriter | None,
     ) -> Iterator[tuple[TopicDescription, pa.RecordBatch]]:
-        """Yield the rows that fit their topic. Write a letter for each of the others."""
+        """Yield the rows that fit their topic. Write a letter for each other row."""
         by_column = self.options.topic is None
         if isinstance(found, IsologError):
             # Rows that name their topic may name a wrong one; the option's is the whole query's.
@@ -352,7 +352,7 @@ class TaskWriter(Struct, frozen=True):
 
 
 def _grants(options: SinkOptions) -> list[Grant]:
-    """Return what a query's tasks and its commits need to be allowed."""
+    """Return the permissions that a query's tasks and its commits need."""
     topic = f"topic:{options.topic or '*'}"
     grants = [("write", topic)]
     if options.create_topic:
@@ -367,9 +367,9 @@ def _grants(options: SinkOptions) -> list[Grant]:
 def coalesced(
     batches: Iterator[pa.RecordBatch], *, keyed: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Join batches to fewer, larger ones: what the log stores, and every reader reads, in one go.
+    """Join batches to fewer, larger ones, which the log stores and every reader reads whole.
 
-    ``keyed``: their rows are shared out over partitions afterwards.
+    ``keyed``: their rows are distributed over partitions afterwards.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -388,7 +388,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _first_turn() -> int:
-    """Return where a task's turn begins: small micro-batches must not all go to partition 0."""
+    """Return the first turn of a task: small micro-batches must not all go to partition 0."""
     context = TaskContext.get()
     if context is None:
         return 0

@@ -82,7 +82,10 @@ It outlives a task, so that the many short tasks of a long batch share the renew
 
 
 class TaskBranch(Branch, kw_only=True):
-    """The branch of one task attempt. ``committed``: the batch is already, so it writes nothing."""
+    """The branch of one task attempt.
+
+    ``committed``: the batch is committed already, so the task writes no rows.
+    """
 
     instance: str
     batch: int
@@ -94,7 +97,7 @@ class TaskBranch(Branch, kw_only=True):
 
 
 class WrittenRows(Struct, frozen=True):
-    """What a task wrote: for whom, how much, and under which branch (None if it had no row).
+    """The rows of a task: their identity, measure and branch (None without rows).
 
     ``earlier``: the measures of a replay as the previous release recorded them.
     """
@@ -114,10 +117,10 @@ def open_branch(
     """Open a branch of the transaction that writes the identity's batch.
 
     Raises:
-        SinkInUse: the transactional id belongs to another query.
-        StaleBatch: a later batch is committed already.
-        ProducerFenced: a later run of the query has taken over.
-        TransactionAborted: the driver has given the batch up.
+        SinkInUse: The transactional id belongs to another query.
+        StaleBatch: A later batch is committed already.
+        ProducerFenced: A later run of the query has taken over.
+        TransactionAborted: The driver has abandoned the batch.
     """
     branch = connection.call(OpenBranch.of(**_claim(identity, plan, timeout_ms)))
     return TaskBranch(**structs.asdict(branch), instance=identity.instance, batch=identity.batch)
@@ -145,14 +148,15 @@ def commit(
     *,
     replays: Replays = Replays.FAIL,
 ) -> None:
-    """Commit the micro-batch that these tasks wrote; return when it is visible.
+    """Commit the micro-batch that these tasks wrote. Return when it is visible.
 
-    If the batch was committed before, or no task had a row, nothing is written. Then the rows must
-    be those on record, as far as ``replays`` says so, and what a dead run left open is aborted.
+    If the batch was committed before, or no task had a row, no rows are written. Then the rows must
+    be those on record, except as ``replays`` allows, and the open transaction of a dead run is
+    aborted.
 
     Raises:
-        DifferentReplay: other rows were committed as this batch.
-        TransactionAborted, ProducerFenced, and others: nothing of the batch is visible.
+        DifferentReplay: Other rows were committed as this batch.
+        TransactionAborted, ProducerFenced, and others: No row of the batch is visible.
     """
     if not tasks:
         return
@@ -182,7 +186,7 @@ def commit(
 
 
 def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, str, int]:
-    """Return the transaction that all of them wrote in, which is the batch's."""
+    """Return the transaction in which all of them wrote, which is the batch's."""
     wholes = {(branch.transaction, branch.batch, branch.committed) for branch in branches}
     (whole, *others) = sorted(wholes)
     transaction, written, _ = whole
@@ -203,7 +207,7 @@ def _one_transaction(branches: Sequence[TaskBranch], batch: int) -> tuple[str, s
 
 
 def drop(connection: ClusterConnection, branch: TaskBranch) -> None:
-    """Abort what a failed task has written: no reader waits for it. Raise nothing."""
+    """Abort the branch of a failed task, so that no reader waits for it. Raise nothing."""
     name, instance, number = branch.transaction
     asked = AbortBranch(
         transactional_id=name, instance=instance, number=number, producer_id=branch.producer_id
@@ -226,7 +230,7 @@ def abort(connection: ClusterConnection, branches: Iterable[TaskBranch]) -> None
         try:
             connection.call(asked)
         except (InvalidTransaction, TransactionAborted, ProducerFenced, UnknownTransaction):
-            pass  # it is decided, or has another owner: there is nothing to abort
+            pass  # it is decided, or has another owner
         except IsologError as error:
             logger.warning("transaction %d of %r was not aborted: %s", number, name, error)
             if error.retriable:
@@ -268,13 +272,13 @@ def check_replay(
         return
     # Other topics come if the query was changed, or if two queries share the sink's id.
     elsewhere = known.keys() != came.keys()
-    shared = "One sinkId is for one sink: give each its own. " if elsewhere else ""
+    shared = "Use a separate sinkId for each sink. " if elsewhere else ""
     values = ""
     if _rows(known) == _rows(came):
         values = " of other floating-point values" if only_floats else " of other values"
     floats = _FLOATS_HINT if only_floats else ""
     other = DifferentReplay(
-        f"batch {identity.batch} of {identity.transactional_id!r} is committed, and comes again"
+        f"batch {identity.batch} of {identity.transactional_id!r} is committed, and is replayed"
         f" with other rows: committed {_rows(known)}, now {_rows(came)}{values}",
         hint=f"{shared}{floats}{DifferentReplay.hint}",
         batch=identity.batch,
@@ -283,7 +287,7 @@ def check_replay(
     )
     if replays is not Replays.KEEP:
         raise other
-    logger.warning("what was committed is kept: %s", other.message)
+    logger.warning("the committed rows are kept: %s", other.message)
 
 
 def _of_all_values(found: Mapping[str, Measure]) -> dict[str, Measure]:
@@ -337,7 +341,7 @@ class KeptOpen:
                 return
 
     def _due(self) -> float:
-        """Return when this process has to renew the batch's transaction next."""
+        """Return the time when this process renews the batch's transaction next."""
         name = self._asked.transactional_id
         known = _due.get(name)
         if known is None or known[0] != self._asked:
@@ -347,13 +351,13 @@ class KeptOpen:
         return known[1]
 
     def _forget_ended(self, now: float) -> None:
-        """Forget the batches that no task has renewed for a whole pause after it was due."""
+        """Remove the batches that no task has renewed for a whole pause after it was due."""
         for name, (_, due) in list(_due.items()):
             if due + self._pause_s < now:
                 _due.pop(name, None)
 
     def _renew_once(self) -> bool:
-        """Renew the transaction; return False if there is nothing more to renew."""
+        """Renew the transaction. Return False if no later renewal is necessary."""
         _due[self._asked.transactional_id] = (self._asked, time.monotonic() + self._pause_s)
         wait_s = self._pause_s * _WAIT_PAUSES
         # After a final error, the task's own writes fail with the same error.
@@ -369,7 +373,7 @@ class KeptOpen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()  # not joined: it may be in a call to a broker that is gone
+        self._over.set()  # not joined: it may be in a call to a dead broker
         if kind is None and self._transaction is not None:
             undecided.add(self._connection, self._transaction, self._pause_s)
 
@@ -425,7 +429,7 @@ class UndecidedTransactions:
 
     @property
     def pending(self) -> frozenset[str]:
-        """The transactional ids with a transaction that is renewed."""
+        """The transactional ids whose transaction is renewed."""
         with self._changed:
             return frozenset(name for found in self._by_log.values() for name in found)
 
@@ -435,7 +439,7 @@ class UndecidedTransactions:
         entry = _Undecided(transaction, pause_s, now + pause_s, now + _AFTER_TASK_S)
         with self._changed:
             if connection not in self._by_log:
-                # It waits for the lock, and finds the entry then.
+                # It waits for the lock, and then finds the entry.
                 threading.Thread(
                     target=self._renew, args=(connection,), name="isolog-undecided", daemon=True
                 ).start()

@@ -1,9 +1,9 @@
 """The batch and the streaming sink, as Spark calls them.
 
 With ``transactional=true`` a micro-batch, or a batch write, is one transaction over all its topics:
-tasks write under branches of it (``task``), the driver decides (``branches``). With ``false``
-there is nothing to commit: what a task wrote is visible at once, and a task that is tried again
-writes it again.
+tasks write under branches of it (``task``), and the driver decides (``transactions``). With
+``false`` there is no commit: rows are visible as soon as a task has written them, and a retry of a
+task writes them again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logger_of(__name__)
 
 
 class IsologWriter(WorkerPickled, DataSourceArrowWriter):
-    """The batch sink. Spark commits with the very writer that its tasks have copies of."""
+    """The batch sink. Spark commits with the writer that its tasks have copies of."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         identity = _identity(options) if options.transactional else None
@@ -63,7 +63,7 @@ class IsologWriter(WorkerPickled, DataSourceArrowWriter):
 
 
 class IsologStreamWriter(WorkerPickled, DataSourceStreamArrowWriter):
-    """The streaming sink. Spark makes it anew for every commit, so it keeps nothing.
+    """The streaming sink. Spark creates it again for every commit, so it has no state.
 
     The one that commits checks nothing beforehand: the one that planned has made all checks.
     """
@@ -95,12 +95,12 @@ class IsologStreamWriter(WorkerPickled, DataSourceStreamArrowWriter):
 def _reached(task: TaskWriter) -> Session | None:
     """Return the session for an abort.
 
-    Raises nothing: Spark has to show the error behind the abort.
+    Raises nothing: Spark has to show the error that caused the abort.
     """
     try:
         return session_for_aborts(task.options.place)
     except IsologError as error:
-        logger.warning("what was written is not aborted, but will time out: %s", error)
+        logger.warning("the written rows are not aborted now, but will time out: %s", error)
         return None
 
 
@@ -118,10 +118,10 @@ def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch:
     log_session = session(replace(place, cluster_id=place.cluster_id or clusters[0]))
     check_one_log(log_session, clusters)
     branches.commit(log_session.connection, _written(messages), batch, replays=task.options.replays)
-    _tell_dead_letters(task.options.dead_letter_topic, messages, batch)
+    _log_dead_letters(task.options.dead_letter_topic, messages, batch)
 
 
-def _tell_dead_letters(
+def _log_dead_letters(
     topic: str | None, messages: list[WriterCommitMessage | None], batch: int
 ) -> None:
     """Log how many rows of the batch did not fit their topic."""
@@ -141,7 +141,7 @@ def _tell_dead_letters(
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[branches.WrittenRows]:
-    """Return what the tasks wrote; a failed task's message is None."""
+    """Return the results of the tasks. The message of a failed task is None."""
     return [
         message.written
         for message in messages

@@ -53,7 +53,7 @@ def kept(losses: Losses, at: Mapping[str, TopicOffsets], now: Found) -> int:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "says"), [(4, "an older copy of it is in its place"), (5, "were cut off")]
+    ("epoch", "says"), [(4, "replaced by an older copy"), (5, "were truncated")]
 )
 def test_a_log_in_an_earlier_epoch_than_the_query_has_read_is_an_older_copy(
     epoch: int, says: str, caplog: pytest.LogCaptureFixture
@@ -84,7 +84,7 @@ def test_without_a_lineage_what_is_beyond_the_end_of_the_log_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert kept(Losses(fail=True), standing(100), found(end=100)) == 100
-    with pytest.raises(DataLoss, match="offsets 99 to 99 were cut off"):
+    with pytest.raises(DataLoss, match="offsets 99 to 99 were truncated"):
         kept(Losses(fail=True), standing(100), found(end=99))
     with caplog.at_level(logging.WARNING):
         assert kept(Losses(fail=False), standing(100), found(end=99)) == 99
@@ -131,7 +131,7 @@ def test_another_topic_of_the_name_is_read_from_its_own_beginning() -> None:
 
 def test_a_topic_that_is_gone_stays_where_it_was_read_to() -> None:
     at = standing(80, ((0, 80),))
-    with pytest.raises(DataLoss, match="'t' was deleted; what it had from offset 80 of t/0 on"):
+    with pytest.raises(DataLoss, match="'t' was deleted; its records from offset 80 of t/0 on"):
         Losses(fail=True).ends(at, NOTHING_THERE)
     assert Losses(fail=False).ends(at, NOTHING_THERE) == at
 
@@ -165,6 +165,6 @@ def test_a_topic_that_is_new_to_the_query_begins_with_its_first_record_and_has_l
 def test_a_range_of_another_topic_of_the_name_is_gone() -> None:
     asked = [Range("t", "id", 0, 10, 50)]
     for now in (NOTHING_THERE, found(topic_id="other")):
-        with pytest.raises(DataLoss, match="offsets 10 to 49 went with their topic"):
+        with pytest.raises(DataLoss, match="offsets 10 to 49 are lost: their topic"):
             Losses(fail=True).readable(asked, now)
         assert Losses(fail=False).readable(asked, now) == []

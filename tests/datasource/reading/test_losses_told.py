@@ -32,7 +32,7 @@ def told(query: Query, step: Any, caplog: pytest.LogCaptureFixture, fail: bool) 
         each.message for each in caplog.records if "failOnDataLoss is false" in each.message
     ]
     assert len(warnings) == 1
-    return warnings[0].partition("; going on with what is left")[0]
+    return warnings[0].partition("; continuing with the remaining records")[0]
 
 
 @pytest.fixture(params=[True, False], ids=["fails", "goes on"])
@@ -67,7 +67,8 @@ def test_removed_by_retention_before_it_was_planned(log, topic, query, caplog, f
     said = told(query, query.batch, caplog, fail)
     first = int(said.rsplit(" ", 1)[1])
     assert said == (
-        f"{topic}/0: offsets 10 to {first - 1} were removed by retention; the first left is {first}"
+        f"{topic}/0: offsets 10 to {first - 1} were removed by retention; the log now starts at"
+        f" {first}"
     )
     assert 10 < first <= start(log, topic)
 
@@ -94,14 +95,14 @@ def test_removed_by_retention_before_it_was_read(log, topic, query, caplog, fail
     partitions = query.reader.partitions(query.at, query.planned())
     overflow(log, topic)
     said = told(query, lambda: [list(query.reader.read(each)) for each in partitions], caplog, fail)
-    assert said.startswith(f"{topic}/0: offsets 10 to 6009 were removed by retention; the first")
+    assert said.startswith(f"{topic}/0: offsets 10 to 6009 were removed by retention; the log")
 
 
 def test_a_topic_that_was_deleted(log, topic, query, caplog, fail):
     log.delete_topic(topic)
     assert told(query, query.planned, caplog, fail) == (
-        f"topic {topic!r} was deleted; what it had from offset 10 of {topic}/0, offset 10 of"
-        f" {topic}/1 on is gone"
+        f"topic {topic!r} was deleted; its records from offset 10 of {topic}/0, offset 10 of"
+        f" {topic}/1 on are lost"
     )
 
 
@@ -112,7 +113,7 @@ def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
     now = log.create_topic(topic, schema=NUMBERS).id
     assert told(query, query.planned, caplog, fail) == (
         f"topic {topic!r} was deleted and created again: its id was {before}, now it is {now};"
-        f" what it had from offset 10 of {topic}/0, offset 10 of {topic}/1 on is gone"
+        f" its records from offset 10 of {topic}/0, offset 10 of {topic}/1 on are lost"
     )
 
 
@@ -136,7 +137,7 @@ def test_a_topic_that_goes_with_a_range_that_was_to_be_read(
         for each in found:
             list(query.reader.read(each))
 
-    wanted = f"{topic}/0: offsets 10 to 14 went with their topic, which was deleted"
+    wanted = f"{topic}/0: offsets 10 to 14 are lost: their topic was deleted"
     wanted += f" and created again: its id was {before}, now it is {now}" if anew else ""
     assert told(query, step, caplog, fail) == wanted
 
@@ -148,4 +149,4 @@ def test_of_many_partitions_some_are_named(shared, log, topic, caplog, fail):
     query.planned()
     log.delete_topic(topic)
     said = told(query, query.planned, caplog, fail)
-    assert said.endswith(f"offset 0 of {topic}/7, 4 partitions more on is gone")
+    assert said.endswith(f"offset 0 of {topic}/7, 4 partitions more on are lost")

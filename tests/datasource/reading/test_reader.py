@@ -71,7 +71,7 @@ def test_a_range_of_nothing_but_aborted_records_is_whole(monkeypatch: pytest.Mon
 
 
 def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are gone: the log ends at 15"):
+    with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are lost: the log ends at 15"):
         read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20))
     went_on = read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20), failOnDataLoss="false")
     assert went_on == list(range(10))

@@ -132,9 +132,9 @@ def test_what_is_gone_of_a_range_is_named(shared, log, query, topic, caplog, fai
     log.delete_topic(other)
     with caplog.at_level(logging.WARNING):
         if fail:
-            with pytest.raises(DataLoss, match=f"{other}/0: offsets 0 to 9 went with their topic"):
+            with pytest.raises(DataLoss, match=f"{other}/0: offsets 0 to 9 are lost: their topic"):
                 [list(query.reader.read(task)) for task in parts]
             return
         found = [n.as_py() for task in parts for b in query.reader.read(task) for n in b["n"]]
     assert found == of(range(PARTITIONS))
-    assert f"{other}/0: offsets 0 to 9 went with their topic" in caplog.text
+    assert f"{other}/0: offsets 0 to 9 are lost: their topic" in caplog.text

@@ -56,7 +56,7 @@ def test_the_logs_end_itself_is_no_mistake(shared, ten):
 def test_a_new_query_is_not_told_that_records_were_cut_off(shared, ten):
     with pytest.raises(OffsetOutOfRange, match=r"startingOffsets: .*25 is above") as caught:
         Query(shared.address, ten, startingOffsets=at(ten, 25))
-    assert "cut off" not in str(caught.value)
+    assert "truncated" not in str(caught.value)
 
 
 def test_without_failing_a_new_query_begins_at_the_logs_end_and_stays_there(shared, log, ten):
@@ -73,7 +73,7 @@ def test_a_checkpoint_above_the_end_is_a_loss(shared, ten):
     query = Query(shared.address, ten)
     query.batch()
     query.at[ten]["partitions"]["0"]["offset"] = 25
-    with pytest.raises(DataLoss, match=r"read up to offset 25 .* offsets 10 to 24 were cut off"):
+    with pytest.raises(DataLoss, match=r"read up to offset 25 .* offsets 10 to 24 were truncated"):
         query.batch()
 
 

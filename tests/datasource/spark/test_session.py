@@ -112,7 +112,7 @@ def test_an_abort_that_reaches_no_log_hides_no_other_error(
     gone = replace(writer._task.options.place, host="another-boot-id")
     writer._task = replace(writer._task, options=replace(writer._task.options, place=gone))
     writer.abort([None], 0)
-    assert "is not aborted" in caplog.text
+    assert "are not aborted" in caplog.text
 
 
 def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Place]) -> None:
@@ -125,11 +125,13 @@ def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Plac
     cluster_id = session(located(logs[0])).cluster_id
     assert start["t"]["cluster"] == end["t"]["cluster"] == cluster_id
     assert len(readers[0].partitions(start, end)) == 1
-    with pytest.raises(WrongCluster, match="the checkpoint: topic 't' is of the log"):
+    with pytest.raises(WrongCluster, match="the checkpoint: topic 't' belongs to the log"):
         readers[1].latestOffset(end, readers[1].getDefaultReadLimit())
     with pytest.raises(WrongCluster):
         readers[1].partitions(start, end)
-    for place, said in zip(logs, (None, "startingOffsets: topic 't' is of the log"), strict=True):
+    for place, said in zip(
+        logs, (None, "startingOffsets: topic 't' belongs to the log"), strict=True
+    ):
         given = {**options(place), "subscribe": "t", "startingOffsets": json.dumps(end)}
         reader = IsologStreamReader(source_options(given), SCHEMA)
         if said is None:

@@ -439,8 +439,8 @@ def test_what_a_topic_that_is_there_keeps_is_told_once(
         IsologWriter(options(shared, topic, **wanted), SCHEMA)
     IsologWriter(options(shared, topic, partitions=1, createTopic="true"), SCHEMA)
     assert sorted(each.message.partition(";")[0] for each in caplog.records) == [
-        f"topic '{topic}' is there already and keeps -1 for topic.retention.ms=60000",
-        f"topic '{topic}' is there already and keeps 1 for partitions=8",
+        f"topic '{topic}' already exists and keeps -1, not topic.retention.ms=60000",
+        f"topic '{topic}' already exists and keeps 1, not partitions=8",
     ]
 
 

@@ -186,7 +186,7 @@ def test_another_replay_is_refused_or_kept_out_with_a_warning(
         commit(Calls(settled=known), tasks, 3)  # type: ignore[arg-type]
     assert "batch 3 of 'query/q'" in str(caught.value)
     assert re.match(
-        r"(One sinkId .* own\. )?If a topic or the query was altered", caught.value.hint
+        r"(Use a separate sinkId .*sink\. )?If a topic or the query was altered", caught.value.hint
     )
     with caplog.at_level(logging.WARNING):
         commit(Calls(settled=known), tasks, 3, replays=Replays.KEEP)  # type: ignore[arg-type]

@@ -72,7 +72,8 @@ def test_the_first_start_wins_over_other_options_with_a_warning(shared, log, ten
     with caplog.at_level(logging.WARNING):
         assert Query(shared.address, ten, consumer=ten).batch() == [10, 11]
     assert (
-        "first started (startingOffsets=latest); startingOffsets=earliest does not" in caplog.text
+        "recorded start (startingOffsets=latest) and ignores startingOffsets=earliest"
+        in caplog.text
     )
     log.delete_consumer(ten)
     assert Query(shared.address, ten, consumer=ten).batch() == list(range(12))
@@ -108,11 +109,13 @@ def test_a_name_is_of_one_selection(shared, log, ten):
     other = f"{ten}-other"
     log.create_topic(other, schema=NUMBERS)
     Query(shared.address, ten, consumer=ten)
-    with pytest.raises(InvalidOption, match=f"reads subscribe {ten}, and this one reads") as caught:
+    with pytest.raises(
+        InvalidOption, match=f"reads subscribe {ten}, but this query reads"
+    ) as caught:
         Query(shared.address, f"{other},{ten}", consumer=ten)
     assert f"isolog consumers delete {ten}" in str(caught.value.hint)
     for same in ({"assign": f'{{"{ten}": [0]}}'}, {"subscribePattern": ten}):
-        with pytest.raises(InvalidOption, match="this one reads"):
+        with pytest.raises(InvalidOption, match="this query reads"):
             Query(shared.address, None, consumer=ten, **same)
 
 
@@ -218,7 +221,7 @@ def test_progress_that_cannot_be_written_down_fails_nothing_and_is_told_once(
     monkeypatch.setattr(ClusterConnection, "call", lost)
     with caplog.at_level(logging.WARNING):
         assert [n for _ in range(4) for n in query.batch()] == list(range(10))
-    assert caplog.text.count("could not be written down") == 1
+    assert caplog.text.count("could not be stored") == 1
     assert len(asked) == 1  # and nobody waits for it at every micro-batch
 
 
@@ -269,7 +272,7 @@ def test_a_name_has_to_be_one(shared, ten, text):
 RUN = """
 import os, signal, sys, threading, time
 from spark_stream.client.reading.named_reader import ReaderHeartbeats
-from spark_stream.datasource.reading import naming
+from spark_stream.datasource.reading import named_query as naming
 from tests.conftest import ROOT
 from tests.datasource.sources import Query
 

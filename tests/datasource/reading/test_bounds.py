@@ -13,9 +13,9 @@ from isolog.errors import InvalidOption
 from spark_stream.datasource.options import SourceOptions, source_options
 from spark_stream.datasource.options.query import Bound
 from spark_stream.datasource.options.values import Moment
+from spark_stream.datasource.reading.bounds import Resolved, resolved
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader
-from spark_stream.datasource.reading.starts import Resolved, resolved
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.wire.messages import EARLIEST, LATEST
 from tests.datasource.sources import Query

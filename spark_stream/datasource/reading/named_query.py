@@ -1,8 +1,8 @@
-"""A query under its ``consumer`` name: its first start is pinned, its progress is written down.
+"""A query under its ``consumer`` name: its first start is pinned, and its progress is stored.
 
-What is pinned is a streaming offset, as in a checkpoint. A query that starts anew under the name
+The pinned start is a streaming offset, as in a checkpoint. A query that starts again under the name
 begins there, and losses since then are reported as for a checkpoint (``losses``). Progress is only
-for people who watch: no query reads it, and a failure to write it down never fails a query.
+for display: no query reads it, and a failure to store it never fails a query.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 logger = logger_of(__name__)
 
 _PATIENCE_S: Final = 2.0
-"""How long a micro-batch may wait for its progress to be written down."""
+"""The longest wait of a micro-batch for its progress to be stored."""
 
 _PAUSE_S: Final = 30.0
-"""For how long nothing is written down after a failure."""
+"""The time after a failure in which no progress is stored."""
 
 _TRIGGER_S: Final = 600.0
-"""How long a query may be silent until its second plan shows how often it plans."""
+"""The longest silence of a query before its second plan, which shows its trigger interval."""
 
 
 class NamedQuery:
     """One run of a query that has the name ``consumer``."""
 
     def __init__(self, planner: Planner, name: str, *, lasting: bool = False) -> None:
-        """``lasting``: it is a streaming query, so its run has a session."""
+        """Prepare a run. ``lasting``: it is a streaming query, so its run has a session."""
         self._lasting = lasting
         self._planner = planner
         self._name = name
         self._instance = uuid.uuid4().hex
         self._claimed = False  # whether this run has the name
-        self._told = False  # whether a failure was logged
+        self._has_warned = False  # about a failure
         self._quiet_until = 0.0
         self._last: Offsets | None = None
         self._heartbeats: ReaderHeartbeats | None = None
@@ -76,7 +76,7 @@ class NamedQuery:
             self._heartbeats.patience_s = self._longest_s or _TRIGGER_S
 
     def end(self) -> None:
-        """Record the end of the run: in order, unless the JVM of its driver has died."""
+        """Record the end of the run. It is clean unless the JVM of its driver has died."""
         self._is_ending = True
         if self._heartbeats is not None:
             self._heartbeats.end(
@@ -91,7 +91,7 @@ class NamedQuery:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _claim(self) -> None:
-        """Begin the session of this run, which has the name now. That of a batch job ends here."""
+        """Begin the session of this run, which has the name now. For a batch job, end it too."""
         if self._claimed:
             return
         self._claimed = True
@@ -108,10 +108,10 @@ class NamedQuery:
             self._heartbeats.end()
 
     def pinned_start(self, first: Callable[[], Offsets]) -> dict[str, TopicOffsets]:
-        """Return where the query first started; ``first`` is called if no start is recorded.
+        """Return the first start of the query. ``first`` is called if no start is recorded.
 
         Raises:
-            InvalidOption: the name is that of a query that reads other topics.
+            InvalidOption: A query with other topics has the name.
         """
         options = self._planner.options
         starting = f"{options.starting.option}={spec_text(options.starting.place)}"
@@ -130,17 +130,17 @@ class NamedQuery:
         if known.selection != asked.selection:
             raise InvalidOption(
                 f"consumer {self._name!r} is the name of a query that reads"
-                f" {known.selection or 'other topics'}, and this one reads {asked.selection}",
+                f" {known.selection or 'other topics'}, but this query reads {asked.selection}",
                 option="consumer",
-                hint="Give this query a name of its own. If it is the same query with other topics,"
-                f" forget its start: isolog consumers delete {self._name}",
+                hint="Give this query another name. If it is the same query with other topics,"
+                f" delete its recorded start: isolog consumers delete {self._name}",
             )
         assert known.start is not None
         self._claim()
         if known.starting != starting:
             logger.warning(
-                "consumer %r goes on from where it first started (%s); %s does not count. To start"
-                " elsewhere, forget that: isolog consumers delete %s",
+                "consumer %r begins at its recorded start (%s) and ignores %s; to start elsewhere,"
+                " delete the record: isolog consumers delete %s",
                 self._name,
                 known.starting,
                 starting,
@@ -148,7 +148,7 @@ class NamedQuery:
             )
         return self._planner.read_back(json.loads(known.start))
 
-    def tell(self, read: Offsets) -> None:
+    def record(self, read: Offsets) -> None:
         """Record that everything below these offsets is read."""
         if read == self._last or time.monotonic() < self._quiet_until:
             return
@@ -172,24 +172,23 @@ class NamedQuery:
         except ConsumerFenced:
             self._quiet_until = float("inf")
             logger.warning(
-                "another query has started under the name %r: isolog consumers shows that one from"
-                " now on; this one goes on",
+                "another query has started under the name %r, and isolog consumers now shows that"
+                " query; this query continues",
                 self._name,
             )
         except IsologError as error:
             self._quiet_until = time.monotonic() + _PAUSE_S
-            if not self._told:
-                self._told = True
+            if not self._has_warned:
+                self._has_warned = True
                 logger.warning(
-                    "the progress of consumer %r could not be written down, and the query goes on"
-                    " without: %s",
+                    "the progress of consumer %r could not be stored; the query continues: %s",
                     self._name,
                     error.message,
                 )
 
 
 def _is_running(process: psutil.Process | None) -> bool:
-    """Return whether the process runs; an unknown one counts as running."""
+    """Return whether the process runs. An unknown one counts as running."""
     try:
         return process is None or (
             process.is_running() and process.status() != psutil.STATUS_ZOMBIE

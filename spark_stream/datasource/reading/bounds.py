@@ -1,4 +1,4 @@
-"""The offsets where a query starts and ends, from options: words, numbers, times or a progress."""
+"""The offsets of a query's start and end, from options: words, numbers, times or a progress."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ logger = logger_of(__name__)
 
 
 class Resolved(Struct, frozen=True):
-    """The offsets that an option means now; ``moving``: whether it may mean others later."""
+    """The present offsets of an option. ``moving``: it may resolve to others later."""
 
     offsets: dict[str, TopicOffsets]
     moving: bool
 
 
 def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
-    """Return the offsets that the option means now; partitions left out take ``unnamed``.
+    """Return the present offsets of an option. Partitions left out take ``unnamed``.
 
-    Offsets of a progress keep their lineages. A moment after which there is no record means the
-    bound of the isolation level, as "latest" does.
+    Offsets of a progress keep their lineages. A moment after which there is no record resolves to
+    the bound of the isolation level, as "latest" does.
 
     Raises:
-        UnknownTopic: there is no such topic.
-        InvalidOption: the topic does not have a partition.
-        OffsetOutOfRange: an offset is above the log's end, and ``failOnDataLoss`` is set.
-        DataLoss: a topic of a progress was deleted or made anew, and ``failOnDataLoss`` is set.
-        WrongCluster: the progress is of a query on another log.
+        UnknownTopic: There is no such topic.
+        InvalidOption: The topic does not have a partition.
+        OffsetOutOfRange: An offset is above the log's end, and ``failOnDataLoss`` is set.
+        DataLoss: A topic of a progress was deleted or created again, and ``failOnDataLoss`` is set.
+        WrongCluster: The progress is of a query on another log.
     """
     option, place = bound.option, bound.place
     if isinstance(place, FromProgress):
@@ -77,7 +77,8 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
 def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
     """Raise InvalidOption if a partition ends before it starts, unless the end is ``latest``.
 
-    The level's bound, which "latest" means, may be below the start: nothing is read then.
+    The level's bound, which is the meaning of "latest", may be below the start. The query then
+    reads no records.
     """
     starting, ending = options.starting, options.ending
     for name, topic in end.items():
@@ -94,18 +95,18 @@ def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:
 
 
 def _moves(said: OffsetOrTime, offset: int, bound: int) -> bool:
-    """Return whether what was said of a partition may mean another offset later."""
+    """Return whether the offset or moment of a partition may resolve to another offset later."""
     if isinstance(said, Moment):
         return offset >= bound
     return said == LATEST or (said >= 0 and said != offset)
 
 
 def _present(planner: Planner, option: str, place: OffsetSpec) -> dict[str, PartitionOffsets]:
-    """Look up the selected topics as they are now."""
+    """Look up the present offsets of the selected topics."""
     found = dict(planner.latest().latest)
     selection = planner.selection
     for name in selection.names:
-        if name not in found:  # this raises, unless it has been made since
+        if name not in found:  # raises, unless the topic was created in between
             found[name] = planner.topics.offsets(name, isolation=planner.options.isolation)
     for name in topics_of(place):
         if name not in found:
@@ -118,7 +119,7 @@ def _present(planner: Planner, option: str, place: OffsetSpec) -> dict[str, Part
 def _wanted(
     option: str, name: str, place: OffsetSpec, now: PartitionOffsets, unnamed: int
 ) -> dict[int, OffsetOrTime]:
-    """Return what the place says of each partition of the topic."""
+    """Return the offset or moment of each partition of the topic."""
     if isinstance(place, Mapping):
         for number in place.get(name, ()):
             if number not in now.partitions:
@@ -173,12 +174,12 @@ def _offsets(
 def _of_progress(
     planner: Planner, name: str, place: FromProgress, topic_id: str
 ) -> tuple[OffsetSpec, Mapping[int, Lineage]]:
-    """Return what a progress says of the topic: offsets and their lineages."""
+    """Return the topic's offsets in a progress, and their lineages."""
     topic = place.offsets.get(name)
     if topic is None:
         return {}, {}
     if topic.id != topic_id:
-        planner.losses.report_made_anew(name, topic, topic_id)
+        planner.losses.report_recreated(name, topic, topic_id)
         return {}, {}
     return {name: topic.offsets}, topic.lineages
 
@@ -195,11 +196,11 @@ def _within(
         raise OffsetOutOfRange(
             message,
             hint=f"Give an offset from {present.log_start_offset} to {end}, or set"
-            " failOnDataLoss to false to go on from the log's end.",
+            " failOnDataLoss to false to continue from the log's end.",
             topic=name,
             partition=number,
             asked=offset,
             log_end_offset=end,
         )
-    logger.warning("%s; going on from there (failOnDataLoss is false)", message)
+    logger.warning("%s; continuing from the log's end (failOnDataLoss is false)", message)
     return end
