@@ -19,7 +19,7 @@ Secret = Annotated[str, Meta(max_length=4096)]
 
 
 class Authenticate(Message):
-    """Says who calls: a user and a password, or a token; never logged."""
+    """The credential of a caller: a user and a password, or a token. It is never logged."""
 
     user: Principal | None = None
     password: Secret | None = None
@@ -30,10 +30,10 @@ class Authenticate(Message):
 
 
 class Authenticated(Message):
-    """Who the caller is. ``session``: a token to send instead of the password, until it expires.
+    """The caller. ``session``: a token to send instead of the password, until it expires.
 
-    ``expires_ms``: on the broker's wall clock, since 1970; None: never. ``left_ms``: how long that
-    is from now on, for clients whose clock is another.
+    ``expires_ms``: on the broker's wall clock, since 1970, or None without an end. ``left_ms``: the
+    time until then, for clients whose clock differs.
     """
 
     principal: str
@@ -46,7 +46,7 @@ class Authenticated(Message):
 
 
 class GrantText(Message):
-    """What a token may be used for: an operation (or ``all``) on a resource, as texts."""
+    """A permission of a token: an operation (or ``all``) on a resource, as texts."""
 
     operation: Annotated[str, Meta(max_length=32)]
     resource: Annotated[str, Meta(max_length=300)]
@@ -99,10 +99,10 @@ class CreatedToken(Message):
 
 
 class CreateToken(Call[CreatedToken], name="create-token", needs=anybody):
-    """Make a token for a principal. ``lifetime_ms`` None: it does not expire.
+    """Create a token for a principal. ``lifetime_ms`` None: it does not expire.
 
-    ``principal`` None: for the caller. ``grants`` None: all that its principal may do. ``sliding``:
-    it expires once it was not used for its lifetime.
+    ``principal`` None: for the caller. ``grants`` None: all permissions of its principal.
+    ``sliding``: it expires when it was not used for its lifetime.
     """
 
     principal: Principal | None = None
@@ -112,14 +112,14 @@ class CreateToken(Call[CreatedToken], name="create-token", needs=anybody):
 
 
 class OpenSession(Call[Authenticated], name="open-session", needs=anybody):
-    """Make a token that no broker stores, for the caller, with these grants and lifetime."""
+    """Create a token that no broker stores, for the caller, with these grants and lifetime."""
 
     grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)]
     lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]
 
 
 class TokenDescription(Description):
-    """What is known of a token. Times are in ms since 1970."""
+    """A token, without its secret. Times are in ms since 1970."""
 
     id: str
     principal: str
@@ -145,7 +145,7 @@ class RevokeToken(Call[None], name="revoke-token", needs=anybody):
 
 
 class RuleText(Message):
-    """A rule. ``effect``: allow or deny; ``operation``: one, or ``all``."""
+    """A rule. ``effect``: allow or deny. ``operation``: one, or ``all``."""
 
     principal: Principal
     effect: str

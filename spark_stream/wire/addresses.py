@@ -13,7 +13,7 @@ _HOST: Final = re.compile(r"\[[^]\s/]+\]|[^][\s/:]+")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` (IPv6 hosts in brackets); raise ValueError for anything else."""
+    """Split ``host:port`` (IPv6 hosts in brackets). Raise ValueError for other texts."""
     host, colon, port = address.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not host:port")
@@ -21,7 +21,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """Return the address of a host and a port; IPv6 hosts get brackets."""
+    """Return the address of a host and a port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

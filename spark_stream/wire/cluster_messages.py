@@ -16,16 +16,8 @@ ADMIN = Operation.ADMIN
 class BrokerDescription(Description, kw_only=False):
     """A broker of a cluster.
 
-    Attributes:
-        id: The id of the broker.
-        address: Its address for clients, ``host:port``.
-        release: Its release of isolog.
-        rack: Its rack, or None.
-        state: ``"active"``, or ``"leaving"`` for a decommissioned broker that still has replicas.
-        alive: Whether its lease is valid.
-        leaders: The number of partitions that it leads.
-        replicas: The number of its replicas.
-        in_sync: The number of its replicas that are in sync.
+    ``state`` is "active", or "leaving" for one that was decommissioned and still has replicas.
+    ``leaders``, ``replicas`` and ``in_sync`` count its partitions: led, stored, and in sync.
     """
 
     id: str
@@ -56,10 +48,10 @@ class ProblemKind(StrEnum):
 
 
 class Problem(Struct, frozen=True):
-    """Something that is amiss.
+    """A problem of the cluster.
 
-    ``count``: how many partitions or brokers have it. ``names``: the first twenty of them, without
-    partitions of topics that the caller may not describe.
+    ``count``: the number of partitions or brokers that have it. ``names``: the first twenty of
+    them, without partitions of topics that the caller may not describe.
     """
 
     kind: ProblemKind
@@ -69,18 +61,12 @@ class Problem(Struct, frozen=True):
 
 
 class ClusterDescription(Description, kw_only=False):
-    """A cluster with its brokers and its problems.
+    """A cluster.
 
-    Attributes:
-        cluster_id: The id of the cluster.
-        controller: The id of the broker that elects leaders, or None.
-        brokers: The brokers.
-        topics: The number of topics.
-        partitions: The number of partitions.
-        without_leader: The number of partitions without a leader.
-        under_replicated: The number of partitions with replicas that are not in sync.
-        moving: The number of partitions with a move in progress.
-        problems: The problems, the worst first. With any, ``isolog cluster status`` exits with 1.
+    ``controller`` is the id of the broker that elects leaders. ``without_leader`` counts partitions
+    that are unavailable at the moment, ``under_replicated`` those with replicas that are not in
+    sync, ``moving`` those whose replicas are moving to other brokers. ``problems``: the worst
+    first. If there is any, `isolog cluster status` ends with exit code 1.
     """
 
     cluster_id: str
@@ -124,7 +110,7 @@ class CancelMoves(_Placement, Call[None], name="cancel-moves", needs=on_cluster(
 
 
 class Elected(Message):
-    """``elected``: leaderships that moved; ``not_in_sync``: preferred leaders that cannot lead."""
+    """The number of leaderships that moved, and of preferred leaders that are not in sync."""
 
     elected: int
     not_in_sync: int
@@ -159,7 +145,7 @@ class RestoreMetadata(Call[None], name="restore-metadata", needs=on_cluster(ADMI
 
 
 class BrokerAddress(Message):
-    """A registered broker. It may have died since."""
+    """A registered broker, which may have died."""
 
     id: str
     address: str

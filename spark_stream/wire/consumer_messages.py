@@ -30,11 +30,11 @@ MemberId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
 
 
 class PinnedStart(Message):
-    """Where the query of the name first started, how that was asked for, and when.
+    """The first start of the query of the name: offsets, options, and time.
 
-    ``start`` is None if nothing is pinned. If ``selection`` differs from the query's, the name is
-    that of another query. Topics that the caller may not describe are left out of ``start``; a
-    ``selection`` or ``starting`` that names one is empty.
+    ``start`` is None without a pinned start. If ``selection`` differs from the query's, the name is
+    that of another query. Topics that the caller may not describe are left out of ``start``. A
+    ``selection`` or ``starting`` with such a topic is empty.
     """
 
     selection: str
@@ -44,10 +44,11 @@ class PinnedStart(Message):
 
 
 class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
-    """Take a query's name for a run, and return where the query first started.
+    """Take a query's name for a run, and return the query's first start.
 
-    ``start``: the start of the query, as its source writes it. It is pinned if none is yet. Without
-    it the call only reads. The instance owns the name from then on, unless the selection differs.
+    ``start``: the start of the query, as its source writes it. It is pinned if the name has none
+    yet. Without it the call only reads. The instance owns the name from then on, unless the
+    selection differs.
     """
 
     consumer: Name
@@ -130,9 +131,9 @@ class ReaderHeartbeat(Call[None], name="reader-heartbeat", needs=on_consumer(REA
 
 
 class TakenPartitions(Message):
-    """Where a member begins. ``added``: partitions to read from their first record on.
+    """The positions of a member in partitions. ``added``: read these from their first record.
 
-    For a partition that is in neither it is as the member was started.
+    A partition that is in neither begins at the member's configured start.
     """
 
     positions: list[PositionOf]
@@ -151,13 +152,12 @@ class TakePartitions(Call[TakenPartitions], name="take-partitions", needs=on_con
 
 
 class ConsumedPartition(Description):
-    """Where a named consumer, a group or a query reads on in a partition.
+    """The position of a named consumer, a group or a query in a partition.
 
     ``end``: the log end under read_uncommitted or an unknown level, else the high watermark. None
     if the topic was deleted, or its leader did not answer. ``held_back``: the records below it that
     the level does not return yet, because of an open transaction. The client adds both from the
-    answers of the leaders. ``member``: to whom of the group it is assigned; None if to nobody, or
-    if there is no group.
+    answers of the leaders. ``member``: the member of the group with the partition, or None.
     """
 
     topic: str
@@ -187,25 +187,24 @@ class DescribedMember(Description):
 
 
 class GroupDescription(Description):
-    """A consumer group. ``epoch``: rises with each change of its members and what they read."""
+    """A consumer group. ``epoch``: rises with each change of its members and their topics."""
 
     epoch: int
     members: tuple[DescribedMember, ...]
 
 
 class ConsumerDescription(Description):
-    """What is known under a consumer's name; ``kind``: ``query`` (Spark's) or ``client``.
+    """A consumer's name on record. ``kind``: ``query`` (Spark's) or ``client``.
 
     ``group``: its members, if it is the name of a consumer group.
 
-    Of a query: the ``isolation`` that it reads under, the topics of its ``selection``, how its
-    first start was asked for (``starting``) and when it was (``started_ms``), and when it last
-    reported its progress (``recorded_ms``). Times are in ms since the epoch.
-    ``principal``: the owner of the name, empty without authentication. ``ending``: how the last run
-    ended, or the last member of a group left. ``idle_ms``: since it last requested records.
-    ``lost_member``: the last member of a group that was removed because its session expired, at
-    ``lost_ms``.
-    ``selection`` or ``starting`` is None if it names a topic that the caller may not describe.
+    Of a query: its ``isolation``, the topics of its ``selection``, the option and the time of its
+    first start (``starting``, ``started_ms``), and the time of its last progress (``recorded_ms``).
+    Times are in ms since the epoch. ``principal``: the owner of the name, empty without
+    authentication. ``ending``: how the last run ended, or the last member of a group left.
+    ``idle_ms``: since it last requested records. ``lost_member``: the last member of a group that
+    was removed because its session expired, at ``lost_ms``. ``selection`` or ``starting`` is None
+    if it names a topic that the caller may not describe.
     """
 
     name: str
@@ -225,12 +224,12 @@ class ConsumerDescription(Description):
 
     @property
     def owned_by(self) -> Literal["query", "client", "group"]:
-        """The kind, for people: a group is told from a single client."""
+        """The kind, for people: a group differs from a single client."""
         return self.kind if self.group is None else "group"
 
     @property
     def lag(self) -> int | None:
-        """The records that are left to read, as far as that is known."""
+        """The records that are left to read, of the partitions with a known end."""
         known = [each.lag for each in self.partitions if each.lag is not None]
         return sum(known) if known else None
 
@@ -248,7 +247,7 @@ class ConsumerDescription(Description):
 
 
 class ConsumerDescriptions(Message):
-    """All that is known under consumers' names, by name."""
+    """All consumers' names on record, by name."""
 
     consumers: list[ConsumerDescription]
 
@@ -305,6 +304,6 @@ class CommitPosition(Call[None], name="commit-position", needs=to_store_position
 
 
 class DeleteConsumer(Call[None], name="delete-consumer", needs=on_consumer(DELETE)):
-    """Delete all that is stored under a consumer's name."""
+    """Delete all records under a consumer's name."""
 
     consumer: Name

@@ -65,7 +65,7 @@ class Message(Struct):
     """A message: immutable, without unknown fields and silent conversions."""
 
     HINTS: ClassVar[frozenset[str]] = frozenset()
-    """Fields without which a broker of an earlier release may carry out the request."""
+    """Fields that a request can lack at a broker of an earlier release."""
 
     def without_hint(self, error: IsologError) -> Self | None:
         """Return the request for a broker that does not have one of the hints.
@@ -79,7 +79,7 @@ class Message(Struct):
         return None if getattr(self, name) == default else structs.replace(self, **{name: default})
 
     def to_bytes(self) -> bytes:
-        """Return the JSON text; fields that have their default are left out."""
+        """Return the JSON text, without fields that have their default."""
         return to_bytes(self)
 
     @classmethod
@@ -90,8 +90,8 @@ class Message(Struct):
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
-        """Make the message of values from a user; raise InvalidRequest as :meth:`from_bytes`."""
-        decoder(cls)  # learns the types under the lock, before convert would
+        """Make the message of values from a user. Raise InvalidRequest as :meth:`from_bytes`."""
+        decoder(cls)  # prepares the types under the lock, before convert does
         try:
             return msgspec.convert(fields, cls)
         except (msgspec.ValidationError, OverflowError) as error:
@@ -99,9 +99,9 @@ class Message(Struct):
 
 
 class Description(Message, kw_only=False, omit_defaults=False, forbid_unknown_fields=False):
-    """A message that users get as it is: all of its fields are sent, also those with defaults.
+    """A message that users get unchanged: all of its fields are sent, also those with defaults.
 
-    A later broker may send more of them than an earlier client knows.
+    A later broker may send fields that an earlier client ignores.
     """
 
 
@@ -113,8 +113,9 @@ os.register_at_fork(after_in_child=_decoders_lock._at_fork_reinit)  # type: igno
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """Return the decoder of messages of a kind, which may be a tagged union.
 
-    msgspec learns the types of a struct's fields when it first decodes one, and a second thread
-    that meets the struct meanwhile crashes the process. So one thread at a time learns.
+    msgspec prepares the types of a struct's fields when it first decodes one, and a second thread
+    that decodes the struct during that time crashes the process. So only one thread at a time makes
+    a decoder.
     """
     found = _decoders.get(kind)
     if found is None:
@@ -124,10 +125,10 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def decoded(data: bytes, by: Any, name: str) -> Any:
-    """Return the message that the decoder finds; ``name`` is for the error.
+    """Decode a message. ``name`` is for the error.
 
     Raises:
-        InvalidRequest: naming the first field that is wrong.
+        InvalidRequest: It names the first invalid field.
     """
     size = memoryview(data).nbytes
     if size > CONTROL_BYTES_MAX:
@@ -148,7 +149,7 @@ def _refused(name: str, error: Exception) -> InvalidRequest:
 
 
 def to_plain(value: Any) -> Any:
-    """Return what is sent for a value that is no struct: an encoder's hook."""
+    """Return the JSON value of a schema or an error: an encoder's hook."""
     if isinstance(value, IsologError):
         return value.to_wire()
     if isinstance(value, pa.Schema):
@@ -157,7 +158,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type, value: Any) -> Any:
-    """Return what :func:`to_plain` was given: a decoder's hook."""
+    """Return the schema or error of the JSON value of :func:`to_plain`: a decoder's hook."""
     if kind is IsologError:
         try:
             return from_wire(value)
@@ -175,7 +176,7 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=to_plain)
 
 
 def to_bytes(value: msgspec.Struct | None) -> bytes:
-    """Return the JSON text of a message or an answer. That of None is an empty object."""
+    """Return the JSON text of a message or an answer. For None it is an empty object."""
     return b"{}" if value is None else _ENCODER.encode(value)
 
 
@@ -220,7 +221,7 @@ class CallType(StructType):
 
 
 class Call(Message, Generic[A], metaclass=CallType):
-    """A request to a broker, which sends an ``A`` back, or nothing if that is None.
+    """A request to a broker, which sends an ``A`` back, or an empty answer if that is None.
 
     ``name`` is the call's name on the wire. ``needs``: the permissions of its callers. ``once``: a
     second broker that gets the call while the first still carries it out may answer with an error.
@@ -239,7 +240,7 @@ class Call(Message, Generic[A], metaclass=CallType):
 
     @classmethod
     def answer_from(cls, data: bytes) -> A:
-        """Return the answer in these bytes; errors as :meth:`from_bytes`."""
+        """Return the answer in these bytes. The errors are those of :meth:`from_bytes`."""
         nothing: Any = None
         found: A = nothing
         if cls.answer is not NoneType:

@@ -1,27 +1,27 @@
-"""What a leader and a follower say to each other on a stream of replication.
+"""The messages between a leader and a follower on a stream of replication.
 
 A stream carries all partitions that an ordered pair of brokers shares. The follower opens it with
-:class:`OpenReplication`. What follows is MessagePack in the headers of frames: an array of a number
-for the kind, and the fields in their order.
+:class:`OpenReplication`. The messages after it are MessagePack in the headers of frames: an array
+of a number for the kind, and the fields in their order.
 
 ======================  ===========  ===============================================================
-:class:`Welcome`        leader       the first message: a proof of who it is
-:class:`Follow`         follower     wants a partition, under a slot number of its own choice
-:class:`Unfollow`       follower     wants no more of a slot, perhaps for a reason that it says
+:class:`Welcome`        leader       the first message: the proof of the leader's identity
+:class:`Follow`         follower     requests a partition, under a slot number that it chooses
+:class:`Unfollow`       follower     ends a slot, perhaps with a reason
 :class:`Acked`          follower     has appended, slot by slot, up to these entries
-:class:`Room`           follower     how many bytes it takes before it has acknowledged them
-:class:`Agreed`         leader       where a slot's entries will begin
+:class:`Room`           follower     the bytes that it accepts before it has acknowledged them
+:class:`Agreed`         leader       the first entry of a slot
 :class:`Frame`          leader       entries of a slot: rows of the entries table, and their bytes
-:class:`HighWatermarks` leader       slot by slot, where there was no frame to tell it
-:class:`Refused`        leader       a slot has ended, and why
-:class:`Beat`           both         the leader asks for a sign of life, the follower gives it
+:class:`HighWatermarks` leader       slot by slot, if no frame has carried it
+:class:`Refused`        leader       the end of a slot, with the reason
+:class:`Beat`           both         the leader requests a sign of life, the follower sends it
 :class:`Bye`            leader       it is about to stop
-:class:`AskPromise`     leader       cannot renew its lease: asks the follower not to lead
-:class:`Promised`       follower     will not lead what it follows on the stream, for a while
+:class:`AskPromise`     leader       cannot renew its lease: requests a promise not to lead
+:class:`Promised`       follower     the promise not to lead the stream's partitions, for a while
 ======================  ===========  ===============================================================
 
-A slot number stands for one session of one partition and is never reused on its stream. So messages
-that are still on their way for a slot that has ended are recognised, and dropped.
+A slot number stands for one session of one partition and is never reused on its stream. So late
+messages for a slot that has ended are recognised, and dropped.
 
 The bytes of a :class:`Frame` are its body: they go from the mapped file to the socket without a
 copy. All other messages have no body.
@@ -51,9 +51,9 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class OpenReplication(Message):
-    """Opens a stream: who asks, with the proof that it is a broker of the cluster.
+    """The opening of a stream: the follower, with the proof that it is a broker of the cluster.
 
-    ``stream``: an id that the follower made; the proof in the leader's :class:`Welcome` covers it.
+    ``stream``: an id that the follower made. The proof in the leader's :class:`Welcome` covers it.
     ``window_bytes``: as :class:`Room`.
     """
 
@@ -72,10 +72,10 @@ class Packed(Positional, array_like=True):
 
 
 class Welcome(Packed, tag=1):
-    """The leader takes the stream, and proves that it is the broker that was called.
+    """The leader accepts the stream, and proves that it is the broker that was called.
 
-    ``version``: the greatest version of the protocol that it speaks. What counts is the version
-    that the connection's HELLO agreed on.
+    ``version``: the greatest version of the protocol that it speaks. The connection uses the
+    version from its HELLO.
     """
 
     version: int
@@ -83,7 +83,7 @@ class Welcome(Packed, tag=1):
 
 
 class Follow(Packed, tag=2):
-    """Start a session; ``history`` tells what the follower's log holds."""
+    """Start a session. ``history``: the epochs in the follower's log."""
 
     slot: int
     topic_id: str
@@ -94,11 +94,11 @@ class Follow(Packed, tag=2):
 
 
 class Unfollow(Packed, tag=3):
-    """End a slot's session, and say why if its leader can do something about that.
+    """End a slot's session, with the reason if its leader can act on it.
 
     Attributes:
-        slot: Whose session ends.
-        damaged: The entry that arrived damaged; None if none did.
+        slot: The slot of the session that ends.
+        damaged: The entry that arrived damaged, or None.
         refuses_writes: Whether the follower's log refuses writes.
     """
 
@@ -120,11 +120,11 @@ class Room(Packed, tag=5):
 
 
 class Agreed(Packed, tag=6):
-    """A slot's first frame will begin at ``entry``.
+    """The first frame of a slot will begin at ``entry``.
 
-    ``reset_offset`` None: both logs hold the same entries before it, and the follower cuts the rest
-    of its log off. Otherwise nothing is shared: the follower's log begins anew, at this entry and
-    offset.
+    ``reset_offset`` None: both logs hold the same entries before it, and the follower truncates the
+    rest of its log. Otherwise the logs share no entries: the follower's log begins again, at this
+    entry and offset.
     """
 
     slot: int
@@ -155,9 +155,9 @@ class Bye(Packed, tag=10):
 
 
 class AskPromise(Packed, tag=12):
-    """Asks the follower not to lead, for ``lasts_s`` seconds, what it follows on this stream.
+    """A request for a promise not to lead the stream's partitions for ``lasts_s`` seconds.
 
-    ``asked_at`` is a time of the leader's clock; the follower only sends it back.
+    ``asked_at`` is a time of the leader's clock. The follower only sends it back.
     """
 
     asked_at: float
@@ -165,14 +165,14 @@ class AskPromise(Packed, tag=12):
 
 
 class Promised(Packed, tag=13):
-    """The follower does as it was asked, for all slots that it has when it sends this."""
+    """The promise, for all slots that the follower has when it sends this."""
 
     asked_at: float
     lasts_s: float
 
 
 class FrameFacts(Packed, tag=11):
-    """What a frame says beside its body; ``rows`` are the bytes of the entries table."""
+    """The header of a frame. ``rows`` are the bytes of the entries table."""
 
     slot: int
     leader_epoch: int

@@ -37,27 +37,26 @@ from spark_stream.wire.messages import (
 
 
 class _Read(Message):
-    """What to read, without the partition.
+    """A read, without the partition.
 
     Records are read from ``start`` up to the isolation's bound, or ``end`` if that is lower.
 
-    ``start_lineage``, ``end_lineage``: the lineages of ``start`` and ``end``, as the reader knows
-    them (:mod:`spark_stream.consistency.replication.epochs`); DATA_LOSS if records below these
-    offsets were cut off since. ``leader_epoch``: the epoch in which the reader knows the leader
-    that it asks. ``machine``: the boot id of the reader's machine; if a replica is on the same
-    machine, the leader may send where the records lie instead of the records
-    (:class:`PlacesFacts`).
+    ``start_lineage``, ``end_lineage``: the reader's lineages of ``start`` and ``end``
+    (:mod:`spark_stream.consistency.replication.epochs`). DATA_LOSS if records below these offsets
+    were truncated since. ``leader_epoch``: the leader epoch in the reader's cache. ``machine``: the
+    boot id of the reader's machine. If a replica is on the same machine, the leader may send the
+    places of the records instead of the records (:class:`PlacesFacts`).
 
-    ``near``: an in-sync follower may answer, with what it knows to be visible. If it brings
-    nothing, or refuses, that proves nothing: the reader asks the leader.
+    ``near``: an in-sync follower may answer, with the records that it can return. If it returns
+    none, or refuses, the reader retries at the leader.
 
-    ``filter``: a predicate in Spark's SQL over the columns that the topic shows; only records for
-    which it is true are sent. ``max_records`` counts those, ``max_bytes`` what is read for them.
-    The offsets of the rows are sent only if the column ``_offset`` is asked for.
+    ``filter``: a predicate in Spark's SQL over the columns that the topic shows. Only records for
+    which it is true are sent. ``max_records`` counts those, ``max_bytes`` the bytes that are read
+    for them. The offsets of the rows are sent only if the column ``_offset`` is requested.
 
-    ``wait_ms``: for how long the leader waits if there are no records. ``follow``: the fetch goes
-    on until nothing came for a minute. With both it goes on for ``wait_ms`` in all, and ends sooner
-    if more than ``max_bytes`` are left, or if the last records read are not sent.
+    ``wait_ms``: the leader's wait if there are no records. ``follow``: the fetch continues until no
+    record came for a minute. With both it continues for ``wait_ms`` in all, and ends sooner if more
+    than ``max_bytes`` are left, or if the last records read are not sent.
     """
 
     topic: Name
@@ -100,7 +99,7 @@ class ReadTopic(_Read):
 
 
 class Fetch(Message):
-    """Read ranges, one after the other: all of one leader, with equal columns.
+    """A read of ranges in sequence: all of one leader, with equal columns.
 
     If there are several, none of them waits or follows.
     """
@@ -120,8 +119,8 @@ class Fetch(Message):
 class FilePlace(Message):
     """A file, and some messages in it.
 
-    ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, one
-    after the other. ``compressed``: the messages' bodies may be compressed.
+    ``device`` and ``inode`` are the file's. ``parts``: start and length of each run of bytes, in
+    sequence. ``compressed``: the messages' bodies may be compressed.
     """
 
     path: str
@@ -132,17 +131,16 @@ class FilePlace(Message):
 
 
 class StoredFacts(Message):
-    """Where records lie: in a file that a reader on the same machine can map.
+    """The place of records, in a file that a reader on the same machine can map.
 
-    ``file``: which file, if it is the leader's. If it is a follower's, ``indexes`` has the first
-    and the count of each run of entries, one after the other, and ``epoch`` the leader epoch of the
-    last entry: with these the follower is asked for the file (``LocateEntries``).
+    ``file``: the file, if it is the leader's. If it is a follower's, ``indexes`` has the first and
+    the count of each run of entries, in sequence, and ``epoch`` the leader epoch of the last entry:
+    with these the reader requests the file from the follower (``LocateEntries``).
 
-    ``entries``: how many messages they are. ``crc``: the CRC-32C of all of them, one behind the
-    other. ``lead``: how many of the first rows to skip; ``rows``: how many rows to read after them.
-    ``base``, ``next``, ``lineage`` and ``spans`` as in ChunkFacts.
-    ``timestamps``, of each message, and ``counts``, how many of its rows to read, are there if
-    ``_timestamp`` was asked for.
+    ``entries``: the number of messages. ``crc``: the CRC-32C of all of them, in sequence. ``lead``:
+    the number of the first rows to skip. ``rows``: the number of rows to read after them. ``base``,
+    ``next``, ``lineage`` and ``spans`` as in ChunkFacts. If ``_timestamp`` was requested,
+    ``timestamps`` has that of each message, and ``counts`` the number of its rows to read.
     """
 
     file: FilePlace | None = None
@@ -161,11 +159,11 @@ class StoredFacts(Message):
 
 
 class ChunkFacts(Message, tag_field="kind", tag="rows"):
-    """Rows ``base``, ``base + 1``, … of a partition; the next batch starts at or after ``next``.
+    """Rows ``base``, ``base + 1``, … of a partition. The next batch starts at or after ``next``.
 
-    ``lineage``: that of ``next``. ``range``: which range of the Fetch this is about.
+    ``lineage``: that of ``next``. ``range``: the index of the range in the Fetch.
 
-    ``messages``: how many record batch messages the body has, one behind the other, if not one.
+    ``messages``: the number of record batch messages in the body, in sequence.
 
     If rows are missing (records of aborted transactions were dropped), ``spans`` has the offsets of
     the others: [first, count] of each run of rows. A fetch with a filter has no spans: ``base`` is
@@ -181,10 +179,10 @@ class ChunkFacts(Message, tag_field="kind", tag="rows"):
 
 
 class PlacesFacts(Message, tag_field="kind", tag="places"):
-    """Where the rows from ``base`` to before ``next`` lie; the batch itself has no rows.
+    """The places of the rows from ``base`` to before ``next``. The batch itself has no rows.
 
-    ``replica``: the follower in whose files they lie, or None for the leader's. The other
-    fields are as in :class:`ChunkFacts`.
+    ``replica``: the follower whose files have them, or None for the leader's. The other fields are
+    as in :class:`ChunkFacts`.
     """
 
     base: OffsetField
@@ -195,7 +193,7 @@ class PlacesFacts(Message, tag_field="kind", tag="places"):
 
 
 class EntryRuns(Message):
-    """Entries: the first and the count of each run, one after the other, in rising order.
+    """Entries: the first and the count of each run, in rising order.
 
     ``epoch``: the leader epoch of the last one.
     """
@@ -229,13 +227,13 @@ class LocateEntries(Call[LocatedEntries], name="locate-entries", needs=on_topic(
 
 
 class EndFacts(Message, tag_field="kind", tag="end"):
-    """The last message of a fetch: read on from ``next``, even if nothing was visible.
+    """The last message of a fetch. Continue from ``next``, even if no record was visible.
 
     ``lineage``: that of ``next``.
 
-    ``partitions``: how many the topic has now, so that a consumer learns when there are more.
-    ``leader_epoch``: in which the leader answered. ``bounds``: None if a new leader does
-    not know the previous leader's bounds yet. ``range``: which range of the Fetch ends here.
+    ``partitions``: the topic's present number of partitions, for consumers that read all of them.
+    ``leader_epoch``: that of the leader. ``bounds``: None until a new leader has computed them.
+    ``range``: the index of the range in the Fetch that ends here.
     """
 
     next: OffsetField
@@ -247,21 +245,21 @@ class EndFacts(Message, tag_field="kind", tag="end"):
 
 
 class FailureFacts(Message, tag_field="kind", tag="failed"):
-    """Why one of several ranges went no further; the others go on."""
+    """The error that ended one of several ranges. The others continue."""
 
     error: IsologError
     range: int = 0
 
 
 FetchAnswer = ChunkFacts | PlacesFacts | EndFacts | FailureFacts
-"""What a message of an answer says."""
+"""A message of an answer."""
 
 
 _ANSWERS: Final = decoder(FetchAnswer)
 
 
 def fetch_answer(data: bytes) -> FetchAnswer:
-    """Return what comes with a batch, or raise InvalidRequest naming the field that is wrong."""
+    """Return the header of a batch, or raise InvalidRequest naming the invalid field."""
     found: FetchAnswer = decoded(data, _ANSWERS, "FetchAnswer")
     return found
 
@@ -289,7 +287,7 @@ class AppendTo(Message):
 class Envelope(Message):
     """The partition and the number of a batch. The acknowledgement has the same ``number``.
 
-    Without a ``stamp`` the batch has no producer: sent twice, it is in the log twice.
+    Without a ``stamp`` the batch has no producer, so a retry may store a duplicate.
     ``leader_epoch``: the leader epoch in the writer's cache.
     """
 
@@ -300,10 +298,10 @@ class Envelope(Message):
 
 
 class Acknowledged(Message, tag_field="kind", tag="acknowledged"):
-    """A batch is in the log as a whole: its first offset, and how many records it has.
+    """A batch is in the log as a whole: its first offset, and the number of its records.
 
     ``duplicate``: an earlier attempt stored it, at this offset. ``partitions``: the topic's present
-    number of partitions. ``leader_epoch``: in which the leader answered.
+    number of partitions. ``leader_epoch``: that of the leader that answered.
     """
 
     number: int
@@ -318,7 +316,7 @@ class Acknowledged(Message, tag_field="kind", tag="acknowledged"):
 class BatchRefused(Message, tag_field="kind", tag="refused"):
     """A batch is not in the log, or only its first ``count`` records, from ``offset`` on.
 
-    The other fields are as in :class:`Acknowledged`, where they are known.
+    The other fields are as in :class:`Acknowledged`, if they are known.
     """
 
     number: int

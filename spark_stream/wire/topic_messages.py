@@ -94,7 +94,7 @@ class TopicDescription(Description, kw_only=False):
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """The columns that place the topic's records; none if batches go to partitions in turn."""
+        """The columns that place the topic's records, or none if partitions take turns."""
         if is_default(self.schema):
             return DEFAULT_KEY
         return split_names(self.config.get(PARTITION_BY, ""))
@@ -186,7 +186,7 @@ class ListTopics(Call[TopicNames], name="list-topics", needs=described):
 class LeaderFacts(Message):
     """The leader of a partition on record at the broker that answers.
 
-    ``leader`` is the broker's id, None without a leader. ``address`` is "" if it is not known.
+    ``leader`` is the broker's id, None without a leader. ``address`` is "" if it is unknown.
     ``leader_epoch`` is None if only the leader has it. ``near``: the in-sync follower that is
     nearer to the reader than the leader, if there is one.
     """
@@ -326,7 +326,7 @@ class PartitionOffsets(Message):
 
     @property
     def uncommitted(self) -> bool:
-        """Whether a range that was asked about has records of aborted or open transactions."""
+        """Whether a requested range has records of aborted or open transactions."""
         return any(each.uncommitted for each in self.partitions.values())
 
     def moved(self, offsets: Mapping[int, int]) -> Self:

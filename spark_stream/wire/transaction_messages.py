@@ -29,37 +29,23 @@ WRITE, DELETE, DESCRIBE = Operation.WRITE, Operation.DELETE, Operation.DESCRIBE
 
 
 class ProducerFacts(Message):
-    """A producer id that nobody else has, with its first epoch."""
+    """A unique producer id, with its first epoch."""
 
     producer_id: int
     epoch: int
 
 
 class NewProducer(Call[ProducerFacts], name="new-producer", needs=anybody):
-    """Make a producer id for writes outside transactions."""
+    """Create a producer id for writes outside transactions."""
 
 
 class TransactionDescription(Description, kw_only=False):
-    """A transactional id with its present or last transaction.
+    """A transactional id with its present or last transaction. Times in ms since the epoch.
 
-    Times are in ms since 1970.
-
-    Attributes:
-        transactional_id: The id.
-        state: ``"empty"``, ``"open"``, ``"committing"``, ``"aborting"``, ``"committed"`` or
-            ``"aborted"``.
-        number: The number of the transaction, -1 before the first one.
-        producer_id: The id of the producer.
-        epoch: The epoch of the producer.
-        query: The id of the sink's query, empty for other producers.
-        branches: The producer ids of its branches: one for a producer, one for each task of a sink.
-        partitions: The partitions that the transaction wrote to.
-        timeout_ms: Milliseconds after which an open transaction is aborted.
-        began_ms: The time at which it started.
-        deadline_ms: The time at which it is aborted.
-        committed_batch: The last committed batch of a sink, else -1.
-        principal: The owner of the id, empty without authentication.
-        query_name: The name of the sink's query.
+    ``state``: empty, open, committing, aborting, committed or aborted. ``number`` is -1 before the
+    first transaction, and ``committed_batch`` is -1 if no batch of a sink was committed.
+    ``principal``: the owner of the id, empty without authentication. ``query_name``: the name of
+    the sink's query.
     """
 
     transactional_id: str
@@ -92,9 +78,10 @@ class InitTransactions(
 
 
 class Branch(Description, kw_only=True):
-    """The identity that a producer has in transaction ``number`` of its transactional id.
+    """The identity of a producer in transaction ``number`` of its transactional id.
 
-    ``committed``: the batch is in the log, and nothing is to be written; there is no producer id.
+    ``committed``: the batch is already in the log, so the task writes no records and has no
+    producer id.
     """
 
     transactional_id: str
@@ -179,7 +166,7 @@ UNFINISHED: Final = ("open", "committing", "aborting")
 
 
 class TransactionPartition(Description, kw_only=False):
-    """A partition a transaction wrote to; ``first_offset`` while it is open there.
+    """A partition to which a transaction wrote. ``first_offset``: while it is open there.
 
     ``held_back``: the replicated records that read_committed does not return because of it. The
     client adds it from the answer of the partition's leader, None if the leader did not answer.
@@ -245,7 +232,7 @@ class SinkDescription(Description, kw_only=False):
     """A sink: its id, and the query that writes under it. Times in ms since the epoch.
 
     ``state`` is that of its last transaction, or ``expired``: its id was not used for long, and
-    only its last committed batch is remembered. ``committed_batch`` is -1 where none was committed.
+    only its last committed batch is recorded. ``committed_batch`` is -1 without a committed batch.
     """
 
     transactional_id: str

@@ -85,12 +85,12 @@ def test_a_topic_that_is_found_late_begins_at_what_retention_left(shared, log, t
     assert found[0] >= first
 
 
-def test_without_a_match_nobody_knows_the_columns(shared, log, topic):
+def test_without_a_match_the_columns_are_unknown(shared, log, topic):
     options = {"bootstrap": shared.address, "subscribePattern": f"{topic}.+"}
     with pytest.raises(UnknownTopic, match="no topic matches subscribePattern") as caught:
         Planner(source_options(options)).shown()
     assert ".schema(" in str(caught.value.hint)
-    with pytest.raises(UnknownTopic, match="there is nothing to read"):
+    with pytest.raises(UnknownTopic, match="there are no records to read"):
         batch_read(shared.address, None, subscribePattern=f"{topic}.+")
 
 
