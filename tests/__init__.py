@@ -1,8 +1,8 @@
-"""The tests mirror the folders of the package; what they share is in ``conftest.py``."""
+"""The tests mirror the folders of the package. Their common fixtures are in ``conftest.py``."""
 
 from hypothesis import HealthCheck, settings
 
-# Examples write real files on busy machines: how long one takes says nothing.
+# Examples write real files on busy machines, so their durations vary.
 settings.register_profile(
     "isolog",
     deadline=None,

@@ -1,9 +1,9 @@
 """Broker processes on one store with topics on them, and a broker in the process of the test.
 
-A broker may also lose the last records of a log, as by a power cut, and go on in a new epoch.
+A broker may also lose the last records of a log, as by a power cut, and continue in a new epoch.
 
 The ids of the processes are letters. Unlike in ``LocalCluster``, one may have a fault point, and a
-test starts and stops each by itself. The broker in the process of the test has sockets and threads.
+test starts and stops each of them. The broker in the process of the test has sockets and threads.
 ``tests/broker/local_broker.py`` has a broker without them.
 """
 
@@ -86,20 +86,22 @@ def await_heir(topic: str, heir: BrokerProcess, name: str = "b") -> None:
         eventually(lambda: all(each.leader == name for each in log.describe(topic).partitions))
 
 
-def grow(broker: BrokerProcess, topic: str, first: int, count: int, partition: int = 0) -> None:
-    """Append records one by one, so that each is an entry."""
+def append_entries(
+    broker: BrokerProcess, topic: str, first: int, count: int, partition: int = 0
+) -> None:
+    """Append records one by one, so that each becomes an entry."""
     with broker.connect() as log, log.producer() as producer:
         for number in range(first, first + count):
             producer.append(topic, numbers(number, 1), partition=partition).result(20)
 
 
-def cut(broker: BrokerProcess, keep: int, partition: int = 0, topic: str = "*") -> None:
-    """A power cut that took all but the first entries of the partition; then the broker starts."""
+def truncate_log(broker: BrokerProcess, keep: int, partition: int = 0, topic: str = "*") -> None:
+    """Keep only the first entries of the partition, as after a power cut, and start the broker."""
     broker.kill()
     (entries,) = broker.directory.glob(f"topics/{topic}/*/{partition}/*.entries")
     with entries.open("r+b") as file:
         file.truncate(keep * ENTRY_SIZE)
-    # It cannot vouch for its logs then: after a power cut because its machine was started anew.
+    # A broker without this file cannot vouch for its logs, as after a restart of its machine.
     (broker.directory / "broker.run").unlink()
     broker.listen = broker.address
     broker.start()

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, files that it issues, and who is shown which."""
+"""Certificates for tests: an authority, its files, and the certificate of a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = ("127.0.0.1", "localhost")
 
 
 class Files:
-    """Files of certificates in a folder."""
+    """An authority and its certificates in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class Files:
         self.authority.cert_pem.write_to_path(self.ca)
 
     def issue(self, name: str, *names: str, by: trustme.CA | None = None, **how) -> TlsFiles:
-        """Write NAME.pem and its key; an earlier pair is replaced."""
+        """Write NAME.pem and its key, and replace an earlier pair."""
         made = (by or self.authority).issue_cert(*names, **how)
         cert, key = self.folder / f"{name}.pem", self.folder / f"{name}-key.pem"
         made.private_key_pem.write_to_path(str(key))
@@ -38,7 +38,7 @@ def conf_of(files: TlsFiles, door: str = "tls", **more: str) -> str:
 
 
 def serial_of(address: str, ca: str) -> str:
-    """Return the serial number of the certificate that a new connection is shown."""
+    """Return the serial number of the server's certificate on a new connection."""
     sock = connected(address, time.monotonic() + 20, client_context(TlsFiles(ca=ca)))
     assert isinstance(sock, ssl.SSLSocket)
     with sock:

@@ -1,4 +1,4 @@
-"""A clock that a test moves, with a wall that may jump either way."""
+"""A clock that a test advances, with a wall clock that may jump."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ YEAR_US = 365 * 24 * 3_600 * 1_000_000
 
 
 class FakeClock:
-    """Time stands still until the test moves it; the wall clock jumps by itself."""
+    """A clock that stands still until the test advances it. The wall clock may also jump."""
 
     def __init__(self, wall_us: int = 50 * YEAR_US) -> None:
         self._passed_us = 0
@@ -14,7 +14,7 @@ class FakeClock:
         self.jumped_us = 0
 
     def pass_us(self, microseconds: int) -> None:
-        """That much time passes, on every clock."""
+        """Advance all clocks."""
         self._passed_us += microseconds
 
     def monotonic(self) -> float:

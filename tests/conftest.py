@@ -1,4 +1,4 @@
-"""What all tests share: where they run, and that no broker outlives its test."""
+"""Fixtures, environment and order of all tests."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ __all__ = ["broker", "channel", "log", "shared", "topic"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Spark's workers and the brokers that clients start are other processes: they need this Python, and
-# the checkout on their path even where it is not installed.
+# Spark's workers and the brokers that clients start are other processes. They need this Python, and
+# the checkout on their path even if it is not installed.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
-# A JVM of the tests lives for a minute or two: what its second compiler would do does not pay off
-# in that time, and costs half of all that Spark computes. (Spark's launcher reads this variable.)
+# A JVM of the tests runs for a minute or two. The work of its second compiler does not pay off in
+# that time, and takes half of Spark's processor time. (Spark's launcher reads this variable.)
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)
 
 
-# What starts processes takes seconds: `make test-fast` leaves out these folders, and whoever uses
-# one of these fixtures. A file elsewhere that starts a broker in another way marks itself as slow.
+# Tests that start processes take seconds. `make test-fast` leaves out these folders, and tests with
+# these fixtures. Other files that start brokers are marked as slow.
 SLOW_FOLDERS = ("broker", "cli", "demo", "docs", "system")
 SLOW_FIXTURES = {"broker", "channel", "log", "shared"}
 
-# The files of these go first, in this order. Files are dealt out to processes that run side by
-# side, and a long one that comes last would keep the others waiting.
+# The files of these folders go first, in this order. Files are distributed to parallel processes,
+# and a long file at the end would keep the others waiting.
 FIRST_FOLDERS = (
     "spark",
     "demo",
@@ -82,7 +82,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 class SparkTogether(LoadFileScheduling):
-    """The files of Spark go to one process, where they share a JVM: its first minute is slow."""
+    """Sends the files of Spark to one process with one JVM, whose first minute is slow."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -91,7 +91,7 @@ class SparkTogether(LoadFileScheduling):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure when it happens: side by side, a run that is cut off would not tell it."""
+    """Print a failure when it happens, because an interrupted parallel run would not report it."""
     if report.failed and hasattr(report, "node"):
         print(f"\n{report.nodeid} ({report.when}):", flush=True)
         print("\n".join(report.longreprtext.splitlines()[-15:]), flush=True)
@@ -117,7 +117,7 @@ def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: flo
 
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
-    """Start the brokers of a ``LocalCluster`` as those of ``BrokerProcess``."""
+    """Start the brokers of ``LocalCluster`` and ``BrokerProcess`` as forks in ``make test``."""
     with pytest.MonkeyPatch.context() as patch:
         instead = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
         patch.setattr(local_cluster, "subprocess", instead)

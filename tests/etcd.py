@@ -1,4 +1,4 @@
-"""Real etcd members for tests; those that need them are skipped where there is no etcd."""
+"""Real etcd members for tests, which are skipped without etcd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CACHED = Path(__file__).resolve().parents[1] / ".cache/etcd/usr/bin/etcd"
 
 
 def use_cached_etcd() -> None:
-    """Use what ``scripts/ensure-etcd`` has fetched, if there is no other etcd."""
+    """Use the etcd of ``scripts/ensure-etcd``, if there is no other."""
     if etcd_binary() is None and _CACHED.exists():
         os.environ[VARIABLE] = str(_CACHED)
 
@@ -37,7 +37,7 @@ def with_etcd(test: T) -> T:
 
 
 def copy_data(etcd: LocalEtcd, folder: Path) -> None:
-    """Copy the data of all members to a new folder. The members are paused for that time."""
+    """Copy the data of all members to a new folder, while the members are paused."""
     for each in etcd.members:
         each.pause()
     try:

@@ -1,4 +1,4 @@
-"""What is tried by ``make test``, which has to be quick, and what by ``make test-all`` alone."""
+"""The number of examples in ``make test``, which must be quick, and in ``make test-all``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 20
 
 
 def choose(config: pytest.Config) -> None:
-    """Few examples if the tests of ``make test`` are chosen; before any of them is imported."""
+    """Choose few examples for ``make test``, before test modules are imported."""
     if "not full" not in config.getoption("markexpr"):
         os.environ.pop(_FEW, None)
         return
@@ -25,15 +25,15 @@ def choose(config: pytest.Config) -> None:
 
 
 def is_quick() -> bool:
-    """Whether this is `make test`."""
+    """Return whether this is ``make test``."""
     return _FEW in os.environ
 
 
 def examples(number: int) -> int:
-    """This number in ``make test-all``, a part of it in ``make test``."""
+    """Return this number in ``make test-all``, and a part of it in ``make test``."""
     return min(number, max(_LEAST, number // _PART)) if is_quick() else number
 
 
 def the_first(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """All of them as parameters, all but the first for ``make test-all`` alone."""
+    """Return all cases as parameters. Only the first runs in ``make test``."""
     return [cases[0], *(pytest.param(*case, marks=pytest.mark.full) for case in cases[1:])]

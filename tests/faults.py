@@ -55,7 +55,7 @@ def arm(point: str, marker: Path) -> None:
 
 
 class FaultyBroker(BrokerProcess):
-    """A broker with one such point; it dies there once after :meth:`arm`."""
+    """A broker with a fault point, which kills it once after :meth:`arm`."""
 
     def __init__(self, directory: Path, point: str, **options: Any) -> None:
         super().__init__(directory, **options)

@@ -1,8 +1,8 @@
-"""Floods of small frames from strangers, in separate processes.
+"""Floods of small frames from unauthenticated clients, in separate processes.
 
-``python -m tests.floods '{"address": …, "kind": …}'`` connects again and again, and sends frames
-that no client needs, until its standard input ends. It prints a line after its first connection has
-ended, failed or sent a lot, and at the end a line with its counts.
+``python -m tests.floods '{"address": …, "kind": …}'`` connects repeatedly, and sends
+useless frames until its standard input ends. It prints a line after its first connection has ended,
+failed or sent many frames, and at the end a line with its counts.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ KINDS = {
     "data": (_OPENED, frame(FrameKind.DATA, 1)),
     "hello": (b"", HELLO),
 }
-"""The bytes after HELLO: those that are sent once, and those that are repeated."""
+"""The bytes after HELLO: bytes that are sent once, and bytes that are repeated."""
 OPENS = "open"
-"""A flood of requests, which clients may send: it ends no connection of a trusted client."""
+"""A flood of valid requests, which ends no connection of a trusted client."""
 
 
 def opens(count: int) -> Iterator[bytes]:
-    """Yield blocks of so many requests for a method that does not exist."""
+    """Yield blocks of this many requests for an unknown method."""
     number = 1
     while True:
         numbers = range(number, number + count)
@@ -114,7 +114,7 @@ def flood(address: str, kind: str, tls: ssl.SSLContext | None, counts: Counter[s
     except OSError as error:
         counts[f"not connected: {type(error).__name__}"] += 1
         _report_begun()
-        time.sleep(0.05)  # the broker may come back
+        time.sleep(0.05)  # the broker may restart
         return
     counts["connections"] += 1
     with sock:
@@ -131,7 +131,7 @@ def flood(address: str, kind: str, tls: ssl.SSLContext | None, counts: Counter[s
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 select.select([sock], [sock], [], 1.0)
             except OSError:
-                for _ in range(100):  # the reason came before the reset
+                for _ in range(100):  # the reason arrived before the reset
                     received.take()
             received.take()
         counts[received.code or "open"] += 1
@@ -159,7 +159,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A listener to flood, the frames, and the place that the flood comes from."""
+    """A listener to flood, the frames, and the place of the flooding process."""
 
     address: str
     kind: str = "ping"
@@ -169,9 +169,9 @@ class Target:
 
 @contextmanager
 def flooded(targets: Sequence[Target]) -> Iterator[list[Counter[str]]]:
-    """Flood within the ``with`` block, which begins when all floods have.
+    """Flood within the ``with`` block, which starts when all floods have started.
 
-    The counts are there after its end, one for each target.
+    It yields a list that contains the counts of each target after the block.
     """
     processes, counts = [], []
     for each in targets:

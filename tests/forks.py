@@ -1,7 +1,7 @@
 """Brokers as forks of one process that has loaded their modules: ``python -m tests.forks FD``.
 
-A broker's process takes a second and a half of computing to start, nearly all of it to import, and
-the tests start hundreds. ``make test`` forks them; ``make test-all`` starts each as users do.
+The start of a broker process takes 1.5 s of processor time, mostly for imports, and the tests start
+hundreds of them. ``make test`` forks them, ``make test-all`` starts each as a new process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MODULES = ("spark_stream.broker", "tests.faults")
 _REQUEST_BYTES = 1 << 17
 
 
-# -- who asks for a broker ------------------------------------------------------------------------
+# -- the test process ------------------------------------------------------------------------------
 
 
 class Fork:
-    """A broker that was forked, with as much of ``subprocess.Popen`` as tests need."""
+    """A forked broker, with the methods of ``subprocess.Popen`` that tests need."""
 
     def __init__(self, forks: Forks, pid: int, stdout: TextIO) -> None:
         self._forks = forks
@@ -45,7 +45,7 @@ class Fork:
         return self._forks.ended.get(self.pid)
 
     def poll(self) -> int | None:
-        self._forks.hear(0)
+        self._forks.receive(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -53,7 +53,7 @@ class Fork:
         while (code := self.returncode) is None:
             if deadline is not None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("a forked broker", timeout or 0)
-            self._forks.hear(0.02)
+            self._forks.receive(0.02)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -68,7 +68,7 @@ class Fork:
 
 
 class Forks:
-    """The process that forks, and which of its children have ended."""
+    """The forking process, and the exit codes of its children."""
 
     def __init__(self) -> None:
         self.ended: dict[int, int] = {}
@@ -87,7 +87,7 @@ class Forks:
     def start(
         self, arguments: Sequence[str], stderr: IO[str], environment: Mapping[str, str]
     ) -> Fork:
-        """Start ``python -m`` with these arguments. Its output is to be read."""
+        """Start ``python -m`` with these arguments, and a pipe as its standard output."""
         reading, writing = os.pipe()
         asked = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
         with self._lock:
@@ -97,11 +97,11 @@ class Forks:
             while not self._begun:
                 self._take()
             pid = self._begun.pop()
-            self.ended.pop(pid, None)  # of an earlier process of the number
+            self.ended.pop(pid, None)  # of an earlier process with this id
         return Fork(self, pid, os.fdopen(reading))
 
-    def hear(self, seconds: float) -> None:
-        """Take what has come, or comes in this time."""
+    def receive(self, seconds: float) -> None:
+        """Receive the messages of this time."""
         with self._lock, selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             while selector.select(seconds):
@@ -111,29 +111,29 @@ class Forks:
     def _take(self) -> None:
         message = self._socket.recv(_REQUEST_BYTES)
         assert message, "the process that forks brokers has ended"
-        told = json.loads(message)
-        if "code" in told:
-            self.ended[told["pid"]] = told["code"]
+        news = json.loads(message)
+        if "code" in news:
+            self.ended[news["pid"]] = news["code"]
         else:
-            self._begun.append(told["pid"])
+            self._begun.append(news["pid"])
 
 
 @cache
 def forks() -> Forks:
-    """The one of this process."""
+    """Return the forking process of this test process."""
     return Forks()
 
 
 def popen(
     command: Sequence[str], *, stderr: IO[str], env: Mapping[str, str], **more: Any
 ) -> subprocess.Popen[str] | Fork:
-    """Start a process. In ``make test`` a broker of this checkout is a fork."""
+    """Start a process. In ``make test`` brokers of this checkout are forks."""
     if is_quick() and list(command[:2]) == [sys.executable, "-m"] and command[2] in MODULES:
         return forks().start(command[2:], stderr, env)
     return subprocess.Popen(command, stderr=stderr, env=env, **more)
 
 
-# -- who forks ------------------------------------------------------------------------------------
+# -- the forking process ---------------------------------------------------------------------------
 
 
 def serve(asking: socket.socket) -> str | None:
@@ -191,7 +191,7 @@ def _tell_ends(asking: socket.socket, alive: set[int]) -> None:
 
 
 def _become(asked: dict[str, object], passed: list[int]) -> str:
-    """Be like a new process. Return the module to run."""
+    """Turn the fork into a new process. Return the module to run."""
     for number, each in zip((1, 2), passed, strict=True):
         os.dup2(each, number)
         os.close(each)

@@ -17,7 +17,7 @@ from tests.support import eventually
 
 
 def watch_sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The bytes that each broker sends from now on."""
+    """Return a counter of the bytes that each broker sends."""
     found: Counter[str] = Counter()
     receive = Feed._receive
 
@@ -32,9 +32,9 @@ def watch_sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def eventually_near(
     log: isolog.Log, topic: str, isolation: str, expected: list[int], sent: Counter[str]
 ) -> None:
-    """Wait until the follower has heard that all of it is visible: then the leader sends nothing.
+    """Wait until the follower serves all visible records, so that the leader sends none.
 
-    Before that the reader gets the rest from the leader.
+    Before that the leader serves the records that the follower cannot show yet.
     """
 
     def is_near() -> bool:
@@ -46,7 +46,7 @@ def eventually_near(
 
 
 def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of all files that this process maps from now on."""
+    """Return a list to which the paths of mapped files are added."""
     found: list[str] = []
     pieces = MappedFile.pieces
 
@@ -60,7 +60,7 @@ def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def unmapped(read: Callable[[], pa.Table]) -> pa.Table:
-    """What a read gives where nothing is mapped."""
+    """Return the result of a read without mapped files."""
     leaders, feed.LEADERS = feed.LEADERS, MappingLeaders()
     feed.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
     try:

@@ -1,4 +1,4 @@
-"""The page of rules: what is decided where, and which test fails without it.
+"""The page of rules: each rule with the files that decide it and the tests that prove it.
 
 A test names its rule by ``@pytest.mark.rule("what is decided", "the/file.py", …)``, with files of
 ``spark_stream/`` or of the simulator. ``python -m tests.rules`` writes docs/rules.md from these
@@ -24,7 +24,7 @@ a test that fails without it (in `tests/`). `make docs` makes this page from the
 
 @dataclass
 class Rule:
-    """What is decided, the files that decide it, and the tests (``file::name``) that prove it."""
+    """A rule, the files that decide it, and the tests (``file::name``) that prove it."""
 
     text: str
     places: tuple[str, ...]
@@ -32,7 +32,7 @@ class Rule:
 
 
 def rules() -> list[Rule]:
-    """All rules, by the first file that decides them; tests in the order of their files.
+    """Return all rules, sorted by the first file that decides them.
 
     Raises:
         ValueError: two tests name different files for the same rule.
@@ -51,7 +51,7 @@ def rules() -> list[Rule]:
 
 
 def _marks(tree: ast.Module) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(test, rule, files) of each mark in a module."""
+    """Yield (test, rule, files) of each mark in a module."""
     for node in ast.walk(tree):
         for each in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.rule":
@@ -60,7 +60,7 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def page() -> str:
-    """The text of docs/rules.md."""
+    """Return the text of docs/rules.md."""
     lines, folder = [_ABOUT.rstrip()], None
     for rule in rules():
         here = rule.places[0].partition("/")[0].removesuffix(".py")

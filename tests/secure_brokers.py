@@ -1,4 +1,4 @@
-"""A broker that asks who calls; ``root`` may do everything."""
+"""Brokers with authentication. The user ``root`` has all permissions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSWORD = "correct horse battery"
 
 @contextlib.contextmanager
 def asking_broker(folder: Path, conf: str = "") -> Iterator[BrokerProcess]:
-    """Start one, and put the first user into its store, as `isolog user add --metadata` does."""
+    """Start a broker, and add the first user to its store like `isolog user add --metadata`."""
     conf = f'authentication = true\nsuper_users = ["root"]\n{conf}'
     with BrokerProcess(folder / "log", conf=conf) as broker:
         _add_to_store(SqliteBackend(broker.directory / "metadata.sqlite"), "root", PASSWORD)
@@ -34,7 +34,7 @@ def asking_broker(folder: Path, conf: str = "") -> Iterator[BrokerProcess]:
 def secure_brokers(
     folder: Path, files: Files, *, tls: bool = True
 ) -> Iterator[list[BrokerProcess]]:
-    """Three brokers on one store, each with its own certificate for both of its doors.
+    """Start three brokers on one store, each with a certificate for clients and peers.
 
     Without ``tls`` clients connect in plain text, and still have to authenticate.
     """
@@ -56,7 +56,7 @@ def secure_brokers(
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker of the module, which serves Flight too."""
+    """A broker of the module, which also serves Flight."""
     with asking_broker(tmp_path_factory.mktemp("asking"), SERVED) as broker:
         yield broker
 
@@ -73,7 +73,7 @@ def client_of(broker: BrokerProcess, **options: str) -> Iterator[AccessClient]:
 
 @pytest.fixture
 def admin(asking: BrokerProcess) -> Iterator[AccessClient]:
-    """What ``root`` does; its rules, users and tokens are gone after the test."""
+    """A client of ``root``, whose rules, users and tokens are removed after the test."""
     with client_of(asking) as client:
         yield client
         for rule in client.rules():

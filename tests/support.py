@@ -31,7 +31,7 @@ CALL_S = 20.0
 
 
 def eventually(check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The first true value of ``check``; fails when there is none in time."""
+    """Return the first true value of ``check``. Fail if there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = check()
@@ -43,14 +43,14 @@ def eventually(check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 
 def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
+    """Return a port that was just free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class BrokerProcess(LocalBroker):
-    """A broker on a directory; ends with the ``with`` block. ``conf``: a configuration file."""
+    """A broker on a directory until the end of the ``with`` block. ``conf``: in TOML."""
 
     def __init__(
         self,
@@ -68,30 +68,30 @@ class BrokerProcess(LocalBroker):
         return ["--listen", self.listen, *self._idle]
 
     def start(self) -> Self:
-        """Start it and wait until it serves; raise the error that it ended with."""
+        """Start the broker and wait until it serves. Raise the error of a failed start."""
         self.spawn()
         self.await_ready()
         return self
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the process (SIGKILL), and wait for its exit."""
         self.end(signal.SIGKILL)
 
     def terminate(self, timeout_s: float = 60.0) -> int:
-        """SIGTERM; its exit code."""
+        """Stop the process (SIGTERM), and return its exit code."""
         self.end(signal.SIGTERM, timeout_s)
         return self.wait()
 
     def restart(self) -> Self:
-        """Another process on the same directory, at the same address."""
+        """Start another process on the same directory, at the same address."""
         self.end(signal.SIGTERM, 60.0)
         self.listen = self.address or self.listen
         return self.start()
 
     def restart_in_a_new_epoch(self) -> Self:
-        """Killed, and started on a directory that does not say who used it last.
+        """Kill the process, and start it on a directory without the file of its last run.
 
-        So it cannot vouch for its logs, and leads in the next epoch.
+        It then cannot vouch for its logs, and leads in the next epoch.
         """
         self.kill()
         (self.directory / "broker.run").unlink()
@@ -112,7 +112,7 @@ class BrokerProcess(LocalBroker):
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
+    """Return whether the process runs. A zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -120,7 +120,7 @@ def alive(pid: int) -> bool:
 
 
 def end_process(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signals a process that may be gone already, and waits until it is."""
+    """Signal a process, which may have ended already, and wait for its exit."""
     try:
         os.kill(pid, signal.SIGCONT)
         os.kill(pid, number)
@@ -133,7 +133,7 @@ def end_process(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 class Channel(ClientChannel):
-    """A connection to one broker, without our client's routes and retries."""
+    """A connection to one broker, without the routes and retries of the client."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, timeout_s=CALL_S)
@@ -203,7 +203,7 @@ class Fetching:
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches), facts
 
     def cancel(self) -> None:
-        """Give the fetch up."""
+        """Cancel the fetch."""
         self._stream.cancel()
 
 
@@ -224,13 +224,13 @@ def fetched(channel: ClientChannel, topic: str, partition: int = 0, **fields: An
 
 
 def values(*items: bytes | str | None) -> pa.RecordBatch:
-    """A batch for a default-schema topic."""
+    """Return a batch for a default-schema topic."""
     raw = [item.encode() if isinstance(item, str) else item for item in items]
     return pa.record_batch({"value": pa.array(raw, pa.binary())})
 
 
 def numbers(first: int, count: int) -> pa.RecordBatch:
-    """A batch of the typed schema ``NUMBERS``."""
+    """Return a batch of the typed schema ``NUMBERS``."""
     return pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())})
 
 
@@ -244,14 +244,14 @@ _topics = itertools.count()
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that no test may stop, stop up or slow down."""
+    """A broker that tests must not stop, block or slow down."""
     with BrokerProcess(tmp_path_factory.mktemp("shared") / "log") as found:
         yield found
 
 
 @pytest.fixture
 def log(shared: BrokerProcess) -> Iterator[isolog.Log]:
-    """Our client, connected to the shared broker."""
+    """A client of the shared broker."""
     with shared.connect() as found:
         yield found
 
@@ -271,6 +271,6 @@ def topic() -> str:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker of the test's own, to do anything to."""
+    """A broker of one test, for any use."""
     with BrokerProcess(tmp_path / "log") as found:
         yield found

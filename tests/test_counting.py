@@ -1,4 +1,4 @@
-"""Counts are exact, whoever counts at the same time, and a total never falls."""
+"""Concurrent counts are exact, and a total never decreases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_stream.counting import SECONDS, Amount, Histogram, NamedCounts, Tally
 
 
 @given(st.lists(st.floats(0, 20)))
-def test_a_histogram_counts_what_is_at_most_each_bound(seconds: list[float]) -> None:
+def test_histogram_counts_values_up_to_each_bound(seconds: list[float]) -> None:
     histogram = Histogram()
     for each in seconds:
         histogram.observe(each)
@@ -22,7 +22,7 @@ def test_a_histogram_counts_what_is_at_most_each_bound(seconds: list[float]) -> 
     assert abs(found.seconds - sum(seconds)) <= 1e-9 * max(1.0, sum(seconds))
 
 
-def test_nothing_is_lost_when_threads_count_at_the_same_time() -> None:
+def test_concurrent_counts_are_exact() -> None:
     tally, names, histogram = Tally(), NamedCounts("a"), Histogram()
 
     def count() -> None:
@@ -42,7 +42,7 @@ def test_nothing_is_lost_when_threads_count_at_the_same_time() -> None:
 
 
 @pytest.mark.rule("what a total of closed replicas keeps", "counting.py")
-def test_what_went_through_a_closed_replica_stays_in_the_total() -> None:
+def test_traffic_of_closed_replicas_stays_in_the_total() -> None:
     book = TrafficBook()
     book.open("t", 0).appended.add(1, 10, 100)
     book.open("t", 1).fetched.add(2, 20, 200)

@@ -1,4 +1,4 @@
-"""A log's path has one meaning, however it is given: to a client, Spark, a broker, the shell."""
+"""A path has the same meaning for clients, Spark, brokers and commands."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def in_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.rule("what a log's `path` may be", "directories.py")
 @pytest.mark.parametrize(("text", "problem"), REFUSED)
-def test_a_path_that_is_no_local_directory_is_refused_by_every_entry(
+def test_every_entry_refuses_paths_that_are_not_local_directories(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     for entry in ENTRIES:
@@ -192,13 +192,13 @@ def test_error_about_a_variable_names_the_way_to_a_directory_of_this_name(text: 
 
 
 @pytest.mark.parametrize("given", [b"data", 7])
-def test_a_path_that_is_no_text_is_refused(given: object) -> None:
+def test_paths_that_are_not_text_are_refused(given: object) -> None:
     with pytest.raises(TypeError, match="path must be a str or an"):
         isolog.connect(path=given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_commands_refuse_a_path_that_is_no_local_directory(
+def test_commands_refuse_paths_that_are_not_local_directories(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     assert execute([*command, "s3a://bucket/log"]) == 2

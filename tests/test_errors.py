@@ -1,4 +1,4 @@
-"""Errors keep their class, code and words across the wire and between processes."""
+"""Errors keep their class, code and text across the wire and between processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_stream.errors import BY_CODE, IsologError, OffsetEvicted, from_wire
 json_values = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 
 
-def test_every_class_has_a_code_of_its_own():
+def test_every_error_class_has_a_unique_code():
     classes, todo = set(), [IsologError]
     while todo:
         each = todo.pop()
@@ -26,7 +26,7 @@ def test_every_class_has_a_code_of_its_own():
 
 @pytest.mark.rule("codes, messages and hints of errors", "errors.py")
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.code)
-def test_every_error_says_its_code_what_is_wrong_and_what_to_do(kind):
+def test_every_error_has_a_code_a_message_and_a_hint(kind):
     error = kind("the thing is wrong")
     assert str(error) == f"[{kind.code}] the thing is wrong ({kind.hint})"
     assert kind.hint.endswith(".")
@@ -41,7 +41,7 @@ def test_every_error_says_its_code_what_is_wrong_and_what_to_do(kind):
         st.text(max_size=5).filter(lambda key: key not in ("hint", "message", "self")), json_values
     ),
 )
-def test_an_error_is_the_same_on_the_other_side(code, message, hint, details):
+def test_errors_survive_the_wire_and_pickling(code, message, hint, details):
     error = BY_CODE[code](message, hint=hint, **details)
     assert error.to_wire()["retriable"] is BY_CODE[code].retriable  # for clients without the class
     for other in (
@@ -53,7 +53,7 @@ def test_an_error_is_the_same_on_the_other_side(code, message, hint, details):
         assert other.details == details
 
 
-def test_an_error_of_a_newer_release_is_the_root_with_its_words():
+def test_unknown_error_code_becomes_the_base_class_with_its_text():
     error = from_wire(
         {"code": "FROM_THE_FUTURE", "message": "m", "hint": "h.", "details": {"a": 1}}
     )
@@ -61,11 +61,11 @@ def test_an_error_of_a_newer_release_is_the_root_with_its_words():
     assert (error.message, error.hint, error.details) == ("m", "h.", {"a": 1})
 
 
-def test_an_error_with_nothing_in_it_is_still_one():
+def test_empty_error_is_decoded():
     assert str(from_wire({})) == f"[ISOLOG]  ({IsologError.hint})"
 
 
-def test_what_was_kept_and_where():
+def test_error_keeps_the_evicted_offset():
     error = OffsetEvicted("m", kept=3, offset=7)
     assert (error.kept, error.offset) == (3, 7)
     assert (IsologError("m").kept, IsologError("m").offset) == (0, None)

@@ -1,7 +1,7 @@
-"""The views of a cluster side by side: status, metrics, console, top, and describe of each topic.
+"""The views of a cluster: status, metrics, console, top, and describe of each topic.
 
-All of them are read through one broker. They are views of one function, so they agree, apart from
-a change between two of the reads. A comparison is therefore repeated for a while.
+All views are read through one broker. They show the same state, except for a change between two
+reads. A comparison is therefore repeated for a while.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class View(Struct, frozen=True):
 
 
 class Views(Struct, frozen=True):
-    """All views through one broker, by name, and the ids of the brokers that they show as alive."""
+    """All views through one broker by name, and the ids of the brokers shown as alive."""
 
     by_name: dict[str, View]
     alive: frozenset[str]
@@ -63,14 +63,14 @@ class Views(Struct, frozen=True):
 
 
 def _steady(shown: object) -> object:
-    """The same without the store's text: the member of etcd in it changes with each attempt."""
+    """Return the value without the store's text, whose etcd member changes with each attempt."""
     if not isinstance(shown, tuple):
         return shown
     return [re.sub(r"cannot be used \(.*", "cannot be used", each) for each in shown]
 
 
 def metrics_of(broker: LocalBroker) -> Samples:
-    """A scrape of the broker."""
+    """Scrape the metrics of the broker."""
     facts = json.loads((broker.directory / "broker.json").read_text())
     _, port = split_address(facts["metrics_address"])
     host, _ = split_address(broker.address)

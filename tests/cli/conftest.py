@@ -1,4 +1,4 @@
-"""The command line as users run it: processes, and a broker in a directory of the test's."""
+"""Commands in processes and in this process, and a broker for the tests of a module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Result:
-    """What a command said, and how it ended."""
+    """The output and the exit code of a command."""
 
     code: int
     out: str
@@ -30,7 +30,7 @@ class Result:
 
 
 def run(*arguments: str, stdin: str | bytes = b"", **variables: str) -> Result:
-    """Runs ``isolog`` with these arguments; ``variables`` are added to the environment."""
+    """Run ``isolog`` with these arguments. ``variables`` are added to the environment."""
     done = subprocess.run(
         [*COMMAND, *arguments],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
@@ -42,7 +42,7 @@ def run(*arguments: str, stdin: str | bytes = b"", **variables: str) -> Result:
 
 
 class Call:
-    """Runs a command within this process, which is quicker; for what ends before it does much."""
+    """Run a command in this process, which is faster. It is for commands that end soon."""
 
     def __init__(self, streams: pytest.CaptureFixture[str]) -> None:
         self._streams = streams
@@ -63,7 +63,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @dataclass(frozen=True)
 class Served:
-    """A log that a broker serves, its client, and the command line pointed at it."""
+    """A served log, a client of it, and commands with its address."""
 
     directory: Path
     bootstrap: str
@@ -73,8 +73,8 @@ class Served:
         return run(*arguments, stdin=stdin, ISOLOG_BOOTSTRAP=self.bootstrap)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A command that goes on; its standard streams are pipes, and SIGINT ends it."""
-        # A shell lets its background jobs ignore SIGINT, and so would the command.
+        """Start a command with pipes as its standard streams. SIGINT ends it."""
+        # Background jobs of a shell ignore SIGINT, and the command would inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             return subprocess.Popen(
@@ -90,6 +90,6 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A broker for the tests of a module; each takes topics of its own."""
+    """A broker for the tests of a module. Each test uses separate topics."""
     with BrokerProcess(tmp_path_factory.mktemp("log")) as broker, broker.connect() as log:
         yield Served(broker.directory, broker.address, log)

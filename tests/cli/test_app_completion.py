@@ -1,7 +1,7 @@
-"""Shell completion: what a shell asks for, and what it gets.
+"""Shell completion: the calls of a shell, and the answers.
 
-``make test`` asks as zsh's script does, in this process. ``make test-all`` runs the shells that are
-here.
+``make test`` calls the command like zsh's script, in this process. ``make test-all`` runs the
+installed shells.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ASK = {
         isolog --show-completion | source
         complete -C '{line}'
     """,
-    # Zsh completes only in a terminal. Its script is read, and what it would evaluate is shown.
+    # Zsh completes only in a terminal, so the text that its script would evaluate is printed.
     "zsh": """
         autoload -Uz compinit && compinit -u -D
         eval "$(isolog --show-completion)"
@@ -44,7 +44,7 @@ SHELLS = [name for name in ASK if shutil.which(name)]
 
 @pytest.fixture
 def answer(call: Call, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """What the command answers to a shell, for the end of a line."""
+    """Return the command's answer to a shell for the end of a line."""
 
     def ask(line: str) -> list[str]:
         monkeypatch.setenv("_ISOLOG_COMPLETE", "complete_zsh")
@@ -76,22 +76,24 @@ def test_names_are_completed(answer, topics):
     assert answer("isolog config example three-brokers/broker-2") == ["three-brokers/broker-2.toml"]
 
 
-def test_where_nothing_can_be_asked_nothing_is_completed(answer, topics, tmp_path, monkeypatch):
+def test_completion_is_empty_without_a_reachable_broker_or_a_password(
+    answer, topics, tmp_path, monkeypatch
+):
     assert answer("isolog consume gre") == []
     assert answer("isolog consume --bootstrap 127.0.0.1:1 gre") == []
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", topics.bootstrap)
     assert answer("isolog consume gre") == ["great", "greetings"]
-    assert answer("isolog --user anna consume gre") == []  # it would have to ask for a password
+    assert answer("isolog --user anna consume gre") == []  # it would prompt for a password
 
 
-def test_no_broker_is_started_for_a_completion(answer, tmp_path):
+def test_completion_starts_no_broker(answer, tmp_path):
     assert answer(f"isolog consume --path {tmp_path} gre") == []
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
 def isolog(tmp_path: Path) -> Path:
-    """A folder with the command ``isolog`` of this checkout."""
+    """Return a folder with the command ``isolog`` of this checkout."""
     command = tmp_path / "isolog"
     command.write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
     command.chmod(0o755)
@@ -99,7 +101,7 @@ def isolog(tmp_path: Path) -> Path:
 
 
 def complete(shell: str, folder: Path, line: str, **variables: str) -> str:
-    """What a shell completes at the end of a line."""
+    """Return the completions of a shell at the end of a line."""
     words = line.split(" ")
     script = ASK[shell].format(line=line, words=" ".join(words[:-1]), last=len(words) - 1)
     if words[-1]:
@@ -131,7 +133,7 @@ def test_commands_and_topics_are_completed(shell, isolog, topics):
 
 @pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
-def test_without_a_cluster_nothing_is_completed_and_nothing_is_said(shell, isolog):
+def test_completion_without_a_cluster_is_empty_and_silent(shell, isolog):
     away = complete(shell, isolog, "isolog consume gre", ISOLOG_BOOTSTRAP="127.0.0.1:1")
     nowhere = complete(shell, isolog, "isolog consume gre")
     assert "gre" not in away + nowhere
@@ -139,7 +141,7 @@ def test_without_a_cluster_nothing_is_completed_and_nothing_is_said(shell, isolo
 
 @pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion_is_installed_for_the_shell_that_asks(shell, isolog):
+def test_install_completion_writes_the_script_of_the_current_shell(shell, isolog):
     installed = subprocess.run(
         [shell, "-c", "isolog --install-completion; true"],
         capture_output=True,

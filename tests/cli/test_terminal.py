@@ -20,7 +20,7 @@ from tests.support import eventually
 
 
 def ran(served: Any, redirection: str, *arguments: str) -> tuple[int, str]:
-    """Runs a command with its streams as a shell redirects them; its exit code and errors."""
+    """Run a command with the redirections of a shell. Return its exit code and its errors."""
     done = subprocess.run(
         ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, *arguments],
         stdin=subprocess.DEVNULL,
@@ -46,46 +46,46 @@ def topic(served):
     [(">/dev/full", "No space left on device"), (">&-", "it is closed")],
 )
 @pytest.mark.parametrize("command", [["consume", "streams"], ["topic", "describe", "streams"]])
-def test_an_output_that_takes_nothing_is_an_error_of_one_line(
+def test_full_or_closed_stdout_is_an_error_of_one_line(
     served, topic, redirection, problem, command
 ):
     assert ran(served, redirection, *command) == (1, f"error: standard output: {problem}\n")
 
 
-def test_an_output_that_is_not_needed_may_be_closed(served, topic):
+def test_produce_runs_with_a_closed_stdout(served, topic):
     assert ran(served, ">&-", "produce", topic) == (0, f"0 records to {topic}\n")
 
 
-def test_a_closed_input_is_an_error(served, topic):
+def test_closed_stdin_is_an_error(served, topic):
     code, errors = ran(served, "<&-", "produce", topic)
     assert code == 1
     assert "error: standard input cannot be read" in errors
     assert "Traceback" not in errors
 
 
-def test_with_standard_error_closed_nothing_strays_into_the_data(served, topic):
+def test_closed_stderr_does_not_redirect_messages_to_stdout(served, topic):
     assert ran(served, "2>&-", "produce", topic) == (0, "")
 
 
 class Screen:
-    """A terminal, and what was written to it."""
+    """A terminal, with the text that was written to it."""
 
     def __init__(self) -> None:
         self._seen = b""
         self.master, self.slave = pty.openpty()
 
     def text(self) -> str:
-        """All that it shows or has shown, so far."""
+        """All text since the start."""
         while select.select([self.master], [], [], 0)[0]:
             try:
                 self._seen += os.read(self.master, 65_536)
-            except OSError:  # nobody can write to it any more
+            except OSError:  # all writers have closed it
                 break
         return self._seen.decode(errors="replace")
 
     @contextmanager
     def as_errors(self) -> Iterator[None]:
-        """Within, it is standard error of this process."""
+        """Make it standard error of this process within the block."""
         before = sys.stderr
         with open(self.slave, "w", closefd=False) as stream:
             sys.stderr = stream
@@ -105,9 +105,9 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     os.close(found.slave)
 
 
-def test_what_takes_longer_than_a_second_shows_a_bar_on_a_terminal(served, screen):
+def test_commands_longer_than_a_second_show_a_bar_on_a_terminal(served, screen):
     served.log.create_topic("typed-in")
-    # A bar without a known end is drawn by colours alone.
+    # A bar without a known end consists of colours only.
     in_colour = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     with subprocess.Popen(
         [*COMMAND, "produce", "typed-in"],
@@ -132,7 +132,7 @@ def test_what_takes_longer_than_a_second_shows_a_bar_on_a_terminal(served, scree
     assert screen.text().rstrip().endswith(f"{count} records to typed-in")
 
 
-def test_consume_shows_a_bar_while_its_records_go_elsewhere(served, call, screen, monkeypatch):
+def test_consume_to_a_pipe_shows_a_bar_on_the_terminal(served, call, screen, monkeypatch):
     monkeypatch.setattr(progress, "_AFTER_S", 0.0)
     served.log.create_topic("shown")
     with served.log.producer() as producer:
@@ -144,7 +144,7 @@ def test_consume_shows_a_bar_while_its_records_go_elsewhere(served, call, screen
     assert "5 records" in screen.text()
 
 
-def test_what_is_quick_shows_none(served, call, screen, tmp_path):
+def test_quick_commands_show_no_bar(served, call, screen, tmp_path):
     served.log.create_topic("quick")
     (tmp_path / "a.txt").write_text("a\nb\n")
     command = ("produce", "quick", "--file", str(tmp_path / "a.txt"))
@@ -153,7 +153,7 @@ def test_what_is_quick_shows_none(served, call, screen, tmp_path):
     assert screen.text() == "2 records to quick\r\n"
 
 
-def test_there_is_none_in_a_pipe(served, call, tmp_path, monkeypatch):
+def test_stderr_in_a_pipe_gets_no_bar(served, call, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "_AFTER_S", 0.0)
     served.log.create_topic("piped")
     (tmp_path / "a.txt").write_text("a\nb\n")

@@ -1,4 +1,4 @@
-"""A console as users start it: a process that prints its address."""
+"""A console in a process that prints its address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_S = 60.0
 
 @contextlib.contextmanager
 def started_console(folder: Path, *arguments: str) -> Iterator[str]:
-    """Start one on a free port; yield its address. SIGINT ends it, and that within seconds."""
+    """Start a console on a free port, and yield its address. SIGINT ends it within seconds."""
     command = [sys.executable, "-m", "isolog", "console", "--listen", "127.0.0.1:0"]
     with (folder / "console.stderr").open("w") as errors:
         process = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""A cluster of three brokers to which everything has happened that the console shows.
+"""A cluster of three brokers with all states that the console shows.
 
-Topic ``flights`` is written to all the time; a load of it was aborted, and another is open. The
-leader of ``fares`` was cut off with records that nobody else had, died, and came back: they are
-rolled back. ``departures`` is a query that keeps up, ``nightly`` one that stands still.
+Topic ``flights`` is written to continuously. A load of it was aborted, and another is open. The
+leader of ``fares`` was isolated with unreplicated records, was killed, and returned, so these
+records were rolled back. ``departures`` is a query that keeps up, ``nightly`` is a stalled query.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scenario:
         self.failures: list[BaseException] = []
 
     def begin(self) -> None:
-        """Let everything happen."""
+        """Create all states."""
         log = self.log
         log.create_topic("flights", 3, 3, schema=SCHEMA, config={"partition.by": "carrier"})
         log.create_topic("fares", 1, 3, schema="fare double")
@@ -95,7 +95,7 @@ class Scenario:
             producer.send("greetings", b"\xff\xfe\x00", key=b"raw")
 
     def _roll_back(self) -> None:
-        """The leader of ``fares`` has 17 records that no other replica has, and dies."""
+        """Kill the leader of ``fares`` while it has 17 unreplicated records."""
         leader = self.cluster.leader("fares")
         self.cluster.cut_off(leader)
         with self.cluster.connect(timeout=20) as log, log.producer() as producer:
@@ -108,7 +108,7 @@ class Scenario:
             return found.leader not in (None, str(leader)) and found.error is None
 
         eventually(is_led, 60)
-        self.cluster.heal()  # now: what the cut links hold back is of an epoch that is over
+        self.cluster.heal()  # now, because the held back data belongs to an old epoch
         with self.log.producer(isolation="read_committed") as producer:
             producer.append("fares", pa.record_batch({"fare": [1.0, 2.0]})).result(30)
         self.cluster.restart(leader)
@@ -149,7 +149,7 @@ class Scenario:
                 producer.flush()
 
     def _follow(self) -> None:
-        """Report positions as queries do: ``departures`` keeps up, ``nightly`` stands still."""
+        """Report positions like queries: ``departures`` keeps up, ``nightly`` is stalled."""
         selection = json.dumps({"subscribe": "flights"})
         for name in ("departures", "nightly"):
             start = json.dumps({"flights": {"0": 0, "1": 0, "2": 0}})
@@ -198,7 +198,7 @@ class Scenario:
         self._connection.call(asked)
 
     def close(self) -> None:
-        """End everything."""
+        """End the threads and the cluster."""
         self._over.set()
         for thread in self._threads:
             thread.join(60)
@@ -207,7 +207,7 @@ class Scenario:
         self.cluster.close()
 
 
-if __name__ == "__main__":  # to look at the console by hand
+if __name__ == "__main__":  # for inspection of the console
     scenario = Scenario()
     try:
         scenario.begin()

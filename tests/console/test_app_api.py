@@ -1,4 +1,4 @@
-"""The API of the console, asked in this process, over a real broker."""
+"""The API of the console in this process, with a real broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN = {"x-isolog-console": "1"}
 
 
 def console_of(broker: BrokerProcess, **options: Any) -> TestClient:
-    """A console of a broker, as a client of HTTP."""
+    """An HTTP client of a console for a broker."""
     given = {name: options.pop(name) for name in ("idle_s", "now") if name in options}
     sessions = ConsoleSessions(
         LogLocation(broker.address, None, OPEN),
@@ -46,7 +46,7 @@ def console(shared: BrokerProcess) -> Iterator[TestClient]:
 
 @pytest.fixture
 def mixed(log, topic) -> str:
-    """Records 0-9 committed, 10-11 aborted, 12-13 open, 14 without a transaction after them."""
+    """A topic with records 0-9 committed, 10-11 aborted, 12-13 open, 14 without transaction."""
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer, log.producer(transactional_id=f"tx-{topic}") as owner:
         producer.append(topic, numbers(0, 10)).result()
@@ -80,7 +80,7 @@ def values(found: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.rule("the state of a record that a page shows", "console/records.py")
-def test_each_record_says_what_became_of_it(console, mixed):
+def test_records_have_states(console, mixed):
     found = records(console, mixed)
     assert states(found) == {
         **dict.fromkeys(range(10), "committed"),
@@ -93,7 +93,7 @@ def test_each_record_says_what_became_of_it(console, mixed):
         assert values(records(console, mixed, isolation=level)) == list(range(9, -1, -1))
 
 
-def test_the_code_that_a_page_offers_reads_the_rows_that_it_shows(console, shared, mixed):
+def test_snippets_read_the_rows_of_the_page(console, shared, mixed):
     for query in (
         {"filter": "n in (0, 2, 4, 8)"},
         {"isolation": "read_atomic", "limit": 3},
@@ -107,7 +107,7 @@ def test_the_code_that_a_page_offers_reads_the_rows_that_it_shows(console, share
         assert set(rows["_offset"].to_pylist()) == set(states(found))
 
 
-def test_pages_lead_through_all_records_there_and_back(console, mixed):
+def test_pages_cover_all_records_in_both_directions(console, mixed):
     seen, before = [], {}
     while True:
         found = records(console, mixed, limit=4, filter="n <> 5", **before)
@@ -177,13 +177,13 @@ def test_a_page_of_a_time_range(console, log, topic):
         ({"limit": "501"}, 400, "INVALID_OPTION"),
     ],
 )
-def test_a_wrong_question_gets_a_typed_error(console, mixed, query, status, code):
+def test_invalid_page_requests_get_typed_errors(console, mixed, query, status, code):
     answer = console.get("/api/records", params={"topic": mixed} | query)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.json()["error"]["hint"]
 
 
-def test_every_view_is_the_page_and_every_answer_has_the_headers(console):
+def test_all_views_serve_the_page_with_security_headers(console):
     for path in ("/", "/topics", "/topics/a/0", "/static/main.js", "/api/session", "/api/nothing"):
         answer = console.get(path)
         policy = answer.headers["content-security-policy"]
@@ -198,7 +198,7 @@ def test_every_view_is_the_page_and_every_answer_has_the_headers(console):
     assert console.get("/", headers={"host": "evil.example"}).status_code == 421
 
 
-def test_a_console_that_only_shows_changes_nothing(console, log, mixed):
+def test_read_only_console_refuses_changes(console, log, mixed):
     asked = {"transactional_id": f"tx-{mixed}", "number": "1"}
     answer = console.post("/api/abort", json=asked)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "PERMISSION_DENIED")
@@ -206,7 +206,7 @@ def test_a_console_that_only_shows_changes_nothing(console, log, mixed):
 
 
 @pytest.mark.rule("what a console may change", "console/app.py")
-def test_a_transaction_is_aborted_by_its_number_and_from_the_own_page_only(shared, log, topic):
+def test_abort_needs_the_number_and_the_consoles_page(shared, log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with console_of(shared, allows_changes=True) as console:
         producer = log.producer(transactional_id=f"tx-{topic}")
@@ -237,7 +237,7 @@ def test_a_transaction_is_aborted_by_its_number_and_from_the_own_page_only(share
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A cluster that asks who calls: alice may read ``seen``, and nothing else."""
+    """A cluster with authentication, in which alice may read only ``seen``."""
     with asking_broker(tmp_path_factory.mktemp("asking")) as broker:
         with isolog.connect(broker.address, user="root", password=PASSWORD) as root:
             root.create_topic("seen", schema=NUMBERS)
@@ -254,7 +254,7 @@ def log_in(console: TestClient, user: str = "alice", password: str = PASSWORD) -
 
 
 @pytest.mark.rule("that a user sees what it may see", "console/sessions.py", "console/app.py")
-def test_a_user_sees_what_it_may_see_and_nothing_before_its_login(asking):
+def test_user_sees_permitted_data_after_login(asking):
     with console_of(asking, needs_login=True, allows_changes=True) as console:
         for path in ("/api/records?topic=seen", "/api/stream?parts=topics"):
             assert console.get(path).status_code == 401
@@ -275,11 +275,11 @@ def test_a_user_sees_what_it_may_see_and_nothing_before_its_login(asking):
         assert console.post("/api/abort", json=kill).status_code in (403, 404)
         token = console.cookies["isolog_console"]
         assert console.post("/api/logout").status_code == 200
-        console.cookies.set("isolog_console", token)  # somebody kept it
+        console.cookies.set("isolog_console", token)  # a stolen cookie
         assert console.get("/api/records?topic=seen").status_code == 401
 
 
-def test_two_users_of_one_console_have_sessions_of_their_own(asking):
+def test_two_users_have_separate_sessions(asking):
     with console_of(asking, needs_login=True) as console:
         assert log_in(console).status_code == 200
         alice = console.cookies["isolog_console"]
@@ -292,13 +292,13 @@ def test_two_users_of_one_console_have_sessions_of_their_own(asking):
         assert console.get("/api/records?topic=hidden").status_code == 404
 
 
-def test_a_token_logs_in_and_a_session_that_nobody_uses_ends(asking):
+def test_token_login_and_expiry_of_an_idle_session(asking):
     with client_of(asking) as admin:
         token = admin.create_token("root").token
     clock = [0.0]
     with console_of(asking, needs_login=True, idle_s=60.0, now=lambda: clock[0]) as console:
         assert console.post("/api/login", json={"token": token}).json() == {"principal": "root"}
-        for _ in range(5):  # used now and then, it lasts
+        for _ in range(5):  # activity extends it
             clock[0] += 50.0
             assert console.post("/api/active").status_code == 200
         clock[0] += 61.0
@@ -306,7 +306,7 @@ def test_a_token_logs_in_and_a_session_that_nobody_uses_ends(asking):
         assert console.get("/api/session").json()["is_open"] is False
 
 
-def test_a_user_who_is_deleted_is_logged_out(asking):
+def test_deleted_user_is_logged_out(asking):
     with client_of(asking) as admin, console_of(asking, needs_login=True) as console:
         admin.add_user("bob", PASSWORD)
         admin.add_rule("allow", "bob", "all", "topic:seen")

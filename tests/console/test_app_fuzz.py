@@ -1,4 +1,4 @@
-"""A fuzzer for the console's HTTP: any input gets a typed error, and no handler raises.
+"""A fuzzer of the console's HTTP API: any input gets a typed error, and no handler raises.
 
 ``TestClient`` raises the exceptions of the application, so each of them fails a test.
 """
@@ -45,7 +45,7 @@ def console(shared: BrokerProcess) -> Iterator[TestClient]:
 
 
 def body_of(chance: random.Random) -> bytes:
-    """Return a body: JSON with odd values, deep nesting, or other bytes."""
+    """Return a body of JSON with odd values, deep nesting, or other bytes."""
     way = chance.randrange(6)
     if way == 0:
         return chance.choice([b"[", b'{"user":']) * 8000
@@ -76,9 +76,7 @@ def test_any_request_gets_a_typed_error(console: TestClient, seed: int) -> None:
 
 
 @pytest.mark.parametrize("number", [DIGITS, "-1", "٣", "1.0", str(2**63), ""])
-def test_an_abort_with_a_number_that_no_transaction_has_is_refused(
-    console: TestClient, number: str
-) -> None:
+def test_abort_with_an_unknown_number_is_refused(console: TestClient, number: str) -> None:
     body = {"transactional_id": "t", "number": number}
     answer = console.post("/api/abort", json=body)
     assert answer.status_code in (400, 404)

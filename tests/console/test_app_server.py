@@ -1,4 +1,4 @@
-"""``isolog console`` as a process: where it listens, what it says, and its stream of events."""
+"""``isolog console`` as a process: addresses, messages, and its event stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["call", "log", "shared", "topic"]
 
 
 def events(address: str, query: str) -> Iterator[tuple[str, Any]]:
-    """The events of the stream, as a browser gets them."""
+    """Yield the events of the stream like a browser."""
     with (
         httpx.Client(timeout=60) as client,
         client.stream("GET", f"{address}/api/stream?{query}") as answer,
@@ -38,7 +38,7 @@ def events(address: str, query: str) -> Iterator[tuple[str, Any]]:
                 yield name, json.loads(value)
 
 
-def test_the_stream_tells_what_changes_and_an_interrupt_ends_it(shared, log, topic, tmp_path):
+def test_stream_sends_changes_until_sigint(shared, log, topic, tmp_path):
     log.create_topic(topic, 2, schema=NUMBERS)
     with started_console(tmp_path, "--bootstrap", shared.address) as address:
         stream = events(address, f"parts=cluster,topics,consumers,transactions&topic={topic}")
@@ -61,10 +61,10 @@ def test_the_stream_tells_what_changes_and_an_interrupt_ends_it(shared, log, top
         gone = events(address, "topic=nowhere")
         name, part = next(gone)
         assert (name, part["value"], part["error"]["code"]) == ("topic", None, "UNKNOWN_TOPIC")
-    # The process has ended, with a stream open, and said no error: `started_console` looks.
+    # The process has ended without errors despite an open stream: `started_console` checks.
 
 
-def test_over_tls_the_cookie_is_for_tls_only(shared, tmp_path):
+def test_console_serves_over_tls(shared, tmp_path):
     files = Files(tmp_path)
     pair = files.issue("console", *HERE)
     arguments = ("--bootstrap", shared.address, "--tls-cert", pair.cert, "--tls-key", pair.key)
@@ -75,7 +75,7 @@ def test_over_tls_the_cookie_is_for_tls_only(shared, tmp_path):
             assert client.get(f"{address}/api/session").json()["is_open"]
 
 
-def test_what_cannot_be_served_is_said_in_one_line(shared: BrokerProcess, call: Call, tmp_path):
+def test_invalid_server_options_are_errors_of_one_line(shared: BrokerProcess, call: Call, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -102,7 +102,7 @@ def test_what_cannot_be_served_is_said_in_one_line(shared: BrokerProcess, call: 
     assert "127.0.0.1:1" in away.err
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(call: Call, monkeypatch):
+def test_missing_extra_is_an_error_with_the_install_command(call: Call, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("spark_stream.console")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -114,7 +114,7 @@ def test_without_the_extra_the_error_says_how_to_get_it(call: Call, monkeypatch)
     )
 
 
-def test_who_listens_elsewhere_is_warned(shared: BrokerProcess, tmp_path: Path):
+def test_listening_on_other_addresses_prints_warnings(shared: BrokerProcess, tmp_path: Path):
     with started_console(tmp_path, "--bootstrap", shared.address, "--listen", "0.0.0.0:0"):
         pass
     said = (tmp_path / "console.stderr").read_text()

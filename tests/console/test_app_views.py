@@ -1,4 +1,4 @@
-"""The views in a browser, over parts that the test makes: no broker and no console.
+"""The views in a browser, with parts from the test, without a broker and a console.
 
 Only a browser runs the scripts of the page.
 """
@@ -38,12 +38,12 @@ Render = Callable[..., Any]
 
 
 class Failed(dict[str, Any]):
-    """A part that keeps an earlier value, with the error of its last request."""
+    """A part with an earlier value and the error of its last poll."""
 
 
 class _Files(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Leave out the log of requests."""
+        """Do not log requests."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def topic(open_: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("severity", "tone"), [(None, None), ("warning", "wait-text"), ("bad", "bad-text")]
 )
-def test_held_back_records_are_as_red_as_their_transaction_is_amiss(render, severity, tone):
+def test_colour_of_held_back_records_is_the_severity_of_their_transaction(render, severity, tone):
     page = render("transactions", {"transactions": [transaction()], "problems": problems(severity)})
     assert tones(page, "30 records") == [tone]
     open_ = [{"transaction": 7, "first_offset": 10, "held_back": 30}]
@@ -156,7 +156,7 @@ def tones(page: Any, text: str) -> list[str | None]:
     return [each[0] if each else None for each in found]
 
 
-def test_a_reader_of_a_client_is_a_consumer(render):
+def test_client_reader_is_shown_as_a_consumer(render):
     reader = {
         "name": "victim",
         "kind": "client",
@@ -174,7 +174,7 @@ def test_a_reader_of_a_client_is_a_consumer(render):
     assert page.locator("h2", has_text="Client consumer").count() == 1
 
 
-def test_a_group_that_lost_a_member_is_marked_in_the_list(render):
+def test_group_that_lost_a_member_is_marked_in_the_list(render):
     reader = {"name": "billing", "kind": "client", "state": "running", "group": {"members": []}}
     reader |= {"lag": None, "held_back": 0, "isolation": None, "partitions": [], "waits_for": []}
     reader |= {"recorded_ms": 0, "principal": "", "trend": "none"}
@@ -186,7 +186,7 @@ def test_a_group_that_lost_a_member_is_marked_in_the_list(render):
     assert "lost a member" in page.locator("td[data-label=State]").inner_text()
 
 
-def test_no_transaction_was_open_before_the_store_failed(render):
+def test_empty_transaction_list_is_marked_as_old_if_the_store_fails(render):
     error = {"code": "METADATA_UNAVAILABLE", "message": "the store does not answer"}
     text = render("transactions", {"transactions": Failed(value=[], error=error)}).inner_text(
         "body"

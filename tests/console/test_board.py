@@ -1,4 +1,4 @@
-"""The parts that the board makes of several answers, over a made-up clock."""
+"""Parts of the board that depend on several answers, with a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_stream.wire.topic_messages import OpenExtent, PartitionFacts, Partiti
 
 
 class Readers:
-    """One reader that reads a record a second, while two are written."""
+    """A reader of one record per second, while two are written per second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -30,7 +30,7 @@ class Readers:
         return {"consumers": [reader], "sinks": []}
 
     def trends(self, seconds: float) -> set[LagTrend]:
-        """Look every two seconds, and return the trends that were shown."""
+        """Poll every two seconds, and return the shown trends."""
         end, found = self.now + seconds, set()
         while self.now < end:
             self.now += 2.0
@@ -45,7 +45,7 @@ def test_a_reader_falls_behind_after_minutes_of_growing_lag(monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["empty", "stopped", "gone"])
-def test_lag_that_grew_between_two_runs_is_no_trend_of_the_next(monkeypatch, state):
+def test_lag_growth_between_two_runs_is_not_a_trend(monkeypatch, state):
     readers = Readers(monkeypatch)
     readers.state = state
     assert readers.trends(2 * WINDOW_S) == {LagTrend.UNKNOWN}
@@ -54,7 +54,7 @@ def test_lag_that_grew_between_two_runs_is_no_trend_of_the_next(monkeypatch, sta
 
 
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
-def test_lag_that_grew_while_the_store_was_away_is_no_trend(monkeypatch, kind):
+def test_lag_growth_during_a_store_outage_is_not_a_trend(monkeypatch, kind):
     readers = Readers(monkeypatch)
     readers.board._values["cluster"] = {"problems": [{"kind": kind}]}
     assert readers.trends(2 * WINDOW_S) == {LagTrend.UNKNOWN}
@@ -88,7 +88,7 @@ class OpenTransactions:
         return {"consumers": [reader], "sinks": []}
 
     def unlisted_since_ms(self, *listed: int) -> int | None:
-        """Return since when the list has not had the transaction."""
+        """Return the time since which the list lacks the transaction."""
         self.board._values["transactions"] = [
             {"number": each, "transactional_id": f"id-{each}"} for each in listed
         ]
@@ -97,7 +97,7 @@ class OpenTransactions:
         return cast("int | None", transaction["unlisted_since_ms"])
 
 
-def test_a_transaction_is_unlisted_since_the_first_look_without_it():
+def test_transaction_is_unlisted_since_the_first_list_without_it():
     looks = OpenTransactions()
     first = looks.unlisted_since_ms()
     assert first is not None

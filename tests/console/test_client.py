@@ -53,13 +53,13 @@ def test_unanswered_requests_of_an_earlier_process_of_a_broker_do_not_count():
     assert client.answers_of("2").unanswered == 2
 
 
-def test_a_rate_is_that_of_the_last_seconds():
+def test_rate_covers_the_last_seconds():
     recent: RecentSamples[str, float] = RecentSamples(10.0)
     for second in range(30):
         recent.add("a", float(second), 5.0 * second if second < 15 else 75.0)
     assert growth(recent.of("a")) == 0.0
     recent.add("a", 30.0, 75.0)
-    recent.add("a", 30.0, 990.0)  # the same look again
+    recent.add("a", 30.0, 990.0)  # the same sample again
     assert growth(recent.of("a")) == 0.0
     assert growth(recent.of("b")) == 0.0
     recent.keep(["b"])
@@ -73,15 +73,15 @@ def test_a_rate_is_that_of_the_last_seconds():
         ([(0.0, 100.0)], None),
         ([(0.0, 100.0), (10.0, 50.0)], None),  # too early
         ([(0.0, 100.0), (60.0, 100.0)], None),
-        ([(0.0, 100.0), (60.0, 130.0)], None),  # retention has made room
+        ([(0.0, 100.0), (60.0, 130.0)], None),  # retention freed space
         ([(0.0, 100.0), (30.0, 90.0), (60.0, 40.0)], 40.0),
     ],
 )
-def test_when_a_disk_is_full(free, expected):
+def test_forecast_of_a_full_disk(free, expected):
     assert full_in_s(free) == expected
 
 
-def test_how_a_broker_answers():
+def test_summary_of_the_answers_of_a_broker():
     assert answers_of([]) == BrokerAnswers(0, 0, None)
     assert answers_of([(0.0, None), (1.0, None)]) == BrokerAnswers(2, 2, None)
     assert answers_of([(0.0, 0.1), (1.0, None), (2.0, 0.3), (3.0, 0.2)]) == BrokerAnswers(4, 1, 0.2)
@@ -103,7 +103,7 @@ def seen(leader: str, epoch: int, *epochs: int, size: int = 100) -> PartitionSee
     return PartitionSeen(leader, 1.0, "id", found)
 
 
-def test_a_change_of_leaders_names_those_that_were_seen():
+def test_leader_change_names_observed_leaders():
     first, second = {"t": {0: seen("1", 3, 0, 3)}}, {"t": {0: seen("2", 4, 0, 3, 4)}}
     leaders = note_leaders(note_leaders({}, first), second)
     changes = leader_changes(second, leaders)
@@ -112,7 +112,7 @@ def test_a_change_of_leaders_names_those_that_were_seen():
     assert note_leaders(leaders, {}) == {}
 
 
-def test_leaders_are_remembered_while_no_broker_answers_for_the_partition():
+def test_observed_leaders_survive_an_unavailable_partition():
     leaders = note_leaders({}, {"t": {0: seen("1", 3, 0, 3)}})
     leaders = note_leaders(leaders, {"t": {}})
     after = {"t": {0: seen("2", 4, 0, 3, 4)}}
@@ -120,7 +120,7 @@ def test_leaders_are_remembered_while_no_broker_answers_for_the_partition():
     assert (change["before"], change["leader"]) == ("1", "2")
 
 
-def test_every_change_of_leaders_is_listed_also_without_records_of_its_epoch():
+def test_leader_changes_without_records_are_listed():
     """A log has no entry of an epoch without appends."""
     first, second = {"t": {0: seen("1", 1, 0)}}, {"t": {0: seen("2", 5, 0, 3)}}
     leaders = note_leaders(note_leaders({}, first), second)
@@ -137,7 +137,7 @@ def test_every_change_of_leaders_is_listed_also_without_records_of_its_epoch():
     assert [each["epoch"] for each in leader_changes({"t": {0: seen("1", 2)}}, {})] == [2, 1]
 
 
-def test_what_is_on_a_disk_is_told_by_how_fast_it_grows():
+def test_topics_on_a_disk_are_sorted_by_growth():
     partitions = {"big": {0: seen("1", 0, size=900)}, "grows": {0: seen("2", 0), 1: seen("1", 0)}}
     found = on_disks(partitions, {("grows", 0): 5.0, ("grows", 1): 7.0})
     assert [(each["topic"], each["size"], each["bytes_per_s"]) for each in found["1"]] == [

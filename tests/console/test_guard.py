@@ -1,4 +1,4 @@
-"""Which requests are meant for the console: other sites and other names are refused."""
+"""The guard refuses requests from other sites and for other host names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from spark_stream.console.guard import Guard
 
 
 async def nothing(*_: object) -> None:
-    raise AssertionError("it is not asked")
+    raise AssertionError("the application must not be called")
 
 
 def refused(method: str = "GET", *, any_address: bool = False, **headers: str) -> str | None:
-    """The code of the refusal."""
+    """Return the code of the refusal."""
     given = {"host": "127.0.0.1:8080"} | {
         name.replace("_", "-"): value for name, value in headers.items()
     }
@@ -39,11 +39,11 @@ def refused(method: str = "GET", *, any_address: bool = False, **headers: str) -
         ("localhost@evil.example", "WRONG_HOST"),
     ],
 )
-def test_a_host_is_one_of_those_that_are_allowed(host, code):
+def test_only_allowed_hosts_are_accepted(host, code):
     assert refused(host=host) == code
 
 
-def test_on_all_addresses_any_address_is_good_and_no_other_name():
+def test_any_address_accepts_ip_addresses_but_no_other_names():
     assert refused(host="10.0.0.7:8080", any_address=True) is None
     assert refused(host="[fe80::1]:8080", any_address=True) is None
     assert refused(host="evil.example:8080", any_address=True) == "WRONG_HOST"
@@ -70,6 +70,6 @@ OWN = {"x_isolog_console": "1", "content_length": "2"}
         (OWN | {"content_length": "-1"}, "TOO_LARGE"),
     ],
 )
-def test_a_change_comes_from_the_consoles_own_page(headers, code):
+def test_changes_are_accepted_only_from_the_consoles_page(headers, code):
     assert refused("POST", **headers) == code
     assert refused("DELETE", **headers) == code

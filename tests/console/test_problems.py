@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def broker(name: str, **more: Any) -> dict[str, Any]:
-    """A broker that has nothing amiss."""
+    """Return a broker without problems."""
     status = {
         "disk_free": 60 * GIB,
         "disk_total": 100 * GIB,
@@ -59,7 +59,7 @@ def reader(name: str, state: str, **more: Any) -> dict[str, Any]:
 
 
 def unlisted(age_s: int) -> dict[str, Any]:
-    """A transaction that is open, and has not been in the list for so long."""
+    """Return an open transaction that has been missing in the list for this time."""
     return {
         "number": 7,
         "transactional_id": None,
@@ -81,14 +81,14 @@ def judged(
     return judge(parts, NOW_MS)
 
 
-def said(found: list[ConsoleProblem]) -> list[str]:
+def texts_of(found: list[ConsoleProblem]) -> list[str]:
     return [f"{each.severity.value}: {each.message}" for each in found]
 
 
 @pytest.mark.rule(
     "the problems of a cluster that the console shows, and that it has none", "console/problems.py"
 )
-def test_nothing_is_amiss_where_nothing_is():
+def test_normal_states_are_no_problems():
     """Scheduled jobs between two runs, closed groups and slow readers are normal."""
     calm = [
         reader("a", state, trend=trend, waits_for=[])
@@ -116,7 +116,7 @@ def test_causes_come_before_their_effects():
     assert [each.key.split()[0] for each in found[6:]] == ["holds", "stalled"]
 
 
-def test_a_cause_is_listed_first_even_if_its_effect_is_worse():
+def test_causes_are_listed_before_worse_effects():
     found = judged(
         [broker("1", full_in_s=2 * 3600.0)],
         [{"kind": "no_leader", "message": "m", "count": 1, "names": []}],
@@ -133,7 +133,7 @@ def test_a_cause_is_listed_first_even_if_its_effect_is_worse():
 
 
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
-def test_a_reader_does_not_fall_behind_while_the_store_is_away(kind):
+def test_readers_do_not_fall_behind_during_a_store_outage(kind):
     problems = [{"kind": kind, "message": "m", "count": 1, "names": []}]
     readers = [reader("slow", "catching_up", trend="grows"), reader("a", "stalled")]
     found = judged([], problems, consumers=readers)
@@ -151,7 +151,7 @@ def test_a_full_disk_is_listed_once():
 
 
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
-def test_starting_a_broker_is_no_advice_while_no_leader_is_elected(kind):
+def test_hint_to_start_a_broker_needs_a_working_store(kind):
     problems = [
         {"kind": each, "message": each, "count": 1, "names": []} for each in (kind, "no_leader")
     ]
@@ -163,7 +163,7 @@ def test_starting_a_broker_is_no_advice_while_no_leader_is_elected(kind):
     assert alone.hint.startswith("Start a broker")
 
 
-def test_what_the_brokers_say_comes_with_what_to_do():
+def test_problems_of_brokers_have_hints():
     dead = {"kind": "dead_broker", "message": "broker 2 is dead", "count": 1, "names": ["2"]}
     lacks = {"kind": "under_replicated", "message": "m", "count": 1, "names": ["orders/2"]}
     first, second = judged(problems=[dead, lacks])
@@ -181,8 +181,8 @@ def test_what_the_brokers_say_comes_with_what_to_do():
             ["bad: broker 2 is slow: its response time is 0.4 s"],
         ),
         (answers(3, 0, 0.4), [0.004, 0.006], []),  # too early
-        (answers(30, 0, 0.1), [0.004, 0.006], []),  # who minds
-        (answers(30, 0, 0.4), [0.3, 0.2], []),  # all of them are: it may be this machine
+        (answers(30, 0, 0.1), [0.004, 0.006], []),  # too fast to matter
+        (answers(30, 0, 0.4), [0.3, 0.2], []),  # all are slow, maybe because of this machine
         (answers(30, 0, 0.4), [], []),
         (answers(30, 0, 1.4), [], ["bad: broker 2 is slow"]),
         (answers(30, 1, 0.004), [0.004], []),
@@ -193,25 +193,25 @@ def test_what_the_brokers_say_comes_with_what_to_do():
         ),
     ],
 )
-def test_a_broker_is_slow_if_it_is_far_slower_than_the_others(own, others, expected):
+def test_broker_is_slow_relative_to_the_others(own, others, expected):
     brokers = [broker("2", answers=own)]
     brokers += [broker(f"o{n}", answers=answers(30, 0, each)) for n, each in enumerate(others)]
-    found = said(judged(brokers))
+    found = texts_of(judged(brokers))
     assert len(found) == len(expected)
     assert all(each.startswith(start) for each, start in zip(found, expected, strict=True))
 
 
-def test_a_broker_that_is_alive_and_silent_is_told_and_a_dead_one_is_left_to_the_brokers():
+def test_silent_live_broker_is_a_problem_and_dead_brokers_are_not_repeated():
     gone = {"status": None, "answers": answers(30, 30, None)}
-    assert said(judged([broker("2") | gone])) == ["bad: broker 2 is alive, and does not answer"]
+    assert texts_of(judged([broker("2") | gone])) == ["bad: broker 2 is alive, and does not answer"]
     assert judged([broker("2") | gone | {"alive": False}]) == []
 
 
 @pytest.mark.parametrize("kind", ["metadata_away", "metadata_lost"])
-def test_stopping_a_silent_broker_is_no_advice_while_no_leader_is_elected(kind):
+def test_hint_to_stop_a_broker_needs_a_working_store(kind):
     silent = broker("2") | {"status": None, "answers": answers(30, 30, None)}
     assert "Stop it" in judged([silent])[0].hint
-    away = {"kind": kind, "message": "the store is away", "count": 1, "names": []}
+    away = {"kind": kind, "message": "the store does not answer", "count": 1, "names": []}
     found = judge({"cluster": {"problems": [away], "brokers": [silent]}}, 0)
     assert [each.key for each in found] == [f"{kind} ", "no_answer 2"]
     assert all("Stop it" not in each.hint for each in found)
@@ -229,13 +229,13 @@ def test_stopping_a_silent_broker_is_no_advice_while_no_leader_is_elected(kind):
         (2 * 3600.0, 8, "bad: the disk of broker 3 will be full in about 2 h"),
     ],
 )
-def test_a_disk_that_fills_up_is_told_before_it_is_full(full_in_s, free, expected):
+def test_filling_disk_is_a_problem_before_it_is_full(full_in_s, free, expected):
     found = judged([broker("3", full_in_s=full_in_s, status={"disk_free": free * GIB})])
     if expected is None:
         assert found == []
     else:
         (one,) = found
-        assert said(found)[0].startswith(expected)
+        assert texts_of(found)[0].startswith(expected)
         assert one.message.endswith("audit grows fastest on it")
         assert "retention.bytes" in one.hint
 
@@ -251,7 +251,7 @@ def test_a_disk_that_fills_up_is_told_before_it_is_full(full_in_s, free, expecte
         ([], 2_000_000, ", and other programs than isolog fill it"),
     ],
 )
-def test_a_topic_is_named_if_it_explains_most_of_the_growth_of_a_disk(topics, fills, expected):
+def test_topics_that_cause_most_of_the_growth_of_a_disk_are_named(topics, fills, expected):
     on_disk = [
         {"topic": f"t{number}", "size": GIB, "bytes_per_s": each}
         for number, each in enumerate(topics)
@@ -263,7 +263,7 @@ def test_a_topic_is_named_if_it_explains_most_of_the_growth_of_a_disk(topics, fi
     )
 
 
-def test_a_full_disk_is_one_line_with_its_cause_whoever_leads():
+def test_full_disk_is_one_line_with_its_cause():
     refused = dict.fromkeys(("audit/0", "clicks/1", "clicks/2"), "DISK_FULL")
     status = {"refused": refused, "disk_free": 0}
     (led,) = judged([broker("3", status=status, led=["clicks/1"], full_in_s=0.0)])
@@ -283,7 +283,7 @@ def test_a_full_disk_is_one_line_with_its_cause_whoever_leads():
     assert "Replace the disk" in one.hint
 
 
-def test_fewer_topics_are_no_advice_if_other_programs_fill_the_disk():
+def test_hint_differs_if_other_programs_fill_the_disk():
     status = {"refused": {"a/0": "DISK_FULL"}, "disk_free": 0}
     full, filling = (
         judged([broker("3", on_disk=[], **each)])[0].hint
@@ -294,7 +294,7 @@ def test_fewer_topics_are_no_advice_if_other_programs_fill_the_disk():
         assert "retention" not in hint
 
 
-def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
+def test_blocking_transaction_is_listed_with_its_waiting_readers():
     assert judged(transactions=[transaction(900, held_back=0)]) == []
     (one,) = judged(transactions=[transaction(100)])
     assert one.severity is Severity.WARNING
@@ -314,7 +314,7 @@ def test_a_transaction_that_holds_readers_back_is_told_with_who_waits():
     assert "abort" not in one.hint
 
 
-def test_readers_that_do_not_keep_up_are_told_the_worst_first():
+def test_problems_of_readers_are_sorted_by_severity():
     found = judged(
         consumers=[
             reader("slow", "catching_up", trend="grows"),
@@ -323,7 +323,7 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
             reader("x", "waiting_at_lso", waits_for=[unlisted(60)]),
         ]
     )
-    assert said(found) == [
+    assert texts_of(found) == [
         "bad: query dash boards is stalled, 40 records behind",
         "bad: query nightly ended without being closed, or hangs, 40 records behind",
         "warning: query slow is falling behind: writes are faster than its reads, and it is"
@@ -334,17 +334,17 @@ def test_readers_that_do_not_keep_up_are_told_the_worst_first():
 
 
 @pytest.mark.parametrize(("age_s", "is_shown"), [(0, False), (20, False), (60, True)])
-def test_a_transaction_is_hidden_only_if_no_list_has_it_for_a_minute(age_s, is_shown):
+def test_transaction_is_hidden_after_a_minute_without_it_in_the_lists(age_s, is_shown):
     """The partitions are read before or after the list, so a new transaction is in one of them."""
     waits = reader("x", "waiting_at_lso", waits_for=[unlisted(age_s)])
     assert bool(judged(consumers=[waits])) is is_shown
 
 
-def test_a_group_that_lost_a_member_is_shown_for_an_hour():
+def test_lost_member_of_a_group_is_shown_for_an_hour():
     def found(state: str, age_s: int) -> list[str]:
         lost_ms = NOW_MS - 1_000 * age_s
         more = {"group": {"members": []}, "lost_member": "m1", "lost_ms": lost_ms}
-        return said(judged(consumers=[reader("billing", state, kind="client", **more)]))
+        return texts_of(judged(consumers=[reader("billing", state, kind="client", **more)]))
 
     assert found("running", 180) == ["warning: group billing lost member m1 about 3 min ago"]
     assert found("running", 3_600) == []
@@ -367,7 +367,7 @@ def test_the_hint_of_a_lost_member_names_the_readers_of_its_partitions(state, me
     assert "other members" not in one.hint
 
 
-def test_it_is_amiss_since_it_was_first_seen():
+def test_problem_keeps_the_time_of_its_first_observation():
     seen = FirstSeen()
     one = ConsoleProblem("disk 1", Severity.BAD, "full in 5 min")
     assert seen.stamp([one], 1000)[0].since_ms == 1000

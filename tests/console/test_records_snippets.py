@@ -1,4 +1,4 @@
-"""The code that a page offers is code, and names exactly what is shown."""
+"""The snippets of a page are valid code, and read exactly the shown range."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shown(**fields) -> ShownRange:
 
 
 def options_of(code: str) -> dict[str, str]:
-    """The options that a snippet for Spark gives."""
+    """Return the options in a snippet for Spark."""
     found = {}
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "option":
@@ -35,7 +35,7 @@ def options_of(code: str) -> dict[str, str]:
 
 
 def read_of(code: str) -> tuple[list, dict]:
-    """The arguments of ``log.read``."""
+    """Return the arguments of ``log.read``."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "read":
             values = {each.arg: ast.literal_eval(each.value) for each in node.keywords}
@@ -44,7 +44,7 @@ def read_of(code: str) -> tuple[list, dict]:
 
 
 @pytest.mark.parametrize("text", ["n > 1", HOSTILE, "ends with '"])
-def test_both_name_what_is_shown_whatever_the_filter_holds(text):
+def test_snippets_name_the_range_with_any_filter(text):
     options = options_of(spark_snippet(shown(filter=text)))
     assert options["filter"] == text
     assert json.loads(options["assign"]) == {"flights": [0, 1]}
@@ -56,7 +56,7 @@ def test_both_name_what_is_shown_whatever_the_filter_holds(text):
     assert (values["start"], values["end"]) == ({0: 0, 1: 5}, {0: 3, 1: 9})
 
 
-def test_the_options_are_sparks():
+def test_snippet_uses_existing_options_of_the_source():
     code = spark_snippet(shown(filter="x", connects=(("user", "NAME"), ("tls.ca", "ca.pem"))))
     known = {each.name for each in OPTIONS}
     assert set(options_of(code)) <= known | {"bootstrap", "assign"}
@@ -64,13 +64,13 @@ def test_the_options_are_sparks():
     assert """connect("h:1,h:2", user="NAME", tls_ca="ca.pem")""" in python
 
 
-def test_below_a_cut_the_snippet_reads_what_is_committed_and_says_why():
+def test_snippet_of_read_atomic_uses_read_committed_with_a_comment():
     code = spark_snippet(shown(isolation=Isolation.READ_ATOMIC))
     assert options_of(code)["isolation"] == "read_committed"
     assert CUT_REMARK in code
     assert CUT_REMARK in python_snippet(shown(isolation=Isolation.READ_ATOMIC))
 
 
-def test_metadata_is_asked_for_where_a_topic_does_not_show_it_anyway():
+def test_snippet_requests_metadata_of_typed_topics():
     assert "includeMetadata" not in options_of(spark_snippet(shown(is_typed=False)))
     assert "metadata" not in read_of(python_snippet(shown(is_typed=False)))[1]

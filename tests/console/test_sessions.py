@@ -1,4 +1,4 @@
-"""The sessions of a console, with connections that are none."""
+"""The sessions of a console, with fake connections."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.brokers import cut, grow
+from tests.brokers import append_entries, truncate_log
 from tests.spark.conftest import Queries
 from tests.support import NUMBERS, BrokerProcess
 
@@ -26,7 +26,7 @@ def test_a_query_whose_log_shrank_and_grew_again_is_told_and_goes_on_where_it_wa
 ) -> None:
     with broker.connect() as log:
         log.create_topic(topic, schema=NUMBERS)
-    grow(broker, topic, 0, 100)
+    append_entries(broker, topic, 0, 100)
     out = tmp_path / "out", tmp_path / "checkpoint"
 
     def stream(**options: object) -> DataFrame:
@@ -38,13 +38,13 @@ def test_a_query_whose_log_shrank_and_grew_again_is_told_and_goes_on_where_it_wa
         return sorted(row.n for row in frame.collect())
 
     assert queries.copy(stream(), *out) == [100]
-    cut(broker, 60)  # a power cut takes the last 40 records, which nobody had flushed
-    grow(broker, topic, 1000, 90)
+    truncate_log(broker, 60)  # a power cut takes the last 40 records, which nobody had flushed
+    append_entries(broker, topic, 1000, 90)
     with pytest.raises(StreamingQueryException, match=r"offsets 60 to 99 were (cut off|truncated)"):
         queries.copy(stream(), *out)
     queries.copy(stream(failOnDataLoss="false"), *out)
     assert written() == [*range(100), *range(1000, 1090)]
-    grow(broker, topic, 2000, 5)
+    append_entries(broker, topic, 2000, 5)
     assert queries.copy(stream(), *out) == [5]
     assert written()[-5:] == [2000, 2001, 2002, 2003, 2004]
 

@@ -1,4 +1,4 @@
-"""The processes of a test end with it, however it ends. Each test here kills a process of tests."""
+"""The processes of a test end with it, even after SIGKILL. Each test kills a test process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spark_stream.testing.local_etcd import LocalEtcd
 made = []
 starter = threading.Thread(target=lambda: made.append(LocalEtcd(1)))
 starter.start()
-starter.join()  # the thread that started the members ends, and they go on
+starter.join()  # the members continue after the thread that started them
 [etcd] = made
 assert etcd.members[0].alive
 print(*(each._process.pid for each in etcd.members), flush=True)
@@ -52,7 +52,7 @@ time.sleep(600)
 
 
 def pids_of(script: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """A process of tests, and the processes that it has started."""
+    """A test process, and the processes that it has started."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(folder)],
         stdout=subprocess.PIPE,
@@ -80,8 +80,8 @@ def pids_of(script: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]
         pytest.param(BROKER_PROCESS.format(quick=False), id="BrokerProcess"),
     ],
 )
-def test_processes_end_with_the_killed_process_of_their_test(script: str, tmp_path: Path) -> None:
-    """One of the brokers is paused: it cannot end by itself."""
+def test_guard_kills_processes_of_a_killed_test(script: str, tmp_path: Path) -> None:
+    """One of the brokers is paused, so it cannot end by itself."""
     tests, started = pids_of(script, tmp_path)
     try:
         assert started
@@ -95,8 +95,8 @@ def test_processes_end_with_the_killed_process_of_their_test(script: str, tmp_pa
             os.kill(each, signal.SIGKILL)
 
 
-def test_a_later_process_of_an_id_has_another_start_time() -> None:
-    """So the guard of a test kills no stranger."""
+def test_start_time_differs_for_a_reused_process_id() -> None:
+    """The guard therefore kills no unrelated process."""
     mine = start_time(os.getpid())
     ticks = int(mine) / os.sysconf("SC_CLK_TCK")
     assert abs(psutil.boot_time() + ticks - psutil.Process().create_time()) < 2

@@ -1,4 +1,4 @@
-"""Links that tests cut: what gets through, what waits, and what the ends are told."""
+"""Links that tests cut: relayed data, held back data, and closed connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def links() -> Iterator[Links]:
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """The address of a server that sends back what it gets, until the connection ends."""
+    """The address of an echo server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -50,7 +50,7 @@ def connected(link: Link) -> socket.socket:
     return found
 
 
-def test_what_is_sent_gets_through_both_ways(links, echo):
+def test_link_relays_data_in_both_directions(links, echo):
     link = links.open()
     link.lead_to(echo)
     with connected(link) as ours:
@@ -60,7 +60,7 @@ def test_what_is_sent_gets_through_both_ways(links, echo):
             got += ours.recv(65_536)
 
 
-def test_a_cut_link_holds_everything_back_until_it_is_whole(links, echo):
+def test_cut_link_holds_back_data_until_it_heals(links, echo):
     link = links.open()
     link.lead_to(echo)
     with connected(link) as ours:
@@ -71,7 +71,7 @@ def test_a_cut_link_holds_everything_back_until_it_is_whole(links, echo):
         ours.settimeout(0.2)
         with pytest.raises(TimeoutError):
             ours.recv(1)
-        with connected(link) as late:  # it connects, and hears nothing
+        with connected(link) as late:  # it connects, and receives no data
             late.sendall(b"late")
             late.settimeout(0.2)
             with pytest.raises(TimeoutError):
@@ -83,8 +83,8 @@ def test_a_cut_link_holds_everything_back_until_it_is_whole(links, echo):
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_connection_to_nobody_is_ended_at_once(links, known):
-    """As the connection to a broker that is dead: it must not look like one that is silent."""
+def test_connection_without_a_listening_target_is_closed(links, known):
+    """A connection to a dead broker must differ from one to a silent broker."""
     link = links.open()
     if known:
         link.lead_to(f"127.0.0.1:{free_port()}")
@@ -92,7 +92,7 @@ def test_a_connection_to_nobody_is_ended_at_once(links, known):
         assert ours.recv(1) == b""
 
 
-def test_a_link_may_be_led_elsewhere(links, echo):
+def test_target_of_a_link_may_change(links, echo):
     link = links.open()
     link.lead_to(f"127.0.0.1:{free_port()}")
     with connected(link) as ours:
@@ -103,7 +103,7 @@ def test_a_link_may_be_led_elsewhere(links, echo):
         assert ours.recv(5) == b"there"
 
 
-def test_the_end_closes_all_connections_also_such_as_are_held_back(echo):
+def test_close_ends_all_connections_including_held_back_ones(echo):
     links = Links()
     link = links.open()
     link.lead_to(echo)

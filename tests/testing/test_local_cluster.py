@@ -1,4 +1,4 @@
-"""Clusters for tests: they do what is asked of them, and leave nothing behind."""
+"""Clusters for tests: faults, arguments, and the removal of processes and files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster():
         yield found
 
 
-def test_brokers_have_ids_racks_directories_and_addresses_of_their_own(cluster):
+def test_brokers_have_separate_ids_racks_directories_and_addresses(cluster):
     with cluster.connect() as log:
         described = log.cluster()
     assert [(each.id, each.rack, each.alive) for each in described.brokers] == [
@@ -39,7 +39,7 @@ def test_brokers_have_ids_racks_directories_and_addresses_of_their_own(cluster):
     assert len({each.directory for each in cluster.brokers.values()}) == 2
 
 
-def test_a_broker_that_was_killed_or_stopped_comes_back_where_it_was(cluster):
+def test_restarted_broker_keeps_its_address(cluster):
     for end in (cluster.kill, cluster.stop):
         address, pid = cluster.broker(2).address, cluster.broker(2).pid
         end(2)
@@ -50,7 +50,7 @@ def test_a_broker_that_was_killed_or_stopped_comes_back_where_it_was(cluster):
         assert (cluster.broker(2).address, cluster.broker(2).pid != pid) == (address, True)
 
 
-def test_a_broker_waits_for_its_port_if_somebody_took_it_meanwhile(cluster):
+def test_restart_waits_for_a_port_in_use(cluster):
     broker = cluster.broker(2)
     cluster.kill(2)
     killed = broker.pid
@@ -65,14 +65,14 @@ def test_a_broker_waits_for_its_port_if_somebody_took_it_meanwhile(cluster):
     assert broker.address == f"{host}:{port}"
 
 
-def test_a_broker_that_runs_is_ended_in_order_before_it_is_started_again(cluster):
+def test_restart_stops_a_running_broker_in_order(cluster):
     pid = cluster.broker(1).pid
     cluster.restart(1)
     assert not alive(pid)
     assert cluster.broker(1).alive
 
 
-def test_a_broker_that_is_paused_stands_still_until_it_goes_on(cluster):
+def test_pause_stops_the_process_until_resume(cluster):
     process = psutil.Process(cluster.broker(2).pid)
     cluster.pause(2)
     assert process.status() == psutil.STATUS_STOPPED
@@ -81,7 +81,7 @@ def test_a_broker_that_is_paused_stands_still_until_it_goes_on(cluster):
     eventually(lambda: process.status() != psutil.STATUS_STOPPED)
 
 
-def test_cut_brokers_do_not_replicate_and_healed_ones_do(cluster):
+def test_replication_stops_while_a_link_is_cut(cluster):
     with cluster.connect() as log:
         log.create_topic("cut", 1, 2, schema=NUMBERS)
         with log.producer(isolation="read_committed") as producer:
@@ -100,7 +100,7 @@ def test_cut_brokers_do_not_replicate_and_healed_ones_do(cluster):
                 waits.result(20)
 
 
-def test_the_leader_is_told_by_its_number(cluster):
+def test_leader_is_returned_by_its_number(cluster):
     with cluster.connect() as log:
         log.create_topic("led", schema=NUMBERS, assignment=[["2", "1"]])
     assert cluster.leader("led") == 2
@@ -109,7 +109,7 @@ def test_the_leader_is_told_by_its_number(cluster):
     cluster.restart(2)
 
 
-def test_a_broker_that_is_added_is_one_more_in_the_rack_that_it_is_given(tmp_path: Path):
+def test_added_broker_has_the_given_rack(tmp_path: Path):
     with LocalCluster(1, folder=tmp_path / "grown", racks=["a"]) as cluster:
         numbers_ = [cluster.add_broker(rack="b"), cluster.add_broker()]
         with cluster.connect() as log:
@@ -119,7 +119,7 @@ def test_a_broker_that_is_added_is_one_more_in_the_rack_that_it_is_given(tmp_pat
     assert numbers_ == [2, 3]
 
 
-def test_the_end_leaves_no_process_and_no_temporary_folder_and_keeps_a_given_one(tmp_path: Path):
+def test_close_ends_processes_and_removes_only_a_temporary_folder(tmp_path: Path):
     pids = []
     with LocalCluster(1, folder=tmp_path / "kept") as kept, LocalCluster(1) as gone:
         pids = [each.broker(1).pid for each in (kept, gone)]
@@ -129,9 +129,7 @@ def test_the_end_leaves_no_process_and_no_temporary_folder_and_keeps_a_given_one
     assert not gone.folder.exists()
 
 
-def test_the_folder_may_be_a_text_and_starts_at_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_folder_may_be_a_relative_path_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with LocalCluster(1, folder="here") as cluster, cluster.connect() as log:
         assert log.topics() == []
@@ -139,7 +137,7 @@ def test_the_folder_may_be_a_text_and_starts_at_the_working_directory(
     assert cluster.broker(1).directory == tmp_path / "here" / "broker-1"
 
 
-def test_a_bad_setting_is_the_brokers_own_error_and_leaves_nothing(tmp_path: Path):
+def test_invalid_setting_raises_the_brokers_error_and_cleans_up(tmp_path: Path):
     with pytest.raises(InvalidConfig, match="lease_seconds"):
         LocalCluster(1, conf={"lease_seconds": -1}, folder=tmp_path)
     here = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"]]
@@ -156,7 +154,7 @@ def test_a_bad_setting_is_the_brokers_own_error_and_leaves_nothing(tmp_path: Pat
         (lambda cluster: cluster.cut(1, 7), "7"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(cluster, wrong, named):
+def test_invalid_arguments_are_refused(cluster, wrong, named):
     with pytest.raises(InvalidOption, match=named):
         wrong(cluster)
 
@@ -165,7 +163,7 @@ def test_what_cannot_be_is_refused_by_name(cluster, wrong, named):
 
 
 def pytest_run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """pytest on a file of this text, in a process that has nothing of ours but the package."""
+    """Run pytest on a file with this text, in a process with only the package."""
     (folder / "test_it.py").write_text(text)
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "pytest_isolog", *options, "test_it.py"],
@@ -183,14 +181,14 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").rea
 @pytest.mark.parametrize(
     "number", [0, pytest.param(1, marks=needs_etcd), pytest.param(2, marks=pytest.mark.full)]
 )
-def test_the_page_of_testing_runs_as_it_is_written(tmp_path: Path, number: int):
+def test_examples_of_the_testing_page_run(tmp_path: Path, number: int):
     assert len(EXAMPLES) == 3
     done = pytest_run(tmp_path, EXAMPLES[number])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 
 
-def test_a_suite_that_asks_for_no_cluster_loads_nothing_of_isolog(tmp_path: Path):
+def test_plugin_loads_isolog_only_for_a_cluster(tmp_path: Path):
     text = (
         "import sys\n"
         "def test_it():\n"
@@ -200,7 +198,7 @@ def test_a_suite_that_asks_for_no_cluster_loads_nothing_of_isolog(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_clusters_of_a_test_that_fails_end_with_it(tmp_path: Path):
+def test_clusters_end_with_a_failing_test(tmp_path: Path):
     text = (
         "def test_it(local_cluster):\n"
         "    one = local_cluster(brokers=1)\n"
@@ -212,7 +210,7 @@ def test_clusters_of_a_test_that_fails_end_with_it(tmp_path: Path):
     assert not alive(int(re.search(r"PID (\d+)", done.stdout).group(1)))
 
 
-def test_a_broker_is_named_by_what_a_description_says_or_by_its_number(cluster):
+def test_broker_is_found_by_id_or_number(cluster):
     with cluster.connect() as log:
         log.create_topic("named", 1, 2)
         leader = log.describe("named").partitions[0].leader

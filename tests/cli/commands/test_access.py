@@ -1,4 +1,4 @@
-"""Users, tokens, rules and quotas by the command line, and what is shown of them."""
+"""Users, tokens, rules and quotas by the command line, and their lists."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def test_lists_show_control_characters_of_names_escaped(asking: BrokerProcess, c
         (("acl", "deny", "x", "write", "consumer:y"), "no operation 'write' on a consumer"),
     ],
 )
-def test_what_could_have_no_effect_is_refused(call: Call, arguments: tuple[str, ...], problem: str):
+def test_ineffective_access_options_are_refused(
+    call: Call, arguments: tuple[str, ...], problem: str
+):
     refused = call(*arguments)
     assert refused.code in (1, 2)
     assert problem in refused.err
@@ -91,7 +93,7 @@ def test_what_could_have_no_effect_is_refused(call: Call, arguments: tuple[str, 
 
 
 def test_each_change_prints_one_line_about_itself(asking: BrokerProcess, call: Call):
-    """A new rule may have no effect yet, so its line is the rule."""
+    """A new rule may have no effect, so its line is the rule."""
     with client_of(asking) as admin:
         admin.add_user("bo\x1bb", PASSWORD)
     changes = {
@@ -147,7 +149,7 @@ def test_a_password_that_is_not_utf8_is_refused_without_showing_it(tmp_path: Pat
         assert word not in refused.err
 
 
-def test_quotas_are_set_listed_and_removed_and_the_status_shows_whom_they_delayed(
+def test_quotas_are_set_listed_removed_and_their_delays_are_in_the_status(
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISOLOG_USER", "root")
@@ -177,7 +179,7 @@ def test_quotas_are_set_listed_and_removed_and_the_status_shows_whom_they_delaye
         record = pa.record_batch({"value": pa.array([bytes(8192)], pa.binary())})
         with isolog.connect(broker.address, user="alice", password=PASSWORD) as alice:
             alice.create_topic("t")
-            for _ in range(3):  # a stream begins when what was written before is paid for
+            for _ in range(3):  # a stream starts when the debt of earlier writes is paid
                 with alice.producer() as producer:
                     producer.append("t", record).result(30)
             shown = call("cluster", "status").out

@@ -1,4 +1,4 @@
-"""``isolog broker``: start, status, stop, and what keeps a broker from starting."""
+"""``isolog broker``: start, status, stop, and errors of a start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cli.conftest import COMMAND, TIMEOUT_S, run
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory whose broker, if there is one, ends with the test."""
+    """A directory whose broker, if any, ends with the test."""
     path = tmp_path / "log"
     path.mkdir()
     yield path
@@ -31,7 +31,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:99999", ":9092", "unix:"])
-def test_an_address_that_cannot_be_is_refused_before_a_directory_is_made(tmp_path, call, listen):
+def test_invalid_listen_address_is_refused_before_the_directory_is_created(tmp_path, call, listen):
     started = call("broker", "start", "--dir", str(tmp_path / "new"), "--listen", listen)
     assert started.code == 1
     assert started.err.startswith(f"error: listen: {listen!r} is not host:port or unix:PATH")
@@ -39,7 +39,7 @@ def test_an_address_that_cannot_be_is_refused_before_a_directory_is_made(tmp_pat
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9092", "[::]:9092", "0:9092"])
-def test_an_address_that_no_client_can_connect_to_is_refused_before_a_directory_is_made(
+def test_wildcard_address_without_advertise_is_refused_before_the_directory_is_created(
     tmp_path, call, listen
 ):
     started = call("broker", "start", "--dir", str(tmp_path / "new"), "--listen", listen)
@@ -60,7 +60,7 @@ def test_an_address_that_no_client_can_connect_to_is_refused_before_a_directory_
         ("host/path", "is not host or host:port"),
     ],
 )
-def test_what_is_advertised_has_to_be_an_address(tmp_path, call, advertise, problem):
+def test_advertise_must_be_an_address(tmp_path, call, advertise, problem):
     given = ["--listen", "0.0.0.0:0", "--advertise", advertise]
     started = call("broker", "start", "--dir", str(tmp_path / "new"), *given)
     assert started.code == 1
@@ -69,7 +69,7 @@ def test_what_is_advertised_has_to_be_an_address(tmp_path, call, advertise, prob
     assert not (tmp_path / "new").exists()
 
 
-def test_a_broker_that_listens_everywhere_gives_clients_the_address_that_it_advertises(directory):
+def test_clients_get_the_advertised_address_of_a_broker_on_all_interfaces(directory):
     given = ["--listen", "0.0.0.0:0", "--advertise", "localhost", "--daemon"]
     started = run("broker", "start", "--dir", str(directory), *given)
     assert (started.code, started.err) == (0, "")
@@ -85,7 +85,7 @@ def pid_of(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_in_the_foreground_one_line_says_that_it_serves(directory, number):
+def test_foreground_broker_prints_one_ready_line(directory, number):
     command = [*COMMAND, "broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
         assert broker.stdout is not None
@@ -98,8 +98,8 @@ def test_in_the_foreground_one_line_says_that_it_serves(directory, number):
     assert (rest, broker.returncode) == ("", 0)
 
 
-def test_the_directory_may_be_named_by_the_variable_of_all_commands(directory):
-    """ISOLOG_PATH names the log to every command, so `broker start` takes it as well."""
+def test_broker_start_reads_the_directory_from_isolog_path(directory):
+    """ISOLOG_PATH names the log for every command, including `broker start`."""
     unnamed = run("broker", "start", "--listen", "127.0.0.1:0", "--daemon")
     assert (unnamed.code, unnamed.out) == (2, "")
     assert "Give --dir DIR, or set ISOLOG_DIR or ISOLOG_PATH." in unnamed.err
@@ -109,8 +109,8 @@ def test_the_directory_may_be_named_by_the_variable_of_all_commands(directory):
     assert pid_of(directory)
 
 
-def test_in_the_foreground_the_bound_on_memory_is_the_configured_one(directory, tmp_path):
-    """The allocator reads it when the process begins, so the process begins once more."""
+def test_foreground_broker_has_the_configured_memory_limit(directory, tmp_path):
+    """The allocator reads it at the start of the process, so the process restarts itself."""
     conf = tmp_path / "broker.toml"
     conf.write_text("memory_bytes = 268435456\n")
     command = [*COMMAND, "broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0"]
@@ -125,11 +125,11 @@ def test_in_the_foreground_the_bound_on_memory_is_the_configured_one(directory, 
     assert {b"MIMALLOC_RESERVE_OS_MEMORY=256MiB", b"MIMALLOC_DISALLOW_OS_ALLOC=1"} <= set(given)
 
 
-def test_a_broker_in_the_background_from_start_to_stop(directory, call, tmp_path):
+def test_background_broker_from_start_to_stop(directory, call, tmp_path):
     none = call("broker", "status", "--dir", str(directory))
     assert (none.code, none.out) == (1, "")
     assert none.err.startswith(f"error: no broker serves {directory}")
-    assert list(directory.iterdir()) == []  # status starts nothing
+    assert list(directory.iterdir()) == []  # status starts no broker
 
     (tmp_path / "broker.toml").write_text('listen = "127.0.0.1:0"\n[topic]\nretention.ms = 60000\n')
     start = ("broker", "start", "--conf", str(tmp_path / "broker.toml"), "--daemon")
@@ -168,20 +168,20 @@ def test_a_broker_in_the_background_from_start_to_stop(directory, call, tmp_path
     assert f"no broker answers at {address}" in gone.err
 
 
-def test_a_broker_that_was_killed_is_not_taken_for_one_that_lives(directory, call):
+def test_killed_broker_is_not_reported_as_running(directory, call):
     run("broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0", "--daemon")
     handle = os.pidfd_open(pid_of(directory))
     signal.pidfd_send_signal(handle, signal.SIGKILL)
     assert select.select([handle], [], [], TIMEOUT_S)[0]
     os.close(handle)
     facts = json.loads((directory / "broker.json").read_text())
-    # Its number may come to mean somebody else; here, this very test.
+    # Another process may get its id, here the process of this test.
     (directory / "broker.json").write_text(json.dumps(facts | {"pid": os.getpid()}))
     assert call("broker", "stop", "--dir", str(directory)).code == 1
     assert call("broker", "status", "--dir", str(directory)).code == 1
 
 
-def test_a_broker_that_hangs_is_reported_in_time(directory, call):
+def test_hanging_broker_is_reported_within_the_timeout(directory, call):
     run("broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0", "--daemon")
     pid = pid_of(directory)
     os.kill(pid, signal.SIGSTOP)
@@ -197,7 +197,7 @@ def test_a_broker_that_hangs_is_reported_in_time(directory, call):
 
 
 @pytest.mark.parametrize("daemon", [[], ["--daemon"]])
-def test_a_directory_of_somebody_else_is_left_alone(call, tmp_path, daemon):
+def test_directory_of_another_user_is_refused_and_unchanged(call, tmp_path, daemon):
     (tmp_path / "thesis.tex").write_text("")
     refused = call("broker", "start", "--dir", str(tmp_path), "--listen", "127.0.0.1:0", *daemon)
     assert (refused.code, refused.out) == (1, "")
@@ -205,7 +205,7 @@ def test_a_directory_of_somebody_else_is_left_alone(call, tmp_path, daemon):
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_directory_that_cannot_be_made_is_said_so_and_no_log_file_is_spoken_of(call):
+def test_error_of_a_failed_directory_creation_does_not_mention_a_log_file(call):
     refused = call(
         "broker", "start", "--dir", "/proc/isolog", "--daemon", "--listen", "127.0.0.1:0"
     )
@@ -215,7 +215,7 @@ def test_a_directory_that_cannot_be_made_is_said_so_and_no_log_file_is_spoken_of
     assert "log file" not in refused.err
 
 
-def test_a_bad_configuration_is_named(call, tmp_path):
+def test_invalid_configuration_names_the_setting(call, tmp_path):
     (tmp_path / "broker.toml").write_text("lisen = 1\n")
     refused = call(
         "broker", "start", "--dir", str(tmp_path / "log"), "--conf", str(tmp_path / "broker.toml")
@@ -225,7 +225,7 @@ def test_a_bad_configuration_is_named(call, tmp_path):
 
 
 @pytest.mark.parametrize("value", ["abc", "0.1", ""])
-def test_a_bad_setting_is_named_with_the_value_that_was_given(call, tmp_path, monkeypatch, value):
+def test_invalid_setting_is_named_with_its_value(call, tmp_path, monkeypatch, value):
     monkeypatch.setenv("ISOLOG_LEASE_SECONDS", value)
     refused = call("broker", "start", "--dir", str(tmp_path / "log"), "--daemon")
     assert (refused.code, refused.out) == (1, "")

@@ -1,4 +1,4 @@
-"""``isolog certs create``: who may pose as whom with what it makes."""
+"""``isolog certs create``: the roles that its certificates are valid for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ x509 = pytest.importorskip("cryptography.x509")
 
 
 @pytest.mark.parametrize("flags", [[], ["--client"]])
-def test_a_clients_certificate_is_no_brokers(tmp_path: Path, flags: list[str]):
+def test_client_certificate_is_not_valid_for_a_broker(tmp_path: Path, flags: list[str]):
     done = CliRunner().invoke(app, ["certs", "create", str(tmp_path), "one", *flags])
     assert done.exit_code == 0, done.output
     made = x509.load_pem_x509_certificate((tmp_path / "one.pem").read_bytes())

@@ -1,4 +1,4 @@
-"""Three brokers as an operator sees them and changes them, one of them stopped on the way."""
+"""The commands of an operator on three brokers, one of which stops and returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
 
 
 def rows(text: str, title: str) -> list[list[str]]:
-    """The rows of the table with this title, as words."""
+    """Return the rows of the table with this title as words."""
     lines = text.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith(title)) + 2
     end = next(at for at in range(first, len(lines)) if not re.match(r"\d", lines[at]))
@@ -33,7 +33,7 @@ def rows(text: str, title: str) -> list[list[str]]:
 
 
 def partition_of(call: Call, *, holds: Callable[[Any], bool]) -> Any:
-    """The description of partition 0, once it is as it should be."""
+    """Wait for an expected description of partition 0, and return it."""
     found: list[Any] = []
 
     def look() -> bool:
@@ -45,7 +45,7 @@ def partition_of(call: Call, *, holds: Callable[[Any], bool]) -> Any:
     return found[0]
 
 
-def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
+def test_replicas_are_shown_while_a_broker_stops_and_returns(
     cluster: LocalCluster, call: Call
 ) -> None:
     made = ["--replication-factor", "3", "--config", "min.insync.replicas=3"]
@@ -79,7 +79,7 @@ def test_what_is_shown_of_replicas_while_one_is_stopped_and_comes_back(
     assert "fewer in-sync" not in call("topic", "describe", "flights").out
 
 
-def test_topics_get_three_replicas_by_default_and_a_warning_where_one_is_chosen(
+def test_topics_have_three_replicas_by_default_and_a_warning_for_one(
     cluster: LocalCluster, call: Call, tmp_path: Path
 ) -> None:
     def replicas(topic: str) -> int:
@@ -104,7 +104,7 @@ def test_topics_get_three_replicas_by_default_and_a_warning_where_one_is_chosen(
     assert replicas("one") == 1
 
 
-def test_a_configured_replication_factor_is_what_topics_get() -> None:
+def test_new_topics_have_the_configured_replication_factor() -> None:
     conf = {"default_replication_factor": 1}
     with LocalCluster(2, conf=conf, cuttable=False) as made, made.connect() as log:
         found = log.create_topic("t")
@@ -113,7 +113,7 @@ def test_a_configured_replication_factor_is_what_topics_get() -> None:
         assert log.create_topic("u", replication_factor=2).warning is None
 
 
-def test_a_broker_is_taken_out_on_yes_only(cluster: LocalCluster, call: Call) -> None:
+def test_decommission_needs_a_confirmation(cluster: LocalCluster, call: Call) -> None:
     assert call("topic", "create", "flights", "--assignment", "3,1").code == 0
     asked = call("cluster", "decommission", "3")
     assert asked.code == 2

@@ -1,4 +1,4 @@
-"""Which metadata store ``isolog cluster backup`` and ``restore`` mean."""
+"""The metadata store that ``isolog cluster backup`` and ``restore`` use."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_variable_names_the_directory_whose_store_is_copied(call, store, tmp_path, monkeypatch):
+def test_backup_copies_the_store_in_the_directory_of_isolog_path(
+    call, store, tmp_path, monkeypatch
+):
     monkeypatch.setenv("ISOLOG_PATH", str(store.parent))
     assert call("cluster", "backup", str(tmp_path / "copy")).code == 0
     assert (tmp_path / "copy").exists()
 
 
-def test_a_store_that_no_option_or_two_name_is_refused(call, store, tmp_path):
+def test_backup_needs_exactly_one_store(call, store, tmp_path):
     copy = str(tmp_path / "copy")
     assert "no log is named" in call("cluster", "backup", copy).err
     both = ["--metadata", str(store), "--path", str(store.parent)]
     assert "no metadata store is named" in call("cluster", "backup", copy, *both).err
 
 
-def test_a_backup_goes_into_a_directory_without_a_store_only_if_forced(call, store, tmp_path):
-    """A broker that shares a store has none in its directory."""
+def test_restore_into_a_directory_without_a_store_needs_force(call, store, tmp_path):
+    """The directory of a broker with a shared store contains no store."""
     empty = tmp_path / "broker-2"
     empty.mkdir()
     refused = call("cluster", "restore", str(store), "--path", str(empty))

@@ -1,4 +1,4 @@
-"""``isolog consume``: filters, and places as a user writes them."""
+"""``isolog consume``: filters, and positions in options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_stream.cli.options import place_of
 from tests.support import NUMBERS, numbers
 
 
-def test_records_that_match_are_printed(served):
+def test_filter_prints_matching_records(served):
     served.log.create_topic("filtered", partitions=2, schema=NUMBERS)
     with served.log.producer() as producer:
         for partition in range(2):
@@ -35,7 +35,7 @@ def test_records_that_match_are_printed(served):
     assert (nothing.code, nothing.out) == (0, "")
 
 
-def test_a_filter_that_does_not_fit_is_one_line_and_an_exit_code(served):
+def test_invalid_filter_is_an_error_of_one_line(served):
     served.log.create_topic("refused", schema=NUMBERS)
     found = served.run("consume", "refused", "--filter", "m = 1")
     assert found.code != 0
@@ -53,7 +53,7 @@ def test_a_filter_that_does_not_fit_is_one_line_and_an_exit_code(served):
         ("0s", timedelta()),
     ],
 )
-def test_a_moment_may_be_told_by_how_long_ago_it_was(text, ago):
+def test_a_position_may_be_an_age(text, ago):
     before = datetime.now(UTC)
     found = place_of("--from", text)
     assert isinstance(found, datetime)
@@ -61,11 +61,11 @@ def test_a_moment_may_be_told_by_how_long_ago_it_was(text, ago):
 
 
 @pytest.mark.parametrize("text", ["h", "1w", "-1h", "1.5h", "1 h", "99999999999d"])
-def test_what_is_no_place_is_refused(text):
+def test_invalid_positions_are_refused(text):
     with pytest.raises(InvalidOption, match="--from takes"):
         place_of("--from", text)
 
 
 @pytest.mark.parametrize("text", ["2024-02-29", "2024-02-29T00:00:00", "2024-02-29T01:00+01:00"])
-def test_a_moment_without_a_zone_is_in_utc(text):
+def test_a_time_without_a_zone_is_in_utc(text):
     assert place_of("--from", text) == datetime(2024, 2, 29, tzinfo=UTC)

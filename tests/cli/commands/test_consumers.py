@@ -1,4 +1,4 @@
-"""``isolog consumers``: clients' consumers and queries in one list, one of them, and none of it."""
+"""``isolog consumers``: list, describe, reset and delete of client consumers and queries."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.cli.conftest import Call, Served
 
 @pytest.fixture
 def here(served: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Commands within this process, pointed at the broker."""
+    """Commands in this process with the address of the broker."""
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     return call
 
 
 @pytest.fixture
 def readers(served: Served) -> str:
-    """A topic with 5 records, a client's consumer that has read them, and a query that has 2."""
+    """A topic with 5 records, a client consumer that has read all, and a query that has read 2."""
     topic = "watched"
     if topic in served.log.topics():
         served.log.delete_topic(topic)
@@ -81,7 +81,7 @@ def test_describe(here, readers):
     )
 
 
-def test_a_topic_that_is_gone(here, served, readers):
+def test_describe_shows_a_deleted_topic_without_lag(here, served, readers):
     served.log.delete_topic(readers)
     assert "unknown" in here("consumers", "describe", "the query").out
     [found] = json.loads(here("consumers", "describe", "the query", "-o", "json").out)
@@ -106,7 +106,7 @@ def test_a_group_is_shown_with_its_members(here, served, readers):
     assert here("consumers", "delete", "the group", "--yes").code == 0
 
 
-def test_delete_asks_first(here, readers):
+def test_delete_needs_a_confirmation(here, readers):
     refused = here("consumers", "delete", "the query")
     assert (refused.code, refused.out) == (2, "")
     assert "the first offsets and the progress of a query" in refused.err
@@ -119,7 +119,7 @@ def test_delete_asks_first(here, readers):
     assert "the client" in names
 
 
-def test_reset_prints_the_plan_and_then_moves_the_position(here, served, readers):
+def test_reset_prints_a_dry_run_and_then_moves_the_position(here, served, readers):
     def reset(*options: str) -> Any:
         return here("consumers", "reset", "the client", "--topic", readers, *options)
 
@@ -146,13 +146,13 @@ def _position(served: Served, name: str) -> int:
 
 
 @pytest.mark.parametrize("to", ["-3", "yesterday", ""])
-def test_reset_to_no_place_is_refused(here, readers, to):
+def test_reset_to_an_invalid_position_is_refused(here, readers, to):
     shown = here("consumers", "reset", "the client", f"--to={to}")
     assert (shown.code, shown.out) == (2, "")
     assert "earliest, latest, an offset or a time" in shown.err
 
 
-def test_reset_of_a_query_says_what_to_do(here, readers):
+def test_reset_of_a_query_is_refused_with_a_hint(here, readers):
     shown = here("consumers", "reset", "the query", "--to", "earliest")
     assert shown.code == 1
     assert "Spark query" in shown.err

@@ -1,4 +1,4 @@
-"""Records in and out: lines, files, pipes that stay open, ends that come early."""
+"""``isolog produce`` and ``consume``: lines, files, open pipes, and early ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = [
 
 
 def line_of(process: subprocess.Popen[bytes]) -> bytes:
-    """The next line of its output; an error if none comes."""
+    """Return the next line of its output, or raise an error without one."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
     assert ready, "nothing came"
@@ -61,7 +61,7 @@ def test_lines_in_and_out(served, call, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "told"),
+    ("first", "last", "problem"),
     [
         ("earliest", "earliest", "--to earliest: the range is empty"),
         ("9", "3", "ends (--to 3) before it starts (--from 9)"),
@@ -69,13 +69,13 @@ def test_lines_in_and_out(served, call, monkeypatch):
         ("2024-05-02", "2024-05-01T00:00:00Z", "before it starts"),
     ],
 )
-def test_a_range_that_ends_before_it_starts_is_refused(served, first, last, told):
+def test_ranges_that_end_before_they_start_are_refused(served, first, last, problem):
     refused = served.run("consume", "nowhere", "--from", first, "--to", last)
     assert (refused.code, refused.out) == (2, "")
-    assert told in " ".join(refused.err.split())
+    assert problem in " ".join(refused.err.split())
 
 
-def test_a_partition_that_there_is_not_is_refused_before_anything_is_read_or_made(served):
+def test_unknown_partition_is_refused_before_input_is_read_or_a_topic_created(served):
     served.log.create_topic("two", partitions=2)
     refused = served.run("produce", "two", "--partition", "9", stdin="")
     assert refused.code == 1
@@ -86,7 +86,7 @@ def test_a_partition_that_there_is_not_is_refused_before_anything_is_read_or_mad
 
 
 def files(folder: Path) -> list[Path]:
-    """The same rows in every format."""
+    """Write the same rows in every format."""
     rows = [{**row, "at": row["at"] or ""} for row in ROWS]
     lines = ["id,name,at", *(f"{r['id']},{quoted(r['name'])},{r['at']}" for r in rows)]
     (folder / "rows.csv").write_text("\n".join(lines) + "\n")
@@ -133,7 +133,7 @@ def test_files_of_every_format_into_a_typed_topic(served, call, monkeypatch, tmp
     assert chosen.out == '"_offset","id"\n0,1\n1,2\n'
 
 
-def test_a_level_that_no_producer_has_is_refused_before_anything_is_said_of_records(served, call):
+def test_invalid_producer_level_is_refused_before_records_are_reported(served, call):
     served.log.create_topic("levels")
     refused = call(
         "produce", "levels", "--isolation", "read_replicated", "--bootstrap", served.bootstrap
@@ -143,7 +143,7 @@ def test_a_level_that_no_producer_has_is_refused_before_anything_is_said_of_reco
     assert error.startswith("error: isolation takes read_uncommitted | read_committed, not ")
 
 
-def test_what_does_not_fit_is_refused_and_named(served, call, tmp_path):
+def test_values_that_do_not_fit_are_refused_with_their_column(served, call, tmp_path):
     schema = parse_schema(SCHEMA.replace("id bigint", "id bigint NOT NULL"))
     served.log.create_topic("strict", schema=schema)
     for name, text, problem in (
@@ -190,7 +190,7 @@ def test_bad_usage(served, call, arguments, problem):
     assert problem in refused.err
 
 
-def test_a_missing_topic_is_made_on_request_only(served, call, tmp_path):
+def test_missing_topic_is_created_only_with_create(served, call, tmp_path):
     (tmp_path / "new.csv").write_text("n,at\n1,2024-01-01\nNA,\n")
     command = ("produce", "new", "--file", str(tmp_path / "new.csv"), "--null", "NA")
     command += ("--bootstrap", served.bootstrap)
@@ -204,7 +204,7 @@ def test_a_missing_topic_is_made_on_request_only(served, call, tmp_path):
     assert served.log.read("new").column("n").to_pylist() == [1, None]
 
 
-def test_who_types_is_heard_at_once_and_ctrl_c_ends_a_follower_well(served):
+def test_typed_lines_are_sent_immediately_and_ctrl_c_ends_follow(served):
     served.log.create_topic("live")
     writer = served.start("produce", "live")
     reader = served.start("consume", "live", "--follow")
@@ -218,7 +218,7 @@ def test_who_types_is_heard_at_once_and_ctrl_c_ends_a_follower_well(served):
     assert ended(reader) == (0, "")
 
 
-def test_a_follower_ends_at_an_end_that_is_still_to_come(served):
+def test_follow_ends_at_a_future_offset(served):
     served.log.create_topic("coming")
     reader = served.start("consume", "coming", "--follow", "--to", "2", "--output", "csv")
     assert reader.stdout is not None
@@ -233,7 +233,7 @@ def test_a_follower_ends_at_an_end_that_is_still_to_come(served):
     ("columns", "options"), [(None, ()), ("number bigint", ("-o", "table")), ("number bigint", ())]
 )
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_pipe_gets_json_lines_and_a_terminal_a_table(
+def test_consume_prints_json_lines_to_a_pipe_and_a_table_to_a_terminal(
     served, call, monkeypatch, columns, options, is_terminal
 ):
     name = f"shape-{columns is None}-{len(options)}-{is_terminal}"
@@ -246,12 +246,12 @@ def test_a_pipe_gets_json_lines_and_a_terminal_a_table(
     found = call("consume", name, *options)
     table = " number\n────────\n      7\n"
     if columns is None:
-        assert found.out == "7\n"  # its values, one a line
+        assert found.out == "7\n"  # its values, one per line
     else:
         assert found.out == (table if options or is_terminal else '{"number":7}\n')
 
 
-def test_columns_of_a_topic_with_values_are_json_lines_in_a_pipe(served, call, monkeypatch):
+def test_columns_of_a_default_schema_topic_are_json_lines_in_a_pipe(served, call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("chosen")
     with served.log.producer() as producer:
@@ -291,7 +291,7 @@ def test_a_closed_pipe_ends_quietly(served, mode, columns):
     reader.stderr.close()
 
 
-def test_a_directory_of_one_s_own_needs_no_broker_to_be_started(tmp_path):
+def test_commands_start_a_broker_for_a_directory(tmp_path):
     path = str(tmp_path / "log")
     try:
         assert run("topic", "create", "t", "--path", path).code == 0

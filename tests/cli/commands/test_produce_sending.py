@@ -1,4 +1,4 @@
-"""A signal ends a command that writes, wherever it comes, and leaves no lock taken."""
+"""A signal ends a command that writes at any time, and leaves no acquired lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_stream.cli.terminal import Interrupts
 
 @pytest.fixture(autouse=True)
 def usual_handlers() -> Iterator[None]:
-    """SIGINT and SIGTERM do what they do in a command that a terminal starts."""
+    """Give SIGINT and SIGTERM the handlers of a command in a terminal."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, how) for number, how in usual.items()}
     yield
@@ -25,10 +25,10 @@ def usual_handlers() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_a_signal_is_raised_only_where_the_command_looks(number, raised):
+def test_signals_are_raised_only_in_check(number, raised):
     with Interrupts(number, at_once=False) as interrupts:
         interrupts.check()
-        signal.raise_signal(number)  # as it comes when a lock was just taken
+        signal.raise_signal(number)  # as right after a lock was acquired
         with pytest.raises(raised):
             interrupts.check()
         with pytest.raises(raised):
@@ -36,20 +36,20 @@ def test_a_signal_is_raised_only_where_the_command_looks(number, raised):
     assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
-def test_a_second_signal_is_raised_at_once():
+def test_second_signal_is_raised_in_the_handler():
     with Interrupts(signal.SIGINT, at_once=False):
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_signal_is_raised_at_once_where_the_input_is_read_without_a_look():
+def test_at_once_raises_the_first_signal_in_the_handler():
     with Interrupts(signal.SIGINT, at_once=True), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_wait_for_input_ends_by_a_signal_that_does_not_interrupt_the_system_call():
-    """As one that comes just before the call: here it comes to another thread."""
+def test_wait_ends_by_a_signal_that_does_not_interrupt_select():
+    """Simulate a signal just before the call by a signal to another thread."""
     reading, writing = os.pipe()
     ended, helped = threading.Event(), threading.Event()
 
@@ -73,7 +73,7 @@ def test_a_wait_for_input_ends_by_a_signal_that_does_not_interrupt_the_system_ca
         os.close(writing)
 
 
-def test_what_is_there_to_read_ends_a_wait():
+def test_wait_ends_when_input_is_readable():
     reading, writing = os.pipe()
     os.write(writing, b"x")
     with Interrupts(signal.SIGINT, at_once=False) as interrupts:
@@ -83,8 +83,8 @@ def test_what_is_there_to_read_ends_a_wait():
     os.close(writing)
 
 
-def test_a_signal_that_is_ignored_stays_so():
-    """So is SIGHUP under nohup, and SIGINT in a shell's background job."""
+def test_ignored_signals_stay_ignored():
+    """Such as SIGHUP under nohup, and SIGINT in a background job of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Interrupts(signal.SIGINT, at_once=False) as interrupts:
         signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""``isolog topic``, and what all commands do with a bad command line."""
+"""``isolog topic``, and the errors of all commands for invalid arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import run
 
 
-def test_who_names_a_topic_that_is_not_there_is_told_how_to_see_those_that_are(served):
+def test_unknown_topic_hints_at_topic_list(served):
     for command in (["delete", "nope", "--yes"], ["alter", "nope", "--partitions", "2"]):
         refused = served.run("topic", *command)
         assert refused.code == 1
@@ -81,7 +81,7 @@ def test_a_topics_schema_is_altered_and_shown(served, call, monkeypatch):
     assert json.loads(call("topic", "describe", "wider", "--output", "json").out) == facts
 
 
-def test_columns_are_added_without_the_others_being_named(served, call):
+def test_add_column_keeps_the_other_columns(served, call):
     where = ("--bootstrap", served.bootstrap)
     served.log.create_topic("grows", schema="id bigint, name string")
     added = call(
@@ -99,7 +99,7 @@ def test_columns_are_added_without_the_others_being_named(served, call):
     assert served.log.describe("grows").schema.equals(described)
 
 
-def test_a_topic_is_altered_while_it_is_there(served, call, monkeypatch):
+def test_alter_changes_partitions_and_settings(served, call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("growing")
     more = call("topic", "alter", "growing", "--partitions", "3", "--config", "retention.ms=60000")
@@ -112,9 +112,7 @@ def test_a_topic_is_altered_while_it_is_there(served, call, monkeypatch):
     assert "has 3 partitions and cannot have fewer" in fewer.err
 
 
-def test_a_topic_that_is_there_is_left_alone_on_request_and_what_differs_is_told(
-    served, call, monkeypatch
-):
+def test_if_not_exists_leaves_a_topic_unchanged_and_prints_differences(served, call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     create = ("topic", "create", "twice", "--schema", "id bigint", "--if-not-exists")
     assert call(*create).err == "created topic twice: 1 partition\n"
@@ -153,7 +151,7 @@ def test_a_topic_that_is_there_is_left_alone_on_request_and_what_differs_is_told
         (["create", "t", "--config", "compresion=zstd"], 1, "did you mean 'compression'"),
     ],
 )
-def test_what_is_refused(served, call, arguments, code, problem):
+def test_invalid_topic_commands_are_refused(served, call, arguments, code, problem):
     refused = call("topic", *arguments, "--bootstrap", served.bootstrap)
     assert (refused.code, refused.out) == (code, "")
     assert refused.err.startswith("error: ")
@@ -170,7 +168,7 @@ def test_what_is_refused(served, call, arguments, code, problem):
         ({}, ["--bootstrap", "nowhere"]),
     ],
 )
-def test_the_log_must_be_named_once(call, monkeypatch, variables, options):
+def test_exactly_one_location_of_the_log_is_required(call, monkeypatch, variables, options):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     refused = call("topic", "list", *options)
@@ -178,7 +176,7 @@ def test_the_log_must_be_named_once(call, monkeypatch, variables, options):
     assert refused.err.startswith("error: ")
 
 
-def test_a_value_of_a_wrong_type_is_told_with_what_the_option_takes(call):
+def test_value_of_a_wrong_type_names_the_accepted_values(call):
     refused = call("topic", "create", "t", "--path", "log", "--partitions", "x")
     assert refused.code == 2
     assert "takes a whole number, not 'x'" in refused.err
@@ -201,7 +199,7 @@ LOOKING = [
 
 @pytest.mark.parametrize("command", LOOKING, ids=" ".join)
 @pytest.mark.parametrize("place", ["missing", "empty"])
-def test_looking_makes_no_log_and_no_broker(call, tmp_path, command, place):
+def test_read_only_commands_create_no_log_and_start_no_broker(call, tmp_path, command, place):
     (tmp_path / "empty").mkdir()
     refused = call(*command, "--path", str(tmp_path / place))
     assert (refused.code, refused.out) == (1, "")
@@ -231,14 +229,14 @@ def test_an_empty_path_is_not_the_working_directory(call, tmp_path, monkeypatch,
         (["transactions", "abort", ""], "there is no transactional id ''"),
     ],
 )
-def test_an_empty_name_is_refused_in_words_of_the_command(served, call, command, problem):
+def test_empty_names_are_refused(served, call, command, problem):
     refused = call(*command, "--bootstrap", served.bootstrap)
     assert (refused.code, refused.out) == (1, "")
     assert refused.err.startswith(f"error: {problem}")
     assert refused.err.count("\n") == 1
 
 
-def test_what_typer_says(call):
+def test_usage_errors_of_typer_have_exit_code_2(call):
     unknown = call("topic", "explode")
     assert (unknown.code, unknown.out) == (2, "")
     assert "No such command 'explode'" in unknown.err

@@ -29,7 +29,7 @@ from tests.cli.conftest import TIMEOUT_S, Call, Served
 
 @pytest.fixture
 def here(served, call, monkeypatch) -> Call:
-    """Commands within this process, pointed at the broker."""
+    """Commands in this process with the address of the broker."""
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     return call
 
@@ -54,13 +54,13 @@ def writing(
 
 
 def listed(here: Call, *arguments: str) -> dict[str, dict[str, object]]:
-    """What ``transactions list`` says, by transactional id."""
+    """Return the output of ``transactions list`` by transactional id."""
     shown = here("transactions", "list", *arguments, "--output", "json")
     assert (shown.code, shown.err) == (0, "")
     return {each["transactional_id"]: each for each in json.loads(shown.out)}
 
 
-# -- transactions ---------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------------------
 
 
 def test_list(served, here):
@@ -89,7 +89,7 @@ def test_list(served, here):
     assert here("transactions", "list", "--state", "over").code == 2
 
 
-def test_hanging_ones_are_found_and_marked(served, here):
+def test_hanging_transactions_are_found_and_marked(served, here):
     served.log.create_topic("hanging")
     with writing(served, "stuck", "hanging"):
         assert "stuck" not in listed(here, "--hanging")  # it has time left
@@ -133,12 +133,12 @@ def test_describe(served, here):
         assert partition["partitions"][0]["last_stable_offset"] == 3
     assert served.log.describe("described").partitions[0].open_transactions == 0
 
-    served.log.delete_topic("described")  # what is known of it is shown all the same
+    served.log.delete_topic("described")  # the other fields are still shown
     gone = here("transactions", "describe", "seen")
     assert gone.code == 0, gone.err
 
 
-def test_abort_frees_the_readers_and_fences_the_producer(served, here):
+def test_abort_releases_readers_and_fences_the_producer(served, here):
     served.log.create_topic("freed")
     with writing(served, "killed", "freed") as producer:
         with served.log.producer() as other:
@@ -159,7 +159,7 @@ def test_abort_frees_the_readers_and_fences_the_producer(served, here):
     assert here("consume", "freed", "--isolation", "read_committed").out == "after\n"
 
 
-def test_an_abort_of_a_transaction_without_a_record_names_no_place(served, here):
+def test_abort_of_a_transaction_without_records_lists_no_partitions(served, here):
     served.log.create_topic("unused")
     with writing(served, "idle", "unused", records=0):
         asked = here("transactions", "abort", "idle")
@@ -168,7 +168,7 @@ def test_an_abort_of_a_transaction_without_a_record_names_no_place(served, here)
         assert re.fullmatch(r"aborted transaction \d+ of idle, begun [^;]* ago\n", done.err)
 
 
-def test_an_abort_is_not_done_before_somebody_has_said_yes(served, here):
+def test_abort_needs_a_confirmation(served, here):
     served.log.create_topic("asked")
     with writing(served, "unsure", "asked") as producer:
         refused = here("transactions", "abort", "unsure")
@@ -190,7 +190,7 @@ def test_an_unknown_id_is_refused(here, command):
     assert "never-heard-of" in refused.err
 
 
-def test_what_has_ended_cannot_be_aborted(served, here):
+def test_finished_transactions_cannot_be_aborted(served, here):
     served.log.create_topic("over")
     with served.log.producer(transactional_id="ended") as producer, producer.transaction():
         producer.send("over", "x")
@@ -201,7 +201,7 @@ def test_what_has_ended_cannot_be_aborted(served, here):
     assert here("consume", "over", "--isolation", "read_committed").out == "x\n"
 
 
-# -- produce --transactional ----------------------------------------------------------------------
+# -- produce --transactional -----------------------------------------------------------------------
 
 
 def test_produce_commits_at_the_end_of_every_format(served, here, tmp_path):
@@ -216,7 +216,7 @@ def test_produce_commits_at_the_end_of_every_format(served, here, tmp_path):
     assert [each["state"] for each in made] == ["committed"] * 4
 
 
-def test_produce_under_an_id_of_one_s_own(served, here):
+def test_produce_runs_again_with_the_same_transactional_id(served, here):
     served.log.create_topic("named")
     for text in ("a\nb\n", ""):
         sent = served.run(
@@ -228,7 +228,7 @@ def test_produce_under_an_id_of_one_s_own(served, here):
 
 
 def test_produce_aborts_on_bad_input(served, here):
-    """The good records of the first block are in the log by then, and nobody is to see them."""
+    """The good records of the first block are already in the log, but stay invisible."""
     served.log.create_topic("bad", schema=parse_schema("id bigint"))
     command = ("produce", "bad", "--format", "json", "--transactional", "--transactional-id", "b")
     with served.start(*command) as writer:
@@ -248,7 +248,7 @@ def test_produce_aborts_on_bad_input(served, here):
     assert listed(here)["b"]["state"] == "aborted"
 
 
-def test_produce_that_takes_too_long_is_aborted(served, here):
+def test_produce_is_aborted_after_its_timeout(served, here):
     served.log.create_topic("slow")
     command = ("produce", "slow", "--transactional", "--transaction-timeout", "1")
     with served.start(*command, "--transactional-id", "slow") as writer:
@@ -267,7 +267,7 @@ def test_produce_that_takes_too_long_is_aborted(served, here):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_produce_aborts_when_it_is_interrupted(served, here, number):
+def test_produce_aborts_on_a_signal(served, here, number):
     name = f"stopped-{number.name}"
     served.log.create_topic(name)
     command = ("produce", name, "--transactional", "--transactional-id", name)
@@ -287,14 +287,14 @@ def test_produce_aborts_when_it_is_interrupted(served, here, number):
 
 
 def wait_for(served: Served, topic: str, records: int) -> None:
-    """Until the topic's first partition has so many records."""
+    """Wait until the topic's first partition has this many records."""
     deadline = time.monotonic() + TIMEOUT_S
     while served.log.describe(topic).partitions[0].log_end_offset < records:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-# -- how it is shown ------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def described(
@@ -312,23 +312,25 @@ def described(
     [
         ("open", 61_000, None, False),
         ("open", 61_001, None, True),
-        ("committing", 61_001, None, True),  # decided, and nobody finishes it
+        ("committing", 61_001, None, True),  # decided but not finished
         ("committed", 61_001, None, False),
         ("open", 3_000, 2.0, False),
         ("open", 3_001, 2.0, True),
         ("aborted", 99_000, 2.0, False),
     ],
 )
-def test_what_hangs(state, now_ms, longer_than, hangs):
+def test_transactions_hang_after_their_timeout_or_the_given_limit(
+    state, now_ms, longer_than, hangs
+):
     assert Aged.of(described(state), now_ms, longer_than).hangs is hangs
 
 
-def test_an_id_that_never_began_has_no_age():
+def test_an_id_without_a_transaction_has_no_age():
     aged = Aged.of(described("empty", number=-1, began_ms=0, deadline_ms=0), 99_000, None)
     assert (aged.age_s, aged.left_s, aged.hangs) == (None, None, False)
 
 
-def test_places_are_drawn_together():
+def test_consecutive_partitions_are_joined():
     found = [TransactionPartition("b", n, None) for n in (7, 0, 2, 1)]
     assert places([*found, TransactionPartition("a", 3, 5)]) == "a 3, b 0-2,7"
     assert places([]) == ""
@@ -349,7 +351,7 @@ def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_sink_is_listed_and_deleted_once_the_user_has_said_yes(served: Served, here: Call):
+def test_sink_is_listed_and_deleted_after_a_confirmation(served: Served, here: Call):
     call = served.log._connection.call
     name, query = "sink/copies", "the query"
     asked = OpenBranch.of(transactional_id=name, query=query, instance="run", batch=4)
@@ -384,7 +386,7 @@ def test_a_sink_is_listed_and_deleted_once_the_user_has_said_yes(served: Served,
     assert "there is no sink 'sink/copies'" in missing.err
 
 
-def test_the_name_of_a_query_is_shown_in_all_lists(served: Served, here: Call):
+def test_query_names_are_shown_in_all_lists(served: Served, here: Call):
     call = served.log._connection.call
     name = "sink/named"
     asked = OpenBranch(

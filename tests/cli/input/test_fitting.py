@@ -1,4 +1,4 @@
-"""Batches of files made into those of a topic: nothing is lost, errors name column and record."""
+"""Lossless conversion of batches to a topic's schema, with errors that name column and record."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def utc(*parts: int) -> dt.datetime:
         ),
     ],
 )
-def test_a_column_takes_the_topic_s_type_where_nothing_is_lost(ddl, column, values):
+def test_lossless_conversions_to_the_topics_type(ddl, column, values):
     assert fitted(ddl, column) == values
     around = pa.concat_arrays(
         [column, column, column]
@@ -86,7 +86,7 @@ def test_a_column_takes_the_topic_s_type_where_nothing_is_lost(ddl, column, valu
         ("string", "007", "007"),
     ],
 )
-def test_text_is_read_by_the_topic_s_type(ddl, text, value):
+def test_text_is_parsed_by_the_topics_type(ddl, text, value):
     assert fitted(ddl, pa.array([text, None]), text=True) == [value, None]
 
 
@@ -104,7 +104,7 @@ def test_text_is_read_by_the_topic_s_type(ddl, text, value):
         ("array<tinyint>", pa.array([[1], None, [1, 300], []]), False),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_by_column_and_record(ddl, column, text):
+def test_values_that_do_not_fit_name_column_and_record(ddl, column, text):
     with pytest.raises(InvalidRecord, match=r"record 3: column 'c': .* does not fit") as raised:
         fitted(ddl, column, text=text)
     assert raised.value.details["record"] == 3
@@ -122,13 +122,13 @@ def test_a_value_that_does_not_fit_is_named_by_column_and_record(ddl, column, te
         ("map<string,int>", pa.array([{"b": 1}])),
     ],
 )
-def test_a_type_that_could_lose_something_is_refused(ddl, column):
+def test_lossy_conversions_are_refused(ddl, column):
     with pytest.raises(SchemaMismatch, match="column 'c': expected ") as raised:
         fitted(ddl, column)
     assert raised.value.details["column"] == "c"
 
 
-def test_a_null_in_a_column_that_takes_none():
+def test_null_in_a_not_null_column_is_refused():
     with pytest.raises(InvalidRecord, match="record 2: column 'c' is null"):
         fitted("int NOT NULL", pa.array([1, None]))
 
@@ -141,7 +141,7 @@ def test_a_null_in_a_column_that_takes_none():
         (["a", "b", "b"], "duplicate column 'b'"),
     ],
 )
-def test_columns_must_be_those_of_the_topic(names, problem):
+def test_missing_unknown_and_duplicate_columns_are_refused(names, problem):
     fitting = Fitting.of_topic(parse_schema("a int, b string"), text=False)
     batch = pa.RecordBatch.from_arrays([pa.nulls(1)] * len(names), names=names)
     with pytest.raises(SchemaMismatch) as raised:
@@ -155,7 +155,7 @@ def test_the_order_of_columns_does_not_matter():
     assert fitting.fit(batch, 1).to_pylist() == [{"a": 1, "b": "x"}]
 
 
-def test_a_default_schema_topic_takes_text_and_needs_a_value_only():
+def test_default_schema_takes_text_and_requires_only_value():
     fitting = Fitting.of_topic(DEFAULT_SCHEMA, text=True)
     batch = pa.RecordBatch.from_pydict({"value": ["né"], "key": ["k"]})
     assert fitting.fit(batch, 1).to_pylist() == [

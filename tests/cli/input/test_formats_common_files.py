@@ -1,4 +1,4 @@
-"""CSV and JSON as pandas, R and chart libraries write them: the rows are those of pandas."""
+"""CSV and JSON files of pandas, R and chart libraries have the same rows as in pandas."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_null_in_quotes_is_null_except_in_text(tmp_path: Path, given: str) -> 
     assert found == {"n": [1, None, None], "q": [2, None, None], "s": ["a", "", "NA"]}
 
 
-def test_an_empty_text_for_a_number_is_refused_with_the_option_for_nulls(tmp_path: Path) -> None:
+def test_empty_text_for_a_number_is_refused_with_a_hint_at_null(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text('n\n1\n""\n')
     with pytest.raises(InvalidRecord, match="record 2: column 'n': '' does not fit") as refused:
@@ -109,7 +109,7 @@ def test_a_json_array_of_objects_has_the_rows_of_json(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("text", [ARRAY, "\n".join(map(json.dumps, ROWS))])
 def test_json_may_begin_with_a_byte_order_mark(tmp_path: Path, text: str) -> None:
-    """PowerShell writes one, and Python's ``utf-8-sig``."""
+    """PowerShell and Python's ``utf-8-sig`` write one."""
     plain, marked = tmp_path / "plain.json", tmp_path / "marked.json"
     plain.write_text(text)
     marked.write_text(text, encoding="utf-8-sig")
@@ -150,7 +150,9 @@ def test_each_element_of_an_array_is_a_line(tmp_path: Path, seed: int) -> None:
         ('[{"a":1},{"a":' + "[" * 200 + "]" * 200 + "}]", "record 2: nested deeper than"),
     ],
 )
-def test_a_broken_array_is_refused_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_json_array_is_an_error_of_one_line(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(InvalidRecord, match=problem) as refused:
         produced(tmp_path / "a.json")
@@ -210,7 +212,7 @@ def test_error_of_a_record_for_a_topic_names_the_remedy(
 
 @pytest.mark.parametrize("array", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_memory_does_not_depend_on_the_size_of_a_json_file(tmp_path: Path, array: bool) -> None:
-    """Subprocesses read the files, because the peak of a process includes its other tests."""
+    """Subprocesses read the files, because the peak of this process includes other tests."""
     tags = {f"k{n}": list("abc") for n in range(20)}
     row = json.dumps({"id": 1, "text": "x" * 100, "places": [1, 2, 3], **tags}).encode()
     start, between, end = (b"[", b",\n", b"]") if array else (b"", b"\n", b"\n")
@@ -240,7 +242,7 @@ print(next(line for line in status if line.startswith("VmHWM")).split()[1])
 """
 
 
-def test_an_array_is_cut_into_blocks_of_some_size(tmp_path: Path) -> None:
+def test_array_is_split_into_blocks_of_limited_size(tmp_path: Path) -> None:
     rows = 20_000
     row = json.dumps({"id": 1, "text": "\\" * 500 + '"'}).encode()
     file = tmp_path / "a.json"
@@ -252,8 +254,8 @@ def test_an_array_is_cut_into_blocks_of_some_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_array_of_small_pieces_has_the_rows_of_json(seed: int) -> None:
-    """The pieces may end anywhere: in a text, or between a backslash and a quote."""
+def test_array_in_small_pieces_has_the_rows_of_json(seed: int) -> None:
+    """The pieces may end anywhere, such as in a string or between a backslash and a quote."""
     random = Random(seed)
     texts = ['[{",:}]', "\\", '\\"', 'a"b', "", "é\n"]
     rows = [
@@ -285,7 +287,7 @@ def test_a_comma_without_an_element_is_refused_in_every_block(text: str) -> None
         list(json_blocks(Pieces(text.encode(), Random(1)), lambda _: None))
 
 
-def test_the_error_of_a_later_block_names_the_place_in_the_file(tmp_path: Path) -> None:
+def test_error_of_a_later_block_names_the_byte_in_the_file(tmp_path: Path) -> None:
     text = "[" + '{"a":1},' * 1_000_000 + '{"a":1 2},' + '{"a":1}]'
     with pytest.raises(InvalidRecord, match=rf"\(byte {text.index(' 2') + 1}\)"):
         lines_of(text.encode(), tmp_path / "a.json")

@@ -112,7 +112,7 @@ DAMAGES = [
 
 
 def produced(file: Path, known: pa.Schema | None) -> pa.Table:
-    """Read a file as ``produce`` does: for a topic with this schema, or with --create."""
+    """Read a file like ``produce``, for a topic with this schema or with --create."""
     schema = schema_of_file(file) if known is None else known
     fitting = Fitting.of_topic(schema, text=False)
     kind = format_of(file)
@@ -154,7 +154,7 @@ def test_damaged_files_give_a_typed_error_or_valid_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_name_that_is_not_utf_8_is_named(tmp_path: Path, name: str) -> None:
+def test_column_names_that_are_not_utf8_are_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.write_bytes(WHOLE[name].replace(b"tags", b"t\xffgs"))
     with pytest.raises(InvalidRecord, match=r"b't\\xffgs.*' is not UTF-8"):

@@ -1,4 +1,4 @@
-"""Files as they come: broken ones, fine moments, missing columns, and what consume printed."""
+"""``produce`` with broken files, precise timestamps, missing columns, and output of consume."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOMENT = dt.datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
 
 @pytest.fixture
 def there(served: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Commands within this process, at the broker of the module."""
+    """Commands in this process with the address of the module's broker."""
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     return call
 
 
 def copied(there: Call, file: Path, source: str, target: str) -> str:
-    """From topic to topic by way of JSON, which is returned."""
+    """Copy records from topic to topic through JSON, and return the JSON."""
     printed = there("consume", source, "--output", "json", "--metadata")
     assert printed.code == 0, printed.err
     file.write_text(printed.out)
@@ -101,9 +101,7 @@ def test_json_of_kafka_like_records_gives_the_same_records(served, there, tmp_pa
     assert a.equals(b)
 
 
-def test_a_partition_that_the_topic_lacks_is_refused_unless_the_option_names_one(
-    served, there, tmp_path
-):
+def test_unknown_partition_in_a_record_is_refused_without_the_option(served, there, tmp_path):
     served.log.create_topic("small")
     (tmp_path / "a.jsonl").write_text('{"value":"a","partition":0}\n{"value":"b","partition":3}\n')
     command = ("produce", "small", "--format", "json", "--file", str(tmp_path / "a.jsonl"))
@@ -118,7 +116,7 @@ def test_a_partition_that_the_topic_lacks_is_refused_unless_the_option_names_one
     assert taken.code == 0, taken.err
 
 
-def test_an_unclosed_quote_is_refused_and_what_is_before_it_stays(served, there, tmp_path):
+def test_unclosed_quote_is_refused_and_earlier_records_stay(served, there, tmp_path):
     served.log.create_topic("quotes", schema=parse_schema("id bigint, name string"))
     (tmp_path / "a.csv").write_text('id,name\n1,"a\nb"\n2,"b\n3,c\n4,d\n')
     refused = there("produce", "quotes", "--file", str(tmp_path / "a.csv"))
@@ -133,7 +131,7 @@ def test_an_unclosed_quote_is_refused_and_what_is_before_it_stays(served, there,
     assert "no-quotes" not in served.log.topics()
 
 
-def test_csv_may_lack_columns_that_take_nulls(served, there, tmp_path):
+def test_nullable_columns_may_be_missing_in_csv(served, there, tmp_path):
     served.log.create_topic("lacking", schema=parse_schema("id bigint NOT NULL, n int, s string"))
     (tmp_path / "a.csv").write_text("s,id\nx,1\n")
     assert there("produce", "lacking", "--file", str(tmp_path / "a.csv")).code == 0
@@ -145,7 +143,7 @@ def test_csv_may_lack_columns_that_take_nulls(served, there, tmp_path):
 
 
 def fine_table(extra_ns: int) -> pa.Table:
-    """Every unit of times and moments, nested ones too; ``extra_ns`` makes one moment finer."""
+    """Return all units of times and timestamps. ``extra_ns`` makes one timestamp more precise."""
     ns = pa.array([1_700_000_000_123_456_000 + extra_ns, None], pa.int64()).cast(pa.timestamp("ns"))
     day = pa.array([86_399_999, None], pa.int32()).cast(pa.time32("ms"))
     return pa.table(
@@ -164,7 +162,7 @@ def fine_table(extra_ns: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_topic_made_from_a_file_takes_the_file(served, there, tmp_path, kind):
+def test_topic_created_from_a_file_accepts_the_file(served, there, tmp_path, kind):
     file, name = tmp_path / f"a.{kind}", f"fine-{kind}"
     table = fine_table(0)
     if kind == "parquet":
@@ -183,9 +181,7 @@ def test_a_topic_made_from_a_file_takes_the_file(served, there, tmp_path, kind):
         assert pc.equal(found[column], table[column].cast(found[column].type)).to_pylist()[0]
 
 
-def test_a_moment_that_no_topic_of_a_file_holds_is_refused_before_there_is_one(
-    served, there, tmp_path
-):
+def test_too_precise_timestamp_is_refused_before_the_topic_is_created(served, there, tmp_path):
     pq.write_table(fine_table(1), tmp_path / "a.parquet")
     refused = there("produce", "too-fine", "--file", str(tmp_path / "a.parquet"), "--create")
     assert refused.code == 1
@@ -194,7 +190,7 @@ def test_a_moment_that_no_topic_of_a_file_holds_is_refused_before_there_is_one(
     assert "too-fine" not in served.log.topics()
 
 
-def test_text_whose_moments_are_too_fine_makes_no_topic_either(served, there, tmp_path):
+def test_too_precise_timestamp_in_text_creates_no_topic(served, there, tmp_path):
     (tmp_path / "a.csv").write_text("at\n2024-01-01T00:00:00.123456789\n")
     refused = there("produce", "fine-text", "--file", str(tmp_path / "a.csv"), "--create")
     assert refused.code == 1
@@ -215,7 +211,7 @@ def test_text_whose_moments_are_too_fine_makes_no_topic_either(served, there, tm
         ('{"id":2} null', "not a JSON object"),
     ],
 )
-def test_json_that_no_reader_takes_is_one_line(served, there, tmp_path, ddl, text, problem):
+def test_unreadable_json_is_an_error_of_one_line(served, there, tmp_path, ddl, text, problem):
     name = f"hard-{len(ddl)}"
     if name not in served.log.topics():
         served.log.create_topic(name, schema=parse_schema(ddl))
@@ -228,13 +224,13 @@ def test_json_that_no_reader_takes_is_one_line(served, there, tmp_path, ddl, tex
     assert problem in error
     assert len(error) < 300
     new = there("produce", "new", "--file", str(tmp_path / "a.jsonl"), "--create")
-    assert ("new" in served.log.topics()) == (new.code == 0)  # one that is made takes the file
+    assert ("new" in served.log.topics()) == (new.code == 0)  # a created topic accepts the file
     assert "Traceback" not in new.err
     if new.code == 0:
         served.log.delete_topic("new")
 
 
-def test_deep_brackets_within_a_text_are_a_text(served, there, tmp_path):
+def test_brackets_within_a_string_do_not_count_as_nesting(served, there, tmp_path):
     served.log.create_topic("brackets", schema=parse_schema("s string"))
     text = "[{" * 1000 + '"\\ } null'
     (tmp_path / "a.jsonl").write_text(json.dumps({"s": text}))
@@ -242,7 +238,7 @@ def test_deep_brackets_within_a_text_are_a_text(served, there, tmp_path):
     assert served.log.read("brackets")["s"].to_pylist() == [text]
 
 
-def test_a_file_that_begins_with_null_is_refused(there, tmp_path):
+def test_file_that_starts_with_null_is_refused(there, tmp_path):
     (tmp_path / "a.jsonl").write_text("null")
     refused = there("produce", "null-alone", "--file", str(tmp_path / "a.jsonl"), "--create")
     assert refused.code == 1
@@ -252,7 +248,7 @@ def test_a_file_that_begins_with_null_is_refused(there, tmp_path):
     )
 
 
-def test_half_floats_all_of_them():
+def test_all_half_floats_round_trip_through_json():
     from spark_stream.cli.input.fitting import Fitting
     from spark_stream.cli.input.json_inputs import JsonBlocks
     from spark_stream.schema.texts import json_lines
@@ -267,7 +263,7 @@ def test_half_floats_all_of_them():
     assert pc.is_nan(found).equals(pc.is_nan(halves))
 
 
-def test_files_of_r_and_of_chart_libraries_make_topics(served, there, tmp_path):
+def test_topics_are_created_from_files_of_r_and_chart_libraries(served, there, tmp_path):
     (tmp_path / "a.csv").write_text('"","n","t"\n"1",-,"a"\n"2","NA",""\n"3",7,"b"\n')
     nulls = ("--null", "NA", "--null", "-")
     made = there("produce", "of-r", "--file", str(tmp_path / "a.csv"), "--create", *nulls)

@@ -1,4 +1,4 @@
-"""What ``consume -o json`` prints, ``produce --format json`` takes back: every type, exactly."""
+"""The output of ``consume -o json`` round-trips through ``produce --format json`` exactly."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ KEYS = [kind for kind in SIMPLE if not pt.is_null(kind)]
 
 
 def values_of(kind: pa.DataType) -> some.SearchStrategy[Any]:
-    """Values of a type and nulls, as Arrow takes them from Python."""
+    """Values of a type and nulls, as Python values for Arrow."""
     return some.none() | not_null(kind)
 
 
@@ -93,11 +93,11 @@ def nested(inner: some.SearchStrategy[pa.DataType]) -> some.SearchStrategy[pa.Da
     )
 
 
-def test_the_simple_types_are_those_that_a_topic_stores():
+def test_simple_types_are_all_types_of_topics():
     assert [stored_type(kind, "c") for kind in SIMPLE] == list(SIMPLE)
 
 
-# pyarrow makes invalid arrays of nested nulls.
+# pyarrow creates invalid arrays of nested nulls.
 TYPES = some.recursive(some.sampled_from(KEYS), nested, max_leaves=4)
 
 
@@ -109,7 +109,7 @@ def columns(draw: some.DrawFn) -> pa.Array:
 
 
 def fact(value: pa.Scalar) -> Any:
-    """What a value is, exactly: a NaN equals a NaN, and a zero has its sign."""
+    """Return an exact form of a value, in which NaN equals NaN and zeros have signs."""
     if not value.is_valid:
         return None
     kind = value.type
@@ -127,10 +127,10 @@ def facts(column: pa.Array) -> list[Any]:
 
 
 def strict(line: str) -> Any:
-    """What a reader says that knows the standard and nothing else."""
+    """Parse with a reader of the JSON standard only."""
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(line, parse_constant=refuse)
 
@@ -151,7 +151,7 @@ def there_and_back(
 @pytest.mark.rule("how `consume` writes values", "cli/output/formats.py", "schema/texts.py")
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(columns())
-def test_json_of_every_type_is_taken_back_to_the_same_values(column):
+def test_json_of_nested_types_round_trips(column):
     batch = pa.RecordBatch.from_arrays([column], names=["c"])
     assert facts(there_and_back(batch)["c"]) == facts(column)
 
@@ -159,7 +159,7 @@ def test_json_of_every_type_is_taken_back_to_the_same_values(column):
 @pytest.mark.parametrize("kind", SIMPLE, ids=str)
 @settings(max_examples=examples(10), deadline=None)
 @given(data=some.data())
-def test_json_of_each_simple_type_is_taken_back(kind, data):
+def test_json_of_each_simple_type_round_trips(kind, data):
     column = pa.array(data.draw(some.lists(values_of(kind), min_size=1)), kind)
     batch = pa.RecordBatch.from_arrays([column], names=["c"])
     assert facts(there_and_back(batch)["c"]) == facts(column)
@@ -167,7 +167,7 @@ def test_json_of_each_simple_type_is_taken_back(kind, data):
 
 @settings(max_examples=examples(30), deadline=None)
 @given(some.lists(some.none() | INT64, min_size=1))
-def test_intervals_as_spark_writes_them_are_taken_back(values):
+def test_intervals_in_sparks_form_are_parsed(values):
     batch = pa.record_batch({"c": pa.array([values], pa.list_(pa.duration("us")))})
     assert facts(there_and_back(batch, intervals=True)["c"]) == facts(batch["c"])
 
@@ -193,20 +193,20 @@ BYTES = some.binary() | some.text().map(str.encode) | TEXTS
         min_size=1,
     )
 )
-def test_json_of_kafka_like_records_gives_any_bytes_back(rows):
+def test_json_of_default_schema_records_round_trips_any_bytes(rows):
     batch = pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA)
     found = there_and_back(batch, utf8=True)
     for name in batch.schema.names:
         assert facts(found[name]) == facts(batch[name])
 
 
-def test_text_that_is_utf_8_stays_plain_and_other_bytes_are_marked():
+def test_bytes_that_are_not_utf8_are_marked_as_base64():
     batch = pa.record_batch({"value": pa.array(["é".encode(), b"\xff"], pa.binary())})
     lines = json_lines(batch, utf8=True).to_pylist()
     assert lines == ['{"value":"é"}', '{"value":{"base64":"/w=="}}']
 
 
-def test_metadata_columns_are_read_where_they_are_and_not_demanded():
+def test_metadata_columns_are_optional_in_json():
     metadata = pa.schema([*KAFKA_COLUMNS][2:5])
     assert metadata.names == ["topic", "partition", "offset"]
     schema = pa.schema([KAFKA_COLUMNS.field("value"), HEADERS])

@@ -1,4 +1,4 @@
-"""Lines, CSV and JSON lines as batches, and where a stream of bytes is cut."""
+"""Lines, CSV and JSON lines as batches, and the blocks of a stream of bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spark_stream.sql.ddl import parse_schema, schema_text
 
 
 class Typed:
-    """Somebody who types: each part is there only once the one before it was taken."""
+    """A typing user: each part becomes available after the previous part was read."""
 
     def __init__(self, *parts: bytes) -> None:
         self._parts = list(parts)
@@ -39,14 +39,14 @@ class Typed:
         return None
 
 
-class Poured(Typed):
-    """A file: everything is there."""
+class FileBytes(Typed):
+    """A file, whose bytes are all available."""
 
     def ready(self) -> bool:
         return True
 
 
-def test_a_typed_line_goes_on_at_once_and_half_a_line_waits():
+def test_complete_lines_are_passed_on_and_partial_lines_wait():
     seen: list[str] = []
     found: Iterator[bytes] = blocks(
         Typed(b"one\n", b"tw", b"o\nth", b"ree"), after_line, lambda _: seen.append("idle")
@@ -58,8 +58,8 @@ def test_a_typed_line_goes_on_at_once_and_half_a_line_waits():
     assert seen == ["idle"] * 5
 
 
-def test_what_is_there_together_goes_together():
-    assert list(blocks(Poured(b"a\n", b"b\n", b"c"), after_line, lambda _: None)) == [b"a\nb\nc"]
+def test_available_lines_form_one_block():
+    assert list(blocks(FileBytes(b"a\n", b"b\n", b"c"), after_line, lambda _: None)) == [b"a\nb\nc"]
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_what_is_there_together_goes_together():
         (b"a\nb", b"a\n"),
     ],
 )
-def test_csv_is_not_cut_within_quotes(held, whole):
+def test_csv_is_not_split_within_quotes(held, whole):
     assert CsvRecords(",")(bytearray(held), False) == len(whole)
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\r\n"])
 def test_the_last_csv_record_needs_no_end(end):
     text = b'1,"x\ny"' + end
-    assert list(blocks(Poured(text), CsvRecords(","), lambda _: None)) == [text]
+    assert list(blocks(FileBytes(text), CsvRecords(","), lambda _: None)) == [text]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_the_last_csv_record_needs_no_end(end):
         (b'a\n"b"" \n', b"a\n", 2, "a quote is not closed"),
     ],
 )
-@pytest.mark.parametrize("kind", [Typed, Poured])
-def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem):
+@pytest.mark.parametrize("kind", [Typed, FileBytes])
+def test_broken_quote_is_refused_with_its_line(kind, text, good, line, problem):
     found = blocks(
         kind(*(text[at : at + 5] for at in range(0, len(text), 5))), CsvRecords(","), lambda _: None
     )
@@ -103,9 +103,9 @@ def test_a_broken_quote_is_refused_with_its_line(kind, text, good, line, problem
     assert raised.value.details["line"] == line
 
 
-def test_what_comes_before_a_broken_quote_is_handed_on():
+def test_records_before_a_broken_quote_are_passed_on():
     text = b'a,b\n1,x\n2,"y\n3,z\n'
-    found = blocks(Poured(text), CsvRecords(","), lambda _: None)
+    found = blocks(FileBytes(text), CsvRecords(","), lambda _: None)
     assert next(found) == b"a,b\n1,x\n"
     with pytest.raises(InvalidRecord, match="line 3"):
         next(found)
@@ -124,12 +124,12 @@ def csv(block: bytes, first: int = 1) -> pa.RecordBatch:
 
 
 def json_lines(block: bytes, first: int = 1) -> pa.RecordBatch:
-    """Read by Arrow."""
+    """Parse with Arrow's reader."""
     return JsonBlocks(parse_schema("a int, b string")).parse(block, first)
 
 
 def json_with_a_map(block: bytes, first: int = 1) -> pa.RecordBatch:
-    """Read line by line: Arrow's reader cannot read a map."""
+    """Parse line by line, because Arrow's reader does not support maps."""
     return JsonBlocks(parse_schema("a int, b string, m map<string,int>")).parse(block, first)
 
 
@@ -172,7 +172,7 @@ JSON_PROBLEMS = [
         ],
     ],
 )
-def test_a_bad_record_is_named_by_its_number(read, good, bad, problem):
+def test_bad_record_is_named_by_its_number(read, good, bad, problem):
     block = f"{good}\n{good}\n{bad}\n{good}\n".encode()
     with pytest.raises(InvalidRecord) as raised:
         read(block, 10)
@@ -187,12 +187,12 @@ def test_blank_lines_of_json_are_not_counted(read):
 
 
 @pytest.mark.parametrize("read", [json_lines, json_with_a_map])
-def test_a_json_column_that_the_topic_lacks_is_named(read):
+def test_unknown_json_column_is_named(read):
     with pytest.raises(SchemaMismatch, match="'z' is not one of"):
         read(b'{"a":1}\n{"z":1}\n')
 
 
-def test_csv_comes_as_text_in_which_null_and_empty_differ():
+def test_csv_distinguishes_null_and_empty_text():
     reader = CsvBlocks(nulls=["NA"])
     found = reader.parse(b'\xef\xbb\xbfa,b\n1,"x\ny"\n,""\nNA,"NA"\n', 1)
     assert found.to_pylist() == [
@@ -207,7 +207,7 @@ NESTED = "id bigint, at timestamp, raw binary, p decimal(5,2), s struct<a:int,l:
 
 
 @pytest.mark.parametrize("ddl", [NESTED, f"{NESTED}, m map<string,decimal(5,2)>"])
-def test_json_lines_by_the_topic_s_types(ddl):
+def test_json_lines_are_parsed_by_the_topics_types(ddl):
     schema = parse_schema(ddl)
     lines = (
         b'{"id":9223372036854775807,"at":"2024-01-01T00:00:00Z","raw":"aGk=","p":1.10,'
@@ -230,7 +230,7 @@ def test_json_lines_by_the_topic_s_types(ddl):
         ("map<string,struct<a:int,b:int>>", '{"k":{"a":1}}', [("k", {"a": 1, "b": None})]),
     ],
 )
-def test_a_field_that_a_json_line_lacks_is_null_as_a_column_is(kind, line, value):
+def test_missing_json_fields_are_null(kind, line, value):
     schema = parse_schema(f"c {kind}, d int")
     block = f'{{"c":{line}}}\n'.encode()
     found = Fitting.of_topic(schema, text=True).fit(JsonBlocks(schema).parse(block, 1), 1)
@@ -245,7 +245,7 @@ def test_a_field_that_a_json_line_lacks_is_null_as_a_column_is(kind, line, value
         ("map<string,struct<b:int NOT NULL>>", ['{"k":{"b":2}}', "{}", '{"k":{}}'], "c.value.b"),
     ],
 )
-def test_a_field_that_takes_no_nulls_is_named_with_the_record_that_lacks_it(kind, values, path):
+def test_missing_not_null_field_is_named_with_its_record(kind, values, path):
     schema = parse_schema(f"c {kind}")
     block = "\n".join(f'{{"c":{each}}}' for each in values).encode()
     with pytest.raises(InvalidRecord) as raised:
@@ -286,7 +286,7 @@ def test_the_schema_of_a_file(tmp_path):
     )
 
 
-def test_files_that_are_not_what_they_say(tmp_path):
+def test_files_that_do_not_match_their_format_are_refused(tmp_path):
     for name in ("a.parquet", "a.arrow"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
         with pytest.raises(InvalidRecord, match="cannot be read as"):
@@ -297,7 +297,7 @@ def test_files_that_are_not_what_they_say(tmp_path):
         schema_of_file(tmp_path / "a.txt")
 
 
-def test_buffers_of_a_file_that_lie_are_refused(tmp_path):
+def test_invalid_buffers_of_a_file_are_refused(tmp_path):
     batch = pa.record_batch({"s": pa.array(["abc", "def"])})
     with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:
         writer.write_batch(batch)
@@ -310,7 +310,7 @@ def test_buffers_of_a_file_that_lie_are_refused(tmp_path):
         list(records(Reading(Format.ARROW, tmp_path / "a.arrows"), lambda _: None))
 
 
-def test_a_large_batch_of_a_file_comes_in_parts(tmp_path):
+def test_large_batch_of_a_file_is_split(tmp_path):
     batch = pa.record_batch({"x": pa.array([b"." * 1000] * 40_000)})
     with pa.ipc.new_stream(tmp_path / "a.arrows", batch.schema) as writer:
         writer.write_batch(batch)

@@ -1,4 +1,4 @@
-"""``isolog bench``: all that it writes is read, its topic is gone afterwards."""
+"""``isolog bench`` reads all written records, and deletes its topic at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_producers_share_the_records():
     assert [schedule.take()[0] for _ in range(4)] == [10, 10, 5, 0]
 
 
-def test_time_ends_a_load_and_a_rate_delays_it():
+def test_load_ends_after_its_time_and_keeps_its_rate():
     now = [100.0]
     schedule = LoadSchedule(plan(seconds=5.0, rate=20.0), lambda: now[0])
     assert schedule.take() == (10, 0.0)
@@ -51,10 +51,10 @@ def test_time_ends_a_load_and_a_rate_delays_it():
 def test_no_batch_is_written_after_the_time():
     schedule = LoadSchedule(plan(seconds=5.0, rate=1.0))
     assert schedule.take() == (10, 0.0)
-    assert schedule.take() == (0, 0.0)  # it would be due after ten seconds
+    assert schedule.take() == (0, 0.0)  # it is due only after ten seconds
 
 
-def test_all_that_is_written_is_read(here, served):
+def test_bench_reads_all_written_records(here, served):
     before = served.log.topics()
     shown = here(
         *("bench", "--records", "2500", "--batch-rows", "100", "--producers", "2"),
@@ -71,7 +71,7 @@ def test_all_that_is_written_is_read(here, served):
     assert served.log.topics() == before
 
 
-def test_a_topic_of_the_users_keeps_the_records(here, served):
+def test_bench_keeps_the_records_of_a_given_topic(here, served):
     served.log.create_topic("loaded", partitions=2)
     shown = here("bench", "--topic", "loaded", "--records", "300", "--consumers", "0")
     assert shown.code == 0, shown.err
@@ -80,9 +80,9 @@ def test_a_topic_of_the_users_keeps_the_records(here, served):
     assert served.log.read("loaded").num_rows == 300
 
 
-# `make test` has the load that ends by itself; the signal needs a process of its own.
+# `make test` has the load that ends by itself. The signal needs a separate process.
 @pytest.mark.full
-def test_control_c_prints_what_there_is(served):
+def test_ctrl_c_prints_the_results_so_far(served):
     before = served.log.topics()
     running = served.start("bench", "--seconds", "600", "--rate", "2000", "--output", "json")
     made = eventually(lambda: set(served.log.topics()) - set(before))

@@ -1,4 +1,4 @@
-"""Percentiles of many durations are those of the sorted durations, to one percent."""
+"""Percentiles match those of the sorted durations, within one percent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_percentiles(durations, parts):
     assert found["max"] == pytest.approx(rising[-1] / 1000, abs=0.001)
 
 
-def test_without_durations_and_below_zero():
+def test_no_durations_and_negative_durations():
     none = Latencies()
     assert set(none.summary().values()) == {0.0}
     none.add(np.array([-5.0, 0.0]))

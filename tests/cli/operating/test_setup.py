@@ -1,4 +1,4 @@
-"""``isolog config example``: the files of ``conf/``; ``isolog prepare-spark``: bytecode."""
+"""``isolog config example``: the files of ``conf/``. ``isolog prepare-spark``: bytecode."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_every_file_of_conf_is_listed_once(call: Call):
     assert sorted(listed) == sorted(str(path.relative_to(ROOT / "conf")) for path in there)
 
 
-def test_a_file_is_printed_as_it_is(call: Call):
+def test_example_is_printed_unchanged(call: Call):
     assert call("config", "example", "broker.toml").out == (ROOT / "conf/broker.toml").read_text()
 
 
-def test_files_are_written_and_never_replaced_unasked(call: Call, tmp_path):
+def test_examples_are_written_and_replaced_only_with_force(call: Call, tmp_path):
     assert call("config", "example", "kubernetes", "--write", str(tmp_path)).code == 0
     made = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     assert made == ["etcd.yaml", "isolog.yaml"]
@@ -57,8 +57,8 @@ def test_bad_usage(call: Call, arguments, message):
     assert message in refused.err
 
 
-def test_the_package_data_name_every_file():
-    """The link is followed when a package is built, as far as setup.cfg has a pattern for it."""
+def test_package_data_include_every_example():
+    """A package contains the files of the link that match a pattern in setup.cfg."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     patterns = setup["options.package_data"]["spark_stream"].split()
@@ -68,7 +68,7 @@ def test_the_package_data_name_every_file():
         assert any(fnmatch.fnmatch(f"conf/{name}", each) for each in fits), name
 
 
-def test_a_module_of_the_archive_comes_from_its_bytecode_and_says_the_same(tmp_path: Path):
+def test_bytecode_in_the_archive_is_imported_and_behaves_like_the_source(tmp_path: Path):
     archive = tmp_path / "lib.zip"
     with zipfile.ZipFile(archive, "w") as made:
         made.writestr("house/__init__.py", "")

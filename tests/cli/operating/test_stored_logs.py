@@ -86,7 +86,7 @@ def test_dump_decodes_records(call: Call, topics):
     assert call("log", "dump", folder(topics, "typed"), "--records", "--partition", "7").out == ""
 
 
-def test_verify_changes_nothing_and_says_what_it_did_not_see(call: Call, topics):
+def test_verify_changes_no_file_and_reports_unchecked_writes(call: Call, topics):
     before = state_of(topics.directory / "topics")
     found = call("log", "verify", str(topics.directory))
     assert found.code == 0
@@ -95,7 +95,7 @@ def test_verify_changes_nothing_and_says_what_it_did_not_see(call: Call, topics)
     assert state_of(topics.directory / "topics") == before
 
 
-def test_a_log_that_cannot_be_read_keeps_no_other_from_being_checked(call: Call, topics, tmp_path):
+def test_unreadable_log_does_not_stop_verification_of_others(call: Call, topics, tmp_path):
     copy = tmp_path / "topics"
     shutil.copytree(topics.directory / "topics", copy)
     (arrow,) = (copy / "texts").rglob("*.arrow")
@@ -107,7 +107,7 @@ def test_a_log_that_cannot_be_read_keeps_no_other_from_being_checked(call: Call,
     assert "texts" in found.err
 
 
-def test_damage_in_a_copy_is_named_with_its_place(call: Call, topics, tmp_path):
+def test_damage_in_a_copy_is_reported_with_its_position(call: Call, topics, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder(topics, "typed"), copy)
     (arrow,) = copy.rglob("*.arrow")

@@ -117,7 +117,7 @@ def test_rates_are_those_between_the_last_two_samples():
     assert frame.topics[1].written.records is None  # it was not there before
 
 
-def test_a_frame_names_readers_that_are_gone_and_transactions_that_hold_back():
+def test_frame_names_gone_readers_and_blocking_transactions():
     gone = structs.replace(reader(5, 9), ending=ReaderEnding.LOST)
     holds = transaction("loader", 5, held_back=4)
     text = "transaction loader is open, and holds back 4 records"
@@ -130,7 +130,7 @@ def test_a_frame_names_readers_that_are_gone_and_transactions_that_hold_back():
     assert frame_of([sample(0, consumers=(reader(5, 9),))]).reader_problems == ()
 
 
-def test_retention_and_failovers_are_no_negative_rate():
+def test_retention_and_failovers_give_no_negative_rate():
     samples = [
         sample(0, topic("t", partition(0, "1", 9, 90))),
         sample(1, topic("t", partition(0, "1", 5, 20))),
@@ -176,7 +176,7 @@ def transaction(
     )
 
 
-def test_transactions_that_hold_the_most_records_back_come_first():
+def test_transactions_are_sorted_by_records_held_back():
     samples = [
         sample(
             90,
@@ -193,7 +193,7 @@ def test_transactions_that_hold_the_most_records_back_come_first():
     assert all(each.overdue and each.age_s == 90 for each in frame_of(samples).transactions)
 
 
-def test_records_held_back_are_those_of_all_brokers(tmp_path):
+def test_records_held_back_are_summed_over_all_brokers(tmp_path):
     """Each broker sees the first offsets of the partitions that it leads, and no others."""
     with (
         LocalCluster(2, folder=tmp_path, cuttable=False) as cluster,
@@ -214,12 +214,12 @@ def test_records_held_back_are_those_of_all_brokers(tmp_path):
 
 
 @pytest.mark.parametrize("output", [Listing.JSON, Listing.TABLE])
-def test_a_frame_that_is_shown_again_says_why(capsys, output):
+def test_repeated_frame_shows_the_error(capsys, output):
     print_frame(frame_of([sample(0)]), "no broker answers", output)
     assert "no broker answers" in capsys.readouterr().out
 
 
-def test_a_reader_whose_whole_lag_is_held_back_waits_for_the_transaction():
+def test_reader_whose_whole_lag_is_held_back_waits_for_the_transaction():
     held = topic("t", partition(0, "1", 100, 0, last_stable_offset=40))
     one = reader(40, 100)
     waiting = structs.replace(
@@ -344,7 +344,7 @@ def test_one_frame_of_a_cluster(served: Served, call: Call, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("key", ["q", "Ctrl-C"])
-def test_it_is_drawn_again_in_a_terminal_until(key: str, served: Served):
+def test_terminal_is_redrawn_until_a_key_ends_top(key: str, served: Served):
     """``make test`` draws the same frames without a terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 80))
@@ -379,7 +379,7 @@ def test_it_is_drawn_again_in_a_terminal_until(key: str, served: Served):
 
 
 def drained(terminal: int) -> None:
-    """Reads what comes until the other side is closed."""
+    """Read until the other side is closed."""
     with contextlib.suppress(OSError):
         while os.read(terminal, 1 << 16):
             pass

@@ -80,14 +80,14 @@ def test_json_of_every_kind_of_value():
 
 
 @given(some.lists(some.none() | some.text(), min_size=1))
-def test_json_gives_any_text_back(texts):
+def test_json_round_trips_any_text(texts):
     batch = pa.record_batch({'a "name"\n': pa.array(texts, pa.string())})
     lines = json_lines(batch, utf8=False).to_pylist()
     assert [json.loads(line)['a "name"\n'] for line in lines] == texts
     assert not any("\n" in line for line in lines)
 
 
-def test_json_of_null_structs_in_maps_whose_fields_take_no_nulls():
+def test_json_of_null_structs_with_not_null_fields_in_maps():
     field = pa.field("i", pa.int32(), nullable=False)
     structs = pa.StructArray.from_arrays(
         [pa.array([1, None, 3, None], pa.int32())],
@@ -113,14 +113,14 @@ def test_bytes_of_default_schema_topics_are_text():
     ]
 
 
-def test_raw_gives_the_bytes_as_they_are():
+def test_raw_prints_the_bytes_unchanged():
     sink = io.BytesIO()
     batch = pa.record_batch({"value": pa.array([b"skipped", b"\xff", None, b"a"], pa.binary())})
     writer_of(Shape.RAW, sink, batch.schema, utf8=True).write(batch.slice(1))
     assert sink.getvalue() == b"\xff\n\na\n"
 
 
-def test_csv_is_read_back_by_others():
+def test_csv_is_read_back_by_other_readers():
     schema = parse_schema("i int, s string, ts timestamp, a array<int>, x binary")
     rows = [
         {
@@ -146,7 +146,7 @@ def test_csv_is_read_back_by_others():
     assert '"2024-01-01T00:00:00Z"' in text
 
 
-def test_a_table_lines_up_and_cuts_what_is_long():
+def test_table_aligns_columns_and_cuts_long_cells():
     batch = pa.record_batch({"n": [1, 1000], "name": ["a\tb", "x" * 100]})
     head, rule, first, second = written(Shape.TABLE, batch).splitlines()
     assert head == "    n │ name"
@@ -162,7 +162,7 @@ def test_a_table_has_no_control_characters():
     assert row == " a [31mb c"
 
 
-def test_a_table_goes_on_until_a_cell_needs_more_room():
+def test_table_repeats_its_header_for_a_wider_cell():
     narrow = pa.record_batch({"n": [1], "s": ["a"]})
     wide = pa.record_batch({"n": [1], "s": ["abc"]})
     lines = written(Shape.TABLE, narrow, narrow, wide, narrow).splitlines()
@@ -194,6 +194,6 @@ def test_a_template():
 
 
 @pytest.mark.parametrize("text", ["plain", "{", "{}", "{value:>5}", "{value!r}", ""])
-def test_a_template_that_is_none(text):
+def test_invalid_templates_are_refused(text):
     with pytest.raises(InvalidOption, match="--format"):
         Template(text)

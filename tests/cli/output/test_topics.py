@@ -32,7 +32,7 @@ A, B, C = (name + "0123456789abcdef" * 2 for name in "abc")
 
 
 def partition(number: int, leader: str, epoch: int, *others: str) -> PartitionDescription:
-    """Only the first of the others is in sync; the last is behind."""
+    """Return a partition with one follower in sync, and the last follower behind."""
     end = 1_234_567_890
     return PartitionDescription(
         number,
@@ -99,13 +99,13 @@ def test_a_transaction_shows_its_whole_id_at_80_columns():
 
 def away() -> TopicDescription:
     """Describe a topic of two partitions, one of which has no leader."""
-    error = LeaderUnavailable("nobody leads it")
+    error = LeaderUnavailable("there is no leader")
     unknown = PartitionDescription(1, None, 1, (A,), (A,), *[None] * 6, error=error)
     return TopicDescription("t", "id", parse_schema("id bigint"), {}, (partition(0, A, 7), unknown))
 
 
 @pytest.mark.parametrize("shape", list(Listing))
-def test_no_number_is_shown_of_a_partition_that_cannot_be_asked(shape, capsys):
+def test_numbers_of_an_unavailable_partition_are_not_shown(shape, capsys):
     out = io.StringIO()
     show_topic(away(), shape, Console(file=out, width=200))
     if shape is Listing.JSON:
@@ -117,7 +117,7 @@ def test_no_number_is_shown_of_a_partition_that_cannot_be_asked(shape, capsys):
         assert re.search(r"^\s*1" + r"\s+-" * 6 + r"\s*$", out.getvalue(), re.MULTILINE)
 
 
-def test_who_deletes_a_topic_is_asked_with_its_number_of_records_only_where_it_is_known():
+def test_delete_question_has_the_number_of_records_if_known():
     assert delete_question(away()) == "Delete topic t? The number of its records is unknown."
     known = TopicDescription("t", "id", parse_schema("id bigint"), {}, (partition(0, A, 7),))
     assert delete_question(known) == "Delete topic t with its 234567890 records?"
@@ -159,7 +159,7 @@ def shown(*partitions: PartitionDescription, least: int = 1) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def test_moves_are_shown_while_they_are_under_way():
+def test_moves_in_progress_are_shown():
     moving = [
         replicated(n, "123", "12", {"2": 0, "3": 7}, adding="3", removing="2") for n in (0, 1)
     ]
@@ -170,7 +170,7 @@ def test_moves_are_shown_while_they_are_under_way():
     assert "partition 0: moving from 2, 4 to 3\n" in shown(replaced)
 
 
-def test_all_in_sync():
+def test_partitions_with_equal_replicas_share_a_row():
     synced = {"2": 0, "3": 0}
     assert shown(*(replicated(number, "123", "123", synced) for number in range(4))) == dedent("""\
         partition  leader  epoch  replicas  in sync (ISR)  lag
@@ -179,7 +179,7 @@ def test_all_in_sync():
         """)
 
 
-def test_a_stalled_follower_a_dead_one_and_a_partition_that_nobody_leads():
+def test_stalled_follower_dead_follower_and_missing_leader_are_shown():
     gone = LeaderUnavailable("flights/3 has no leader")
     text = shown(
         replicated(0, "123", "12", {"2": 0, "3": 50}),
@@ -200,7 +200,7 @@ def test_a_stalled_follower_a_dead_one_and_a_partition_that_nobody_leads():
         """)
 
 
-def test_a_partition_with_one_replica_needs_no_more_in_sync_than_it_has():
+def test_partition_with_one_replica_is_not_below_min_isr():
     assert "fewer" not in shown(replicated(0, "1", "1", {}), least=2)
 
 

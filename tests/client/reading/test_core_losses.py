@@ -11,7 +11,7 @@ import pytest
 
 import isolog
 from isolog.errors import DataLoss, InvalidOption, OffsetEvicted
-from tests.brokers import cut, grow
+from tests.brokers import append_entries, truncate_log
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def log(broker: BrokerProcess) -> Iterator[isolog.Log]:
     """A client that lives through the broker's restarts; topic ``t`` has the numbers 0 to 99."""
     with broker.connect() as found:
         found.create_topic("t", schema=NUMBERS)
-        grow(broker, "t", 0, 100)
+        append_entries(broker, "t", 0, 100)
         yield found
 
 
@@ -36,8 +36,8 @@ def read_on(consumer: isolog.Consumer) -> list[int]:
 def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(broker, log, grown):
     with log.consumer("t") as consumer:
         assert read_on(consumer) == list(range(100))
-        cut(broker, 60)
-        grow(broker, "t", 1000, grown)
+        truncate_log(broker, 60)
+        append_entries(broker, "t", 1000, grown)
         with pytest.raises(DataLoss, match="t/0: offsets 60 to 99 were truncated") as caught:
             read_on(consumer)
         assert caught.value.details["left"] == 60
@@ -51,8 +51,8 @@ def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(bro
 def test_a_consumer_that_continues_reads_all_that_was_written_since(broker, log, grown, caplog):
     with log.consumer("t", on_loss="continue") as consumer:
         assert read_on(consumer) == list(range(100))
-        cut(broker, 60)
-        grow(broker, "t", 1000, grown)
+        truncate_log(broker, 60)
+        append_entries(broker, "t", 1000, grown)
         with caplog.at_level(logging.WARNING):
             assert read_on(consumer) == list(range(1000, 1000 + grown))
         assert consumer.position() == {("t", 0): 60 + grown}
@@ -72,8 +72,8 @@ def test_a_consumer_that_waits_for_more_finds_out_too(broker, log, caplog):
         follower = threading.Thread(target=follow)
         follower.start()
         eventually(lambda: len(found) == 100)
-        cut(broker, 60)
-        grow(broker, "t", 1000, 5)
+        truncate_log(broker, 60)
+        append_entries(broker, "t", 1000, 5)
         eventually(lambda: found[100:] == list(range(1000, 1005)))
         consumer.close()
         follower.join(20)
@@ -83,8 +83,8 @@ def test_a_consumer_that_waits_for_more_finds_out_too(broker, log, caplog):
 def test_a_consumer_that_has_read_nothing_knows_where_it_began(broker, log):
     """It began at the end, and records that are written there later are others."""
     with log.consumer("t", start="latest") as consumer:
-        cut(broker, 60)
-        grow(broker, "t", 1000, 90)
+        truncate_log(broker, 60)
+        append_entries(broker, "t", 1000, 90)
         with pytest.raises(DataLoss, match="offsets 60 to 99 were truncated"):
             read_on(consumer)
 
@@ -97,7 +97,7 @@ def test_what_was_not_taken_back_is_no_loss(broker, log):
         assert found
         broker.kill()
         broker.restart()  # in a new epoch, with all records
-        grow(broker, "t", 100, 10)
+        append_entries(broker, "t", 100, 10)
         assert found + read_on(consumer) == list(range(110))
 
 
@@ -109,13 +109,13 @@ def test_a_backup_that_was_put_in_place_has_lost_what_was_written_since(broker, 
         getattr(broker, end)()
         shutil.copytree(broker.directory, backup)
         broker.restart()
-        grow(broker, "t", 100, 50)
+        append_entries(broker, "t", 100, 50)
         assert read_on(consumer) == list(range(150))
         getattr(broker, end)()
         shutil.rmtree(broker.directory)
         shutil.copytree(backup, broker.directory)
         broker.restart()
-        grow(broker, "t", 1000, 90)
+        append_entries(broker, "t", 1000, 90)
         with pytest.raises(DataLoss, match="t/0: offsets 100 to 149 were truncated"):
             read_on(consumer)
 
@@ -128,7 +128,7 @@ def test_a_log_that_moved_goes_on_as_it_was(broker, log):
         elsewhere = broker.directory.with_name("elsewhere")
         broker.directory.rename(elsewhere)
         with BrokerProcess(elsewhere, broker.address) as moved:
-            grow(moved, "t", 100, 1)
+            append_entries(moved, "t", 100, 1)
             assert read_on(consumer) == [100]
             assert "cannot vouch" not in moved.log_text()
 
@@ -144,8 +144,8 @@ def test_a_bound_that_was_taken_back_before_it_was_reached_ends_no_later(broker,
     with log.consumer("big") as consumer:
         batches = consumer.batches(until="latest")
         rows = next(batches).num_rows
-        cut(broker, 9, topic="big")
-        grow(broker, "big", 0, grown)
+        truncate_log(broker, 9, topic="big")
+        append_entries(broker, "big", 0, grown)
         watchdog = threading.Timer(30, consumer.close)
         watchdog.start()
         assert rows + sum(batch.num_rows for batch in batches) == 9 * count + grown
@@ -160,8 +160,8 @@ def test_a_stored_position_knows_its_epoch(broker, log):
     with log.consumer("t", name="reader") as consumer:
         assert read_on(consumer) == list(range(100))
         consumer.commit()
-    cut(broker, 60)
-    grow(broker, "t", 1000, 90)
+    truncate_log(broker, 60)
+    append_entries(broker, "t", 1000, 90)
     with log.consumer("t", name="reader") as consumer:
         assert consumer.position() == {("t", 0): 100}
         with pytest.raises(DataLoss, match="offsets 60 to 99 were truncated"):
@@ -179,7 +179,7 @@ def test_evicted_records_are_told_or_passed_over(tmp_path):
         broker.connect() as log,
     ):
         log.create_topic("t", schema=NUMBERS, config={"segment.entries": 16})
-        grow(broker, "t", 0, 100)
+        append_entries(broker, "t", 0, 100)
         with log.consumer("t") as failing, log.consumer("t", on_loss="continue") as going_on:
             log.alter_topic("t", config={"retention.bytes": 1})
             eventually(lambda: log.describe("t").partitions[0].log_start_offset)

@@ -10,7 +10,7 @@ import pytest
 import isolog
 from isolog.errors import DataLoss
 from spark_stream.consistency.entries import ENTRY_SIZE
-from tests.brokers import cut, grow
+from tests.brokers import append_entries, truncate_log
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, BrokerProcess, numbers
 
@@ -24,7 +24,7 @@ def epoch(broker: BrokerProcess, topic: str) -> int:
 def made(broker: BrokerProcess, topic: str) -> str:
     with broker.connect() as log:
         log.create_topic(topic, partitions=2, schema=NUMBERS)
-    grow(broker, topic, 0, 100)
+    append_entries(broker, topic, 0, 100)
     return topic
 
 
@@ -38,7 +38,7 @@ def test_the_epoch_goes_on_until_the_log_is_not_as_it_was_left(broker, topic):
         broker.start()
         seen.append(epoch(broker, topic))
     assert seen == [0, 0, 0, 0, 0]
-    grow(broker, topic, 0, 5)
+    append_entries(broker, topic, 0, 5)
     assert broker.terminate() == 0
     (entries,) = broker.directory.glob("topics/*/*/0/*.entries")
     entries.write_bytes(entries.read_bytes()[: 3 * ENTRY_SIZE])
@@ -51,8 +51,8 @@ def test_the_epoch_goes_on_until_the_log_is_not_as_it_was_left(broker, topic):
 def test_a_log_that_shrank_and_grew_is_told_by_partition_range_and_epochs(broker, made, grown):
     query = Query(broker.address, made)
     assert query.batch() == list(range(100))
-    cut(broker, 60)
-    grow(broker, made, 1000, grown)
+    truncate_log(broker, 60)
+    append_entries(broker, made, 1000, grown)
     with pytest.raises(DataLoss) as caught:
         query.batch()
     said = caught.value.message
@@ -69,11 +69,11 @@ def test_cut_log_is_read_on_if_the_next_end_has_the_number_of_the_start(
 ):
     with broker.connect() as log:
         log.create_topic(topic, schema=NUMBERS)
-    grow(broker, topic, 0, 100)
+    append_entries(broker, topic, 0, 100)
     query = Query(broker.address, topic, failOnDataLoss=False)
     assert query.batch() == list(range(100))
-    cut(broker, 60)
-    grow(broker, topic, 1000, grown)
+    truncate_log(broker, 60)
+    append_entries(broker, topic, 1000, grown)
     limits = {} if limit is None else {"maxOffsetsPerTrigger": limit}
     query = Query(broker.address, topic, failOnDataLoss=False, at=query.at, **limits)
     found = []
@@ -86,16 +86,16 @@ def test_cut_log_is_read_on_if_the_next_end_has_the_number_of_the_start(
 def test_without_failing_everything_written_since_is_read(broker, made, grown, caplog):
     query = Query(broker.address, made, failOnDataLoss=False)
     assert query.batch() == list(range(100))
-    cut(broker, 60)
-    grow(broker, made, 1000, grown)
-    grow(broker, made, 2000, 3, partition=1)
+    truncate_log(broker, 60)
+    append_entries(broker, made, 1000, grown)
+    append_entries(broker, made, 2000, 3, partition=1)
     with caplog.at_level(logging.WARNING):
         assert query.batch() == [*range(1000, 1000 + grown), 2000, 2001, 2002]
     told = [each.message for each in caplog.records if "were truncated" in each.message]
     assert len(told) == 1
     assert "offsets 60 to 99" in told[0]
     assert query.batch() == []
-    grow(broker, made, 3000, 5)
+    append_entries(broker, made, 3000, 5)
     assert query.batch() == list(range(3000, 3005))
 
 
@@ -103,8 +103,8 @@ def test_limits_count_from_where_the_log_was_cut(broker, made):
     query = Query(broker.address, made, failOnDataLoss=False, maxOffsetsPerTrigger=25)
     for first in range(0, 100, 25):
         assert query.batch() == list(range(first, first + 25))
-    cut(broker, 60)
-    grow(broker, made, 1000, 90)
+    truncate_log(broker, 60)
+    append_entries(broker, made, 1000, 90)
     found = [query.batch() for _ in range(5)]
     assert [len(each) for each in found] == [25, 25, 25, 15, 0]
     assert [number for each in found for number in each] == list(range(1000, 1090))
@@ -115,8 +115,8 @@ def test_a_planned_batch_that_is_read_after_the_log_was_cut(broker, made, fail):
     """Its end is in Spark's checkpoint: other records stand there now."""
     query = Query(broker.address, made, failOnDataLoss=fail)
     end = query.planned()
-    cut(broker, 60)
-    grow(broker, made, 1000, 90)
+    truncate_log(broker, 60)
+    append_entries(broker, made, 1000, 90)
     query.start()
     if fail:
         with pytest.raises(DataLoss, match=r"60 to 99 were (cut off|truncated)"):
@@ -130,8 +130,8 @@ def test_a_planned_batch_that_is_read_after_the_log_was_cut(broker, made, fail):
 def test_a_task_that_reads_while_the_log_is_cut_takes_no_other_records(broker, made, fail):
     query = Query(broker.address, made, failOnDataLoss=fail)
     (partition,) = query.reader.partitions(query.at, query.planned())
-    cut(broker, 60)
-    grow(broker, made, 1000, 90)
+    truncate_log(broker, 60)
+    append_entries(broker, made, 1000, 90)
     batches = query.reader.read(partition)
     if fail:
         with pytest.raises(DataLoss, match="offsets 60 to 99 were truncated"):
@@ -148,7 +148,7 @@ def test_a_log_that_lost_nothing_is_read_on_after_a_kill(broker, made):
         broker.kill()
         broker.start()
         query = Query(broker.address, made, at=query.at)
-        grow(broker, made, first, 10)
+        append_entries(broker, made, first, 10)
         assert query.batch() == list(range(first, first + 10))
     assert query.at[made]["partitions"]["0"] == {"offset": 120, "epoch": 0}
 
@@ -169,8 +169,8 @@ def test_a_progress_says_where_to_start_and_under_which_epoch(broker, made, fail
     given = {"startingOffsets": text, "failOnDataLoss": fail}
     assert Query(broker.address, made, **given).batch() == list(range(80, 100))
     assert batch_read(broker.address, made, **given) == list(range(80, 100))
-    cut(broker, 60)
-    grow(broker, made, 1000, 50)
+    truncate_log(broker, 60)
+    append_entries(broker, made, 1000, 50)
     if fail:
         with pytest.raises(DataLoss, match="offsets 60 to 79 were truncated"):
             Query(broker.address, made, **given).batch()

@@ -149,7 +149,7 @@ def check_accessible(page: playwright.Page) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_shows_what_is_there_to_everybody(browser, address, view, width, scheme):
+def test_each_view_shows_its_data_and_is_accessible(browser, address, view, width, scheme):
     """axe finds nothing serious, nothing is wider than the page, and no script fails."""
     path, words = VIEWS[view]
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def test_each_view_shows_what_is_there_to_everybody(browser, address, view, widt
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_bounds_move_while_somebody_looks(page, address):
+def test_bounds_of_a_partition_are_updated_live(page, address):
     page.goto(f"{address}/topics/flights/1")
     leo = page.locator("g.leo text")
     before = leo.text_content()
@@ -173,7 +173,7 @@ def test_bounds_move_while_somebody_looks(page, address):
     assert re.search(r"offsets 0 to [\d,]+, last stable offset", title)
 
 
-def test_an_address_is_a_view_that_reload_and_back_find_again(page, address):
+def test_views_have_addresses_for_reload_and_back(page, address):
     page.goto(f"{address}/topics")
     page.get_by_role("link", name="flights", exact=True).click()
     page.get_by_role("link", name="Show records").click()
@@ -202,7 +202,7 @@ def test_an_address_is_a_view_that_reload_and_back_find_again(page, address):
     playwright.expect(page.get_by_role("heading", level=1)).to_have_text("flights")
 
 
-def test_everything_is_reached_by_keyboard(page, address):
+def test_page_is_usable_by_keyboard(page, address):
     page.goto(address)
     settle(page)
     page.keyboard.press("Tab")
@@ -223,7 +223,7 @@ def test_everything_is_reached_by_keyboard(page, address):
     playwright.expect(page.locator("#app")).to_contain_text("No topic name contains")
 
 
-def test_the_theme_is_chosen_and_kept(page, address):
+def test_theme_is_changed_and_stored(page, address):
     page.goto(address)
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)
@@ -235,7 +235,7 @@ def test_the_theme_is_chosen_and_kept(page, address):
     assert page.evaluate(ground) == dark
 
 
-def test_a_transaction_is_aborted_after_a_question(page, address, scenario):
+def test_abort_button_needs_a_confirmation(page, address, scenario):
     page.goto(f"{address}/topics/flights/0")
     button = page.get_by_role("button", name="Abort loader-1")
     button.click()
@@ -252,7 +252,7 @@ def test_a_transaction_is_aborted_after_a_question(page, address, scenario):
     assert scenario.log.describe_transaction("loader-1").state == "aborted"
 
 
-def test_a_failover_is_told_in_words(page, address, scenario):
+def test_failover_is_shown(page, address, scenario):
     page.goto(address)
     settle(page)
     playwright.expect(page.locator("#app")).not_to_contain_text("is dead")
@@ -275,7 +275,7 @@ def test_a_failover_is_told_in_words(page, address, scenario):
     playwright.expect(page.locator("#app")).not_to_contain_text("is dead")
 
 
-def test_a_full_disk_is_told_where_writes_are_refused(browser, tmp_path: Path):
+def test_full_disk_is_shown_in_the_affected_views(browser, tmp_path: Path):
     """There are no problems, then writes are refused, then they are accepted again."""
     with (
         BrokerProcess(tmp_path / "log") as broker,
@@ -313,7 +313,7 @@ def test_a_full_disk_is_told_where_writes_are_refused(browser, tmp_path: Path):
 # -- logins ---------------------------------------------------------------------------------------
 
 
-def test_users_log_in_see_what_they_may_see_and_log_out(browser, tmp_path: Path):
+def test_users_log_in_see_permitted_topics_and_log_out(browser, tmp_path: Path):
     with asking_broker(tmp_path) as broker:
         with isolog.connect(broker.address, user="root", password=PASSWORD) as root:
             root.create_topic("seen")
@@ -355,7 +355,7 @@ def test_users_log_in_see_what_they_may_see_and_log_out(browser, tmp_path: Path)
             playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
 
 
-def test_the_page_says_so_when_the_console_is_gone_and_connects_again(browser, tmp_path, scenario):
+def test_page_shows_a_lost_connection_and_reconnects(browser, tmp_path, scenario):
     with Opened(browser, 1280) as page:
         with started_console(tmp_path, "--bootstrap", scenario.cluster.bootstrap) as address:
             page.goto(f"{address}/transactions")
