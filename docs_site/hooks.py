@@ -3,7 +3,7 @@
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* A search ranks decisions, and other pages about internals, after the pages for users.
+* A search ranks the API, decisions, and other pages about internals after the pages for users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages of the repository that are in the navigation, linked or not."""
 
-_FOUND_LAST: Final = ("decisions/", "repository/", "format.md", "protocol.md", "rules.md")
+_FOUND_LAST: Final = ("api/", "decisions/", "repository/", "format.md", "protocol.md", "rules.md")
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
