@@ -148,8 +148,8 @@ def connect(
 class Log(ProcessBound):
     """A connection to a log, for any thread. Use it as a context manager, or call :meth:`close`.
 
-    :func:`connect` returns it. It shares one network connection for each broker with all other
-    connections of the process.
+    :func:`connect` returns it. All clients of a process with the same credential share one network
+    connection to each broker.
 
     Examples:
         >>> topic = log.create_topic("greetings")
