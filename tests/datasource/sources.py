@@ -1,4 +1,4 @@
-"""The readers of a query without Spark, asked for what Spark would, in its order."""
+"""The readers of a query without Spark, called in Spark's order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Query:
             self.at = self.reader.initialOffset()
 
     def planned(self) -> Any:
-        """The end of the next micro-batch: Spark writes it down, then reads up to it."""
+        """Plan the next micro-batch, and return its end, which Spark stores before it reads."""
         limit = self.reader.getDefaultReadLimit()
         return json.loads(json.dumps(self.reader.latestOffset(self.at, limit)))
 
@@ -51,13 +51,13 @@ class Query:
 
 
 def _given(address: str, topics: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a query; without ``topics`` they say themselves what it reads."""
+    """Return the options of a query. Without ``topics``, they select the topics themselves."""
     subscribed = {} if topics is None else {"subscribe": topics}
     return {"bootstrap": address, **subscribed, **options}
 
 
 def batch_read(address: str, topics: str | None, **options: Any) -> list[int]:
-    """What a batch query reads."""
+    """Return the numbers that a batch query reads."""
     given = _given(address, topics, options)
     chosen = source_options({name: str(value) for name, value in given.items()}, streaming=False)
     reader = IsologReader(chosen, to_spark(NUMBERS))

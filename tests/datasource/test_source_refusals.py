@@ -1,7 +1,7 @@
-"""What a query and a write are refused for, without Spark: each option and column by its name.
+"""The refusals of a query and of a write, without Spark: each option and column by its name.
 
-``tests/spark/test_batch_source.py`` and ``tests/spark/test_sink.py`` hold that Spark shows it: the
-first of each table in ``make test``, all of them in ``make test-all``.
+``tests/spark/test_batch_source.py`` and ``tests/spark/test_sink.py`` prove that Spark shows them:
+the first of each table in ``make test``, all of them in ``make test-all``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WRITES = [
     ({"transactionTimeout": "500ms"}, "transactionTimeout takes a time from 1s to 1d"),
 ]
 TEXT, INT, LONG = pa.string(), pa.int32(), pa.int64()
-# What Spark is asked for, the columns that it has, and what is said.
+# Options, columns, and the message.
 MISFITS = [
     (
         "select cast(id as string) as n from range(3)",
@@ -84,7 +84,7 @@ def columns(**types: pa.DataType) -> StructType:
 
 
 @pytest.mark.parametrize(("options", "message"), READS)
-def test_a_bad_option_of_a_read_has_a_message_of_its_own(
+def test_invalid_option_of_a_read_has_a_specific_message(
     shared: BrokerProcess, log: isolog.Log, topic: str, options: dict[str, str], message: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -95,7 +95,7 @@ def test_a_bad_option_of_a_read_has_a_message_of_its_own(
 
 
 @pytest.mark.parametrize(("options", "message"), WRITES)
-def test_a_bad_option_of_a_write_has_a_message_of_its_own(
+def test_invalid_option_of_a_write_has_a_specific_message(
     shared: BrokerProcess, topic: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(Exception, match=r"INVALID_OPTION|UNSUPPORTED") as caught:
@@ -104,7 +104,7 @@ def test_a_bad_option_of_a_write_has_a_message_of_its_own(
 
 
 @pytest.mark.parametrize("schema", [NUMBERS, None], ids=["typed", "Kafka's"])
-def test_a_frame_that_does_not_fit_is_refused_by_column(
+def test_dataframe_that_does_not_fit_is_refused_by_column(
     shared: BrokerProcess, log: isolog.Log, topic: str, schema: pa.Schema | None
 ) -> None:
     log.create_topic(topic, schema=schema)

@@ -1,4 +1,4 @@
-"""The lag of a query, from what its progress says."""
+"""The lag of a query, from its progress."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def source(end, latest, topic_id="id", latest_id="id"):
 
 @pytest.mark.rule("how far a query is behind", "datasource/watching.py")
 @given(places, places, st.booleans(), st.booleans())
-def test_the_lag_is_what_may_be_read_and_was_not(end, latest, anew, as_text):
-    """A partition that the query has not come to, and a topic made anew, are read from 0 on."""
+def test_lag_counts_readable_records_that_were_not_read(end, latest, anew, as_text):
+    """A partition that the query has not read, and a topic created again, count from 0."""
     told = source(end, latest, topic_id="before" if anew else "id")
     if as_text:
         told = {name: json.dumps(value) for name, value in told.items()}
@@ -91,7 +91,7 @@ def ended(run="r1"):
     return SimpleNamespace(runId=run)
 
 
-def test_a_line_is_logged_now_and_then(caplog):
+def test_lag_is_logged_at_most_once_per_interval(caplog):
     clock = Moments()
     listener = LagListener(log_every_s=10, monotonic=clock)
     with caplog.at_level(logging.INFO):
@@ -106,7 +106,7 @@ def test_a_line_is_logged_now_and_then(caplog):
     ]
 
 
-def test_the_metrics_of_a_query_go_with_it_and_its_counters_stay():
+def test_gauges_of_an_ended_query_are_removed_and_its_counters_stay():
     registry = CollectorRegistry()
     listener = LagListener(registry=registry)
 
@@ -124,7 +124,7 @@ def test_the_metrics_of_a_query_go_with_it_and_its_counters_stay():
     assert registry.get_sample_value("isolog_query_batches_total", {"query": "q"}) == 2
     assert registry.get_sample_value("isolog_query_batch_seconds", {"query": "q"}) == 1.5
     listener.onQueryProgress(progress(run="r2", end={0: 5}, latest={0: 9}))
-    listener.onQueryTerminated(ended("r1"))  # the end of a run is told late
+    listener.onQueryTerminated(ended("r1"))  # the event of the end of a run is late
     assert value("isolog_query_lag_records") == 4
     assert listener.lags() == {"q": [PartitionLag("t", 0, 5, 9)]}
     listener.onQueryTerminated(ended("r2"))

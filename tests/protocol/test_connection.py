@@ -1,4 +1,4 @@
-"""The protocol core: two sides joined by bytes that are split, damaged or cut."""
+"""The protocol core: two sides connected by bytes that are split, damaged or truncated."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def joined(side: Connection) -> bytes:
 
 
 class Pair:
-    """A client and a broker whose bytes go to one another when `exchange` is called."""
+    """A client and a broker whose bytes are exchanged when `exchange` is called."""
 
     def __init__(
         self, client: ConnectionLimits = LIMITS, broker: ConnectionLimits = LIMITS
@@ -110,7 +110,7 @@ def test_a_body_may_be_sent_in_parts() -> None:
     assert pair.at_client == [Received(1, b"f", b"d" + bytes(16), end=True)]
 
 
-def test_versions_are_negotiated_and_named_where_there_is_none_in_common() -> None:
+def test_versions_are_negotiated_or_both_ranges_are_reported() -> None:
     new = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))
     middle = Connection(is_client=False, greeting=b"", now=0, versions=(1, 2))
     assert middle.receive(joined(new), 0) == [Ready(2, b"")]
@@ -126,14 +126,14 @@ def test_versions_are_negotiated_and_named_where_there_is_none_in_common() -> No
 
 def test_an_answer_in_a_version_that_was_not_offered_ends_the_connection() -> None:
     client = Connection(is_client=True, greeting=b"", now=0, versions=(1, 1))
-    ends_it = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))  # says 2 to 3 first
+    ends_it = Connection(is_client=True, greeting=b"", now=0, versions=(2, 3))
     [lost] = client.receive(joined(ends_it), 0)
     refused = "no version of the protocol in common: the client speaks 1, the broker 2 to 3"
     assert lost == Lost("VERSION", refused)
 
 
 def test_a_release_speaks_its_own_version_and_the_previous_one() -> None:
-    """Version 1 is the first; a side that speaks the next two, and no more, is refused."""
+    """Version 1 is the first. A side that speaks only the next two is refused."""
     assert max(1, VERSION - 1) == OLDEST
     for version, is_spoken in ((VERSION, True), (VERSION + 1, True), (VERSION + 2, False)):
         other = Connection(
@@ -144,7 +144,7 @@ def test_a_release_speaks_its_own_version_and_the_previous_one() -> None:
         assert isinstance(event, Ready) is is_spoken
 
 
-def test_a_stream_without_credit_waits_and_others_go_on() -> None:
+def test_stream_without_credit_waits_while_others_continue() -> None:
     pair = Pair()
     slow, fast = pair.open(), pair.open()
     pair.client.send(slow, b"", bytes(150_000))
@@ -162,7 +162,7 @@ def test_a_stream_without_credit_waits_and_others_go_on() -> None:
     assert pair.client.may_send(slow)
 
 
-def test_credit_that_an_opening_gives_is_for_what_is_sent_back() -> None:
+def test_credit_of_an_opening_is_for_the_answer() -> None:
     pair = Pair()
     stream = pair.open(end=True, credit=1_000_000)
     for _ in range(5):
@@ -185,7 +185,7 @@ def test_the_end_of_a_stream_needs_no_credit() -> None:
         pair.client.send(stream, b"late")
 
 
-def test_an_error_ends_a_stream_and_what_was_on_its_way_is_dropped() -> None:
+def test_error_ends_a_stream_and_late_frames_are_dropped() -> None:
     pair = Pair()
     stream = pair.open()
     pair.broker.fail(stream, b"why")
@@ -196,7 +196,7 @@ def test_an_error_ends_a_stream_and_what_was_on_its_way_is_dropped() -> None:
     assert pair.client.open_streams == pair.broker.open_streams == 0
 
 
-def test_a_client_gives_a_stream_up() -> None:
+def test_client_cancels_a_stream() -> None:
     pair = Pair()
     stream = pair.open()
     pair.client.cancel(stream)
@@ -208,7 +208,7 @@ def test_a_client_gives_a_stream_up() -> None:
         pair.broker.send(stream, b"late")
 
 
-def test_no_more_streams_are_opened_than_the_broker_takes() -> None:
+def test_streams_are_limited_by_the_broker() -> None:
     pair = Pair()
     numbers = [pair.open() for _ in range(5)]
     assert pair.client.open("one more", b"") is None
@@ -216,7 +216,7 @@ def test_no_more_streams_are_opened_than_the_broker_takes() -> None:
     assert pair.client.open("now", b"") == 6
 
 
-def test_a_broker_that_stops_finishes_what_is_open() -> None:
+def test_stopping_broker_finishes_open_streams() -> None:
     pair = Pair()
     stream = pair.open(end=True)
     pair.broker.stop("shutting down")
@@ -230,7 +230,7 @@ def test_a_broker_that_stops_finishes_what_is_open() -> None:
         pair.client.open("new", b"")
 
 
-def test_frames_larger_than_the_peer_takes_are_not_sent() -> None:
+def test_frames_above_the_peers_limit_are_not_sent() -> None:
     pair = Pair()
     stream = pair.open()
     with pytest.raises(ValueError, match="a body of 1048577 bytes; at most 1048576"):
@@ -238,12 +238,12 @@ def test_frames_larger_than_the_peer_takes_are_not_sent() -> None:
 
 
 def ticked(side: Connection, begin: int, end: int) -> list[Event]:
-    """Return the events of a tick a second."""
+    """Return the events of ticks, one a second."""
     return [event for second in range(begin, end) for event in side.tick(second)]
 
 
 @pytest.mark.rule("when a silent connection is ended", "protocol/connection.py")
-def test_a_silent_peer_is_asked_once_and_then_lost() -> None:
+def test_silent_peer_gets_one_ping_and_is_then_lost() -> None:
     pair = Pair(broker=replace(LIMITS, heartbeat_s=5, silence_s=15))
     assert ticked(pair.broker, 1, 16) == []
     assert joined(pair.broker) == b"".join(map(bytes, frame_bytes(FrameKind.PING, 0)))
@@ -251,10 +251,10 @@ def test_a_silent_peer_is_asked_once_and_then_lost() -> None:
     assert ticked(pair.broker, 17, 40) == []
 
 
-def test_a_side_that_stood_still_listens_before_it_judges() -> None:
+def test_paused_side_reads_before_it_ends_the_connection() -> None:
     pair = Pair()
     assert ticked(pair.broker, 1, 3) == []
-    assert pair.broker.tick(1000) == []  # what came meanwhile waits in the socket
+    assert pair.broker.tick(1000) == []  # the frames of that time wait in the socket
     assert pair.broker.receive(b"".join(map(bytes, frame_bytes(FrameKind.PONG, 0))), 1000) == []
     assert ticked(pair.broker, 1001, 1016) == []
     assert ends(pair.broker.tick(1016)) == "SILENT"
@@ -268,13 +268,13 @@ def test_a_peer_that_answers_pings_lives() -> None:
     assert pair.client.lost is pair.broker.lost is None
 
 
-def test_a_connection_that_says_nothing_is_lost() -> None:
+def test_connection_without_hello_is_lost() -> None:
     broker = Connection(is_client=False, greeting=b"", now=0)
     assert ticked(broker, 1, 11) == []
     assert ends(broker.tick(11)) == "TIMEOUT"
 
 
-def test_half_a_frame_for_ever_is_lost_however_slowly_it_grows() -> None:
+def test_frame_that_never_completes_is_lost() -> None:
     pair = Pair()
     pair.broker.receive(PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 1000, 0), 0)
     lost: list[Event] = []
@@ -311,7 +311,7 @@ def test_a_frame_on_a_slow_link_may_take_longer_than_its_senders_silence_limit(
     assert [type(event) for event in lost] == [Received]
 
 
-def test_the_time_in_which_a_side_receives_nothing_on_purpose_is_not_the_frames() -> None:
+def test_pause_of_reading_does_not_count_for_the_frame_timeout() -> None:
     pair = Pair(broker=LIMITS)
     data = b"".join(map(bytes, frame_bytes(FrameKind.OPEN, 0, bytes(1000))))
     pair.broker.receive(data[:500], 0)
@@ -374,9 +374,7 @@ OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
         )),
     ],
 )  # fmt: skip
-def test_what_breaks_the_protocol_ends_the_connection_with_its_reason(
-    code: str, data: bytes
-) -> None:
+def test_protocol_error_ends_the_connection_with_its_reason(code: str, data: bytes) -> None:
     broker = Connection(is_client=False, greeting=b"", now=0, limits=LIMITS)
     events = broker.receive(data, 0)
     assert ends(events) == code
@@ -386,7 +384,7 @@ def test_what_breaks_the_protocol_ends_the_connection_with_its_reason(
     assert ends(client.receive(joined(broker), 0)) == code
 
 
-def test_a_frame_that_claims_much_takes_no_memory_before_it_is_checked() -> None:
+def test_frame_sizes_are_checked_before_memory_is_allocated() -> None:
     sizes: list[int] = []
 
     def allocate(size: int) -> bytearray:
@@ -422,7 +420,7 @@ def all_events(side: Connection, data: bytes, now: float = 0) -> list[Event]:
     return events
 
 
-def test_one_call_takes_a_bounded_number_of_frames_and_later_calls_the_rest() -> None:
+def test_one_call_handles_a_bounded_number_of_frames() -> None:
     whole = b"".join(
         frame(FrameKind.OPEN, number, b"\x93\xa1m\x00\xc4\x00") + frame(FrameKind.CANCEL, number)
         for number in range(1, 101)
@@ -459,7 +457,7 @@ CREDIT = frame(FrameKind.CREDIT, 1, b"\x01")
     [PING, frame(FrameKind.PONG, 0), CANCEL, CREDIT, frame(DATA, 1)],
     ids=["ping", "pong", "cancel of an old stream", "credit of an old stream", "empty data"],
 )
-def test_control_frames_without_a_need_end_the_connection(flood: bytes) -> None:
+def test_needless_control_frames_end_the_connection(flood: bytes) -> None:
     broker = broker_of()
     broker.receive(OPEN + CANCEL, 0)
     assert all_events(broker, flood * (CONTROL_BURST - 10)) == []
@@ -473,7 +471,7 @@ def test_credit_of_an_open_stream_is_counted_too() -> None:
 
 
 def test_control_frames_that_clients_need_end_no_connection() -> None:
-    """A hundred each second for ever; and for each stream a CANCEL after its answer."""
+    """A hundred each second without end, and for each stream a CANCEL after its answer."""
     broker = broker_of()
     for second in range(1000):
         assert all_events(broker, PING * int(CONTROL_PER_S), second) == []
@@ -491,7 +489,7 @@ def test_each_frame_that_a_client_gets_may_be_answered_with_credit() -> None:
         assert broker.receive(frame(FrameKind.CREDIT, 1, b"\x10"), 0) == []
 
 
-def test_credit_is_gathered_while_the_peer_may_not_send() -> None:
+def test_credit_is_collected_while_the_peer_may_not_send() -> None:
     """A slow reader of many small frames before a large one must not exceed its budget."""
     pair = Pair()
     number = pair.open(end=True)
@@ -518,7 +516,7 @@ def test_one_answer_is_enough_for_all_pings_before_it() -> None:
     assert joined(broker) == frame(FrameKind.PONG, 0)
 
 
-def test_frames_of_a_stream_that_failed_are_taken_up_to_its_credit() -> None:
+def test_frames_of_a_failed_stream_are_accepted_up_to_its_credit() -> None:
     """They may have been sent before the client got the error. Later ones are a flood."""
     client, broker = Connection(is_client=True, greeting=b"", now=0, limits=LIMITS), broker_of()
     client.receive(frame(FrameKind.HELLO, 0, msgspec.msgpack.encode(HELLO_OF_BROKER)), 0)
@@ -547,7 +545,7 @@ SIZES = st.sampled_from([0, 1, 7, 1000, SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1, 90
 
 @st.composite
 def conversations(draw: st.DrawFn) -> bytes:
-    """Return what a client may send, as one piece of bytes."""
+    """Generate the bytes of a client, as one piece."""
     client = Connection(is_client=True, greeting=b"hi", now=0)
     sent = joined(client)
     broker = Connection(
@@ -577,7 +575,7 @@ def conversations(draw: st.DrawFn) -> bytes:
 
 
 def fed(data: bytes, cuts: list[int]) -> list[Event]:
-    """Return the events of a broker that gets the bytes in these pieces, by either way in."""
+    """Return the events of a broker that gets the bytes in these pieces, in either way."""
     broker = Connection(
         is_client=False, greeting=b"", now=0, limits=replace(LIMITS, credit=1 << 39)
     )

@@ -19,7 +19,7 @@ from tests.spark.conftest import Queries
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
-# Without a JVM both are in tests/datasource/reading/test_losses_told.py.
+# Without a JVM both are in tests/datasource/reading/test_losses_messages.py.
 BOTH = [True, pytest.param(False, marks=pytest.mark.full)]
 
 

@@ -24,7 +24,7 @@ FAST = replace(CLIENT_LIMITS, heartbeat_s=0.5, silence_s=3.0)
 
 @dataclass(frozen=True)
 class Place:
-    """How a server is reached; and its streams that answer nothing."""
+    """The address of a server, and its streams without an answer."""
 
     address: str
     tls: ssl.SSLContext | None = None
@@ -35,7 +35,7 @@ class Place:
 
 
 def echo(opened: StreamOpened, stream: Stream) -> None:
-    """Serve: ``echo`` sends everything back, ``fail`` fails, ``hold`` answers nothing.
+    """Serve: ``echo`` sends everything back, ``fail`` fails, ``hold`` sends no answer.
 
     ``break`` raises.
     """

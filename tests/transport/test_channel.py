@@ -113,7 +113,7 @@ def opens(count: int) -> bytes:
 
 
 @pytest.mark.rule("how much of a turn one connection may take", "transport/channel.py")
-def test_a_turn_takes_a_bounded_number_of_frames_and_the_next_turns_the_rest() -> None:
+def test_turn_handles_a_bounded_number_of_frames() -> None:
     with side() as it:
         it.client.sendall(opens(3000))
         it.loop.ready(READ)
@@ -128,7 +128,7 @@ def test_a_turn_takes_a_bounded_number_of_frames_and_the_next_turns_the_rest() -
         ]
 
 
-def test_a_turn_whose_time_is_used_up_takes_one_call() -> None:
+def test_turn_without_time_left_makes_one_call() -> None:
     with side(share_s=0.0) as it:
         it.client.sendall(opens(3 * FRAMES_AT_ONCE))
         it.loop.ready(READ)
@@ -139,7 +139,7 @@ def test_a_turn_whose_time_is_used_up_takes_one_call() -> None:
         assert len(it.events) == 2 * FRAMES_AT_ONCE
 
 
-def test_the_rest_that_only_openssl_holds_is_read_without_a_readable_socket(
+def test_bytes_buffered_in_openssl_are_read_without_a_readable_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A turn may end in the middle of a TLS record, whose rest makes no socket readable."""

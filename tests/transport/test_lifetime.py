@@ -13,7 +13,7 @@ from spark_stream.transport.lifetime import check_may_wait, holds_lock, new_lock
 
 @pytest.fixture(autouse=True)
 def often_switching() -> Iterator[None]:
-    """Let threads take turns as often as Python can."""
+    """Make threads switch as often as Python can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -46,7 +46,7 @@ def test_a_call_is_answered(place: Place) -> None:
     channel.close()
 
 
-def test_an_error_is_the_call_s(place: Place) -> None:
+def test_error_of_the_broker_is_raised_by_the_call(place: Place) -> None:
     channel = place.connect()
     with pytest.raises(CallFailed) as caught:
         channel.call("fail", b"why", b"", 10)
@@ -93,7 +93,7 @@ def test_many_threads_share_a_connection(place: Place) -> None:
     channel.close()
 
 
-def test_frames_that_may_wait_are_sent_together_or_within_a_second(
+def test_frames_with_more_are_sent_together_or_within_a_second(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = place.connect()
@@ -121,7 +121,7 @@ def test_frames_that_may_wait_are_sent_together_or_within_a_second(
     channel.close()
 
 
-def test_a_stream_that_nobody_reads_holds_up_no_other(place: Place) -> None:
+def test_unread_stream_delays_no_other(place: Place) -> None:
     channel = place.connect(replace(FAST, credit=100_000))
     slow = channel.open("echo", b"")
     sender = threading.Thread(target=_send_until_it_fails, args=(slow,))
@@ -167,7 +167,7 @@ def test_a_peer_that_does_not_answer_is_lost_in_time() -> None:
     mute.close()
 
 
-def test_another_protocol_is_told_apart(loop: Loop) -> None:
+def test_peer_with_another_protocol_is_detected(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     server = Server(loop)
@@ -180,7 +180,7 @@ def test_another_protocol_is_told_apart(loop: Loop) -> None:
     server.stop("done", 0.1)
 
 
-def test_connections_that_say_nothing_are_ended_and_cost_no_thread(loop: Loop) -> None:
+def test_silent_connections_are_ended_and_use_no_thread(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0), backlog=500)
     address = f"127.0.0.1:{sock.getsockname()[1]}"
     server = Server(loop, replace(SERVER_LIMITS, handshake_s=1.0))
@@ -198,8 +198,8 @@ def test_connections_that_say_nothing_are_ended_and_cost_no_thread(loop: Loop) -
     server.stop("done", 0.1)
 
 
-def test_a_stream_may_be_given_up_in_the_midst_of_a_command(place: Place) -> None:
-    """A garbage collection does that: on a thread that holds the connection's lock already."""
+def test_stream_may_be_cancelled_during_a_command(place: Place) -> None:
+    """A garbage collection may cancel on a thread that already holds the connection's lock."""
     channel = place.connect()
     stream = channel.open("hold", b"")
     channel._channel.command(lambda _: stream.cancel())
@@ -211,7 +211,7 @@ def test_a_stream_may_be_given_up_in_the_midst_of_a_command(place: Place) -> Non
     channel.close()
 
 
-def test_a_forked_child_has_connections_of_its_own(place: Place) -> None:
+def test_forked_child_makes_new_connections(place: Place) -> None:
     channel = place.connect()
     assert channel.call("echo", b"parent", b"", 10).header == b"parent"
     child = os.fork()
@@ -226,14 +226,14 @@ def test_a_forked_child_has_connections_of_its_own(place: Place) -> None:
     channel.close()
 
 
-def test_a_server_that_stops_lets_open_streams_end(loop: Loop) -> None:
+def test_stopping_server_waits_for_open_streams(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{sock.getsockname()[1]}"
     server = Server(loop)
     server.open(Door(sock, lambda _: echo))
     channel = ClientChannel(address, timeout_s=20)
     stream = channel.open("echo", b"")
-    stream.send(b"once")  # so that the server knows the stream before it stops
+    stream.send(b"once")  # so that the server has the stream before it stops
     assert stream.receive(10) is not None
     stopped = threading.Thread(target=server.stop, args=("maintenance", 20))
     stopped.start()
@@ -255,7 +255,7 @@ def _refuses(channel: ClientChannel) -> bool:
     return False
 
 
-def test_nothing_is_sent_after_the_own_end(place: Place) -> None:
+def test_send_after_the_last_frame_is_refused(place: Place) -> None:
     channel = place.connect()
     stream = channel.open("hold", b"", end=False)
     stream.send(b"last", end=True)
@@ -264,7 +264,7 @@ def test_nothing_is_sent_after_the_own_end(place: Place) -> None:
     channel.close()
 
 
-def test_a_sender_hears_that_the_connection_is_lost_before_its_stream_does(place: Place) -> None:
+def test_sender_gets_connection_lost_before_its_stream_does(place: Place) -> None:
     channel = place.connect()
     stream = channel.open("hold", b"")
     is_known, gate = threading.Event(), threading.Event()
@@ -284,7 +284,7 @@ def test_a_sender_hears_that_the_connection_is_lost_before_its_stream_does(place
         stream.send(b"more")
 
 
-def test_a_connection_that_is_lost_is_not_called_one_that_stops(loop: Loop) -> None:
+def test_lost_connection_is_not_reported_as_stopping(loop: Loop) -> None:
     with _served(loop) as address:
         channel = ClientChannel(address, timeout_s=20)
         is_known, gate = threading.Event(), threading.Event()
@@ -305,7 +305,7 @@ def test_a_connection_that_is_lost_is_not_called_one_that_stops(loop: Loop) -> N
         gate.set()
 
 
-def test_a_stream_that_finds_the_channel_clogged_learns_when_there_is_room(
+def test_stream_gets_credited_after_backpressure(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _served(loop) as address:
@@ -328,7 +328,7 @@ def test_a_stream_that_finds_the_channel_clogged_learns_when_there_is_room(
 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "drained"])
-def test_news_for_all_streams_reach_those_behind_one_that_fails(is_lost: bool) -> None:
+def test_event_for_all_streams_reaches_those_after_a_failing_handler(is_lost: bool) -> None:
     streams, reached = Streams("a peer"), []
     channel = cast(SocketChannel, None)
 
@@ -355,7 +355,7 @@ def _served(loop: Loop) -> Iterator[str]:
     server.stop("done", 0.1)
 
 
-def test_a_bug_in_one_stream_ends_no_other(place: Place) -> None:
+def test_exception_in_one_stream_ends_no_other(place: Place) -> None:
     channel = place.connect()
     other = channel.open("echo", b"")
     channel.open("break", b"", b"", end=True)
@@ -366,7 +366,7 @@ def test_a_bug_in_one_stream_ends_no_other(place: Place) -> None:
     channel.close()
 
 
-def test_a_server_that_stops_sends_its_last_answers(loop: Loop) -> None:
+def test_stopping_server_sends_its_last_answers(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     server = Server(loop)
     server.open(Door(sock, lambda _: echo))
@@ -389,7 +389,7 @@ def test_a_server_that_stops_sends_its_last_answers(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("place", ["tls"], indirect=True)
-def test_failed_handshakes_are_logged_once_in_a_while(
+def test_failed_handshakes_are_logged_at_most_once_per_interval(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = place.address.split(":")
@@ -466,8 +466,8 @@ def test_an_error_that_is_too_large_keeps_its_code() -> None:
     assert from_wire(error.to_wire()).code == told.code
 
 
-def test_a_peer_with_other_versions_is_refused_for_good_and_the_error_names_both() -> None:
-    """To ask again would not help, so the error is not retriable."""
+def test_peer_with_other_versions_is_refused_and_the_error_names_both() -> None:
+    """A retry would not help, so the error is not retriable."""
     newer = Connection(is_client=True, greeting=b"", now=0, versions=(3, 4))
     broker = Connection(is_client=False, greeting=b"", now=0, versions=(1, 2))
     broker.receive(b"".join(bytes(part) for part in newer.output()), 0)
@@ -483,7 +483,7 @@ SILENT_S = 3.5
 
 
 @pytest.mark.slow
-def test_a_large_frame_may_take_longer_than_silence_is_borne(place: Place) -> None:
+def test_large_frame_may_take_longer_than_the_silence_limit(place: Place) -> None:
     """While much is unsent the server reads nothing, and the progress of its writes is enough.
 
     Takes 4 s: longer than the server's 3 s of silence. Until then the client sends nothing, and at

@@ -13,7 +13,7 @@ from spark_stream.transport.tls import RotatingContext
 
 
 @pytest.mark.rule("when the TLS files are read again", "transport/tls.py")
-def test_a_corrected_file_is_read_even_if_its_time_and_size_are_those_of_the_wrong_one(
+def test_corrected_file_is_read_even_if_its_time_and_size_are_unchanged(
     tmp_path: Path,
 ) -> None:
     """A coarse clock of the file system may give both the same time."""

@@ -1,4 +1,4 @@
-"""The classes of calls: what one must have, and that the broker and the client use each."""
+"""The classes of calls: required parts, and use by the broker and the client."""
 
 from __future__ import annotations
 

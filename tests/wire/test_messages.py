@@ -1,4 +1,4 @@
-"""Control messages come back as they were, and what is none is refused with the field named."""
+"""Control messages survive a round trip, and invalid ones are refused with the field's name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from spark_stream.wire.topic_messages import FindLeaders, ListOffsets, Partition
 FETCH = {"topic": "t", "partition": 0}
 
 
-def test_a_partition_that_nobody_leads_travels():
+def test_partition_without_a_leader_survives_a_round_trip():
     facts = PartitionDescription(
         partition=0,
         leader=None,
@@ -94,7 +94,7 @@ def test_a_field_that_is_wrong_is_named(kind, sent, field):
     "data",
     [b"\xff", b"{", b"[]", b"1", b'{"topic": "\xff"}', b"{} x", b'{"topic":' + b"[" * 99_999],
 )
-def test_what_is_no_message_is_refused(data):
+def test_invalid_message_is_refused(data):
     with pytest.raises(InvalidRequest, match=r"^\[INVALID_REQUEST\] FetchRange: "):
         FetchRange.from_bytes(data)
 
@@ -114,7 +114,7 @@ def test_a_message_that_is_too_long_is_not_read():
         ),
     ),
 )
-def test_no_body_of_an_action_fails_in_another_way(name, body):
+def test_arbitrary_bodies_raise_no_other_error(name, body):
     with suppress(InvalidRequest):
         CALLS[name].from_bytes(json.dumps(body).encode())
 
@@ -136,8 +136,8 @@ def test_one_of_several_ranges_neither_waits_nor_follows():
         Fetch.from_bytes(json.dumps(sent).encode())
 
 
-def test_a_description_of_a_later_release_may_say_more():
-    """Requests may not: a broker that ignored what it does not know would do something else."""
+def test_description_of_a_later_release_may_have_more_fields():
+    """Requests may not: a broker that ignored a field would carry out another request."""
     described = UserList(users=["alice"])
     sent = json.loads(described.to_bytes()) | {"new": 1}
     assert UserList.from_bytes(json.dumps(sent).encode()) == described
@@ -162,11 +162,11 @@ longs = st.integers(0, INT64_MAX)
         leader_epoch=st.none() | longs,
     )
 )
-def test_an_envelope_comes_back_as_it_was(envelope):
+def test_envelope_survives_a_round_trip(envelope):
     assert Envelope.from_bytes(envelope.to_bytes()) == envelope
 
 
-def test_an_answer_to_a_batch_says_which_it_is():
+def test_answer_to_a_batch_has_its_kind():
     done = Acknowledged(
         number=7, partition=2, offset=42, count=1, partitions=4, leader_epoch=2, duplicate=False
     )
@@ -181,12 +181,12 @@ def test_an_answer_to_a_batch_says_which_it_is():
 @pytest.mark.parametrize(
     "sent", [{}, {"kind": "maybe"}, {"kind": "refused", "number": 0, "partition": 0, "count": 0}]
 )
-def test_an_answer_that_is_none_acknowledges_nothing(sent):
+def test_invalid_answer_acknowledges_no_batch(sent):
     with pytest.raises(InvalidRequest, match=r"Ack: (kind|error): "):
         ack_from_bytes(json.dumps(sent).encode())
 
 
-def test_what_comes_with_a_batch_says_which_it_is():
+def test_header_of_a_batch_has_its_kind():
     told = [
         ChunkFacts(base=1, next=3, lineage=((0, 3),), spans=[(1, 1)]),
         EndFacts(next=3, partitions=1, leader_epoch=0, lineage=((0, 3),)),
@@ -228,7 +228,7 @@ for number in range(100):
 
 
 def test_many_threads_may_decode_the_first_message_of_a_kind() -> None:
-    """A program of its own: what goes wrong here ends the process."""
+    """It runs in a separate process, because a failure ends the process."""
     done = subprocess.run([sys.executable, "-c", MANY_THREADS], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Messages of replication come back as they were, and what is none is refused."""
+"""Messages of replication survive a round trip, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ messages = st.one_of(
 
 
 @given(messages)
-def test_a_message_comes_back_as_it_was(message):
+def test_replication_message_survives_a_round_trip(message):
     assert unpack(pa.py_buffer(message.pack()), None) == message
 
 
@@ -59,7 +59,9 @@ def test_a_message_comes_back_as_it_was(message):
     entries,
     st.lists(st.tuples(epochs, st.integers(1, 1000)), max_size=20),
 )
-def test_a_history_comes_back_as_it_was(slot, topic, partition, epoch, generation, start, spans):
+def test_epoch_history_survives_a_round_trip(
+    slot, topic, partition, epoch, generation, start, spans
+):
     first, starts = start, []
     for number, (_, length) in enumerate(spans):
         starts.append((number, first))
@@ -78,7 +80,7 @@ def test_a_refusal_keeps_its_error():
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, 3 << 20])
-def test_a_frame_comes_back_as_it_was_and_its_body_is_not_copied(size):
+def test_frame_survives_a_round_trip_without_a_copy_of_its_body(size):
     rows = np.zeros(3, ENTRY)
     rows["entry_index"] = range(5, 8)
     data = pa.py_buffer(bytes(range(256)) * (size // 256) + bytes(size % 256))
@@ -92,7 +94,7 @@ def test_a_frame_comes_back_as_it_was_and_its_body_is_not_copied(size):
 
 
 @given(st.integers(0, 12), st.binary(max_size=100))
-def test_what_is_no_message_is_refused_and_nothing_else_happens(kind, rest):
+def test_arbitrary_bytes_are_refused_as_invalid_requests(kind, rest):
     with suppress(InvalidRequest):
         unpack(pa.py_buffer(bytes((0x90 + len(rest) % 9, kind)) + rest), None)
 
@@ -101,6 +103,6 @@ def test_what_is_no_message_is_refused_and_nothing_else_happens(kind, rest):
     "data",
     [b"", b"\0", b"\xff12", b"\x92\x02", b"\x92\x0b\xa5short", b"\x92\x04\xdd\xff\xff\xff\xff"],
 )
-def test_a_message_that_breaks_off_is_refused(data):
+def test_truncated_message_is_refused(data):
     with pytest.raises(InvalidRequest, match="stream of replication"):
         unpack(pa.py_buffer(data), None)

@@ -1,4 +1,4 @@
-"""A job that moves over from Kafka is told what to do with each option that isolog lacks."""
+"""Each Kafka option that isolog lacks is refused with its remedy."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_all_options_of_kafka_are_in_one_error() -> None:
     assert caught.value.message.startswith("3 options of Spark's Kafka connector")
 
 
-def test_an_option_is_spelt_as_kafka_spells_it_however_spark_hands_it_over() -> None:
+def test_error_spells_an_option_as_kafka_does_in_any_letter_case() -> None:
     with pytest.raises(InvalidOption, match="option 'groupIdPrefix' is one of") as caught:
         source_options({"bootstrap": "h:1", "subscribe": "t", "groupidprefix": "x"})
     assert caught.value.details["option"] == "groupIdPrefix"
 
 
 @pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign"])
-def test_an_option_of_the_other_side_is_told_its_counterpart(name: str) -> None:
+def test_option_of_the_other_side_is_refused_with_its_counterpart(name: str) -> None:
     with pytest.raises(InvalidOption, match=f"option '{name}' is not for a sink") as caught:
         sink_options({"bootstrap": "h:1", name: "t"})
     assert "option topic" in caught.value.hint

@@ -1,4 +1,4 @@
-"""The source's options: which topics are named, and what is wrong with one that names none."""
+"""The source's options: selections of topics, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def selection(**options: str) -> Selection:
     return source_options({**PLACE, **options}).selection
 
 
-def test_topics_by_name_each_once() -> None:
+def test_topics_by_name_are_deduplicated() -> None:
     assert selection(subscribe=" b, a,,b ") == Selection(("b", "a"))
 
 
@@ -72,9 +72,7 @@ def test_partitions_by_number() -> None:
         ({"assign": '{"a":[1],"a":[0]}'}, "duplicate topic 'a'"),
     ],
 )
-def test_a_selection_that_says_nothing_or_two_things_is_refused(
-    options: dict[str, str], message: str
-) -> None:
+def test_empty_or_contradictory_selection_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         selection(**options)
     assert message in caught.value.message
@@ -89,7 +87,7 @@ def test_a_selection_that_says_nothing_or_two_things_is_refused(
         ({"assign": '{"b":[0]}'}, "b/1 is not assigned"),
     ],
 )
-def test_a_start_of_what_is_not_read_is_refused(options: dict[str, str], message: str) -> None:
+def test_start_of_an_unselected_partition_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         selection(startingOffsets='{"b": {"1": 5}}', **options)
     assert f"startingOffsets: {message}" in caught.value.message
@@ -98,7 +96,7 @@ def test_a_start_of_what_is_not_read_is_refused(options: dict[str, str], message
 @pytest.mark.parametrize(
     ("text", "seconds"), [("500ms", 0.5), (" 10M ", 600), ("1h", 3600), (None, 120)]
 )
-def test_how_long_a_query_waits_for_brokers(text: str | None, seconds: float) -> None:
+def test_broker_timeout_of_a_query(text: str | None, seconds: float) -> None:
     given = {"subscribe": "a", "topic": "a"} | ({} if text is None else {"brokerTimeout": text})
     source = {**PLACE, **{name: given[name] for name in given if name != "topic"}}
     sink = {**PLACE, **{name: given[name] for name in given if name != "subscribe"}}
@@ -109,7 +107,7 @@ def test_how_long_a_query_waits_for_brokers(text: str | None, seconds: float) ->
 
 
 @pytest.mark.parametrize("text", ["", "30", "0s", "0ms", "-1s", "2h", "999999999999d"])
-def test_a_wait_for_brokers_that_is_none_is_refused(text: str) -> None:
+def test_invalid_broker_timeout_is_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="brokerTimeout takes a time"):
         selection(subscribe="a", brokerTimeout=text)
 

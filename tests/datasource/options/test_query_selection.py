@@ -1,4 +1,4 @@
-"""Which topics and partitions a query reads, and what becomes of it when those change."""
+"""The topics and partitions that a query reads, and changes of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_pattern_has_to_match_the_whole_name_of_a_topic():
     assert chosen.of(["a", "ab", "xa", "b-1", "b-12", "x-b-1"]) == ("a", "b-1")
 
 
-def test_a_pattern_takes_new_topics_up_while_the_query_runs_and_after_a_restart(shared, log, topic):
+def test_pattern_selects_new_topics_while_the_query_runs_and_after_a_restart(shared, log, topic):
     made(log, f"{topic}-a", 0, 5)
     made(log, f"x-{topic}-a", 1000, 5)  # the pattern matches a part of the name only
     query = Query(shared.address, None, subscribePattern=f"{topic}-.*")
@@ -59,7 +59,7 @@ def test_a_stream_may_wait_for_the_first_topic_that_matches(shared, log, topic, 
     assert query.batch() == [0, 1, 2]
 
 
-def test_from_latest_a_topic_that_is_made_later_is_read_from_its_first_record(shared, log, topic):
+def test_topic_created_later_is_read_from_its_first_record_despite_latest(shared, log, topic):
     made(log, f"{topic}-a", 0, 5)
     options = {"subscribePattern": f"{topic}-.*", "startingOffsets": "latest"}
     query = Query(shared.address, None, **options)
@@ -69,8 +69,8 @@ def test_from_latest_a_topic_that_is_made_later_is_read_from_its_first_record(sh
     assert sorted(query.batch()) == [5, 6, 7, 8]
 
 
-def test_a_topic_that_is_found_late_begins_at_what_retention_left(shared, log, topic):
-    """It was not the query's before, so nothing of it is lost; limits count what is left."""
+def test_topic_found_late_begins_at_its_log_start(shared, log, topic):
+    """The topic is new to the query, so this is no loss. Limits count the remaining records."""
     query = Query(shared.address, None, subscribePattern=f"{topic}.*", maxOffsetsPerTrigger=10)
     assert query.batch() == []
     config = {"segment.bytes": 65536, "retention.bytes": 65536}
@@ -122,7 +122,7 @@ def test_a_topic_of_a_pattern_that_was_read_and_deleted_is_a_loss(shared, log, t
     assert query.batch() == [20, 21]
 
 
-def test_a_start_that_names_a_topic_of_the_pattern_which_is_not_there(shared, log, topic):
+def test_start_with_a_missing_topic_of_the_pattern_is_refused(shared, log, topic):
     made(log, f"{topic}-a", 0, 3)
     starting = f'{{"{topic}-b": {{"0": 1}}}}'
     with pytest.raises(UnknownTopic, match=f"startingOffsets: there is no topic '{topic}-b'"):
@@ -140,7 +140,7 @@ def test_a_batch_read_of_a_pattern(shared, log, topic):
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed", "read_atomic"])
-def test_assigned_partitions_are_read_and_no_others_however_many_come(
+def test_only_assigned_partitions_are_read_after_partitions_are_added(
     shared, log, topic, isolation
 ):
     made(log, topic, 0, 5, partitions=3)
@@ -177,7 +177,7 @@ def test_assigned_partitions_in_micro_batches_that_end_at_cuts(shared, log, topi
     assert sorted(seen) == sorted([*of_one, *(200 + n for n in of_one)])
 
 
-def test_a_partition_that_there_is_not_is_refused_with_those_there_are(shared, log, topic):
+def test_missing_partition_is_refused_with_the_existing_numbers(shared, log, topic):
     made(log, topic, 0, 1, partitions=2)
     for refused in (Query, batch_read):
         with pytest.raises(InvalidOption, match="partitions 0 to 1, not 2"):
@@ -188,7 +188,7 @@ def test_a_partition_that_there_is_not_is_refused_with_those_there_are(shared, l
 
 
 @pytest.mark.rule("which topics and partitions a query reads", "datasource/options/query.py")
-def test_what_is_no_longer_selected_is_dropped_and_told_once(shared, log, topic, caplog):
+def test_unselected_topic_is_dropped_with_one_warning(shared, log, topic, caplog):
     for number, name in enumerate("ab"):
         made(log, f"{topic}-{name}", number * 10, 3)
     query = Query(shared.address, f"{topic}-a,{topic}-b")
@@ -233,7 +233,7 @@ def test_a_checkpoint_of_other_topics_only_is_refused(shared, log, topic, caplog
     assert f"topic '{topic}-a' is in the checkpoint, and subscribe no longer" in caplog.text
 
 
-def test_a_checkpoint_without_topics_is_anybodys(shared, log, topic):
+def test_checkpoint_without_topics_fits_any_query(shared, log, topic):
     """A query by pattern may have waited for its first topic."""
     made(log, topic, 0, 3)
     assert Query(shared.address, topic, at={}).batch() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The sink's options: what belongs together, and what excludes what."""
+"""The sink's options: required and excluded combinations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_stream.datasource.values.content import Replays
 PLACE = {"path": "x", "topic": "t"}
 
 
-def test_a_sink_writes_exactly_once_unless_it_is_told_otherwise() -> None:
+def test_sink_writes_exactly_once_by_default() -> None:
     options = sink_options(PLACE)
     assert options.transactional
     assert options.isolation == "read_committed"
@@ -27,7 +27,7 @@ def test_without_transactions_the_leader_alone_acknowledges() -> None:
 
 @pytest.mark.parametrize("transactional", ["true", "false"])
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_the_isolation_that_is_asked_for_wins(transactional: str, isolation: str) -> None:
+def test_given_isolation_replaces_the_default(transactional: str, isolation: str) -> None:
     given = {**PLACE, "transactional": transactional, "isolation": isolation}
     assert sink_options(given).isolation == isolation
 
@@ -89,7 +89,7 @@ def test_a_batch_id_is_a_number(text: str, taken: str) -> None:
         sink_options({**PLACE, "sinkId": "orders", "batchId": text}, streaming=False)
 
 
-def test_a_different_replay_is_refused_unless_it_is_kept_out() -> None:
+def test_different_replay_is_refused_by_default() -> None:
     assert sink_options(PLACE).replays is Replays.FAIL
     for text, meant in (("fail", Replays.FAIL), ("IgnoreFloats", Replays.IGNORE_FLOATS)):
         assert sink_options({**PLACE, "differentReplay": text}).replays is meant
@@ -105,7 +105,7 @@ def test_a_topic_that_is_made_gets_its_settings() -> None:
     assert dict(sink_options(given).topic_config) == {"retention.ms": "1000", "flush": "batch"}
 
 
-def test_settings_are_for_a_topic_that_may_be_made() -> None:
+def test_topic_settings_need_create_topic() -> None:
     with pytest.raises(InvalidOption, match=r"topic\.retention\.ms needs createTopic=true"):
         sink_options({**PLACE, "topic.retention.ms": "1000"})
 

@@ -1,4 +1,4 @@
-"""A table's options: found among what Spark adds, kept with the columns, shared by both sides."""
+"""A table's options: separated from Spark's, stored with the columns, shared by both sides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def commented(comment: str) -> StructType:
     return StructType([StructField("n", LongType(), True, {"comment": comment})])
 
 
-def test_of_what_spark_hands_over_only_the_tables_options_count() -> None:
+def test_only_the_tables_own_options_are_kept() -> None:
     table = table_options(CREATED)
     assert table is not None
     assert table.given == {
@@ -57,7 +57,7 @@ def test_a_table_keeps_no_secret(name: str) -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_options_that_say_where_win_over_columns_of_a_table() -> None:
+def test_options_with_a_place_take_precedence_over_the_columns_of_a_table() -> None:
     kept = TableOptions({"path": "/data", "topic": "t"}).kept_in(SCHEMA)
     for own in ({"path": "/x"}, {"bootstrap": "h:1"}, {"topic": "x"}, {"Subscribe": "x"}):
         assert kept_options(own, kept) is None
@@ -66,7 +66,7 @@ def test_options_that_say_where_win_over_columns_of_a_table() -> None:
     assert kept_options({}, commented("isolog is fine")) is None
 
 
-def test_a_comment_that_somebody_wrote_serves_declared_columns() -> None:
+def test_handwritten_comment_works_for_declared_columns() -> None:
     comment = 'isolog {"path": "/data", "topic": "t", "createTopic": true}'
     found = kept_options({}, commented(comment))
     assert found is not None
@@ -80,7 +80,7 @@ def test_a_comment_that_somebody_wrote_serves_declared_columns() -> None:
         kept_options({}, commented("isolog {path: /data}"))
 
 
-def test_each_side_takes_its_part() -> None:
+def test_source_and_sink_use_their_own_options() -> None:
     given = {
         "path": "/data",
         "subscribe": "a,b",

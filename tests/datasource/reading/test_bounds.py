@@ -1,4 +1,4 @@
-"""Starts and ends by time: what they take, which option wins, and where there is no record."""
+"""Starts and ends by time: formats, precedence, and times without a later record."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_moment_is_milliseconds_or_iso_8601_in_utc(text: str, microseconds: in
 @pytest.mark.parametrize(
     "text", ["", "noon", "1.5", "2024-02-30", "12:00", "9" * 19, "1e3", "null", "\u0661"]
 )
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_invalid_moment_is_refused(text: str) -> None:
     for name in ("startingTimestamp", "endingTimestamp"):
         with pytest.raises(InvalidOption, match=f"{name} takes milliseconds since 1970"):
             options(**{name: text})
@@ -74,12 +74,12 @@ NO_MOMENTS = ("null", "1.5", "true", '"noon"', "9223372036854775807")
         *("{}", "[]", "5", '{"a": {}}', '{"a": 5}', '{"a": {"-1": 5}}', '{"a": {"zero": 5}}'),
     ],
 )
-def test_what_are_no_moments_by_partition_is_refused(text: str) -> None:
+def test_invalid_moments_by_partition_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="startingOffsetsByTimestamp takes"):
         options(startingOffsetsByTimestamp=text)
 
 
-def test_which_option_wins() -> None:
+def test_precedence_of_the_start_options() -> None:
     offsets, by_time, time = {"a": {"0": 1}}, {"a": {"0": 2000}}, "3"
     given: dict[str, Any] = {"startingOffsets": offsets}
     assert options(**given).starting == Bound("startingOffsets", {"a": {0: 1}})
@@ -188,21 +188,21 @@ def test_a_record_that_comes_while_a_start_is_looked_up_comes_after_it(
 def test_a_start_is_the_first_record_at_or_after_the_time(
     shared, timed, isolation, moment, offsets, moving
 ):
-    """Where there is none it is where "latest" is, and like that it would move."""
+    """Without such a record it is the bound, as "latest", and may move as that does."""
     found = begin(shared, timed, startingTimestamp=moment, isolation=isolation)
     assert found.offsets[timed].offsets == offsets
     assert found.moving == moving
 
 
-def test_times_by_partition_and_the_others_from_earliest(shared, timed):
+def test_partitions_without_a_time_start_at_earliest(shared, timed):
     found = begin(shared, timed, startingOffsetsByTimestamp={timed: {"0": "1970-01-01"}})
     assert found.offsets[timed].offsets == {0: 2, 1: 0}
     with pytest.raises(InvalidOption, match="partitions 0 to 1, not 2"):
         begin(shared, timed, startingOffsetsByTimestamp={timed: {"2": 5}})
 
 
-def test_the_bound_is_the_levels(shared, log, timed):
-    """A record of an open transaction is not there yet for who reads committed ones."""
+def test_latest_is_the_bound_of_the_isolation_level(shared, log, timed):
+    """Readers of committed records do not get the record of an open transaction yet."""
     with log.producer(transactional_id=timed) as producer:
         producer.begin_transaction()
         producer.send(timed, b"open", partition=1, timestamp=20_000)
@@ -216,7 +216,7 @@ def test_the_bound_is_the_levels(shared, log, timed):
 
 
 def ranges(shared: Any, topic: str, **given: Any) -> dict[int, tuple[int, int]]:
-    """What a batch query would read of each partition."""
+    """The ranges that a batch query would read."""
     texts = {
         name: each if isinstance(each, str) else json.dumps(each) for name, each in given.items()
     }
@@ -251,8 +251,8 @@ def test_an_end_that_lies_before_the_start_in_the_log_is_refused_with_the_number
     )
 
 
-def test_a_start_beyond_all_records_reads_what_comes_then(shared, log, topic):
-    """It is pinned like "latest": nothing that comes before the first batch is over is lost."""
+def test_start_after_all_records_reads_later_records(shared, log, topic):
+    """It is pinned as "latest" is: records that arrive before the first batch ends are not lost."""
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         producer.append(topic, numbers(0, 3))
@@ -266,6 +266,6 @@ def test_a_start_beyond_all_records_reads_what_comes_then(shared, log, topic):
         assert query.batch() == [3, 4, 5]
 
 
-def test_the_bounds_by_words_are_what_they_were() -> None:
+def test_earliest_and_latest_are_the_log_start_and_the_bound() -> None:
     found = options()
     assert (found.starting.place, found.ending.place) == (EARLIEST, LATEST)

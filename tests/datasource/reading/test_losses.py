@@ -1,4 +1,4 @@
-"""What of a query's offsets and ranges is gone, from the log's answers alone."""
+"""The losses in a query's offsets and ranges, computed from the log's answers alone."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def kept(losses: Losses, at: Mapping[str, TopicOffsets], now: Found) -> int:
     return losses.kept(at, now)["t"].offsets[0]
 
 
-# -- what was cut off ------------------------------------------------------------------------------
+# -- truncation ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("epoch", "says"), [(4, "replaced by an older copy"), (5, "were truncated")]
 )
-def test_a_log_in_an_earlier_epoch_than_the_query_has_read_is_an_older_copy(
+def test_log_in_an_earlier_epoch_than_the_query_is_an_older_copy(
     epoch: int, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     at, lineage = standing(100, ((5, 100),)), ((5, 100),)
@@ -69,18 +69,18 @@ def test_a_log_in_an_earlier_epoch_than_the_query_has_read_is_an_older_copy(
     assert [each.message for each in caplog.records if says in each.message]
 
 
-def test_an_offset_whose_records_are_there_stays_whatever_the_logs_epoch_is() -> None:
+def test_offset_stays_if_its_records_survive_in_any_epoch() -> None:
     for epoch in (4, 5, 6):
         now = found(epoch=epoch, surviving={((5, 100),): 100})
         assert kept(Losses(fail=True), standing(100, ((5, 100),)), now) == 100
 
 
-def test_a_lineage_that_was_not_asked_about_survives_up_to_the_end_of_the_log() -> None:
+def test_lineage_without_an_answer_survives_up_to_the_end_of_the_log() -> None:
     assert kept(Losses(fail=True), standing(100, HELD), found(end=100)) == 100
     assert kept(Losses(fail=False), standing(100, HELD), found(end=99)) == 99
 
 
-def test_without_a_lineage_what_is_beyond_the_end_of_the_log_is_lost(
+def test_without_a_lineage_only_records_above_the_log_end_are_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert kept(Losses(fail=True), standing(100), found(end=100)) == 100
@@ -91,18 +91,18 @@ def test_without_a_lineage_what_is_beyond_the_end_of_the_log_is_lost(
     assert len(caplog.records) == 1
 
 
-def test_a_partition_of_which_nothing_was_answered_stays_where_it_is() -> None:
+def test_partition_without_an_answer_keeps_its_offset() -> None:
     at = {"t": TopicOffsets("id", {0: 10, 1: 20}, {})}
     assert Losses(fail=True).kept(at, found())["t"].offsets == {0: 10, 1: 20}
 
 
-def test_another_topic_of_the_name_tells_nothing_of_the_offsets() -> None:
+def test_offsets_are_kept_if_the_topic_was_created_again() -> None:
     at = standing(100, HELD)
     assert Losses(fail=True).kept(at, found(end=3, topic_id="other")) == at
     assert Losses(fail=True).kept(at, NOTHING_THERE) == at
 
 
-def test_the_same_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_same_loss_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     losses = Losses(fail=False)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -114,14 +114,14 @@ def test_the_same_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 # -- how far it reads ------------------------------------------------------------------------------
 
 
-def test_a_bound_below_what_was_read_takes_nothing_back() -> None:
-    """The level was another one before; the offset keeps its own lineage."""
+def test_bound_below_the_query_does_not_move_it_back() -> None:
+    """The query had another level before. The offset keeps its lineage."""
     at = standing(80, ((0, 80),))
     ends = Losses(fail=True).ends(at, found(bound=50, epoch=1))
     assert ends["t"] == TopicOffsets("id", {0: 80}, {0: ((0, 80),)})
 
 
-def test_another_topic_of_the_name_is_read_from_its_own_beginning() -> None:
+def test_topic_created_again_is_read_from_its_first_record() -> None:
     at, now = standing(80, ((0, 80),)), found(end=5, topic_id="other")
     with pytest.raises(DataLoss, match="created again"):
         Losses(fail=True).ends(at, now)
@@ -129,7 +129,7 @@ def test_another_topic_of_the_name_is_read_from_its_own_beginning() -> None:
     assert ends["t"] == TopicOffsets("other", {0: 5}, {0: ((0, 5),)})
 
 
-def test_a_topic_that_is_gone_stays_where_it_was_read_to() -> None:
+def test_deleted_topic_keeps_its_offsets() -> None:
     at = standing(80, ((0, 80),))
     with pytest.raises(DataLoss, match="'t' was deleted; its records from offset 80 of t/0 on"):
         Losses(fail=True).ends(at, NOTHING_THERE)
@@ -139,7 +139,7 @@ def test_a_topic_that_is_gone_stays_where_it_was_read_to() -> None:
 # -- what retention removed ------------------------------------------------------------------------
 
 
-def test_only_a_query_that_goes_on_after_losses_passes_over_what_retention_removed() -> None:
+def test_only_a_query_that_continues_after_losses_skips_evicted_records() -> None:
     at, now = standing(10), found(start=30)
     assert Losses(fail=False).passed_over(at, now) == standing(30)
     assert Losses(fail=True).passed_over(at, now) == at
@@ -147,7 +147,7 @@ def test_only_a_query_that_goes_on_after_losses_passes_over_what_retention_remov
     assert Losses(fail=False).passed_over(at, found(start=30, topic_id="other")) == at
 
 
-def test_a_range_loses_what_retention_removed_of_it() -> None:
+def test_range_begins_after_the_evicted_records() -> None:
     asked, now = [Range("t", "id", 0, 10, 50, HELD)], found(start=30)
     with pytest.raises(DataLoss, match="offsets 10 to 29 were removed by retention"):
         Losses(fail=True).readable(asked, now)
@@ -156,13 +156,13 @@ def test_a_range_loses_what_retention_removed_of_it() -> None:
     assert Losses(fail=True).readable(asked, found(start=10)) == asked
 
 
-def test_a_topic_that_is_new_to_the_query_begins_with_its_first_record_and_has_lost_none() -> None:
+def test_new_topic_begins_at_its_log_start_without_a_loss() -> None:
     asked = [Range("t", "id", 0, 0, 50)]
     losses = Losses(fail=True)
     assert losses.readable(asked, found(start=30), {"t"}) == [Range("t", "id", 0, 30, 50)]
 
 
-def test_a_range_of_another_topic_of_the_name_is_gone() -> None:
+def test_range_of_a_topic_created_again_is_lost() -> None:
     asked = [Range("t", "id", 0, 10, 50)]
     for now in (NOTHING_THERE, found(topic_id="other")):
         with pytest.raises(DataLoss, match="offsets 10 to 49 are lost: their topic"):

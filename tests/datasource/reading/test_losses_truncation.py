@@ -1,4 +1,4 @@
-"""Records that were cut off are known by the leader epoch, however far the log has grown since."""
+"""Truncated records are detected by the leader epoch, even if the log has grown since."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def made(broker: BrokerProcess, topic: str) -> str:
     return topic
 
 
-def test_the_epoch_goes_on_until_the_log_is_not_as_it_was_left(broker, topic):
-    """A broker that only lost its process vouches for its logs: the kernel kept every write."""
+def test_epoch_continues_until_the_log_differs_from_its_last_state(broker, topic):
+    """After a crash of the process alone the logs are complete: the kernel has every write."""
     with broker.connect() as log:
         log.create_topic(topic, schema=NUMBERS)
     seen = [epoch(broker, topic)]
@@ -48,7 +48,7 @@ def test_the_epoch_goes_on_until_the_log_is_not_as_it_was_left(broker, topic):
 
 @pytest.mark.rule("what a query does when records are gone", "datasource/reading/losses.py")
 @pytest.mark.parametrize("grown", [30, 90])
-def test_a_log_that_shrank_and_grew_is_told_by_partition_range_and_epochs(broker, made, grown):
+def test_truncated_log_is_reported_with_partition_range_and_epochs(broker, made, grown):
     query = Query(broker.address, made)
     assert query.batch() == list(range(100))
     truncate_log(broker, 60)
@@ -64,9 +64,7 @@ def test_a_log_that_shrank_and_grew_is_told_by_partition_range_and_epochs(broker
 
 
 @pytest.mark.parametrize(("grown", "limit"), [(90, 40), (40, None), (90, 41)])
-def test_cut_log_is_read_on_if_the_next_end_has_the_number_of_the_start(
-    broker, topic, grown, limit
-):
+def test_truncated_log_is_read_if_the_next_end_equals_the_start(broker, topic, grown, limit):
     with broker.connect() as log:
         log.create_topic(topic, schema=NUMBERS)
     append_entries(broker, topic, 0, 100)
@@ -83,7 +81,7 @@ def test_cut_log_is_read_on_if_the_next_end_has_the_number_of_the_start(
 
 
 @pytest.mark.parametrize("grown", [0, 90])
-def test_without_failing_everything_written_since_is_read(broker, made, grown, caplog):
+def test_without_fail_on_data_loss_all_later_records_are_read(broker, made, grown, caplog):
     query = Query(broker.address, made, failOnDataLoss=False)
     assert query.batch() == list(range(100))
     truncate_log(broker, 60)
@@ -99,7 +97,7 @@ def test_without_failing_everything_written_since_is_read(broker, made, grown, c
     assert query.batch() == list(range(3000, 3005))
 
 
-def test_limits_count_from_where_the_log_was_cut(broker, made):
+def test_limits_count_from_the_truncation(broker, made):
     query = Query(broker.address, made, failOnDataLoss=False, maxOffsetsPerTrigger=25)
     for first in range(0, 100, 25):
         assert query.batch() == list(range(first, first + 25))
@@ -111,8 +109,8 @@ def test_limits_count_from_where_the_log_was_cut(broker, made):
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_planned_batch_that_is_read_after_the_log_was_cut(broker, made, fail):
-    """Its end is in Spark's checkpoint: other records stand there now."""
+def test_planned_batch_is_read_after_a_truncation(broker, made, fail):
+    """Its end is in Spark's checkpoint, and the offsets have other records now."""
     query = Query(broker.address, made, failOnDataLoss=fail)
     end = query.planned()
     truncate_log(broker, 60)
@@ -127,7 +125,7 @@ def test_a_planned_batch_that_is_read_after_the_log_was_cut(broker, made, fail):
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_task_that_reads_while_the_log_is_cut_takes_no_other_records(broker, made, fail):
+def test_task_does_not_read_other_records_after_a_truncation(broker, made, fail):
     query = Query(broker.address, made, failOnDataLoss=fail)
     (partition,) = query.reader.partitions(query.at, query.planned())
     truncate_log(broker, 60)
@@ -140,8 +138,8 @@ def test_a_task_that_reads_while_the_log_is_cut_takes_no_other_records(broker, m
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(60))
 
 
-def test_a_log_that_lost_nothing_is_read_on_after_a_kill(broker, made):
-    """Its epoch goes on too: the kernel has kept every write."""
+def test_log_without_losses_is_read_after_a_kill(broker, made):
+    """Its epoch continues too: the kernel has every write."""
     query = Query(broker.address, made)
     assert query.batch() == list(range(100))
     for first in (100, 110):
@@ -153,7 +151,7 @@ def test_a_log_that_lost_nothing_is_read_on_after_a_kill(broker, made):
     assert query.at[made]["partitions"]["0"] == {"offset": 120, "epoch": 0}
 
 
-def test_an_older_copy_of_the_log_is_known_by_its_epoch(broker, made):
+def test_older_copy_of_the_log_is_detected_by_its_epoch(broker, made):
     query = Query(broker.address, made)
     query.batch()
     query.at[made]["partitions"]["0"]["epoch"] = 5
@@ -162,7 +160,7 @@ def test_an_older_copy_of_the_log_is_known_by_its_epoch(broker, made):
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_progress_says_where_to_start_and_under_which_epoch(broker, made, fail):
+def test_progress_as_a_start_keeps_its_epoch(broker, made, fail):
     first = Query(broker.address, made, maxOffsetsPerTrigger=80)
     first.batch()
     text = json.dumps(first.at)
@@ -182,7 +180,7 @@ def test_a_progress_says_where_to_start_and_under_which_epoch(broker, made, fail
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_progress_of_a_topic_that_was_made_anew(log, shared, topic, fail):
+def test_progress_of_a_topic_that_was_created_again(log, shared, topic, fail):
     log.create_topic(topic, schema=NUMBERS)
     _fill(log, topic, 0, 10)
     query = Query(shared.address, topic)

@@ -1,4 +1,4 @@
-"""A query under a consumer's name: its first start holds, and its progress is to be seen."""
+"""A query under a consumer's name: its pinned start, and its displayed progress."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ def seen(log: isolog.Log, name: str) -> ConsumerDescription:
     ],
     ids=lambda start: next(iter(start.values())),
 )
-def test_a_query_that_failed_in_its_first_batch_begins_again_where_it_first_began(
-    shared, log, ten, start
-):
-    """With the same checkpoint or a new one; and without an empty first batch."""
+def test_query_that_failed_in_its_first_batch_restarts_at_its_first_start(shared, log, ten, start):
+    """With the same checkpoint or a new one, and without an empty first batch."""
     options = {name: text.replace("T", ten) for name, text in start.items()}
     options["consumer"] = ten
     query = Query(shared.address, ten, **options)
@@ -58,7 +56,7 @@ def test_a_query_that_failed_in_its_first_batch_begins_again_where_it_first_bega
     fill(log, ten, 10, 5)
     end = query.planned()
     assert end != first
-    again = Query(shared.address, ten, **options)  # batch 0 was not committed: Spark asks anew
+    again = Query(shared.address, ten, **options)  # Spark requests the start again
     assert again.at == first
     assert again.read(end) == [10, 11, 12, 13, 14]
     fill(log, ten, 15, 5)
@@ -66,7 +64,7 @@ def test_a_query_that_failed_in_its_first_batch_begins_again_where_it_first_bega
     assert new.batch() == list(range(10, 20))
 
 
-def test_the_first_start_wins_over_other_options_with_a_warning(shared, log, ten, caplog):
+def test_recorded_start_takes_precedence_over_options_with_a_warning(shared, log, ten, caplog):
     Query(shared.address, ten, consumer=ten, startingOffsets="latest")
     fill(log, ten, 10, 2)
     with caplog.at_level(logging.WARNING):
@@ -79,8 +77,8 @@ def test_the_first_start_wins_over_other_options_with_a_warning(shared, log, ten
     assert Query(shared.address, ten, consumer=ten).batch() == list(range(12))
 
 
-def test_two_runs_that_begin_at_once_have_one_start(shared, log, ten):
-    """Both ask, and find nothing; the second to pin gets what the first has pinned."""
+def test_two_concurrent_runs_get_one_start(shared, log, ten):
+    """Both look up the start and find none. The second to pin one gets that of the first."""
     one = Query(shared.address, ten, consumer=ten, startingOffsets="latest")
     log.delete_consumer(ten)
     pinned = []
@@ -92,7 +90,7 @@ def test_two_runs_that_begin_at_once_have_one_start(shared, log, ten):
             pinned.append(True)
             fill(log, ten, 10, 3)
             other.start()
-            fill(log, ten, 13, 3)  # so that the other would start elsewhere by itself
+            fill(log, ten, 13, 3)  # so that the other run alone would start elsewhere
         return answer
 
     other = Query(shared.address, ten, at={}, consumer=ten, startingOffsets="latest")
@@ -105,7 +103,7 @@ def test_two_runs_that_begin_at_once_have_one_start(shared, log, ten):
     assert one.at[ten]["partitions"]["0"]["offset"] == 13
 
 
-def test_a_name_is_of_one_selection(shared, log, ten):
+def test_consumer_name_belongs_to_one_selection(shared, log, ten):
     other = f"{ten}-other"
     log.create_topic(other, schema=NUMBERS)
     Query(shared.address, ten, consumer=ten)
@@ -119,7 +117,9 @@ def test_a_name_is_of_one_selection(shared, log, ten):
             Query(shared.address, None, consumer=ten, **same)
 
 
-def test_a_checkpoint_goes_on_with_another_selection_and_takes_the_name_along(shared, log, ten):
+def test_query_continues_from_its_checkpoint_with_another_selection_and_keeps_its_name(
+    shared, log, ten
+):
     query = Query(shared.address, ten, consumer=ten)
     assert query.batch() == list(range(10))
     log.create_topic(f"{ten}-b", schema=NUMBERS)
@@ -131,7 +131,7 @@ def test_a_checkpoint_goes_on_with_another_selection_and_takes_the_name_along(sh
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_topic_that_was_made_anew_since_the_start_was_pinned(shared, log, ten, caplog, fail):
+def test_topic_created_again_after_the_start_was_pinned(shared, log, ten, caplog, fail):
     options = {"consumer": ten, "startingOffsets": "latest", "failOnDataLoss": fail}
     Query(shared.address, ten, **options)
     before = log.describe(ten).id
@@ -156,8 +156,8 @@ def batch_of(shared: Any, topic: str, fail: bool) -> Any:
     return lambda: batch_read(shared.address, topic, consumer=topic, failOnDataLoss=fail)
 
 
-def test_a_batch_query_begins_where_it_first_began(shared, log, ten):
-    """A job that reads from a moving start reads the same records and what came since."""
+def test_batch_query_begins_at_its_pinned_start(shared, log, ten):
+    """A job with a moving start reads the same records, and later ones."""
     options = {"startingTimestamp": "2200-01-01", "consumer": ten}
     assert batch_read(shared.address, ten, **options) == []
     fill(log, ten, 10, 3)
@@ -168,7 +168,7 @@ def test_a_batch_query_begins_where_it_first_began(shared, log, ten):
 # -- progress -------------------------------------------------------------------------------------
 
 
-def test_progress_is_what_is_committed_with_the_lag_of_the_level(shared, log, ten):
+def test_progress_has_the_committed_offsets_and_the_lag_of_the_level(shared, log, ten):
     options = {"consumer": ten, "isolation": "read_committed", "maxOffsetsPerTrigger": 4}
     query = Query(shared.address, ten, **options)
     query.batch()
@@ -204,7 +204,7 @@ def test_a_later_run_takes_the_name_and_the_earlier_reads_on(shared, log, ten, c
     assert seen(log, ten).partitions[0].offset == 12
 
 
-def test_progress_that_cannot_be_written_down_fails_nothing_and_is_told_once(
+def test_failure_to_store_progress_is_logged_once_and_fails_no_query(
     shared, log, ten, caplog, monkeypatch
 ):
     query = Query(shared.address, ten, consumer=ten, maxOffsetsPerTrigger=3)
@@ -222,10 +222,10 @@ def test_progress_that_cannot_be_written_down_fails_nothing_and_is_told_once(
     with caplog.at_level(logging.WARNING):
         assert [n for _ in range(4) for n in query.batch()] == list(range(10))
     assert caplog.text.count("could not be stored") == 1
-    assert len(asked) == 1  # and nobody waits for it at every micro-batch
+    assert len(asked) == 1  # and no later micro-batch waits for it
 
 
-def test_a_name_that_was_forgotten_is_there_again_with_the_next_progress(shared, log, ten):
+def test_deleted_name_is_created_again_by_the_next_progress(shared, log, ten):
     query = Query(shared.address, ten, consumer=ten)
     query.batch()
     log.delete_consumer(ten)
@@ -236,7 +236,7 @@ def test_a_name_that_was_forgotten_is_there_again_with_the_next_progress(shared,
     assert Query(shared.address, ten, consumer=ten, startingOffsets="latest").batch() == []
 
 
-def test_a_topic_that_is_gone_has_no_end_and_no_lag(shared, log, ten):
+def test_deleted_topic_has_neither_end_nor_lag(shared, log, ten):
     query = Query(shared.address, ten, consumer=ten)
     query.batch()
     query.planned()
@@ -264,7 +264,7 @@ def test_a_client_and_a_query_may_share_a_name(shared, log, ten):
 
 
 @pytest.mark.parametrize("text", ["", "  ", "x" * 256])
-def test_a_name_has_to_be_one(shared, ten, text):
+def test_consumer_name_must_not_be_empty_or_too_long(shared, ten, text):
     with pytest.raises(InvalidOption, match="consumer takes a text of 1 to 255 characters"):
         Query(shared.address, ten, consumer=text)
 
@@ -300,12 +300,12 @@ def test_a_second_sigterm_does_not_lose_the_end_of_a_query(shared, log, ten, end
     assert seen(log, ten).state is ReaderState.STOPPED
 
 
-def test_what_is_pinned_is_a_streaming_offset_as_in_a_checkpoint(shared, log, ten):
+def test_pinned_start_is_a_streaming_offset(shared, log, ten):
     query = Query(shared.address, ten, consumer=ten)
     assert json.loads(json.dumps(query.at))[ten]["cluster"] == log.status().cluster_id
 
 
-def test_a_restarted_query_is_not_gone_while_it_repeats_its_last_batch(shared, log, ten):
+def test_restarted_query_is_not_lost_while_it_repeats_its_last_batch(shared, log, ten):
     """Spark reads a planned batch again before it plans another one."""
     killed = Query(shared.address, ten, consumer=ten)
     first, end = killed.at, killed.planned()

@@ -1,4 +1,4 @@
-"""The types in which a query reads a topic, whichever of the two is older."""
+"""The types in which a query reads a topic that was altered before or after its plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def described(schema: pa.Schema) -> TopicDescription:
     ("known", "came"), [(FIRST, FIRST), (FIRST, SECOND), (SECOND, FIRST), (SECOND, SECOND)]
 )
 @pytest.mark.parametrize("planned", [FIRST, SECOND.remove(2)])
-def test_a_query_reads_in_its_own_types_whatever_this_process_knows_and_whatever_came(
+def test_query_keeps_its_types_after_the_topic_was_altered(
     known: pa.Schema, came: pa.Schema, planned: pa.Schema
 ) -> None:
     view = planned_view(described(known), planned, None)
@@ -35,7 +35,7 @@ def test_a_query_reads_in_its_own_types_whatever_this_process_knows_and_whatever
     assert found.to_pylist() == [{"id": 1, "x": 1}, {"id": 2, "x": 2}]
 
 
-def test_what_has_no_place_in_the_querys_types_is_named() -> None:
+def test_value_that_does_not_fit_the_querys_type_is_reported() -> None:
     view = planned_view(described(SECOND), FIRST, None)
     for column, values, said in (
         ("id", pa.array([1, 1 << 40]), "values from 1 to 1099511627776"),
@@ -48,7 +48,7 @@ def test_what_has_no_place_in_the_querys_types_is_named() -> None:
         assert said in caught.value.message
 
 
-def test_a_column_that_this_process_does_not_know_is_refused_so_that_it_asks_again() -> None:
+def test_column_missing_in_the_cached_schema_causes_a_look_up() -> None:
     with pytest.raises(SchemaMismatch, match="'name'"):
         planned_view(described(FIRST), SECOND, None)
     wanted = pa.schema([OFFSET, pa.field("name", pa.string())])

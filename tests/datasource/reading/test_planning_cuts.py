@@ -1,4 +1,4 @@
-"""How far a read_atomic query goes: to cuts, within its limits, and on in any case."""
+"""The ends of a read_atomic query: cuts within its limits, and progress in any case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = source_options({"path": "x", "subscribe": "a,b", "isolation": "read_at
 
 
 class Leader:
-    """Answers with one cut; notes what it was asked."""
+    """A leader with one cut, which records the requests."""
 
     def __init__(self, cut: Mapping[str, Mapping[int, int]]) -> None:
         self.answer = cut
@@ -43,7 +43,7 @@ BEGIN = {"a": at("a", 0, 0), "b": at("b", 0)}
 ENDS = {"a": at("a", 10, 10), "b": at("b", 10)}
 
 
-def test_the_leader_is_asked_for_a_cut_within_the_limit(leader: Leader) -> None:
+def test_cut_within_the_limit_is_requested(leader: Leader) -> None:
     limited = {"a": at("a", 7, 7), "b": at("b", 6)}
     cut = Planner(OPTIONS).cut_between(BEGIN, limited, ENDS)
     assert [each.lower for each in leader.asked] == [{0: 0, 1: 0}, {0: 0}]
@@ -53,18 +53,18 @@ def test_the_leader_is_asked_for_a_cut_within_the_limit(leader: Leader) -> None:
 
 
 def test_a_larger_transaction_may_pass_the_limit_but_not_the_ends(leader: Leader) -> None:
-    """The ends may be those of Trigger.AvailableNow: the leader knows a later log."""
+    """The ends may be those of Trigger.AvailableNow, while the leader has later records."""
     leader.answer = {"a": {0: 50, 1: 8}, "b": {0: 8}}
     cut = Planner(OPTIONS).cut_between(BEGIN, BEGIN, ENDS)
     assert cut == {"a": at("a", 10, 8), "b": at("b", 8)}
 
 
-def test_without_a_cut_on_the_way_the_query_goes_to_its_ends(leader: Leader) -> None:
+def test_without_a_cut_in_between_the_query_goes_to_its_ends(leader: Leader) -> None:
     leader.answer = {"a": {0: 0, 1: 0}, "b": {0: 0}}
     assert Planner(OPTIONS).cut_between(BEGIN, BEGIN, ENDS) == ENDS
 
 
-def test_a_topic_that_stays_where_it_is_need_not_be_there(leader: Leader) -> None:
+def test_topic_without_new_records_may_be_deleted(leader: Leader) -> None:
     ends = {"a": ENDS["a"], "b": BEGIN["b"]}
     leader.answer = {"a": {0: 5, 1: 5}}
     assert Planner(OPTIONS).cut_between(BEGIN, ends, ends) == {
@@ -74,13 +74,13 @@ def test_a_topic_that_stays_where_it_is_need_not_be_there(leader: Leader) -> Non
     assert [each.topic for each in leader.asked] == ["a"]
 
 
-def test_a_topic_that_was_made_anew_begins_at_its_start(leader: Leader) -> None:
+def test_topic_created_again_begins_at_its_start(leader: Leader) -> None:
     begin = {"a": TopicOffsets("another id", {0: 3, 1: 3}, {}), "b": BEGIN["b"]}
     Planner(OPTIONS).cut_between(begin, ENDS, ENDS)
     assert leader.asked[0].lower == {}
 
 
-def test_ends_that_were_asked_for_are_cut_from_above(leader: Leader) -> None:
+def test_requested_ends_are_lowered_to_a_cut(leader: Leader) -> None:
     assert Planner(OPTIONS).cut_below(ENDS) == {"a": at("a", 5, 5), "b": at("b", 5)}
     assert [(each.lower, each.upper) for each in leader.asked] == [
         ({}, {0: 10, 1: 10}),

@@ -1,4 +1,4 @@
-"""Topics that go while a query is stopped, or while a micro-batch reads them."""
+"""Topics that are deleted while a query is stopped, or while a micro-batch reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fill(log: isolog.Log, topic: str, first: int, count: int) -> None:
 
 @pytest.fixture
 def pair(log: isolog.Log, topic: str) -> tuple[str, str]:
-    """Two topics; the first is the one that goes."""
+    """Two topics. The first is the one to delete."""
     other = f"{topic}-other"
     for name, first in ((topic, 0), (other, 100)):
         log.create_topic(name, schema=NUMBERS)
@@ -49,7 +49,7 @@ def test_a_topic_that_was_deleted_while_the_query_was_stopped(shared, log, pair,
     assert query.batch() == []
 
 
-def test_the_same_fails_where_data_loss_is_to_fail(shared, log, pair):
+def test_deleted_topic_fails_a_query_with_fail_on_data_loss(shared, log, pair):
     query = Query(shared.address, ",".join(pair))
     query.batch()
     log.delete_topic(pair[0])
@@ -57,7 +57,7 @@ def test_the_same_fails_where_data_loss_is_to_fail(shared, log, pair):
         query.start()
 
 
-def test_the_columns_are_those_of_the_topics_that_are_left(shared, log, pair, topic):
+def test_columns_are_those_of_the_remaining_topics(shared, log, pair, topic):
     log.delete_topic(topic)
     given = {"bootstrap": shared.address, "subscribe": ",".join(pair), "failOnDataLoss": "false"}
     assert Planner(source_options(given)).shown() == NUMBERS
@@ -66,8 +66,8 @@ def test_the_columns_are_those_of_the_topics_that_are_left(shared, log, pair, to
         Planner(source_options(given)).shown()
 
 
-def test_a_query_whose_only_topic_was_deleted_waits_for_another(shared, log, topic):
-    """It has its columns from ``.schema(...)``: there is nobody else to ask."""
+def test_query_waits_after_its_only_topic_was_deleted(shared, log, topic):
+    """Its columns are those of ``.schema(...)``, because no topic is left."""
     log.create_topic(topic, schema=NUMBERS)
     fill(log, topic, 0, 3)
     query = Query(shared.address, topic, failOnDataLoss=False)
@@ -80,7 +80,7 @@ def test_a_query_whose_only_topic_was_deleted_waits_for_another(shared, log, top
     assert query.batch() == [5, 6, 7]
 
 
-def test_a_new_query_on_a_topic_that_is_not_there_is_refused_all_the_same(shared, log, pair):
+def test_new_query_on_a_missing_topic_is_refused_without_fail_on_data_loss_too(shared, log, pair):
     with pytest.raises(UnknownTopic, match="no-such"):
         Query(shared.address, f"{pair[0]},no-such", failOnDataLoss=False)
 
@@ -88,7 +88,7 @@ def test_a_new_query_on_a_topic_that_is_not_there_is_refused_all_the_same(shared
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("fail", [True, False])
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
-def test_a_topic_that_goes_between_planning_and_reading(
+def test_topic_deleted_between_planning_and_reading(
     shared, log, pair, caplog, fail, anew, isolation
 ):
     query = Query(shared.address, ",".join(pair), failOnDataLoss=fail, isolation=isolation)
@@ -109,7 +109,7 @@ def test_a_topic_that_goes_between_planning_and_reading(
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_topic_that_goes_while_a_task_reads_it(shared, log, topic, caplog, fail):
+def test_topic_deleted_while_a_task_reads_it(shared, log, topic, caplog, fail):
     log.create_topic(topic, schema=NUMBERS)
     count = FETCH_BYTES_DEFAULT // 8 // 4
     for first in range(0, 7 * count, count):

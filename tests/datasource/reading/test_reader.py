@@ -1,4 +1,4 @@
-"""Reading a range to its end, where the end has nothing to show."""
+"""Reading a range to its end, if the last records of the range are aborted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fetched(first: int, count: int, next_: int) -> Fetched:
 
 
 class Leader:
-    """Rows 0 to 9 of a partition; what is behind them was aborted, up to the log's ``end``."""
+    """Rows 0 to 9 of a partition. The records after them, up to the log's ``end``, were aborted."""
 
     def __init__(self, end: int) -> None:
         self._end = end
@@ -62,15 +62,15 @@ def read(
     return [number for batch in found for number in batch.column("n").to_pylist()]
 
 
-def test_a_range_that_ends_in_aborted_records_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_that_ends_in_aborted_records_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, Leader(20), Range("t", "id", 0, 0, 20)) == list(range(10))
 
 
-def test_a_range_of_nothing_but_aborted_records_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_of_only_aborted_records_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, Leader(20), Range("t", "id", 0, 10, 20)) == []
 
 
-def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_records_are_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataLoss, match="t/0: offsets 15 to 19 are lost: the log ends at 15"):
         read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20))
     went_on = read(monkeypatch, Leader(15), Range("t", "id", 0, 0, 20), failOnDataLoss="false")
@@ -78,7 +78,7 @@ def test_what_is_not_there_is_lost_and_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_range_of_read_atomic_is_read_as_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ends are cuts already; the leader need not look for one at every fetch."""
+    """Its ends are cuts already, so the leader need not compute one at every fetch."""
     leader = Leader(20)
     read(monkeypatch, leader, Range("t", "id", 0, 0, 20), isolation="read_atomic")
     assert leader.isolation is Isolation.READ_COMMITTED

@@ -1,4 +1,4 @@
-"""read_atomic holds for a source: one that reads two topics, and not two that read one each."""
+"""read_atomic holds within a source of two topics, and not over two sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def both(producer, pair: tuple[str, str], number: int) -> None:
 
 
 def test_one_source_of_two_topics_never_splits_a_transaction(shared, log, pair):
-    """Micro-batches and batch reads are taken while somebody writes; each holds whole pairs."""
+    """Micro-batches and batch reads run beside a writer, and each has whole pairs."""
     done = threading.Event()
 
     def write() -> None:

@@ -1,4 +1,4 @@
-"""A query reads the log's own files, unless it is told not to."""
+"""A query reads the log's own files, unless an option turns that off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import NUMBERS, numbers
 
 @pytest.fixture
 def large(log, topic):
-    """Worth a file: a million bytes in some segments."""
+    """A topic whose range is worth mapping: a million bytes in some segments."""
     log.create_topic(topic, schema=NUMBERS, config={"segment.bytes": "262144"})
     with log.producer() as producer:
         for first in range(0, 120_000, 10_000):
@@ -21,13 +21,13 @@ def large(log, topic):
 
 
 @pytest.mark.parametrize("maps", [True, False])
-def test_a_query_says_whether_it_maps_files(shared, large, monkeypatch, maps):
+def test_mapped_reads_option_turns_mapping_on_and_off(shared, large, monkeypatch, maps):
     mapped = watch_mapped(monkeypatch)
     assert batch_read(shared.address, large, mappedReads=maps) == list(range(120_000))
     assert bool(mapped) == maps
 
 
-def test_records_that_are_held_hold_no_descriptor(log, large, monkeypatch):
+def test_retained_batches_keep_no_descriptor_open(log, large, monkeypatch):
     """A client may keep the records of more segments than it may have files open."""
     mapped = watch_mapped(monkeypatch)
     me = psutil.Process()

@@ -1,4 +1,4 @@
-"""The tasks of a query read in their rack: the driver plans at the leader, they do not need it."""
+"""The tasks of a query read in their rack: the driver plans at the leader, tasks do not need it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COUNT = 1_000
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Three brokers, each in a rack of its own. Broker 1 leads topic ``t``, which has records."""
-    conf = CONF | {"mapped_reads": False, "lease_seconds": 60.0}  # who is paused leads on
+    """Three brokers, each in another rack. Broker 1 leads topic ``t``, which has records."""
+    conf = CONF | {"mapped_reads": False, "lease_seconds": 60.0}  # a paused broker stays the leader
     with LocalCluster(3, conf=conf, racks=["a", "b", "c"]) as found:
         with found.connect() as log:
             log.create_topic("t", schema=NUMBERS, assignment=[["1", "2", "3"]])
@@ -33,7 +33,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def told(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The follower in rack b has heard that the records are replicated."""
+    """Wait until the follower in rack b has received that the records are replicated."""
     with cluster.connect(rack="b") as near:
         expected, sent = list(range(COUNT)), watch_sent(monkeypatch)
         eventually_near(near, "t", "read_committed", expected, sent)
@@ -51,7 +51,7 @@ def options(cluster: LocalCluster, **more: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("how", ["option", "environment"])
 @pytest.mark.chaos
-def test_tasks_read_in_their_rack_while_the_leader_stands_still(cluster, told, monkeypatch, how):
+def test_tasks_read_in_their_rack_while_the_leader_is_paused(cluster, told, monkeypatch, how):
     given = options(cluster, rack="b") if how == "option" else options(cluster)
     if how == "environment":
         monkeypatch.setenv("ISOLOG_RACK", "b")
@@ -71,7 +71,7 @@ def test_tasks_read_in_their_rack_while_the_leader_stands_still(cluster, told, m
 
 
 @pytest.mark.chaos
-def test_a_stream_reads_what_its_driver_has_planned_wherever_it_is(cluster, told):
+def test_stream_reads_planned_records_from_any_replica(cluster, told):
     given = options(cluster, rack="b")
     query = Query(given.pop("bootstrap"), given.pop("subscribe"), **given)
     assert query.batch() == list(range(COUNT))
@@ -82,7 +82,7 @@ def test_a_stream_reads_what_its_driver_has_planned_wherever_it_is(cluster, told
         assert partition(log, "t").leader == "1"
 
 
-def test_a_rack_is_named():
+def test_invalid_rack_is_refused():
     given = {"bootstrap": "a:1", "subscribe": "t"}
     assert source_options(given | {"rack": " west "}).place.rack == "west"
     assert source_options(given).place.rack is None

@@ -1,4 +1,4 @@
-"""Filtered queries without Spark: offsets cover everything, and losses are still known."""
+"""Filtered queries without Spark: offsets cover all records, and losses are still detected."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def thousands(log, topic):
     return topic
 
 
-def test_a_batch_whose_ranges_hold_no_match_is_whole(shared, thousands):
+def test_batch_without_matches_is_complete(shared, thousands):
     assert batch_read(shared.address, thousands, filter="n < 0") == []
     assert batch_read(shared.address, thousands, filter="n = 4999") == [4999, 4999]
     assert batch_read(shared.address, thousands, filter="n = 0", minPartitions=8) == [0, 0]
 
 
-def test_micro_batches_count_what_they_look_at(shared, thousands):
+def test_limits_count_records_before_the_filter(shared, thousands):
     query = Query(shared.address, thousands, filter="n = 4999", maxOffsetsPerTrigger=2500)
     assert [query.batch() for _ in range(4)] == [[], [], [], [4999, 4999]]
     assert query.planned() == query.at
@@ -65,7 +65,7 @@ def rows_of(reader):
     ]
 
 
-def test_pushed_filters_are_taken_or_given_back_by_reference(shared, thousands):
+def test_pushed_filters_that_are_not_taken_are_returned_unchanged(shared, thousands):
     reader = reader_of(shared.address, thousands, filter="n > 3")
     taken = [
         spark.GreaterThan(("n",), 1),
@@ -84,8 +84,8 @@ def test_pushed_filters_are_taken_or_given_back_by_reference(shared, thousands):
     assert rows_of(reader) == [4, 6, 4, 6]
 
 
-def test_a_filter_is_looked_at_when_the_columns_are(shared, thousands):
-    """That is when a query is loaded without columns of its own."""
+def test_filter_is_checked_with_the_columns(shared, thousands):
+    """They are computed when a query is loaded without ``.schema(...)``."""
     for text, told in (
         (
             "m = 1",

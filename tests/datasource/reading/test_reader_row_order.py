@@ -1,4 +1,4 @@
-"""A task gives the same rows in the same order each time it is read, whatever its leaders do."""
+"""A task returns the same rows in the same order each time, for any timing of its leaders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def held_at_most(leaders: Leaders) -> int:
     "client/reading/loop.py",
     "datasource/reading/reader.py",
 )
-def test_a_task_gives_its_ranges_in_their_order_whatever_its_leaders_do(monkeypatch):
+def test_task_returns_its_ranges_in_order_for_any_timing_of_leaders(monkeypatch):
     for seed in range(examples(1000)):
         chance = random.Random(seed)
         rows = [chance.randint(1, 16) for _ in range(chance.randint(2, 9))]
@@ -84,7 +84,7 @@ def test_other_leaders_are_read_ahead_up_to_the_bound_while_the_first_one_is_slo
     assert leaders.held_max <= held_at_most(leaders)
 
 
-def test_calls_for_which_there_is_no_room_are_sent_later(monkeypatch):
+def test_calls_above_the_limit_are_sent_later(monkeypatch):
     slow_first = dict.fromkeys("bcdefghi", 0) | {"a": 1}
     leaders = Leaders(7, [30] * 9, leaders=9, rank=slow_first.__getitem__, awaited_calls=3)
     assert read(leaders, monkeypatch) == in_order(leaders)
@@ -138,7 +138,7 @@ def turned_round(value: Any) -> Any:
 
 
 @pytest.mark.full  # the tests above have leaders without brokers
-def test_real_leaders_give_one_order_in_thirty_readings_and_after_a_failover():
+def test_order_is_the_same_in_thirty_reads_and_after_a_failover():
     with LocalCluster(3) as cluster, cluster.connect() as log:
         ids = ["1", "2", "3"]
         log.create_topic("t", schema=NUMBERS, assignment=[ids[n:] + ids[:n] for n in (0, 1, 2)] * 6)

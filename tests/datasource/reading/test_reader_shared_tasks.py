@@ -1,4 +1,4 @@
-"""A task of many ranges: read in one call, and whatever goes wrong with one is told as ever."""
+"""A task of many ranges: read in one call, with the errors of single ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 
 PARTITIONS = 8
-MANY = 300_000  # rows that are a chunk of their own
+MANY = 300_000  # rows that make a separate chunk
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def of(partitions) -> list[int]:
     return [100 * partition + n for partition in partitions for n in range(10)]
 
 
-def test_one_call_and_one_batch(query, monkeypatch):
+def test_ranges_of_one_leader_take_one_call_and_one_batch(query, monkeypatch):
     def never(*asked, **options):
         raise AssertionError(f"a range was read by itself: {asked}")
 
@@ -49,8 +49,8 @@ def test_one_call_and_one_batch(query, monkeypatch):
     assert batch.column("n").to_pylist() == of(range(PARTITIONS))
 
 
-def test_it_is_one_call_however_soon_the_leaders_are_found(query, monkeypatch):
-    """Another thread finds them while this one may still look at the other partitions."""
+def test_there_is_one_call_for_any_timing_of_leader_look_ups(query, monkeypatch):
+    """Another thread finds the leaders while this one may still check other partitions."""
     call_elsewhere, opened, calls = ways.call_elsewhere, feed.Feed.open, []
 
     def at_once(key, call):
@@ -67,12 +67,12 @@ def test_it_is_one_call_however_soon_the_leaders_are_found(query, monkeypatch):
     assert calls == [PARTITIONS]
 
 
-def test_a_call_that_cannot_be_made_is_made_for_each_range(query, monkeypatch):
+def test_ranges_are_read_one_by_one_if_the_common_call_fails(query, monkeypatch):
     monkeypatch.setattr(reading, "read_together", lambda wanted: (iter(()) for _ in wanted))
     assert query.batch() == of(range(PARTITIONS))
 
 
-def test_a_call_that_breaks_off_is_gone_on_with_for_each_range(query, monkeypatch):
+def test_ranges_continue_one_by_one_after_a_broken_call(query, monkeypatch):
     read_together = reading.read_together
 
     def broken(wanted):
@@ -83,7 +83,7 @@ def test_a_call_that_breaks_off_is_gone_on_with_for_each_range(query, monkeypatc
     assert query.batch() == of(range(PARTITIONS))
 
 
-def test_a_broker_that_is_gone_is_waited_for(query, broker, monkeypatch):
+def test_task_waits_for_a_dead_broker(query, broker, monkeypatch):
     connect = BrokerLink.connect
     failures = iter([BrokerUnavailable("gone")])
 
@@ -121,7 +121,7 @@ def test_a_chunk_that_cannot_be_decoded_is_read_again_with_its_range(
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_what_is_gone_of_a_range_is_named(shared, log, query, topic, caplog, fail):
+def test_lost_records_of_a_range_are_reported(shared, log, query, topic, caplog, fail):
     other = f"{topic}-other"
     log.create_topic(other, schema=NUMBERS)
     query = Query(shared.address, f"{topic},{other}", failOnDataLoss=fail)

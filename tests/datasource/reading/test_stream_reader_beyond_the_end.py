@@ -1,4 +1,4 @@
-"""Offsets above the log's end: each case has a message of its own that is true."""
+"""Offsets above the log's end: each case has a specific and true message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def at(topic: str, offset: int) -> str:
 
 @pytest.mark.parametrize("isolation", LEVELS)
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_a_batch_read_of_offsets_that_are_not_there_is_refused(shared, ten, option, isolation):
+def test_batch_read_above_the_log_end_is_refused(shared, ten, option, isolation):
     with pytest.raises(OffsetOutOfRange) as caught:
         batch_read(shared.address, ten, isolation=isolation, **{option: at(ten, 25)})
     assert caught.value.message == (
@@ -40,27 +40,27 @@ def test_a_batch_read_of_offsets_that_are_not_there_is_refused(shared, ten, opti
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_without_failing_a_batch_read_goes_to_the_logs_end(shared, ten, option, caplog):
+def test_without_fail_on_data_loss_a_batch_read_ends_at_the_log_end(shared, ten, option, caplog):
     with caplog.at_level(logging.WARNING):
         found = batch_read(shared.address, ten, failOnDataLoss=False, **{option: at(ten, 25)})
     assert found == ([] if option == "startingOffsets" else list(range(10)))
     assert f"{option}: {ten}/0: offset 25 is above the log's end, which is 10" in caplog.text
 
 
-def test_the_logs_end_itself_is_no_mistake(shared, ten):
+def test_log_end_itself_is_a_valid_offset(shared, ten):
     assert batch_read(shared.address, ten, endingOffsets=at(ten, 10)) == list(range(10))
     assert batch_read(shared.address, ten, startingOffsets=at(ten, 10)) == []
     assert Query(shared.address, ten, startingOffsets=at(ten, 10)).batch() == []
 
 
-def test_a_new_query_is_not_told_that_records_were_cut_off(shared, ten):
+def test_error_of_a_new_query_does_not_mention_truncation(shared, ten):
     with pytest.raises(OffsetOutOfRange, match=r"startingOffsets: .*25 is above") as caught:
         Query(shared.address, ten, startingOffsets=at(ten, 25))
     assert "truncated" not in str(caught.value)
 
 
-def test_without_failing_a_new_query_begins_at_the_logs_end_and_stays_there(shared, log, ten):
-    """Its start is one that moves: it is in the checkpoint before the first record is read."""
+def test_without_fail_on_data_loss_a_new_query_begins_at_the_log_end(shared, log, ten):
+    """Its start moves, so it is in the checkpoint before the first record is read."""
     query = Query(shared.address, ten, failOnDataLoss=False, startingOffsets=at(ten, 25))
     assert query.batch() == []
     with log.producer() as producer:
@@ -77,7 +77,7 @@ def test_a_checkpoint_above_the_end_is_a_loss(shared, ten):
         query.batch()
 
 
-def test_what_is_not_visible_yet_is_not_above_the_end(shared, log, ten):
+def test_record_that_is_not_visible_yet_is_not_above_the_end(shared, log, ten):
     with log.producer(transactional_id=ten) as producer:
         producer.begin_transaction()
         producer.append(ten, numbers(10, 5)).result()
@@ -90,12 +90,12 @@ def test_what_is_not_visible_yet_is_not_above_the_end(shared, log, ten):
 
 
 @pytest.mark.parametrize("value", [None, [1, 2], "t", {"t": [3]}])
-def test_a_checkpoint_of_something_else_is_refused(shared, ten, value):
+def test_checkpoint_of_another_format_is_refused(shared, ten, value):
     with pytest.raises(InvalidRequest, match="the checkpoint's offset is not isolog's"):
         Query(shared.address, ten, at=value).read(value)
 
 
-def test_a_progress_that_is_none_is_refused_by_name(shared, ten):
+def test_invalid_progress_is_refused_with_its_option(shared, ten):
     for text in (
         json.dumps({ten: {"id": "x", "partitions": {"0": {"epoch": 3}}}}),
         json.dumps({ten: {"id": "x", "partitions": 3}}),

@@ -1,6 +1,7 @@
-"""A batch whose end lies above the bound of the level that it is read under, and below the log's.
+"""A batch whose end is above the bound of the present level, and below the log's end.
 
-It was planned under a level that shows more. Its end is in Spark's checkpoint, so it stays.
+It was planned under a level that returns more records. Its end is in Spark's checkpoint, so it
+stays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.support import NUMBERS, numbers
 
 @pytest.fixture
 def producer(log: isolog.Log, topic: str) -> Iterator[TransactionalProducer]:
-    """Two partitions: 0 to 4 of no transaction, then 5 to 9 of an open one; 20 to 22."""
+    """Two partitions: 0 to 4 without a transaction, then 5 to 9 of an open one, and 20 to 22."""
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     with log.producer() as plain:
         plain.append(topic, numbers(0, 5), partition=0)
@@ -33,7 +34,7 @@ def producer(log: isolog.Log, topic: str) -> Iterator[TransactionalProducer]:
 
 
 def planned_before(address: str, topic: str, **options: Any) -> tuple[Query, Any]:
-    """A query that was started again with these options, and the end that it had planned before."""
+    """A query that was restarted with these options, and the end that it had planned before."""
     first = Query(address, topic)
     end = first.planned()
     return Query(address, topic, at=first.at, **options), end
@@ -55,7 +56,7 @@ def read_beside(query: Query, end: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 @pytest.mark.parametrize(("isolation", "fail"), [("read_committed", True), ("read_atomic", False)])
-def test_a_batch_says_which_transaction_holds_it_back_and_skips_nothing(
+def test_batch_names_the_blocking_transaction_and_skips_no_record(
     shared, topic, producer, isolation, fail
 ):
     given = {"isolation": isolation, "failOnDataLoss": fail, "brokerTimeout": "2s"}
@@ -83,7 +84,7 @@ def test_a_batch_says_which_transaction_holds_it_back_and_skips_nothing(
 def test_a_batch_waits_for_the_end_of_the_transaction(
     shared, log, topic, producer, ending, expected, fail
 ):
-    """What was aborted in the end is not there under read_committed, and that is no loss."""
+    """If the records were aborted, read_committed does not return them, and that is no loss."""
     given = {"isolation": "read_committed", "failOnDataLoss": fail, "mappedReads": fail}
     query, end = planned_before(shared.address, topic, **given)
     reading, found = read_beside(query, end)

@@ -1,4 +1,4 @@
-"""What Spark unpickles in a worker says there what that worker's Python lacks."""
+"""Unpickling in a worker reports the modules that the worker's Python lacks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def pickled() -> bytes:
     return bytes(cloudpickle.dumps(IsologDataSource({"path": "/a", "subscribe": "b"})))
 
 
-def test_it_arrives_as_it_was(pickled: bytes) -> None:
+def test_unpickled_object_equals_the_original(pickled: bytes) -> None:
     arrived = pickle.loads(pickled)
     assert type(arrived) is IsologDataSource
     assert dict(arrived.options) == {"path": "/a", "subscribe": "b"}
 
 
-def test_a_python_that_has_spark_alone_says_what_it_lacks(pickled: bytes, tmp_path: Path) -> None:
+def test_python_without_isolog_reports_the_missing_modules(pickled: bytes, tmp_path: Path) -> None:
     for package in (pyspark, py4j):
         [place] = package.__path__
         (tmp_path / package.__name__).symlink_to(place)
@@ -95,7 +95,7 @@ ON_THE_DRIVER = {"prometheus_client", "rich"}
 
 
 def imported(file: Path) -> set[str]:
-    """The modules of others that a file imports, by the first part of their names."""
+    """Return the top-level packages of other projects that a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -106,7 +106,7 @@ def imported(file: Path) -> set[str]:
     return tops - set(sys.stdlib_module_names) - {"spark_stream", "pyspark"}
 
 
-def test_a_worker_is_asked_for_all_that_a_task_imports() -> None:
+def test_needed_modules_are_all_that_a_task_imports() -> None:
     root = Path(spark_stream.__file__).parent
     files = [file for part in IN_TASKS for file in [root / part, *(root / part).rglob("*.py")]]
     needed = set().union(*(imported(file) for file in files if file.is_file())) - ON_THE_DRIVER

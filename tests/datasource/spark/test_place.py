@@ -1,4 +1,4 @@
-"""What a ``path`` means, and which ones would be lost."""
+"""The meaning of a ``path``, and the refusal of temporary ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Process:
 
 
 def planned_by(monkeypatch: pytest.MonkeyPatch, *parents: Process) -> None:
-    """Makes this process one that these started, from the nearest on."""
+    """Make this process a child of these, from the nearest on."""
 
     class Here:
         def parents(self) -> list[Any]:
@@ -50,7 +50,7 @@ def test_an_empty_path_is_not_the_working_directory() -> None:
 
 
 @pytest.mark.rule("what a relative `path` means", "datasource/spark/place.py")
-def test_a_relative_path_is_one_of_the_drivers_jvm_whatever_the_planners_own(
+def test_relative_path_is_resolved_in_the_directory_of_the_drivers_jvm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -77,7 +77,7 @@ def test_the_environments_path_is_resolved_by_the_same_rule(
     assert source_options({"subscribe": "t"}).place.path == str(tmp_path / "data")
 
 
-def test_outside_of_spark_a_relative_path_is_one_of_the_process(
+def test_outside_of_spark_a_relative_path_is_resolved_in_the_process_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_a_link_into_a_folder_that_spark_deletes_is_refused(tmp_path: Path) -> N
         directory(str(tmp_path / "link" / "data"))
 
 
-def test_in_a_pod_the_images_working_directory_is_no_place_for_a_log(
+def test_working_directory_of_a_pod_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planned_by(monkeypatch, Process("java", Path("/opt/spark/work-dir")))
@@ -141,11 +141,11 @@ def test_in_a_pod_the_images_working_directory_is_no_place_for_a_log(
         directory("data")
 
 
-def test_folders_of_like_names_are_no_concern(tmp_path: Path) -> None:
+def test_folders_with_similar_names_are_accepted(tmp_path: Path) -> None:
     for name in ("spark-data", "userFiles", "driver-1", "container_7", UUID):
         assert directory(str(tmp_path / name / "data")).path == str(tmp_path / name / "data")
 
 
-def test_a_directory_knows_its_host_and_an_address_none() -> None:
+def test_place_of_a_directory_has_its_host() -> None:
     assert directory("/data").host == this_host()
     assert source_options({"bootstrap": "h:1", "subscribe": "t"}).place == Place(bootstrap="h:1")

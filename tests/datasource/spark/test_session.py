@@ -1,4 +1,4 @@
-"""Which log a process may speak to: the one that its query was planned with, on that host."""
+"""A process uses only the log that its query was planned with, on the planner's host."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_log(path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Place]]:
-    """Two logs that know nothing of each other, as two hosts would have at one path."""
+    """Two independent logs, as two hosts could have at one path."""
     folder = tmp_path_factory.mktemp("logs")
     paths = [folder / "a", folder / "b"]
     yield make_log(paths[0]), make_log(paths[1])
@@ -55,13 +55,13 @@ def options(place: Place) -> dict[str, str]:
     return {"path": str(place.path)}
 
 
-def test_what_tasks_get_names_the_log(logs: tuple[Place, Place]) -> None:
+def test_place_for_tasks_has_the_cluster_id(logs: tuple[Place, Place]) -> None:
     found = [located(each) for each in logs]
     assert len({each.cluster_id for each in found}) == 2
     assert session(found[0]).cluster_id == found[0].cluster_id
 
 
-def test_a_task_uses_the_brokers_that_its_driver_has_found(shared: BrokerProcess) -> None:
+def test_task_uses_the_brokers_that_its_driver_found(shared: BrokerProcess) -> None:
     """The brokers of ``bootstrap`` died after the query was planned."""
     found = located(Place(bootstrap=shared.address))
     assert found.brokers == (shared.address,)
@@ -105,7 +105,7 @@ def test_a_commit_of_tasks_of_another_log_commits_nothing(logs: tuple[Place, Pla
     check_one_log(session(here), [None, here.cluster_id])
 
 
-def test_an_abort_that_reaches_no_log_hides_no_other_error(
+def test_failed_abort_does_not_hide_the_first_error(
     logs: tuple[Place, Place], caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = IsologStreamWriter(sink_options({**options(logs[0]), "topic": "t"}), SCHEMA)
@@ -115,7 +115,9 @@ def test_an_abort_that_reaches_no_log_hides_no_other_error(
     assert "are not aborted" in caplog.text
 
 
-def test_a_checkpoint_of_another_log_is_no_deleted_topic(logs: tuple[Place, Place]) -> None:
+def test_checkpoint_of_another_log_is_not_reported_as_a_deleted_topic(
+    logs: tuple[Place, Place],
+) -> None:
     readers = [
         IsologStreamReader(source_options({**options(each), "subscribe": "t"}), SCHEMA)
         for each in logs
@@ -147,7 +149,7 @@ def test_a_sinks_checkpoint_belongs_to_one_log(logs: tuple[Place, Place], tmp_pa
         return IsologStreamWriter(sink_options(given), SCHEMA)
 
     checkpoint = tmp_path / "checkpoint"
-    sink(logs[0], str(checkpoint))  # Spark has not made it: there is nothing to note it in
+    sink(logs[0], str(checkpoint))  # Spark has not created it, so it cannot have a note
     assert not checkpoint.exists()
     checkpoint.mkdir()
     for text in (str(checkpoint), f"file:{checkpoint}", f"file://{checkpoint}"):
@@ -172,7 +174,7 @@ def test_a_task_on_another_host_refuses_a_directory_with_the_remedy(
     assert "bootstrap" in caught.value.hint
 
 
-def test_reading_a_mistyped_path_makes_nothing(tmp_path: Path) -> None:
+def test_reading_a_wrong_path_creates_no_log(tmp_path: Path) -> None:
     typo = tmp_path / "dta"
     given = source_options({"path": str(typo), "subscribe": "t"})
     for plan in (Planner.of, lambda options: IsologStreamReader(options, SCHEMA)):
@@ -182,7 +184,7 @@ def test_reading_a_mistyped_path_makes_nothing(tmp_path: Path) -> None:
     assert not typo.exists()
 
 
-def test_a_sink_makes_a_log_only_with_create_topic(log_dir: Path) -> None:
+def test_sink_creates_a_log_only_with_create_topic(log_dir: Path) -> None:
     given = {"path": str(log_dir), "topic": "t"}
     with pytest.raises(UnknownLog, match="there is no log"):
         TaskWriter(sink_options(given), SCHEMA).prepare()
@@ -193,8 +195,8 @@ def test_a_sink_makes_a_log_only_with_create_topic(log_dir: Path) -> None:
         TaskWriter(sink_options({**given, "topic": "other"}), SCHEMA).prepare()
 
 
-def test_a_log_that_was_made_anew_is_found_by_new_queries(log_dir: Path) -> None:
-    """A planner's process is used again, and remembers connections: what it plans is of now."""
+def test_new_queries_find_a_log_that_was_created_again(log_dir: Path) -> None:
+    """A planner's process is reused with its connections, but plans with the present log."""
     place = make_log(log_dir)
     before = located(place)
     stop_broker(log_dir)

@@ -1,4 +1,4 @@
-"""What a query's tasks carry: a token for what the query does, not the driver's credential."""
+"""The credential of a query's tasks: a token for the query's actions, not the driver's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def source(asking: BrokerProcess, **options: str) -> IsologDataSource:
 
 
 def sent(thing: Any) -> Any:
-    """What arrives in a worker; without a secret of the driver."""
+    """The bytes that a worker gets, without a secret of the driver."""
     data = cloudpickle.dumps(thing)
     assert PASSWORD.encode() not in data
     assert b"alice" not in data

@@ -1,4 +1,4 @@
-"""Spark's types that have no place in a topic are refused by the name of their column."""
+"""Spark's types that a topic cannot store are refused with the name of their column."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CASELESS = st.StringType("UNICODE_CI")
     ],
 )
 def test_a_map_without_a_type_of_keys_is_refused(kind: st.DataType, path: str) -> None:
-    """As of ``select map()``, where Spark makes empty maps so."""
+    """Spark makes such a map for ``select map()``."""
     with pytest.raises(UnsupportedType, match=f"column '{path}': the keys of a map") as caught:
         to_arrow(st.StructType([st.StructField("m", kind)]))
     assert caught.value.details["column"] == path
 
 
-def test_a_column_that_is_there_twice_is_refused() -> None:
+def test_duplicate_column_is_refused() -> None:
     twice = st.StructType([st.StructField(name, st.LongType()) for name in ("id", "n", "id")])
     for schema, path in ((twice, "id"), (st.StructType().add("s", twice), "s.id")):
         with pytest.raises(SchemaMismatch, match=f"duplicate column '{path}'"):
@@ -80,12 +80,12 @@ def test_type_nested_too_deep_is_refused_when_a_query_is_planned(
         (st.StructType([st.StructField("s", CASELESS)]), "c.s"),
     ],
 )
-def test_a_collation_is_not_lost_without_a_word(kind: st.DataType, path: str) -> None:
+def test_collation_is_refused_in_a_sink(kind: st.DataType, path: str) -> None:
     with pytest.raises(IsologError, match=f"column '{path}' is string collate UNICODE_CI"):
         check_collations(st.StructType([st.StructField("c", kind)]))
 
 
-def test_a_string_without_a_collation_is_taken() -> None:
+def test_string_without_a_collation_is_accepted() -> None:
     check_collations(st.StructType().add("a", "string").add("b", st.ArrayType(st.StringType())))
 
 

@@ -1,4 +1,4 @@
-"""NOT NULL in a query's schema: kept where the topic says so too, refused anywhere else."""
+"""NOT NULL in a query's schema is accepted only if the topic has it too."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("loose", "strict", "path"), CASES, ids=lambda value: str(value)[:20])
-def test_what_may_be_null_is_not_promised(loose: StructType, strict: StructType, path: str) -> None:
+def test_not_null_is_refused_for_a_nullable_column(
+    loose: StructType, strict: StructType, path: str
+) -> None:
     with pytest.raises(SchemaMismatch, match=f"column {path} is NOT NULL in the query") as caught:
         check_nullability("t", to_arrow(loose), to_arrow(strict))
     assert "NOT NULL" in caught.value.hint

@@ -1,4 +1,4 @@
-"""Workers of Spark whose rows are not wanted any more end without a traceback; others continue."""
+"""Workers of Spark whose rows are not needed end without a traceback. Others continue."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_worker_ends_before_its_flush_if_spark_has_closed_the_socket(pair, eve
 
 def test_a_worker_that_can_report_an_error_does_so(pair, events):
     mine, sparks = pair
-    sparks.send(b"more")  # unread data is no end
+    sparks.send(b"more")  # unread data does not mean a closed socket
     run_worker(mine, "daemon.py", events)
     assert events == ["flush"]
 

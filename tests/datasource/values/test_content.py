@@ -1,4 +1,4 @@
-"""The digest of a batch's content: the same for the same rows, however they come."""
+"""The digest of a batch's content is the same for the same rows in any division and order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_neither_order_nor_tasks_change_the_digest(name: str) -> None:
     mixed = random.Random(name).sample(rows, ROWS)
     assert digest(name, mixed) == whole
     batch = pa.record_batch({"c": pa.array(mixed, COLUMNS[name][0])})
-    parts = [batch.slice(start, 13) for start in range(0, ROWS, 13)]  # what slices hide is not seen
+    parts = [batch.slice(start, 13) for start in range(0, ROWS, 13)]  # without hidden values
     total = sum((measured(part) for part in parts), Measure())
     assert (total.rows, total.digest) == (ROWS, whole)
 
@@ -98,7 +98,7 @@ def test_another_value_has_another_digest(name: str) -> None:
             assert changed == rows or digest(name, changed) != digest(name, rows)
 
 
-def test_what_stands_under_a_null_does_not_count() -> None:
+def test_bytes_under_a_null_do_not_count() -> None:
     data = pa.py_buffer(bytes(range(24)))
     mask = pa.py_buffer(b"\x05")
     hidden = pa.Array.from_buffers(pa.int64(), 3, [mask, data])
@@ -106,7 +106,7 @@ def test_what_stands_under_a_null_does_not_count() -> None:
     assert measured(pa.record_batch({"c": hidden})) == measured(pa.record_batch({"c": plain}))
 
 
-def test_sums_that_are_alike_by_chance_are_told_apart() -> None:
+def test_equal_sums_of_different_values_have_different_digests() -> None:
     assert digest("bigint", [1, 4]) != digest("bigint", [2, 3])
     assert digest("string", ["row-0012"]) != digest("string", ["row-0021"])
     one = pa.record_batch({"a": pa.array([1]), "b": pa.array([2])})
@@ -136,7 +136,7 @@ def test_columns_in_another_order_are_the_same_content() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
-def test_floats_count_with_all_their_bits_in_a_digest_of_their_own(kind: pa.DataType) -> None:
+def test_floats_count_with_all_their_bits_in_a_separate_digest(kind: pa.DataType) -> None:
     def of(*found: float | None) -> Measure:
         return measured(pa.record_batch({"f": pa.array(found, kind)}))
 
@@ -185,7 +185,7 @@ def test_floats_within_other_values_count() -> None:
 
 
 def test_the_digest_is_the_same_in_every_release() -> None:
-    """It is on record: another one would refuse a replay that is the same."""
+    """It is stored: a changed digest would refuse an identical replay."""
     batch = pa.record_batch(
         [
             pa.array([1, None, 3]),
@@ -198,7 +198,7 @@ def test_the_digest_is_the_same_in_every_release() -> None:
     assert measured(batch) == Measure(3, 13076991462939136961, 4580490938696943332)
 
 
-def test_measures_add_up_by_topic_and_leave_out_what_has_no_rows() -> None:
+def test_measures_add_up_by_topic_without_topics_that_have_no_rows() -> None:
     parts = [{"a": Measure(1, 2), "b": Measure()}, {"a": Measure(3, (1 << 64) - 1)}]
     assert summed(parts) == {"a": Measure(4, 1)}
 
@@ -333,7 +333,7 @@ def any_type(chance: random.Random, depth: int = 0) -> Made:
 
 
 def plain(value: Any) -> str:
-    """The value as a text, the same for values that count as one."""
+    """Return the value as a text, the same for values that count as equal."""
     return repr(value).replace("-0.0", "0.0")
 
 
@@ -395,8 +395,8 @@ def test_a_digest_continues_from_block_to_block_of_rows() -> None:
 
 
 @pytest.mark.parametrize("places", [(7, 15), (15, 23), (7, 23), (0, 8)], ids=str)
-def test_two_bytes_of_a_text_that_change_are_seen(places: tuple[int, int]) -> None:
-    """The last bytes of two words, too, which a product moves nowhere."""
+def test_two_changed_bytes_of_a_text_change_the_digest(places: tuple[int, int]) -> None:
+    """This includes the last bytes of two words, which a product does not move."""
     texts = []
     for one, other in itertools.product(range(32), range(64)):
         text = bytearray(24)

@@ -1,4 +1,4 @@
-"""The digest of earlier releases, with which their records are compared."""
+"""The digest of earlier releases, which is compared with their records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def digest(found: pa.Array) -> int:
 
 
 def test_the_digest_is_the_same_in_every_release() -> None:
-    """It is on record: another one would refuse a replay that is the same."""
+    """It is stored: a changed digest would refuse an identical replay."""
     batch = pa.record_batch(
         {
             "n": pa.array([1, None, 3]),
@@ -70,7 +70,7 @@ def plain_sum(name: str, texts: list[bytes]) -> int:
     ],
     ids=str,
 )
-def test_texts_of_any_lengths_have_the_digest_that_a_loop_gives(
+def test_digest_of_texts_equals_that_of_a_plain_loop(
     kind: pa.DataType, lengths: Sequence[int]
 ) -> None:
     chance = random.Random(7)
@@ -81,7 +81,7 @@ def test_texts_of_any_lengths_have_the_digest_that_a_loop_gives(
     assert digest(exact) == plain_sum("c", texts)
 
 
-def test_a_digest_goes_on_from_block_to_block_of_rows() -> None:
+def test_digest_continues_over_blocks_of_rows() -> None:
     texts = [b"%010d" % number for number in range(9000)]
     texts[4096] = b"another length"
     assert digest(pa.array(texts)) == plain_sum("c", texts)

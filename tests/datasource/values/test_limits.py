@@ -1,4 +1,4 @@
-"""Limits of a micro-batch over a real log: records, bytes, a least with a delay, and together."""
+"""Limits of a micro-batch over a real log: records, bytes, and a minimum with a delay."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def fill(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0
 
 
 def fill_sized(log: isolog.Log, topic: str, first: int, sizes: list[int], partition: int) -> None:
-    """A record of each size, each a batch of its own."""
+    """Append a record of each size, each in a separate batch."""
     with log.producer() as producer:
         for number, size in enumerate(sizes, first):
             batch = pa.record_batch([[number], [bytes(size)]], schema=BIG)
-            # One that nobody waits for might go together with the next, as one batch.
+            # Without a flush it might be stored with the next, as one batch.
             producer.append(topic, batch, partition=partition).result()
 
 
 def batches_of(query: Query) -> list[list[int]]:
-    """All micro-batches until nothing is left."""
+    """Read all micro-batches."""
     found = []
     while batch := query.batch():
         found.append(batch)
     return found
 
 
-def test_a_limit_in_bytes_is_what_is_stored_and_whole_records(shared, log, topic):
+def test_byte_limit_counts_stored_bytes_of_whole_records(shared, log, topic):
     log.create_topic(topic, schema=NUMBERS)
     fill(log, topic, 0, 1000)
     batches = batches_of(Query(shared.address, topic, maxBytesPerTrigger=2_000))
     assert [number for batch in batches for number in batch] == list(range(1000))
-    # 8,000 bytes of numbers and a few of Arrow's own.
+    # 8,000 bytes of numbers and a few bytes of Arrow.
     assert {len(batch) for batch in batches[:-1]} <= set(range(200, 251))
 
 
@@ -98,7 +98,7 @@ def topic_names(topic):
     return (f"{topic}-{number}" for number in range(10_000))
 
 
-def test_all_that_is_available_means_no_limit(shared, log, topic):
+def test_read_all_available_means_no_limit(shared, log, topic):
     log.create_topic(topic, schema=NUMBERS)
     fill(log, topic, 0, 100)
     query = Query(shared.address, topic, maxBytesPerTrigger=8, minOffsetsPerTrigger=1000)
@@ -106,7 +106,7 @@ def test_all_that_is_available_means_no_limit(shared, log, topic):
     assert query.read(end) == list(range(100))
 
 
-def test_available_now_reaches_what_there_was_and_no_partition_that_came_later(shared, log, topic):
+def test_available_now_ends_at_the_first_bounds_and_ignores_new_partitions(shared, log, topic):
     log.create_topic(topic, schema=NUMBERS)
     fill(log, topic, 0, 100)
     query = Query(shared.address, topic, maxOffsetsPerTrigger=40)
@@ -149,7 +149,7 @@ def test_records_that_are_not_visible_yet_make_no_empty_batch(shared, log, topic
 
 
 class Moments:
-    """A clock that stands still until it is told to go on."""
+    """A clock that moves only when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -162,16 +162,16 @@ def at(*offsets: int) -> dict[str, TopicOffsets]:
     return {"t": TopicOffsets("id", dict(enumerate(offsets)), {})}
 
 
-def test_the_least_is_waited_for_from_the_first_record_that_waits_on():
+def test_minimum_is_awaited_from_the_first_pending_record():
     clock = Moments()
     pace = Pace(Limits(min_offsets=10, max_delay_s=60), measure=None, monotonic=clock)
-    assert not pace.awaits_more(at(5, 5), at(5, 5))  # nothing waits
+    assert not pace.awaits_more(at(5, 5), at(5, 5))  # no record is pending
     clock.now += 1000
     assert pace.awaits_more(at(5, 5), at(8, 5))
     clock.now += 59
     assert pace.awaits_more(at(5, 5), at(8, 6))
     assert not pace.awaits_more(at(5, 5), at(8, 12))  # as many as wanted
-    assert pace.awaits_more(at(8, 12), at(9, 12))  # the time begins anew
+    assert pace.awaits_more(at(8, 12), at(9, 12))  # the time restarts
     clock.now += 59
     assert pace.awaits_more(at(8, 12), at(9, 12))
     clock.now += 1
@@ -179,7 +179,7 @@ def test_the_least_is_waited_for_from_the_first_record_that_waits_on():
     assert pace.awaits_more(at(9, 12), at(9, 13))
 
 
-def test_a_query_takes_nothing_before_there_is_the_least(shared, log, topic):
+def test_query_reads_no_record_below_the_minimum(shared, log, topic):
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     query = Query(shared.address, topic, minOffsetsPerTrigger=10, maxOffsetsPerTrigger=12)
     fill(log, topic, 0, 9)

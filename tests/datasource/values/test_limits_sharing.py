@@ -1,4 +1,4 @@
-"""Sharing out a limit: exact, in proportion, and no partition starves."""
+"""Sharing out a limit: exact, in proportion, and without starvation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ backlogs = st.dictionaries(st.integers(0, 20), st.integers(0, 10**9), max_size=2
 limits = st.integers(1, 10**9) | st.integers(1, 30)
 
 
-def test_small_partitions_get_what_kafkas_source_gives_them() -> None:
+def test_small_partitions_get_the_share_of_kafkas_source() -> None:
     assert shared_out({"a": 101, "b": 11, "c": 1}, 10) == {"a": 8, "b": 1, "c": 1}
     assert shared_out({"a": 100, "b": 1, "c": 1}, 3) == {"a": 1, "b": 1, "c": 1}
     assert shared_out({"a": 900, "b": 100, "c": 0}, 100) == {"a": 90, "b": 10, "c": 0}
@@ -30,14 +30,14 @@ def test_the_sum_is_the_limit_or_the_whole_backlog(
 
 
 @given(backlogs, limits)
-def test_every_partition_with_a_backlog_gets_something_where_the_limit_allows(
+def test_every_partition_with_a_backlog_gets_a_share_if_the_limit_allows(
     backlog: dict[int, int], limit: int
 ) -> None:
     waiting = [key for key, size in backlog.items() if size]
     if limit >= len(waiting):
         taken = shared_out(backlog, limit)
         assert all(taken[key] for key in waiting)
-        # In proportion otherwise: nobody gets more than that, rounded up, and more gets no less.
+        # In proportion otherwise: no partition gets more than that, rounded up, or less for more.
         total = sum(backlog.values())
         for key in waiting:
             assert (taken[key] - 1) * total < backlog[key] * max(limit, 1) or total <= limit
@@ -51,7 +51,7 @@ def test_every_partition_with_a_backlog_gets_something_where_the_limit_allows(
 def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
     data: st.DataObject, partitions: int, limit: int, turn: int
 ) -> None:
-    """Records come at any time; one that waits for a whole round of turns was served in it."""
+    """Records arrive at any time. A partition that waits for a whole round of turns gets one."""
     patience = -(-partitions // limit)
     left = dict.fromkeys(range(partitions), 0)
     waited = dict.fromkeys(left, 0)
@@ -69,7 +69,7 @@ def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
 
 
 def test_a_batch_that_is_planned_again_comes_out_the_same_and_the_next_one_moves_on() -> None:
-    """Three partitions and two topics of one record a batch: the offsets alone tell the turn."""
+    """Three partitions, two topics, one record per batch: the turn depends on offsets alone."""
 
     def at(*offsets: int) -> TopicOffsets:
         return TopicOffsets("id", dict(enumerate(offsets)), {})
@@ -124,7 +124,6 @@ def test_bytes_stay_below_their_limit_unless_one_record_alone_is_larger(
 
 
 def test_a_record_above_the_limit_gets_its_turn_though_others_never_end() -> None:
-    """A thousand batches of two records: were it their number that gave the turn, it would never
-    come to the second partition."""
+    """With batches of two records, a turn by their number would never reach partition 2."""
     turns = (shared_bytes({0: (10**6, 10), 1: (500, 500)}, 100, 2 * n)[1] for n in range(1000))
     assert any(turns)

@@ -1,4 +1,4 @@
-"""Ranges to tasks: every record once, as many tasks as asked for, and few where records are few."""
+"""Ranges to tasks: every record once, the minimum number of tasks, and few for few records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ranges_of(found: list[int]) -> list[Range]:
 
 
 def joined(found: list[tuple[Range, ...]]) -> list[Range]:
-    """The ranges again, of their pieces."""
+    """Join the pieces to ranges."""
     whole: list[Range] = []
     for each in (piece for task in found for piece in task):
         if whole and (whole[-1].partition, whole[-1].end) == (each.partition, each.start):
@@ -41,13 +41,13 @@ def test_every_record_is_in_one_task_and_in_its_order(found, least, most):
 
 
 @given(sizes, st.integers(1, 40))
-def test_there_are_as_many_tasks_as_asked_for_if_there_are_as_many_records(found, least):
+def test_minimum_number_of_tasks_is_reached_if_there_are_as_many_records(found, least):
     made = tasks(ranges_of(found), Splitting(min_partitions=least))
     assert len(made) >= min(least, sum(found))
 
 
 @given(st.lists(st.integers(1, 300), max_size=12), st.integers(1, 50))
-def test_no_task_has_more_records_than_asked_for(found, most):
+def test_no_task_exceeds_the_maximum_of_records(found, most):
     made = tasks(ranges_of(found), Splitting(max_records=most))
     assert all(sum(each.end - each.start for each in task) <= most for task in made)
 

@@ -87,7 +87,7 @@ def test_another_sources_offset_is_refused(value: dict[str, object]) -> None:
         {"offset": 5, "epoch": 4, "lineage": [[3, 2**63], [4, 2**63]]},
     ],
 )
-def test_an_offset_that_was_edited_into_nonsense_is_refused(place: dict[str, object]) -> None:
+def test_corrupted_offset_is_refused(place: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="not isolog's"):
         from_json({"t": {"id": "x", "cluster": "log-1", "partitions": {"0": place}}})
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_whose_offset_does_not_name_its_log_is_refused(
 
 
 @given(offsets, offsets)
-def test_ranges_are_not_empty_and_end_where_the_end_says(
+def test_ranges_are_not_empty_and_stop_at_the_end(
     start: dict[str, TopicOffsets], end: dict[str, TopicOffsets]
 ) -> None:
     found = list(ranges(start, end))
@@ -116,7 +116,7 @@ def test_ranges_are_not_empty_and_end_where_the_end_says(
             assert each.start == 0
 
 
-def test_an_end_below_the_start_is_nothing() -> None:
+def test_end_below_the_start_is_no_range() -> None:
     def at(offset: int) -> dict[str, TopicOffsets]:
         return {"t": TopicOffsets("i", {0: offset}, {0: ((0, offset),)})}
 

@@ -1,4 +1,4 @@
-"""Which rows do not fit their topic, without I/O: nothing is lost, and the leader would agree."""
+"""The rows that do not fit their topic, without I/O: no row is lost, and the leader agrees."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def topic(schema: pa.Schema, *, partitions: int = 2, limit: int = LIMIT) -> Topi
 
 
 def text(*values: bytes | None) -> pa.Array:
-    """A column of strings as Spark may have it: not every value is UTF-8."""
+    """A column of strings as Spark may send it: not every value is UTF-8."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 
@@ -55,7 +55,7 @@ TYPED = pa.schema(
         pa.field("tags", pa.list_(pa.field("element", pa.string(), nullable=False))),
     ]
 )
-GOOD_DAY, FAR_DAY = 19_000, 200_000_000  # the year 549,551 has no place in a timestamp
+GOOD_DAY, FAR_DAY = 19_000, 200_000_000  # the year 549,551 does not fit a timestamp
 TEXTS = st.sampled_from([None, b"", b"a", "ä€".encode(), b"\xff", b"\xc3", b"x" * 80])
 ROWS = st.lists(
     st.tuples(
@@ -69,7 +69,7 @@ ROWS = st.lists(
 
 
 def typed_rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    """The rows as a DataFrame has them: a date, where the topic has a moment."""
+    """The rows of a DataFrame with a date, for a topic with a timestamp."""
     numbers, texts, days, tags = zip(*rows, strict=True) if rows else ((), (), (), ())
     flat = [each for tag in tags for each in tag or ()]
     ends = [0]
@@ -93,14 +93,14 @@ def typed_rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def expected(row: tuple[Any, ...]) -> BadRowReason | None:
-    """What is wrong with one row, by a slower way."""
+    """Find the problem of one row, by a slower way."""
     number, words, day, tags = row
     if number is None or None in (tags or ()):
         return BadRowReason.NULL_VALUE
     all_words = [each for each in (words, *(tags or ())) if each is not None]
     if day == FAR_DAY or any(each != each.decode(errors="ignore").encode() for each in all_words):
         return BadRowReason.INVALID_VALUE
-    if 8 + 8 + 8 + sum(map(len, all_words)) > LIMIT:  # the row's place is a column as well
+    if 8 + 8 + 8 + sum(map(len, all_words)) > LIMIT:  # the row's place is a column too
         return BadRowReason.RECORD_TOO_LARGE
     return None
 
@@ -369,7 +369,7 @@ def test_a_letter_has_the_row_as_spark_reads_it_back() -> None:
     }
 
 
-def test_what_is_too_long_is_cut_and_marked() -> None:
+def test_long_json_is_cut_and_marked() -> None:
     rows = pa.record_batch({"v": ["ä" * 100, "b"]})
     long, short = letters(rows, limit=50, message="m" * 5000, topic="\udcff" * 5000)
     assert (long["truncated"], short["truncated"]) == (True, False)
@@ -395,7 +395,7 @@ def test_bytes_that_are_not_text_are_replaced_and_no_character_is_cut(
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.integers(100, 1000))
 @settings(max_examples=examples(100), deadline=None)
-def test_a_letter_is_never_larger_than_its_topic_takes(values: list[bytes], names: int) -> None:
+def test_letter_never_exceeds_the_limit_of_its_topic(values: list[bytes], names: int) -> None:
     """Whatever the row: escaped, it grows to six times its size."""
     rows = pa.record_batch({"v": text(*values), "x" * names: pa.nulls(len(values))})
     known = topic(DEAD_LETTERS, limit=RECORD_BYTES_MIN)
@@ -457,7 +457,7 @@ def test_options_that_contradict_each_other(options: dict[str, str], message: st
     assert message in caught.value.message
 
 
-def test_bad_rows_fail_unless_they_are_to_be_dead_letters() -> None:
+def test_bad_rows_fail_the_query_by_default() -> None:
     assert sink_options(PLACE).dead_letter_topic is None
     given = {"onbadrecord": "DEADLETTER", "deadlettertopic": " d "}
     assert sink_options({**PLACE, **given}).dead_letter_topic == "d"

@@ -84,7 +84,7 @@ def test_good_rows_and_dead_letters_become_visible_together(
     assert said == f"batch 0: dead letters in topic '{dead}': 2 rows (NULL_VALUE: 2)"
 
 
-def test_nothing_is_left_of_a_batch_that_aborts(
+def test_aborted_batch_leaves_no_letter(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
     job = writer(shared, topic, deadLetterTopic=dead)
@@ -102,10 +102,10 @@ def test_a_batch_of_bad_rows_alone_is_a_transaction_too(
     assert len(committed(log, dead)) == 2
 
 
-def test_a_replay_is_known_though_other_rows_would_be_bad_by_now(
+def test_replay_is_recognised_although_other_rows_are_bad_now(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
-    """What a batch has is measured before its bad rows are found."""
+    """The batch is measured before its bad rows are found."""
     log.create_topic(f"{topic}-text", schema=pa.schema([("v", pa.string())]))
     log.alter_topic(f"{topic}-text", config={"max.record.bytes": 10})
     texts = to_spark(pa.schema([("v", pa.string())]))
@@ -127,10 +127,10 @@ def test_a_replay_is_known_though_other_rows_would_be_bad_by_now(
         write("short", "y" * 20)
 
 
-def test_a_limit_that_was_lowered_is_known_to_the_next_task(
+def test_next_task_uses_a_lowered_record_limit(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
-    """The task's process has seen the topic before, and its id is the same."""
+    """The task's process has the topic in its cache, with the same id."""
     texts = to_spark(pa.schema([("v", pa.string())]))
     log.create_topic(f"{topic}-text", schema=pa.schema([("v", pa.string())]))
     job = writer(shared, f"{topic}-text", texts, deadLetterTopic=dead)
@@ -139,7 +139,7 @@ def test_a_limit_that_was_lowered_is_known_to_the_next_task(
     assert [each["reason"] for each in committed(log, dead)] == ["RECORD_TOO_LARGE"]
 
 
-def test_rows_that_name_a_wrong_topic(
+def test_rows_with_a_wrong_topic_become_dead_letters(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
     log.create_topic(f"{topic}-kafka")
@@ -179,7 +179,7 @@ def test_rows_that_name_a_wrong_topic(
     assert letters["v4"]["message"] == f"topic '{dead}' is for dead letters only"
 
 
-def test_without_dead_letters_such_rows_fail_the_batch(
+def test_without_dead_letters_rows_with_a_wrong_topic_fail_the_batch(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
     def write(batch: pa.RecordBatch, to: str | None, schema: Any) -> None:
@@ -193,7 +193,7 @@ def test_without_dead_letters_such_rows_fail_the_batch(
         write(rows(None), topic, LOOSE)
 
 
-def test_without_a_transaction_dead_letters_are_visible_at_once(
+def test_without_a_transaction_dead_letters_are_visible_immediately(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
     job = writer(shared, topic, transactional="false", deadLetterTopic=dead)
@@ -204,7 +204,7 @@ def test_without_a_transaction_dead_letters_are_visible_at_once(
     job.commit([message])
 
 
-def test_what_is_wrong_with_the_whole_query_stays_an_error(
+def test_error_of_the_whole_query_is_no_dead_letter(
     shared: BrokerProcess, log: isolog.Log, topic: str, dead: str
 ) -> None:
     for schema in (
@@ -220,7 +220,7 @@ def test_what_is_wrong_with_the_whole_query_stays_an_error(
 # -- the topic of dead letters --------------------------------------------------------------------
 
 
-def test_a_missing_topic_of_dead_letters_is_made_only_if_topics_are(
+def test_missing_topic_of_dead_letters_is_created_only_with_create_topic(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
     name = f"{topic}-dead"
@@ -249,7 +249,7 @@ def test_a_topic_that_does_not_take_dead_letters_is_refused(
     assert "Raise its max.record.bytes to 8192" in refused(dead).hint
     log.alter_topic(dead, config={"max.record.bytes": 8192})
     wider = pa.schema([*DEAD_LETTERS, pa.field("note", pa.string())])
-    log.alter_topic(dead, schema=wider)  # a column of the user's own
+    log.alter_topic(dead, schema=wider)  # a further column of the user
     job = writer(shared, topic, deadLetterTopic=dead)
     job.commit([job.write(iter([rows(None)]))])
     assert len(committed(log, dead)) == 1
@@ -258,7 +258,7 @@ def test_a_topic_that_does_not_take_dead_letters_is_refused(
 def test_a_topic_with_further_columns_that_take_nulls_is_accepted(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
-    """Created like that, wherever the columns are, and altered later. A null may need bytes."""
+    """Created with them, in any place, or altered later. A null may need bytes."""
     name = f"{topic}-dead"
     wide = pa.field("wide", pa.binary(5000))
     inner = pa.struct([pa.field("team", pa.string(), nullable=False)])

@@ -1,4 +1,4 @@
-"""A sink never writes under an identity that it had to guess."""
+"""A sink never writes under a guessed identity."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def test_a_sink_id_names_them_instead_and_belongs_to_the_query() -> None:
 
 @pytest.mark.parametrize("key", [QUERY, RUN, BATCH])
 @pytest.mark.parametrize("value", [None, "", "nothing of ours", "-1", "\u0661"])
-def test_a_property_that_spark_does_not_set_as_it_should_is_named(
-    key: str, value: str | None
-) -> None:
+def test_invalid_local_property_is_named(key: str, value: str | None) -> None:
     with pytest.raises(Unsupported) as caught:
         of_task(None, Context({**SET, key: value}))  # type: ignore[arg-type]
     assert repr(key) in str(caught.value)
@@ -62,7 +60,7 @@ def test_outside_a_task_there_is_no_identity() -> None:
         of_task("orders", None)
 
 
-def test_every_batch_write_has_an_identity_of_its_own() -> None:
+def test_every_batch_write_has_a_new_identity() -> None:
     one, other = of_job(), of_job()
     assert one.transactional_id != other.transactional_id
     assert one.transactional_id.startswith("job/")
@@ -71,7 +69,7 @@ def test_every_batch_write_has_an_identity_of_its_own() -> None:
     assert not one.remembered
 
 
-def test_every_attempt_at_a_numbered_batch_is_a_run_of_its_own() -> None:
+def test_every_attempt_at_a_numbered_batch_is_a_new_run() -> None:
     one, again = of_batch("orders", 7), of_batch("orders", 7)
     assert one.transactional_id == again.transactional_id == "sink/orders"
     assert one.query == again.query

@@ -1,4 +1,4 @@
-"""A run is known by its JVM and its checkpoint, a plan by when it was made."""
+"""A run is identified by its JVM and its checkpoint, a plan by its time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_later_plan_is_later() -> None:
     assert plans == sorted(plans)
 
 
-def test_without_a_checkpoint_or_a_jvm_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_without_a_checkpoint_or_a_jvm_names_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan_of(None).run == ""
     monkeypatch.setattr(identity, "visible_jvm", lambda: None)
     assert plan_of("no jvm").run == ""

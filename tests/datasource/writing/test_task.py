@@ -1,4 +1,4 @@
-"""A sink's tasks and its driver against a broker, without Spark: what Spark calls, in any order."""
+"""A sink's tasks and its driver against a broker, without Spark: Spark's calls, in any order."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def written(log: isolog.Log, name: str) -> list[int]:
 
 
 def last_stable(log: isolog.Log, name: str) -> list[bool]:
-    """For each partition, whether nothing in it waits to be decided."""
+    """Return, for each partition, whether it has no open transaction."""
     return [
         each.last_stable_offset == each.log_end_offset for each in log.describe(name).partitions
     ]
@@ -87,7 +87,7 @@ ORDERS = {
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
     shared: BrokerProcess, log: isolog.Log, target: str, order: str
 ) -> None:
-    """A task that still computes its first row keeps open what another wrote."""
+    """A task that still computes its first row renews the transaction in which another wrote."""
     timeout_ms = 2_000
     writer = IsologWriter(options(shared, target, transactionTimeout=f"{timeout_ms}ms"), SCHEMA)
     quick_ended = threading.Event()
@@ -126,7 +126,7 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
 def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
     shared: BrokerProcess, log: isolog.Log, transactions: isolog.Log, target: str
 ) -> None:
-    """A driver may be slow to commit: its workers live, so the transaction does not time out."""
+    """The driver may be slow to commit. Its workers run, so the transaction does not time out."""
     writer = IsologWriter(options(shared, target, transactionTimeout="3s"), SCHEMA)
     message = writer.write(iter([numbers(0, 10)]))
     name = message.written.branch.transactional_id
@@ -223,7 +223,7 @@ def test_a_failing_task_aborts_its_own_branch_and_the_others_commit(
     assert written(log, target) == [7]
 
 
-def test_a_job_that_fails_holds_no_reader_up_and_a_late_task_does_not_either(
+def test_neither_a_failed_job_nor_its_late_task_blocks_readers(
     shared: BrokerProcess,
     log: isolog.Log,
     transactions: isolog.Log,
@@ -414,7 +414,7 @@ def test_a_sink_id_is_a_streams_or_batch_writes(
 # -- topics that are made -------------------------------------------------------------------------
 
 
-def test_a_topic_is_made_with_its_settings(
+def test_sink_creates_a_topic_with_its_settings(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
     wanted = {"topic.retention.ms": 60_000, "topic.compression": "zstd", "createTopic": "true"}
@@ -424,13 +424,13 @@ def test_a_topic_is_made_with_its_settings(
     IsologWriter(options(shared, topic, **wanted), SCHEMA)  # it is there
 
 
-def test_a_missing_topic_is_named_with_how_to_make_it(shared: BrokerProcess, topic: str) -> None:
+def test_missing_topic_is_reported_with_the_remedy(shared: BrokerProcess, topic: str) -> None:
     with pytest.raises(UnknownTopic, match=topic) as caught:
         IsologWriter(options(shared, topic), SCHEMA)
     assert "createTopic=true" in caught.value.hint
 
 
-def test_what_a_topic_that_is_there_keeps_is_told_once(
+def test_kept_settings_of_an_existing_topic_are_logged_once(
     shared: BrokerProcess, log: isolog.Log, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)

@@ -1,4 +1,4 @@
-"""What a task knows of its topic: what its process remembers, if the driver found the same."""
+"""A task's view of its topic: the cached one, if the driver found the same version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The topics that brokers are asked for."""
+    """The topics that the task looks up at brokers."""
     found: list[str] = []
     describe = TopicsClient.describe
 
@@ -54,7 +54,7 @@ def numbers(*found: int) -> Iterator[pa.RecordBatch]:
     return iter([pa.record_batch({"n": pa.array(found, pa.int64())})])
 
 
-def test_a_task_asks_for_no_topic_that_it_remembers_as_the_driver_found_it(
+def test_task_does_not_look_up_a_cached_topic_of_the_planned_version(
     path: Path, asked: list[str]
 ) -> None:
     made = writer(path)
@@ -65,9 +65,7 @@ def test_a_task_asks_for_no_topic_that_it_remembers_as_the_driver_found_it(
         assert log.read("t").column("n").to_pylist() == [1]
 
 
-def test_a_task_that_remembers_another_topic_of_the_name_asks_for_the_present_one(
-    path: Path, asked: list[str]
-) -> None:
+def test_task_looks_up_a_topic_whose_cached_version_differs(path: Path, asked: list[str]) -> None:
     before = writer(path)
     topics = session(before.options.place).topics
     old = topics.known("t")

@@ -1,4 +1,4 @@
-"""What the driver makes of its tasks' branches: one decision, and nothing on a guess."""
+"""The driver's decision on its tasks' branches: one decision, and no guess."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def wrote(branch: TaskBranch | None, content: dict[str, Measure] | None = None) 
 
 
 class Calls:
-    """A connection that notes the calls, and fails them when it is told to."""
+    """A connection that records the calls, and fails them with the test's errors."""
 
     def __init__(self, *errors: IsologError, settled: SettledBatch | None = None) -> None:
         self.made: list[Call[Any]] = []
@@ -87,7 +87,7 @@ class Calls:
 
     @property
     def settled(self) -> list[tuple[str, str, int]]:
-        """The batches that were settled; no other call was made."""
+        """The batches that were settled. There must be no other call."""
         assert all(isinstance(each, SettleSinkBatch) for each in self.made)
         return [(each.transactional_id, each.instance, each.batch) for each in self.made]
 
@@ -125,13 +125,13 @@ def test_a_commit_takes_the_branches_of_the_messages_and_no_others() -> None:
     ]
 
 
-def test_without_tasks_there_is_nothing_to_commit() -> None:
+def test_commit_without_tasks_does_nothing() -> None:
     calls = Calls()
     commit(calls, [], 3)  # type: ignore[arg-type]
     assert calls.made == []
 
 
-def test_without_rows_what_a_dead_run_left_is_ended_and_nothing_is_written() -> None:
+def test_commit_without_rows_aborts_the_transaction_of_a_dead_run() -> None:
     calls = Calls()
     commit(calls, [wrote(None, {}), wrote(None, {})], 3)  # type: ignore[arg-type]
     assert calls.settled == [("query/q", "run", 3)]
@@ -152,7 +152,7 @@ def test_a_replay_of_widened_values_is_the_same() -> None:
     commit(Calls(settled=committed(digest=7)), [wrote(DONE), wrote(DONE)], 3)  # type: ignore[arg-type]
 
 
-def test_a_replay_of_what_the_previous_release_committed_is_the_same() -> None:
+def test_replay_of_a_batch_of_the_previous_release_is_recognised() -> None:
     tasks = [wrote(DONE), wrote(DONE)]
     commit(Calls(settled=committed(8, 90, 12)), tasks, 3)  # type: ignore[arg-type]
     other_floats = Calls(settled=committed(8, 90, 13))
@@ -163,8 +163,8 @@ def test_a_replay_of_what_the_previous_release_committed_is_the_same() -> None:
         commit(Calls(settled=committed(8, 91, 12)), tasks, 3)  # type: ignore[arg-type]
 
 
-def test_a_replay_of_what_no_record_tells_is_taken_for_the_same() -> None:
-    """The record tells that the batch was committed, and not what it wrote."""
+def test_replay_without_a_recorded_digest_is_accepted() -> None:
+    """The record has the commit of the batch, and not its content."""
     calls = Calls(settled=SettledBatch(committed=True))
     commit(calls, [wrote(DONE)], 3)  # type: ignore[arg-type]
 
@@ -178,7 +178,7 @@ def test_a_replay_of_what_no_record_tells_is_taken_for_the_same() -> None:
     ],
     ids=["rows", "values", "none"],
 )
-def test_another_replay_is_refused_or_kept_out_with_a_warning(
+def test_different_replay_is_refused_or_ignored_with_a_warning(
     known: SettledBatch, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks = [wrote(DONE), wrote(DONE)]
@@ -193,7 +193,7 @@ def test_another_replay_is_refused_or_kept_out_with_a_warning(
     assert says in caplog.text
 
 
-def test_a_replay_of_other_floats_alone_may_be_taken_for_the_same() -> None:
+def test_replay_that_differs_only_in_floats_may_be_accepted() -> None:
     tasks = [wrote(DONE), wrote(DONE)]
     content = (Content(topic="t", rows=8, digest=88, floats=1),)
     known = Calls(settled=SettledBatch(committed=True, content=content))
@@ -206,7 +206,7 @@ def test_a_replay_of_other_floats_alone_may_be_taken_for_the_same() -> None:
         commit(other, tasks, 3, replays=Replays.IGNORE_FLOATS)  # type: ignore[arg-type]
 
 
-def test_a_replay_that_has_no_rows_any_more_is_another_one() -> None:
+def test_replay_without_rows_is_a_different_replay() -> None:
     with pytest.raises(DifferentReplay, match="committed 8 rows to 't', now no rows"):
         commit(Calls(settled=committed()), [wrote(None, {})], 3)  # type: ignore[arg-type]
 
@@ -228,7 +228,7 @@ def test_messages_of_another_batch_are_not_committed() -> None:
     assert calls.made == []
 
 
-def test_an_abort_is_of_every_transaction_that_the_messages_name() -> None:
+def test_abort_covers_every_transaction_of_the_messages() -> None:
     calls = Calls()
     abort(calls, [FIRST, SECOND, replace(SECOND, number=6), DONE])  # type: ignore[arg-type]
     assert sorted(calls.made, key=lambda each: each.number) == [
@@ -239,14 +239,14 @@ def test_an_abort_is_of_every_transaction_that_the_messages_name() -> None:
 @pytest.mark.parametrize(
     "error", [InvalidTransaction, TransactionAborted, ProducerFenced, UnknownTransaction]
 )
-def test_an_abort_that_the_log_refuses_is_over(
+def test_refused_abort_is_not_retried(
     error: type[IsologError], caplog: pytest.LogCaptureFixture
 ) -> None:
     abort(Calls(error("no")), [FIRST])  # type: ignore[arg-type]
     assert not caplog.records
 
 
-def test_an_abort_that_fails_is_told_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_abort_is_logged_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         abort(Calls(BrokerUnavailable("gone")), [FIRST])  # type: ignore[arg-type]
         drop(Calls(BrokerUnavailable("gone")), FIRST)  # type: ignore[arg-type]
@@ -285,13 +285,13 @@ def test_a_failed_task_drops_its_branch_and_no_other() -> None:
     assert calls.made == [AbortBranch(**OWN, number=5, producer_id=11)]
 
 
-def test_a_driver_gives_its_batch_up_though_no_task_left_a_message() -> None:
+def test_driver_abandons_its_batch_without_any_commit_message() -> None:
     calls = Calls()
     stop(calls, PLAN, 3)  # type: ignore[arg-type]
     assert calls.made == [StopRun(run="driver", planned=8, batch=3)]
 
 
-def test_a_driver_that_is_not_known_gives_nothing_up() -> None:
+def test_unknown_driver_abandons_no_batch() -> None:
     calls = Calls()
     stop(calls, NO_PLAN, 3)  # type: ignore[arg-type]
     assert calls.made == []

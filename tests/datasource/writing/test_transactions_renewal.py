@@ -1,4 +1,4 @@
-"""A transaction is renewed while its tasks run, before any of them has a row."""
+"""A transaction is renewed while its tasks run, even before any of them has a row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER_MS = 3_600_000
 
 
 class Calls:
-    """A connection that notes renewals, and fails them with the errors of the test."""
+    """A connection that records renewals, and fails them with the errors of the test."""
 
     def __init__(self, *errors: Exception) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -69,7 +69,7 @@ def test_a_transaction_is_renewed_while_its_task_runs(identity: BranchIdentity) 
     assert set(calls.made) == {(identity.transactional_id, "run", 3)}
 
 
-def test_what_cannot_be_renewed_any_more_is_let_go(identity: BranchIdentity) -> None:
+def test_renewal_ends_after_a_final_error(identity: BranchIdentity) -> None:
     calls = Calls(TransactionAborted("over"))
     with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
         assert calls.renewed.wait(10)
@@ -182,7 +182,7 @@ def test_a_failed_task_leaves_no_renewal(identity: BranchIdentity) -> None:
 def test_it_is_renewed_before_the_tasks_first_row(
     identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task may compute for hours before it has one, and others have ended long ago."""
+    """A task may compute for hours before its first row, long after others have ended."""
     calls = Calls()
     session = type("Session", (), {"connection": calls, "cluster_id": "a log"})
     monkeypatch.setattr(task, "session", lambda place: session)
@@ -203,7 +203,7 @@ def test_it_is_renewed_before_the_tasks_first_row(
 def test_quick_tasks_renew_nothing_until_it_is_due(
     identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small micro-batches cost no call; very many quick tasks of one batch make some."""
+    """Small micro-batches make no call. Very many quick tasks of one batch make some."""
     calls = Calls()
     for _ in range(3):
         with KeptOpen(calls, identity, NEVER_MS):  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ def test_quick_tasks_renew_nothing_until_it_is_due(
     assert calls.made == [(identity.transactional_id, "run", 4)]
 
 
-def test_a_process_forgets_the_batch_writes_that_have_ended(
+def test_process_removes_ended_batch_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known: dict[str, Any] = {}

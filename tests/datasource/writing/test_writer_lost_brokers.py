@@ -23,7 +23,7 @@ from tests.support import NUMBERS, BrokerProcess, free_port, numbers
 @pytest.mark.rule(
     "how long a query waits for brokers", "datasource/spark/session.py", "datasource/spark/place.py"
 )
-def test_a_query_waits_for_its_broker_as_long_as_it_may(broker):
+def test_query_waits_for_its_broker_up_to_the_timeout(broker):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
         with log.producer() as producer:

@@ -1,4 +1,4 @@
-"""A typed topic's key: client, sink and command line place a row alike, and its order holds."""
+"""A typed topic's key: client, sink and command line place a row alike, in order."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_text_column_and_a_topic_with_kafkas_columns_agree(log: isolog.Log, to
     log.delete_topic(kafkas)
 
 
-def test_a_partition_that_is_named_wins_over_the_key(log: isolog.Log, topic: str) -> None:
+def test_named_partition_takes_precedence_over_the_key(log: isolog.Log, topic: str) -> None:
     log.create_topic(topic, 5, schema=SCHEMA, config={"partition.by": "id"})
     with log.producer() as producer:
         assert producer.append(topic, rows(9), partition=3, key="id").result(20).partition == 3
@@ -111,7 +111,7 @@ def test_a_partition_that_is_named_wins_over_the_key(log: isolog.Log, topic: str
 
 
 @pytest.mark.parametrize("way", ["client", "sink", "command line"])
-def test_a_writer_that_contradicts_the_topic_is_refused_and_writes_nothing(
+def test_writer_that_contradicts_the_topic_is_refused_before_it_writes(
     shared: BrokerProcess,
     log: isolog.Log,
     topic: str,
@@ -135,10 +135,10 @@ def test_a_writer_that_contradicts_the_topic_is_refused_and_writes_nothing(
     assert log.read(topic).num_rows == 0
 
 
-def test_a_topic_that_the_sink_makes_keeps_the_key_for_every_writer(
+def test_topic_created_by_the_sink_keeps_the_key_for_every_writer(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
-    """Column names in another case are the same ones, as everywhere in Spark."""
+    """Spark ignores the case of column names, and so does the key."""
     writer = sink(shared, topic, partitionBy="Id", createTopic="true", partitions="5")
     writer.commit([writer.write(iter([rows(300)]))])
     assert log.describe(topic).config["partition.by"] == "id"
@@ -171,7 +171,7 @@ NESTED = SCHEMA.append(pa.field("tags", pa.list_(pa.string())))
         (None, "value", "value"),
     ],
 )
-def test_a_key_that_cannot_be_is_refused_when_the_topic_is_made(
+def test_invalid_key_is_refused_when_the_topic_is_created(
     shared: BrokerProcess,
     log: isolog.Log,
     topic: str,
@@ -204,7 +204,7 @@ def test_the_key_of_a_topic_never_changes(log: isolog.Log, topic: str) -> None:
         log.create_topic(topic, 2, schema=SCHEMA, config=config, if_not_exists=True)
 
 
-def test_a_key_column_is_widened_only_where_equal_values_stay_together(
+def test_key_column_is_widened_only_if_equal_values_stay_together(
     log: isolog.Log, topic: str
 ) -> None:
     narrow = pa.schema([("id", pa.int32())])

@@ -1,4 +1,4 @@
-"""Who reads under the default level is told once where that shows records of no committed write."""
+"""A reader under the default level gets one warning about records that are not committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAID = "isolation=read_committed"
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture):
-    """How many lines have said so since the last look, and that each is one line."""
+    """Return the number of warnings since the last call. Each is one line."""
     caplog.set_level(logging.WARNING)
 
     def look() -> int:
@@ -52,7 +52,7 @@ def mixed(log: isolog.Log, topic: str) -> str:
     ("start", "end", "expected"),
     [(0, 40, 1), (0, 20, 0), (0, 21, 1), (19, 20, 0), (29, 40, 1), (29, 30, 1), (30, 40, 0)],
 )
-def test_a_batch_read_says_so_if_its_range_has_aborted_records(
+def test_batch_read_warns_of_aborted_records_in_its_range(
     shared, mixed, told, start, end, expected
 ):
     given = {
@@ -66,7 +66,7 @@ def test_a_batch_read_says_so_if_its_range_has_aborted_records(
     assert told() == 0
 
 
-def test_a_query_says_so_once_when_it_first_reads_such_records(shared, log, mixed, told):
+def test_query_warns_once_of_aborted_records(shared, log, mixed, told):
     query = Query(shared.address, mixed, maxOffsetsPerTrigger=10)
     seen = []
     for _ in range(4):
@@ -85,7 +85,7 @@ def test_a_query_says_so_once_when_it_first_reads_such_records(shared, log, mixe
         producer.commit_transaction()
 
 
-def test_an_open_transaction_is_told_and_a_committed_one_is_not(shared, log, topic, told):
+def test_query_warns_of_open_but_not_of_committed_transactions(shared, log, topic, told):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer(transactional_id=topic) as producer:
         producer.begin_transaction()

@@ -1,4 +1,4 @@
-"""What a loss says: topic, partition, range and cause, when it is planned and when it is read."""
+"""The message about a loss: topic, partition, range and cause, when planned and when read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fill(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0
 
 
 def told(query: Query, step: Any, caplog: pytest.LogCaptureFixture, fail: bool) -> str:
-    """The loss that the step comes to, as an error or as a warning."""
+    """The loss that the step reports, as an error or as a warning."""
     with caplog.at_level(logging.WARNING):
         if fail:
             with pytest.raises(DataLoss) as caught:
@@ -74,10 +74,8 @@ def test_removed_by_retention_before_it_was_planned(log, topic, query, caplog, f
 
 
 @pytest.mark.parametrize("limit", [{"maxOffsetsPerTrigger": 100}, {"maxBytesPerTrigger": 4096}])
-def test_a_query_with_limits_goes_on_with_the_first_records_that_are_left(
-    shared, log, topic, limit
-):
-    """What is gone takes no share of a limit: else many micro-batches would read nothing."""
+def test_query_with_limits_continues_at_the_log_start(shared, log, topic, limit):
+    """Evicted records take no share of a limit, or many micro-batches would be empty."""
     log.create_topic(topic, partitions=2, schema=NUMBERS, config=SMALL)
     query = Query(shared.address, topic, failOnDataLoss=False, **limit)
     fill(log, topic, 0, 10, 0)
@@ -107,7 +105,7 @@ def test_a_topic_that_was_deleted(log, topic, query, caplog, fail):
 
 
 @pytest.mark.rule("what a query does when records are gone", "datasource/reading/losses.py")
-def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
+def test_topic_that_was_created_again(log, topic, query, caplog, fail):
     before = log.describe(topic).id
     log.delete_topic(topic)
     now = log.create_topic(topic, schema=NUMBERS).id
@@ -119,7 +117,7 @@ def test_a_topic_that_was_made_anew(log, topic, query, caplog, fail):
 
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("planned", [False, True])
-def test_a_topic_that_goes_with_a_range_that_was_to_be_read(
+def test_topic_deleted_before_its_range_is_read(
     shared, log, topic, query, caplog, fail, anew, planned
 ):
     """Before the batch is planned again after a restart, or before its tasks read it."""
@@ -143,7 +141,7 @@ def test_a_topic_that_goes_with_a_range_that_was_to_be_read(
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_of_many_partitions_some_are_named(shared, log, topic, caplog, fail):
+def test_message_names_only_some_of_many_partitions(shared, log, topic, caplog, fail):
     log.create_topic(topic, partitions=12, schema=NUMBERS)
     query = Query(shared.address, topic, failOnDataLoss=fail)
     query.planned()
