@@ -1,4 +1,4 @@
-"""The client for asyncio: a wait does not hold up the loop, and a cancelled task loses nothing."""
+"""The client for asyncio: a wait does not block the loop, and a cancelled task loses no record."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_batches_of_a_typed_topic(shared, topic):
     run(body)
 
 
-def test_what_is_opened_by_hand_is_closed_by_hand(shared, topic):
+def test_an_awaited_object_is_closed_by_close(shared, topic):
     async def body():
         log = await aio.connect(shared.address)
         await log.create_topic(topic)
@@ -103,7 +103,7 @@ def test_what_is_opened_by_hand_is_closed_by_hand(shared, topic):
     run(body)
 
 
-def test_bad_input_is_refused_as_by_the_client(shared, topic):
+def test_invalid_arguments_are_refused_as_by_the_client(shared, topic):
     async def body():
         async with connected(shared, topic) as log:
             with pytest.raises(InvalidOption, match="colour"):
@@ -144,7 +144,7 @@ def test_the_error_of_a_write_is_raised_by_the_flush_unless_it_was_awaited(share
     run(body)
 
 
-def test_the_loop_runs_on_while_a_producer_waits_for_room(broker, topic):
+def test_the_loop_is_not_blocked_by_a_wait_for_room(broker, topic):
     async def body():
         async with connected(broker, topic) as log:
             settings = {"buffer_bytes": 10_000, "timeout_ms": 1_000 * SOON_S}
@@ -168,7 +168,7 @@ def test_the_loop_runs_on_while_a_producer_waits_for_room(broker, topic):
 
 
 async def write(producer, topic, count):
-    """Send more than there is room for, in one order."""
+    """Send more records than there is room for, in order."""
     for n in range(count):
         await producer.send(topic, b"%d" % n * 500)
 
@@ -198,19 +198,19 @@ def test_sends_that_wait_for_room_wait_for_it_at_the_same_time(broker, topic):
             os.kill(broker.pid, signal.SIGSTOP)
             try:
                 sent = [producer.send(topic, b"x" * 900) for _ in range(20)]
-                async with asyncio.timeout(15):  # one after another they wait for 19 s or more
+                async with asyncio.timeout(15):  # sequential waits would take 19 s
                     found = await asyncio.gather(*sent, return_exceptions=True)
                 assert any(isinstance(each, BufferFull) for each in found)
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
-            with suppress(IsologError):  # whether they are written is not known in time
+            with suppress(IsologError):  # their outcomes are unknown in time
                 await producer.flush()
 
     run(body)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.005, 0.02, 0.05])
-def test_a_member_that_is_cancelled_while_it_joins_leaves(shared, topic, pause):
+def test_a_member_whose_join_is_cancelled_leaves_the_group(shared, topic, pause):
     async def body():
         async with connected(shared, topic) as log:
 
@@ -229,7 +229,7 @@ def test_a_member_that_is_cancelled_while_it_joins_leaves(shared, topic, pause):
     run(body)
 
 
-def test_one_task_at_a_time_waits_for_a_consumer(shared, topic):
+def test_a_second_waiting_task_of_a_consumer_is_refused(shared, topic):
     async def body():
         async with connected(shared, topic) as log, log.consumer(topic) as consumer:
             found = await asyncio.gather(
@@ -311,7 +311,7 @@ def test_a_forked_child_leaves_the_blocks_of_its_parent_with_its_own_exception(s
     run(body)
 
 
-def test_a_cancelled_poll_loses_nothing(shared, topic):
+def test_a_cancelled_poll_loses_no_record(shared, topic):
     async def body():
         async with connected(shared, topic) as log, log.consumer(topic, name=topic) as consumer:
             found, producer = [], await log.producer(isolation="read_committed")
@@ -339,7 +339,7 @@ def test_a_cancelled_poll_loses_nothing(shared, topic):
     run(body)
 
 
-def test_a_consumer_that_is_closed_ends_what_waits_for_it(shared, topic):
+def test_close_ends_the_waiting_calls_of_a_consumer(shared, topic):
     async def body():
         async with connected(shared, topic) as log:
             consumer = await log.consumer(topic)
@@ -360,7 +360,7 @@ def test_a_consumer_that_is_closed_ends_what_waits_for_it(shared, topic):
     run(body)
 
 
-def test_an_iteration_that_ends_early_goes_on_where_it_was(shared, topic):
+def test_an_iteration_continues_after_an_early_end(shared, topic):
     async def body():
         async with connected(shared, topic) as log:
             async with log.producer() as producer:
@@ -388,7 +388,7 @@ def test_an_iteration_that_ends_early_goes_on_where_it_was(shared, topic):
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
-def test_a_transaction_is_seen_when_it_is_committed(shared, topic, isolation):
+def test_a_transaction_is_visible_after_its_commit(shared, topic, isolation):
     async def body():
         async with (
             connected(shared, topic, partitions=2) as log,
@@ -488,7 +488,7 @@ def test_seek_of_a_new_member_moves_the_group_to_a_time(shared, topic):
     run(body)
 
 
-def test_no_position_of_a_group_is_stored_in_the_loop(shared, topic, monkeypatch):
+def test_positions_of_a_group_are_stored_outside_of_the_loop(shared, topic, monkeypatch):
     monkeypatch.setattr("spark_stream.client.reading.group_reader.COMMIT_S", 0.0)
     threads, store = set(), GroupReader.store
 
@@ -514,7 +514,7 @@ def test_no_position_of_a_group_is_stored_in_the_loop(shared, topic, monkeypatch
     assert threading.main_thread() not in threads
 
 
-def test_a_name_that_was_taken_over_is_told(shared, topic):
+def test_a_takeover_of_the_name_raises_consumer_fenced(shared, topic):
     async def body():
         async with (
             connected(shared, topic) as log,

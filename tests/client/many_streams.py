@@ -1,10 +1,9 @@
-"""Many streams to brokers that are killed and stopped under them; a program of its own.
+"""Many streams to brokers that are killed and stopped: a program for a separate process.
 
 ``python -m tests.client.many_streams ADDRESSES TOPIC…``: until standard input ends, every topic has
-a producer that appends numbers in order, and a consumer that follows it. The program lives, every
-append is acknowledged in the end, and each consumer has seen each number once, in order. It prints
-how many appends there were. gRPC aborts a process whose threads use a stream wrongly, and then
-nothing is printed.
+a producer that appends numbers in order, and a consumer. At the end every append is acknowledged,
+and each consumer has read each number once, in order. The program then prints the number of
+appends. gRPC aborts a process whose threads misuse a stream, and then there is no output.
 """
 
 from __future__ import annotations

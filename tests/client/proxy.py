@@ -1,4 +1,4 @@
-"""A TCP relay between a client and its broker that loses what it is told to lose."""
+"""A TCP relay between a client and its broker that can drop requests and answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Proxy:
-    """Relays ``address`` to a broker's; ends with the ``with`` block."""
+    """A relay from ``address`` to a broker, until the end of the ``with`` block."""
 
     def __init__(self, target: str) -> None:
         self.turn_to(target)
@@ -27,24 +27,24 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def turn_to(self, target: str) -> None:
-        """Connections made from now on go there."""
+        """Relay new connections to this address."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
 
     def lose_answers(self) -> None:
-        """From now on requests arrive and answers do not."""
+        """Drop answers. Requests still arrive."""
         self._answers.clear()
 
     def pause(self) -> None:
-        """From now on nothing arrives, and nobody is told so."""
+        """Drop requests and answers, without an error for either side."""
         self._flows.clear()
 
     def slow_down(self, bytes_a_second: int) -> None:
-        """From now on each direction of a connection carries no more than that."""
+        """Limit the bytes of each direction of a connection."""
         self._rate = bytes_a_second
 
     def cut(self) -> None:
-        """Ends all connections; those made from now on work."""
+        """Close all connections. New ones work."""
         with self._lock:
             found, self._open = self._open, []
             self._answers.set()
@@ -94,6 +94,6 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         self.cut()

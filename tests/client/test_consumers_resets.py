@@ -20,7 +20,7 @@ from spark_stream.consistency.isolation import Isolation, ReaderState
 from spark_stream.wire.consumer_messages import GetPosition, PinStart
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow  # every test here uses a broker
+pytestmark = pytest.mark.slow  # each test uses a broker
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def name() -> str:
 
 @pytest.fixture
 def filled(log, topic):
-    """A topic with two partitions, each with a record a second."""
+    """A topic with two partitions, each with one record per second."""
     log.create_topic(topic, partitions=2)
     with log.producer() as producer:
         for number in range(2):
@@ -93,7 +93,7 @@ def test_reset_takes_some_topics_and_partitions(log, filled, name):
         log.reset_consumer(name, "earliest", partitions=[2])
 
 
-def test_a_position_in_an_earlier_topic_of_the_name_is_none(log, filled, name):
+def test_reset_ignores_positions_in_a_deleted_topic_of_the_name(log, filled, name):
     read_all(log, filled, name, "name")
     log.delete_topic(filled)
     log.create_topic(filled)
@@ -113,7 +113,7 @@ def test_reset_to_the_latest_cut_leaves_out_an_open_transaction(log, filled, nam
         producer.abort_transaction()
 
 
-def test_a_new_name_begins_where_a_reset_says(log, filled, name):
+def test_reset_sets_the_first_position_of_a_new_name(log, filled, name):
     with pytest.raises(UnknownConsumer, match=name):
         log.reset_consumer(name, "latest")
     log.reset_consumer(name, 3, topics=filled)
@@ -130,7 +130,7 @@ def test_reset_fences_the_running_consumer(log, filled, name):
     assert stored(log, name) == {0: 2, 1: 2}
 
 
-def test_a_consumer_has_stopped_after_a_reset_and_keeps_its_level(log, filled, name):
+def test_consumer_state_after_reset_is_stopped_with_its_isolation_level(log, filled, name):
     with log.consumer(filled, name=name, isolation="read_committed") as consumer:
         consumer.commit()
     log.reset_consumer(name, "earliest")
@@ -141,7 +141,7 @@ def test_a_consumer_has_stopped_after_a_reset_and_keeps_its_level(log, filled, n
         assert log.describe_consumer(name)[0].state is ReaderState.CATCHING_UP
 
 
-def test_a_running_consumer_has_stopped_after_a_reset(log, filled, name):
+def test_running_consumer_is_stopped_after_reset(log, filled, name):
     with log.consumer(filled, name=name) as consumer:
         consumer.commit()
         eventually(lambda: log.describe_consumer(name)[0].isolation is not None)
@@ -176,7 +176,7 @@ def test_reset_of_a_query_fails_with_the_remedy(log, name):
 
 
 @pytest.mark.parametrize("to", ["first", -3, 1.5, None])
-def test_reset_to_no_place_fails(log, filled, name, to):
+def test_reset_to_an_invalid_place_fails(log, filled, name, to):
     with pytest.raises(InvalidOption):
         log.reset_consumer(name, to, topics=filled)
     assert stored(log, name) == {}

@@ -1,4 +1,4 @@
-"""Which brokers have answered a request that goes to all of them."""
+"""Answers to a request that goes to all brokers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Refusing:
     ],
     ids=lambda each: each.code if isinstance(each, IsologError) else "",
 )
-def test_a_refusal_is_an_answer_of_the_broker(error: IsologError, is_answer: bool) -> None:
+def test_a_refused_call_counts_as_an_answer(error: IsologError, is_answer: bool) -> None:
     noted: list[tuple[str, bool]] = []
     connection: Any = Refusing(error)
     found = ask_each(

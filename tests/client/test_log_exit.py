@@ -169,7 +169,7 @@ def test_a_worker_of_multiprocessing_sends_its_records_when_it_ends(broker: Brok
 
 @pytest.mark.parametrize("closing", ["no handlers", "handlers"])
 def test_a_program_ends_within_its_limit_if_no_broker_answers(broker: BrokerProcess, closing: str):
-    """Also if its own exit handlers close the clients. The limit of the test is one second."""
+    """Also if its exit handlers close the clients. The limit of the test is one second."""
     with broker.connect() as log:
         log.create_topic("t")
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Clients, and what belongs to them, are not pickled or copied. Plain data is."""
+"""Clients and their objects cannot be pickled or copied. Plain data can."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support import values
 
 
 @pytest.mark.rule(
-    "which objects can be pickled and copied",
+    "objects that can be pickled and copied",
     "transport/lifetime.py",
 )
-def test_clients_and_futures_refuse_to_be_pickled_or_copied(log, topic):
+def test_clients_and_futures_cannot_be_pickled_or_copied(log, topic):
     log.create_topic(topic)
     with (
         log.producer() as producer,

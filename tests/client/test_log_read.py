@@ -69,7 +69,7 @@ def test_ranges(log, two, start, end, expected, isolation):
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_every_level_sees_everything_where_there_is_one_replica(log, two, isolation):
+def test_all_levels_read_all_records_of_a_single_replica(log, two, isolation):
     assert log.read(two, isolation=isolation).num_rows == 15
 
 
@@ -77,8 +77,8 @@ def test_every_level_sees_everything_where_there_is_one_replica(log, two, isolat
     ("producer_level", "consumer_level"),
     list(itertools.product(["read_uncommitted", "read_committed"], repeat=2)),
 )
-def test_each_pair_of_a_producers_and_a_consumers_level(log, topic, producer_level, consumer_level):
-    """With no followers a record is COMMITTED once it is acknowledged, whoever asks."""
+def test_each_pair_of_isolation_levels(log, topic, producer_level, consumer_level):
+    """Without followers an acknowledged record is COMMITTED for all levels."""
     log.create_topic(topic)
     with (
         log.producer(isolation=producer_level) as producer,
@@ -98,14 +98,14 @@ def test_each_pair_of_a_producers_and_a_consumers_level(log, topic, producer_lev
 @pytest.mark.parametrize(
     "place", ["first", "", 1.5, -3, {0: -3}, {5: 0}, {"0": 1}, None, True, 1 << 63]
 )
-def test_a_place_that_is_none_is_refused(log, two, place):
+def test_an_invalid_place_is_refused(log, two, place):
     with pytest.raises(InvalidOption):
         log.read(two, start=place)
     with pytest.raises(InvalidOption):
         log.read(two, end=place)
 
 
-def test_an_unknown_level_is_refused_with_those_there_are(log, two):
+def test_an_unknown_level_is_refused_with_the_valid_ones(log, two):
     with pytest.raises(InvalidOption, match=r"read_uncommitted \| read_replicated"):
         log.read(two, isolation="dirty")
 
@@ -122,7 +122,7 @@ def test_a_start_at_the_log_end_is_an_empty_read(log, two):
     assert log.read(two, start={0: 10, 1: 5}).num_rows == 0
 
 
-def test_below_the_logs_start_the_error_has_the_first_offset_left(log, topic):
+def test_read_below_the_log_start_fails_with_the_first_remaining_offset(log, topic):
     config = {"segment.bytes": 65536, "retention.bytes": 1}
     log.create_topic(topic, config=config)
     with log.producer() as producer:
@@ -141,10 +141,8 @@ def test_below_the_logs_start_the_error_has_the_first_offset_left(log, topic):
 
 
 @pytest.mark.parametrize("start", ["earliest", 0])
-def test_what_retention_removes_after_a_read_began_was_never_asked_for_by_its_offset(
-    log, topic, monkeypatch, start
-):
-    """A read from the earliest gives all that is left; one from an offset says that it is gone."""
+def test_retention_during_a_read_fails_only_a_read_from_an_offset(log, topic, monkeypatch, start):
+    """A read from the earliest returns the remaining records. One from an offset fails."""
     log.create_topic(topic, config={"segment.bytes": 65536})
     with log.producer() as producer:
         for _ in range(10):
@@ -186,17 +184,17 @@ def test_columns_are_chosen_and_ordered_by_the_caller(log, topic):
         log.consumer(topic, columns=["a", "d"])
 
 
-def test_no_columns_still_count(log, two):
+def test_a_read_without_columns_has_the_number_of_rows(log, two):
     found = log.read(two, columns=[])
     assert (found.num_columns, found.num_rows) == (0, 15)
 
 
-def test_a_column_twice_is_refused(log, two):
+def test_a_duplicate_column_is_refused(log, two):
     with pytest.raises(isolog.errors.IsologError, match="twice"):
         log.read(two, columns=["n", "n"])
 
 
-def test_metadata_tells_where_each_row_is(log, two):
+def test_metadata_columns_have_the_place_of_each_row(log, two):
     before = datetime.now(UTC) - timedelta(minutes=5)
     found = log.read(two, metadata=True)
     assert found.schema.names == ["n", "_topic", "_partition", "_offset", "_timestamp"]
@@ -232,7 +230,7 @@ def test_a_default_schema_topic_shows_kafkas_columns(log, topic):
     ]
 
 
-def test_several_topics_are_a_dict_of_tables(log, topic):
+def test_read_of_several_topics_returns_a_dict_of_tables(log, topic):
     for number in range(3):
         log.create_topic(f"{topic}-{number}", schema=NUMBERS)
     with log.producer() as producer:
@@ -248,15 +246,15 @@ def test_several_topics_are_a_dict_of_tables(log, topic):
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_chosen_partitions_alone_are_read(log, two, isolation):
+def test_read_returns_only_the_chosen_partitions(log, two, isolation):
     read = log.read(two, start={1: 1}, end={1: 3}, isolation=isolation, partitions=[1])
     assert read["n"].to_pylist() == [101, 102]
     with pytest.raises(UnknownPartition, match="0 to 1, not 7"):
         log.read(two, partitions=[7])
 
 
-def test_the_end_is_that_of_the_call(log, topic):
-    """Records that come while a read runs are not in it."""
+def test_read_ends_at_the_bound_at_the_time_of_the_call(log, topic):
+    """Records that are written during a read are not in its result."""
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         producer.append(topic, numbers(0, 1000))
@@ -270,7 +268,7 @@ def test_the_end_is_that_of_the_call(log, topic):
 
 
 def test_timestamps_find_the_first_record_at_or_after_them(log, topic):
-    """Also where timestamps do not rise: the first by offset is meant, as in Kafka."""
+    """Timestamps may decrease. The first match by offset counts, as in Kafka."""
     log.create_topic(topic)
     seconds = [10, 20, 15, 30, 5, 40, -86_400, 50]
     with log.producer() as producer:
@@ -307,10 +305,11 @@ with isolog.connect(address) as log:
 """
 
 
-def test_arrow_groups_what_is_read_without_a_complaint_about_its_alignment(log, shared, topic):
-    """Of few records, which come over the connection, and of many, which are mapped.
+def test_arrow_groups_fetched_batches_without_alignment_errors(log, shared, topic):
+    """Few records are sent over the connection, and many are mapped.
 
-    In a process of its own: Arrow reads the variable once, and then takes no such buffer.
+    It runs in a separate process: Arrow reads the variable once, and then refuses unaligned
+    buffers.
     """
     for name, rows in (topic, 3), (f"{topic}-many", 50_000):
         log.create_topic(name, schema="name string, at timestamp, n bigint, small tinyint")

@@ -1,4 +1,4 @@
-"""Signal handlers that call a client, or raise an exception, while the client works."""
+"""Signal handlers that call a client, or raise an exception, during calls of the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(100)
 
 
 def interrupted(call: Callable[[], object], number: int, handler: Callable[[], object]) -> bool:
-    """Call, and run the handler before the line of this number. Return whether there is one."""
+    """Run the handler before the line of this number. Return whether there is one."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -48,13 +48,13 @@ def interrupted(call: Callable[[], object], number: int, handler: Callable[[], o
 
 
 @pytest.mark.rule(
-    "which calls a signal handler can make",
+    "calls of signal handlers",
     "transport/lifetime.py",
     "client/writing/sender.py",
 )
 @pytest.mark.parametrize("linger_ms", [0, pytest.param(60_000, marks=pytest.mark.full)])
 def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, topic, linger_ms):
-    """At every seventh line of the client that a call runs through."""
+    """At every seventh line of the client during a call."""
     log.create_topic(topic)
     other = log.producer()
     futures = [other.append(topic, values("first"))]
@@ -122,7 +122,7 @@ def test_a_handler_that_closes_the_log_or_a_producer_aborts_the_open_transaction
 
         with suppress(InvalidRequest):  # it is closed
             interrupted(producer.flush, number, close)
-        closes()  # has an effect if the handler's was refused
+        closes()  # has an effect if the handler's call was refused
         found = log.describe_transaction(f"{topic}-{name}-{number}")
         assert found.state == "aborted", (name, number)
 
@@ -203,8 +203,8 @@ def test_exceptions_of_signal_handlers_leave_a_client_that_can_be_closed(log, to
 @pytest.mark.parametrize(
     ("caller", "name"), [("_hand_over", "parts"), ("parts", "batch"), ("_send", "call_soon")]
 )
-def test_an_interrupt_between_two_changes_of_a_producer_leaves_it_exact(log, topic, caller, name):
-    """While it makes an Arrow batch, for example: the records are sent later."""
+def test_an_interrupt_between_two_changes_leaves_a_producer_consistent(log, topic, caller, name):
+    """For example during the creation of an Arrow batch. The records are sent later."""
     log.create_topic(topic)
     sent: list[bytes] = []
     for place in range(100):
@@ -242,7 +242,7 @@ def test_an_interrupt_between_two_changes_of_a_producer_leaves_it_exact(log, top
 def test_a_producer_can_be_closed_if_an_interrupt_came_before_its_first_record(
     log, topic, monkeypatch
 ):
-    """Before the loop has given it up."""
+    """Before the loop has closed it after the interrupt."""
     log.create_topic(topic)
     producer = log.producer(linger_ms=60_000)
     monkeypatch.setattr(producer._sender, "_give_up", lambda: None)

@@ -1,4 +1,4 @@
-"""Keyword arguments that a call does not have are refused with what to use instead."""
+"""Unknown keyword arguments are refused with the option to use instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 
 @pytest.fixture
 def unconnected():
-    """A log whose brokers were never asked: what needs none is refused before that."""
+    """A log without a broker: invalid options are refused before the first call."""
     with closing(isolog.Log(ClusterConnection("127.0.0.1:1"))) as log:
         yield log
 
@@ -28,7 +28,7 @@ def unconnected():
         ({"transaction_timeout_ms": 1000}, "Give transactional_id="),
     ],
 )
-def test_a_producer_names_what_takes_the_place_of_an_unknown_setting(unconnected, settings, hint):
+def test_a_producer_names_the_replacement_of_a_kafka_setting(unconnected, settings, hint):
     (name,) = settings
     with pytest.raises(InvalidOption, match=name) as refused:
         unconnected.producer(**settings)
@@ -36,7 +36,7 @@ def test_a_producer_names_what_takes_the_place_of_an_unknown_setting(unconnected
     assert refused.value.details == {"option": name}
 
 
-def test_a_near_name_is_guessed(unconnected):
+def test_a_misspelled_option_is_refused_with_the_nearest_name(unconnected):
     with pytest.raises(InvalidOption, match=r"'transaction_id' .is 'transactional_id' meant"):
         unconnected.producer(transaction_id="q")
     with pytest.raises(InvalidOption, match=r"'boostrap' .is 'bootstrap' meant"):
@@ -53,13 +53,13 @@ def test_a_near_name_is_guessed(unconnected):
         ({"nonsense": 1}, "It takes auto_commit, columns, filter,"),
     ],
 )
-def test_a_consumer_names_what_takes_the_place_of_an_unknown_option(unconnected, settings, hint):
+def test_a_consumer_names_the_replacement_of_a_kafka_option(unconnected, settings, hint):
     with pytest.raises(InvalidOption, match=next(iter(settings))) as refused:
         unconnected.consumer("t", **settings)
     assert hint in refused.value.hint
 
 
-def test_connect_knows_the_name_of_kafkas_clients():
+def test_connect_names_the_replacement_of_bootstrap_servers():
     with pytest.raises(InvalidOption, match="bootstrap_servers") as refused:
         isolog.connect(bootstrap_servers="h:1")
     assert refused.value.hint == "Use bootstrap=."
@@ -75,7 +75,7 @@ def test_a_setting_of_the_wrong_type_is_refused_by_name(unconnected):
 @pytest.mark.parametrize(
     "call", ["transaction", "begin_transaction", "commit_transaction", "abort_transaction"]
 )
-def test_a_producer_without_a_transactional_id_says_that_transactions_need_one(unconnected, call):
+def test_transactions_without_a_transactional_id_fail_with_the_remedy(unconnected, call):
     with unconnected.producer() as producer:
         with pytest.raises(InvalidTransaction, match=rf"{call}\(\)") as refused:
             getattr(producer, call)()

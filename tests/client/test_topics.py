@@ -1,4 +1,4 @@
-"""Topics through the client: made, described, listed, deleted; bad requests refused by name."""
+"""Topics: creation, description, list, deletion, and errors for invalid requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from spark_stream.wire.topic_messages import DeleteTopic
 from tests.support import NUMBERS, numbers
 
 
-def test_a_topic_is_described_as_it_was_made(log, topic):
+def test_a_topic_is_described_as_it_was_created(log, topic):
     made = log.create_topic(topic, partitions=3, schema=NUMBERS, config={"segment.bytes": 1 << 20})
     found = log.describe(topic)
     assert found == made
@@ -49,7 +49,7 @@ def test_a_topic_is_described_as_it_was_made(log, topic):
         assert each.high_watermark == each.last_stable_offset == 0
 
 
-def test_bounds_follow_the_records(log, topic):
+def test_topic_bounds_include_written_records(log, topic):
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     with log.producer() as producer:
         producer.append(topic, numbers(0, 7), partition=1)
@@ -71,7 +71,7 @@ def test_descriptions_cannot_be_changed(log, topic):
         found.partitions[0].leader = "other"
 
 
-def test_topics_are_listed_by_name_and_deleted_ones_are_not(log, topic):
+def test_topics_are_listed_by_name_without_deleted_ones(log, topic):
     names = [f"{topic}-{letter}" for letter in "cab"]
     for name in names:
         log.create_topic(name)
@@ -84,7 +84,7 @@ def test_topics_are_listed_by_name_and_deleted_ones_are_not(log, topic):
         log.delete_topic(f"{topic}-b")
 
 
-def test_a_topic_made_anew_has_another_id_and_no_records(log, topic):
+def test_a_recreated_topic_has_another_id_and_no_records(log, topic):
     first = log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         producer.append(topic, numbers(0, 3))
@@ -96,7 +96,7 @@ def test_a_topic_made_anew_has_another_id_and_no_records(log, topic):
 
 
 class Requests:
-    """What clients send to delete topics; ``before`` is called before each of these requests."""
+    """The delete requests of clients. ``before`` is called before each of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.deletes: list[Callable[[], object]] = []
@@ -116,10 +116,8 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
     return Requests(monkeypatch)
 
 
-def test_a_request_that_arrives_late_does_not_delete_a_later_topic_of_the_name(
-    log, topic, requests
-):
-    """A broker that has hung carries it out, and the client had repeated it at another."""
+def test_a_late_delete_request_does_not_delete_a_recreated_topic(log, topic, requests):
+    """A broker that hung runs it after the client retried it at another broker."""
     log.create_topic(topic)
     log.delete_topic(topic)
     later = log.create_topic(topic)
@@ -128,15 +126,15 @@ def test_a_request_that_arrives_late_does_not_delete_a_later_topic_of_the_name(
     assert log.describe(topic).id == later.id
 
 
-def test_a_repeated_request_finds_its_topic_gone_and_is_done(log, topic, requests):
+def test_a_retried_delete_of_a_deleted_topic_succeeds(log, topic, requests):
     log.create_topic(topic)
     requests.before = lambda _: requests.deletes[0]()
     log.delete_topic(topic)
     assert topic not in log.topics()
 
 
-def test_a_broker_that_takes_no_id_deletes_by_the_name(log, topic, monkeypatch):
-    """Those of the release before."""
+def test_a_broker_without_topic_ids_deletes_by_name(log, topic, monkeypatch):
+    """Brokers of the previous release."""
     answered = BrokerLink.call
 
     def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Any:
@@ -150,7 +148,7 @@ def test_a_broker_that_takes_no_id_deletes_by_the_name(log, topic, monkeypatch):
     assert topic not in log.topics()
 
 
-def test_a_second_topic_of_a_name_is_refused_and_the_first_is_untouched(log, topic):
+def test_a_second_topic_with_a_name_is_refused_and_the_first_is_unchanged(log, topic):
     first = log.create_topic(topic, schema=NUMBERS)
     with pytest.raises(TopicExists, match=topic):
         log.create_topic(topic, partitions=5)
@@ -175,7 +173,7 @@ def test_a_second_topic_of_a_name_is_refused_and_the_first_is_untouched(log, top
         "\ud800",
     ],
 )
-def test_a_name_that_could_not_be_a_folder_is_refused(log, name):
+def test_a_topic_name_that_cannot_be_a_folder_is_refused(log, name):
     before = log.topics()
     with pytest.raises(InvalidTopic):
         log.create_topic(name)
@@ -232,13 +230,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("asked", "error", "named"), REFUSED)
-def test_topic_that_cannot_be_is_refused_and_not_created(log, topic, asked, error, named):
+def test_an_invalid_topic_is_refused_and_not_created(log, topic, asked, error, named):
     with pytest.raises(error, match=named):
         log.create_topic(topic, **asked)
     assert topic not in log.topics()
 
 
-def test_a_schema_with_types_that_spark_lacks_makes_the_topic_that_it_becomes(log, topic):
+def test_types_that_spark_lacks_are_converted_in_a_new_topic(log, topic):
     asked = pa.schema([("at", pa.timestamp("ns")), ("name", pa.large_string())])
     made = log.create_topic(topic, schema=asked)
     assert made.schema == pa.schema([("at", pa.timestamp("us")), ("name", pa.string())])
@@ -255,7 +253,7 @@ def test_a_schema_with_types_that_spark_lacks_makes_the_topic_that_it_becomes(lo
     assert row == {"at": datetime(2024, 1, 1), "name": "a", "n": 2**64 - 1}
 
 
-def test_the_broker_tells_of_itself(shared, log):
+def test_broker_status_has_its_facts(shared, log):
     status = log.status()
     assert (status.pid, status.address) == (shared.pid, shared.address)
     assert status.directory == str(shared.directory)
@@ -263,10 +261,10 @@ def test_the_broker_tells_of_itself(shared, log):
     assert isolog.__version__ == status.version
 
 
-def test_a_topic_that_is_there_does_as_well_if_it_is_as_asked_for(log, topic):
+def test_if_not_exists_accepts_a_topic_that_is_as_requested(log, topic):
     made = log.create_topic(topic, 3, schema=NUMBERS, if_not_exists=True)
     assert log.create_topic(topic, 3, schema=NUMBERS, if_not_exists=True).id == made.id
-    config = {"retention.ms": 1000}  # of a new topic: those of one that is there stay
+    config = {"retention.ms": 1000}  # of a new topic: an existing one keeps its settings
     found = log.create_topic(topic, schema=NUMBERS, config=config, if_not_exists=True)
     assert (found.id, len(found.partitions), found.config) == (made.id, 3, made.config)
     with pytest.raises(TopicExists):
@@ -283,22 +281,20 @@ def test_a_topic_that_is_there_does_as_well_if_it_is_as_asked_for(log, topic):
         ({}, "column 'n'"),
     ],
 )
-def test_a_topic_that_is_there_and_another_is_refused_by_the_difference(
-    log, topic, asked, difference
-):
+def test_if_not_exists_refuses_another_topic_with_the_difference(log, topic, asked, difference):
     log.create_topic(topic, schema=NUMBERS)
     with pytest.raises(TopicExists, match=difference):
         log.create_topic(topic, **asked, if_not_exists=True)
 
 
-def test_a_topic_that_has_grown_since_it_was_asked_for_does_as_well(log, topic):
-    """A program that asks for its topic at every start goes on after `alter_topic`."""
+def test_if_not_exists_accepts_a_topic_with_more_partitions(log, topic):
+    """A program that creates its topic at every start works after `alter_topic`."""
     log.create_topic(topic, 2, if_not_exists=True)
     log.alter_topic(topic, partitions=5)
     assert len(log.create_topic(topic, 2, if_not_exists=True).partitions) == 5
 
 
-def test_an_unknown_topic_is_told_with_the_name_that_may_be_meant(log, topic):
+def test_the_error_of_an_unknown_topic_suggests_the_nearest_name(log, topic):
     name = f"departures-of-{topic}"
     log.create_topic(name)
     asked = name.replace("departures", "departuers")
@@ -307,7 +303,7 @@ def test_an_unknown_topic_is_told_with_the_name_that_may_be_meant(log, topic):
         lambda: log.delete_topic(asked),
         lambda: log.alter_topic(asked, partitions=2),
         lambda: log.read(asked),
-        lambda: log._topics.offsets(asked),  # as Spark asks
+        lambda: log._topics.offsets(asked),  # as Spark requests
     )
     for call in calls:
         with pytest.raises(UnknownTopic) as caught:
@@ -317,19 +313,19 @@ def test_an_unknown_topic_is_told_with_the_name_that_may_be_meant(log, topic):
         assert "`isolog topic list` shows" in caught.value.hint
 
 
-def test_an_unknown_topic_like_no_other_is_told_without_a_guess(log):
+def test_the_error_of_an_unknown_topic_without_a_near_name_has_no_suggestion(log):
     with pytest.raises(UnknownTopic) as caught:
         log.describe("0123456789")
     assert caught.value.message == "there is no topic '0123456789'"
 
 
-def test_many_may_make_the_same_topic_at_once(log, topic):
+def test_many_clients_create_one_topic_concurrently(log, topic):
     with ThreadPoolExecutor(8) as pool:
         made = pool.map(lambda _: log.create_topic(topic, 2, if_not_exists=True).id, range(16))
         assert len(set(made)) == 1
 
 
-def test_a_topic_is_made_and_altered_with_a_schema_in_words(log, topic):
+def test_a_topic_is_created_and_altered_with_a_schema_as_text(log, topic):
     made = log.create_topic(topic, schema="id bigint not null, name string")
     assert made.schema.equals(
         pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])

@@ -1,4 +1,4 @@
-"""Topics that are altered while they are in use: more partitions, other settings."""
+"""Altered topics with running clients: more partitions, other settings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_a_topic_gets_more_partitions_and_keeps_its_records(log, topic):
     with log.producer() as producer:
         producer.append(topic, numbers(5, 5), partition=3)
     assert log.read(topic).column("n").to_pylist() == list(range(10))
-    assert log.alter_topic(topic, partitions=4).id == made.id  # as many as there are: no change
+    assert log.alter_topic(topic, partitions=4).id == made.id  # the present number: no change
 
 
-@pytest.mark.rule("what alters a running topic", "scripts/topics.py")
+@pytest.mark.rule("alteration of a topic in use", "scripts/topics.py")
 @pytest.mark.parametrize(
     ("change", "error", "named"),
     [
@@ -46,19 +46,19 @@ def test_a_topic_gets_more_partitions_and_keeps_its_records(log, topic):
         ({}, InvalidOption, "nothing to change"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_and_nothing_changes(log, topic, change, error, named):
+def test_an_invalid_change_is_refused_and_changes_nothing(log, topic, change, error, named):
     before = log.create_topic(topic, partitions=3, config={"segment.ms": 5000})
     with pytest.raises(error, match=named):
         log.alter_topic(topic, **change)
     assert log.describe(topic) == before
 
 
-def test_a_topic_that_is_not_there_cannot_be_altered(log, topic):
+def test_an_unknown_topic_cannot_be_altered(log, topic):
     with pytest.raises(UnknownTopic, match=topic):
         log.alter_topic(topic, partitions=3)
 
 
-def test_settings_hold_for_open_partitions_at_once_and_after_a_restart(broker, topic):
+def test_settings_apply_to_open_partitions_and_after_a_restart(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, config={"max.record.bytes": 100, "segment.ms": 60_000})
         with pytest.raises(RecordTooLarge), log.producer() as producer:
@@ -79,13 +79,13 @@ def test_settings_hold_for_open_partitions_at_once_and_after_a_restart(broker, t
         assert log.read(topic).num_rows == 40
 
 
-def test_a_running_producer_learns_of_new_partitions(shared, log, topic):
+def test_a_running_producer_uses_new_partitions(shared, log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         assert producer.send(topic, b"first").result().partition == 0
         with shared.connect() as other:
             other.alter_topic(topic, partitions=3)
-        # By its number at once; by keys with the next answer.
+        # By its number immediately, and by keys after the next answer.
         assert producer.append(topic, values("by number"), partition=2).result().partition == 2
         keyed = [producer.send(topic, b"x", key=str(key).encode()) for key in range(30)]
         assert {each.result().partition for each in keyed} == {0, 1, 2}
@@ -117,7 +117,7 @@ def test_a_running_consumer_reads_new_partitions_from_their_start(shared, topic,
             assert consumer.position() == {(topic, 0): 4, (topic, 1): 1, (topic, 2): 1}
 
 
-def test_a_named_consumer_misses_nothing_of_partitions_added_while_it_was_away(log, topic):
+def test_a_named_consumer_reads_partitions_added_between_its_runs_from_their_start(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.consumer(topic, start="latest", name=topic) as consumer:
         consumer.commit()
@@ -132,7 +132,7 @@ def test_a_named_consumer_misses_nothing_of_partitions_added_while_it_was_away(l
         assert consumer.position() == {(topic, 0): 0, (topic, 1): 4}
 
 
-def test_an_atomic_read_takes_new_partitions_along(log, topic):
+def test_an_atomic_read_includes_new_partitions(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer(transactional_id=topic) as producer:
         log.alter_topic(topic, partitions=2)

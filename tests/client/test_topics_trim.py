@@ -34,7 +34,7 @@ def test_readers_below_the_log_start_get_the_first_remaining_offset(log, filled)
     assert log.read(filled).column("n").to_pylist() == [7, 8, 9, *range(10, 20)]
 
 
-def test_a_reader_that_is_overtaken_by_a_trim_gets_the_first_remaining_offset(log, filled):
+def test_a_running_reader_below_a_trim_gets_the_first_remaining_offset(log, filled):
     with log.consumer(filled, partitions=[0], start={0: 3}) as consumer:
         log.trim(filled, 8, partitions=[0])
         with pytest.raises(OffsetEvicted) as caught:
@@ -78,14 +78,14 @@ def test_a_trim_names_partitions_and_topics_that_exist(log, filled):
     assert log.read(filled).num_rows == 20
 
 
-def test_a_plan_fails_where_the_trim_would_and_trims_nothing(log, filled):
+def test_plan_trim_raises_the_errors_of_trim_and_trims_nothing(log, filled):
     for place in (11, {0: 3, 1: 11}):
         with pytest.raises(OffsetOutOfRange, match="above the last stable offset 10"):
             log.plan_trim(filled, place)
     assert log.read(filled).num_rows == 20
 
 
-def test_a_plan_trims_no_later_topic_of_the_name(log, filled):
+def test_a_trim_plan_does_not_trim_a_recreated_topic(log, filled):
     plan = log.plan_trim(filled, 3)
     log.delete_topic(filled)
     log.create_topic(filled, partitions=2, schema=NUMBERS)

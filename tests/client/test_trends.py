@@ -1,4 +1,4 @@
-"""The trend of a reader's lag, by rule: no clock, no broker."""
+"""The trend of a reader's lag, without a clock and a broker."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ CASES = {
 }
 
 
-@pytest.mark.rule("how the lag of a reader develops", "client/trends.py")
+@pytest.mark.rule("the trend of a reader's lag", "client/trends.py")
 @pytest.mark.parametrize(("places", "expected"), CASES.values(), ids=CASES)
-def test_a_trend_is_what_the_samples_show(places, expected):
+def test_trend_of_samples(places, expected):
     assert trend_of(samples(*places)) is expected
 
 
 def test_a_reader_that_reads_one_partition_after_the_other_catches_up():
-    """Two partitions wait and grow, while it reads 230 records a second of the third."""
+    """Two partitions grow unread, while it reads 230 records per second of the third."""
     window = Window()
     for at in range(0, 120, 2):
         lags = {0: (0, 5_000 + 7 * at), 1: (230 * at, 81_000 - 223 * at), 2: (0, 5_000 + 6 * at)}
@@ -88,14 +88,14 @@ def test_a_reader_that_reads_one_partition_after_the_other_catches_up():
     assert trend is LagTrend.SHRINKS
 
 
-def test_a_batch_that_has_not_ended_is_no_trend_of_a_query():
+def test_growth_within_a_micro_batch_is_an_unknown_trend():
     long = samples(*((s, 0, 124_000 + 20 * s) for s in range(0, 120, 2)))
     assert trend_of(long, in_batches=True) is LagTrend.UNKNOWN
     assert trend_of(long) is LagTrend.GROWS
 
 
 def test_a_trend_restarts_if_the_set_of_partitions_changes():
-    """A partition without a leader has no lag, so the sum of the others is less."""
+    """A partition without a leader has no lag, so the sum of the others is smaller."""
     window = Window()
     for at in range(0, 122, 2):
         window.add("a", sample_of(float(at), [(("id", 0), at, 500), (("id", 1), at, 50)]))
@@ -122,9 +122,9 @@ def test_a_window_reports_growth_only_after_most_of_its_length():
     assert trends[-1] is LagTrend.GROWS
 
 
-def test_a_window_forgets_what_is_old_and_who_is_gone():
+def test_a_window_drops_old_samples_and_closed_readers():
     window = Window()
-    window.add("a", sample(0.0, 0, 5))  # would be a position that has moved
+    window.add("a", sample(0.0, 0, 5))  # would count as a moved position
     for at_s in range(1, 200, 2):
         found = window.add("a", sample(WINDOW_S + at_s, 3, 5))
     assert found is LagTrend.STEADY

@@ -1,4 +1,4 @@
-"""Moments as microseconds since 1970, exact, also before it."""
+"""Conversion of datetimes to microseconds since 1970, exact, also before 1970."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_last_microsecond_before_1970():
 
 
 @pytest.mark.parametrize("kind", [datetime, pd.Timestamp])
-def test_a_moment_without_a_zone_is_in_utc_whatever_the_machines_zone_is(monkeypatch, kind):
+def test_a_datetime_without_a_zone_is_in_utc_in_any_machine_zone(monkeypatch, kind):
     monkeypatch.setenv("TZ", "Asia/Kolkata")
     time.tzset()
     try:
@@ -49,19 +49,19 @@ def test_a_records_timestamp_is_in_milliseconds_as_with_kafka():
     assert timestamp_us(EPOCH + timedelta(microseconds=7)) == 7
 
 
-def test_a_record_without_a_timestamp_gets_the_present():
+def test_a_record_without_a_timestamp_gets_the_present_time():
     before = time.time_ns() // 1000
     assert before <= timestamp_us(None) <= time.time_ns() // 1000
 
 
 @pytest.mark.parametrize("other", [1.7e9, "2026-01-01", True])
-def test_what_is_no_timestamp_is_refused(other):
-    """Such as ``time.time()``: as milliseconds it would be in January 1970."""
+def test_an_invalid_timestamp_is_refused(other):
+    """Such as ``time.time()``, which as milliseconds would be in January 1970."""
     with pytest.raises(InvalidRecord, match="takes whole milliseconds since 1970, or a datetime"):
         timestamp_us(other)
 
 
-def test_pandas_moments_are_moments():
+def test_pandas_timestamps_are_accepted():
     assert timestamp_us(pd.Timestamp("1970-01-01T00:00:00.000007", tz="UTC")) == 7
     assert timestamp_us(pd.Timestamp(2020, 1, 1)) == timestamp_us(datetime(2020, 1, 1))
 

@@ -1,4 +1,4 @@
-"""The content of a folder, to compare it with what it was."""
+"""The content of a folder, for comparisons."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def listing(path: Path) -> dict[str, bytes]:
-    """Every file below with its content."""
+    """Return all files below a folder with their contents."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}

@@ -1,4 +1,4 @@
-"""Where a client's access comes from, and how it lasts: clients authenticate again."""
+"""The sources of a client's access, and renewed authentication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def profile(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_what_the_caller_says_wins_over_the_environment_and_that_over_the_profile(profile: str):
+def test_options_override_the_environment_which_overrides_the_profile(profile: str):
     variables = {"ISOLOG_TLS_CA": "env.pem", "ISOLOG_TOKEN": "t", "ISOLOG_PROFILE": profile}
     assert access_of({}, {}) == OPEN
     assert access_of({}, variables) == Access(TlsFiles(ca="env.pem"), token="t")
@@ -79,7 +79,7 @@ def test_tls_without_a_file_trusts_the_system():
         ({"token": "secret\udcff"}, "token is not valid UTF-8"),
     ],
 )
-def test_what_is_not_taken_is_refused(given: dict[str, str], problem: str):
+def test_an_invalid_access_option_is_refused(given: dict[str, str], problem: str):
     with pytest.raises(InvalidOption, match=problem) as caught:
         access_of(given, {})
     assert "secret" not in str(caught.value)
@@ -101,7 +101,7 @@ def test_a_token_file_may_begin_with_a_byte_order_mark(tmp_path: Path):
         ("password = 'secret", "is not valid TOML"),
     ],
 )
-def test_a_wrong_profile_is_refused_without_its_secrets(tmp_path: Path, text: str, problem: str):
+def test_the_error_of_a_profile_does_not_show_secrets(tmp_path: Path, text: str, problem: str):
     file = tmp_path / "profile.toml"
     file.write_text(text)
     with pytest.raises(InvalidOption, match=problem) as caught:
@@ -130,7 +130,7 @@ def topic(asking: BrokerProcess, admin) -> Iterator[str]:
 
 
 def refusals(broker: BrokerProcess) -> int:
-    """Return how often the broker has refused a credential so far."""
+    """Return the number of credentials that the broker has refused."""
     file = broker.directory / "audit.log"
     lines = file.read_text().splitlines() if file.exists() else []
     found = [json.loads(line) for line in lines]
@@ -138,10 +138,10 @@ def refusals(broker: BrokerProcess) -> int:
 
 
 @pytest.mark.parametrize("kind", ["password", "profile", "tokenFile"])
-def test_a_producer_and_a_consumer_go_on_with_another_credential(
+def test_clients_continue_with_a_replaced_credential(
     asking: BrokerProcess, admin, topic: str, tmp_path: Path, kind: str
 ):
-    """With the same password once more, a password in a profile, or a token in a file."""
+    """With an unchanged password, a password in a profile, or a token in a file."""
     file = tmp_path / "credential"
     before, after = admin.create_token("alice"), admin.create_token("alice")
     other = PASSWORD + "!"
@@ -168,15 +168,13 @@ def test_a_producer_and_a_consumer_go_on_with_another_credential(
         else:
             admin.change_password("alice", other if kind == "profile" else PASSWORD)
         with as_(asking, "root") as root, root.producer() as others:
-            others.append(topic, values("b")).result(20)  # a broker knows of the change by now
+            others.append(topic, values("b")).result(20)  # brokers apply the change after this time
         assert [each.value for each in consumer.poll(20)] == [b"b"]
         producer.append(topic, values("c")).result(20)
         assert [each.value for each in consumer.poll(20)] == [b"c"]
 
 
-def test_a_token_that_is_revoked_ends_its_clients_and_is_tried_once_more_by_each(
-    asking: BrokerProcess, admin, topic: str
-):
+def test_clients_of_a_revoked_token_fail_after_one_retry(asking: BrokerProcess, admin, topic: str):
     token = admin.create_token("alice")
     with (
         isolog.connect(asking.address, token=token.token, timeout=20) as log,
@@ -197,7 +195,7 @@ def test_a_token_that_is_revoked_ends_its_clients_and_is_tried_once_more_by_each
         assert root.read(topic).num_rows == 1
 
 
-def test_a_wrong_password_is_told_to_a_broker_once(asking: BrokerProcess):
+def test_a_wrong_password_is_sent_to_a_broker_once(asking: BrokerProcess):
     before = refusals(asking)
     with pytest.raises(Unauthenticated):
         isolog.connect(asking.address, user="root", password="wrong password", timeout=10)
@@ -206,7 +204,7 @@ def test_a_wrong_password_is_told_to_a_broker_once(asking: BrokerProcess):
 
 @pytest.mark.parametrize("half", ["", 'user = "al'])
 @pytest.mark.parametrize("option", ["profile", "tokenFile"])
-def test_a_file_that_is_being_written_is_read_again(tmp_path, monkeypatch, option, half):
+def test_a_credential_file_that_is_being_written_is_read_again(tmp_path, monkeypatch, option, half):
     file = tmp_path / "credential"
     of_profile = option == "profile"
     access = Access(profile=str(file)) if of_profile else Access(token_file=str(file))

@@ -1,4 +1,4 @@
-"""A connection speaks to one log: brokers of another are refused before they are asked anything."""
+"""A connection belongs to one log: brokers of another one are refused before any call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from spark_stream.wire.topic_messages import ListTopics
 from tests.conftest import stop_broker
 from tests.support import BrokerProcess, values
 
-# Every test here starts a broker, or uses one.
+# Each test uses a broker.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[BrokerProcess, BrokerProcess]]:
-    """Two brokers that know nothing of each other."""
+    """Two brokers of different clusters."""
     with BrokerProcess(tmp_path / "a") as first, BrokerProcess(tmp_path / "b") as second:
         yield first, second
 
@@ -31,7 +31,7 @@ def cluster_id(broker: BrokerProcess) -> str:
     return str(json.loads((broker.directory / "isolog.json").read_text())["cluster_id"])
 
 
-def test_a_bootstrap_of_two_unrelated_brokers_is_refused_when_the_second_is_met(two):
+def test_a_bootstrap_with_brokers_of_two_clusters_is_refused_at_the_second(two):
     first, second = two
     for broker in two:
         with broker.connect() as log:
@@ -54,8 +54,8 @@ def test_a_bootstrap_of_two_unrelated_brokers_is_refused_when_the_second_is_met(
         assert log.read("t").num_rows == 0
 
 
-@pytest.mark.rule("a client speaks to one log", "client/connecting/link.py")
-def test_a_connection_that_expects_another_log_asks_nothing_of_this_one(two):
+@pytest.mark.rule("a client connection belongs to one cluster", "client/connecting/link.py")
+def test_a_connection_sends_no_call_to_a_broker_of_another_cluster(two):
     first, second = two
     connection = ClusterConnection(first.address, cluster_id=cluster_id(second))
     with pytest.raises(WrongCluster, match=f"{first.address} .*{cluster_id(first)}"):
@@ -76,8 +76,8 @@ def test_no_broker_is_started_for_the_directory_of_another_log(tmp_path):
     assert sorted(os.listdir(directory)) == before
 
 
-def test_a_log_that_is_gone_is_not_made_anew_under_its_users(log_dir):
-    """Who has met a log, or is told its id, means that log: an empty one would hide the loss."""
+def test_a_removed_log_is_not_created_again_for_running_clients(log_dir):
+    """A client with the id of a log uses only that log. An empty new one would hide the loss."""
     with pytest.raises(UnknownLog):
         ClusterConnection(path=log_dir, cluster_id="0" * 32).connect()
     with isolog.connect(path=log_dir) as log:
@@ -89,8 +89,8 @@ def test_a_log_that_is_gone_is_not_made_anew_under_its_users(log_dir):
     assert not log_dir.exists()
 
 
-def test_a_log_that_was_moved_is_not_taken_for_the_one_in_its_place(tmp_path):
-    """Its broker still runs, and what that one published names the place of the other by now."""
+def test_a_moved_log_is_not_confused_with_the_log_at_its_old_path(tmp_path):
+    """Its broker still runs, and the recorded address is at the path of the other log."""
     here, there, other = (tmp_path / name for name in ("here", "there", "other"))
     for directory in (other, here):
         with isolog.connect(path=directory) as log:
@@ -108,7 +108,7 @@ def test_a_log_that_was_moved_is_not_taken_for_the_one_in_its_place(tmp_path):
             stop_broker(directory)
 
 
-def test_a_link_that_is_switched_moves_no_log(tmp_path):
+def test_a_retargeted_symbolic_link_does_not_change_the_log(tmp_path):
     first, second, link = (tmp_path / name for name in ("first", "second", "link"))
     first.mkdir()
     link.symlink_to(first)
@@ -126,7 +126,7 @@ def test_a_link_that_is_switched_moves_no_log(tmp_path):
         stop_broker(first)
 
 
-def test_a_connection_knows_which_log_it_speaks_to(two):
+def test_a_connection_has_the_id_of_its_log(two):
     connection = ClusterConnection(two[0].address)
     assert connection.cluster_id is None
     connection.connect()

@@ -1,4 +1,4 @@
-"""``connect(path=...)``: a directory's broker is there when needed, once, for its owner alone."""
+"""``connect(path=...)``: one broker for a directory, started when needed, for its owner only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spark_stream.client.connecting.embedded import known_address
 from tests.client.connecting.listing import listing
 from tests.support import BrokerProcess, alive, end_process, eventually, values
 
-# Every test here starts a broker, or uses one.
+# Each test uses a broker.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
@@ -67,7 +67,7 @@ def directory(tmp_path: Path) -> Iterator[Directory]:
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty"])
-def test_connecting_without_create_makes_nothing(tmp_path, kind):
+def test_connect_without_create_creates_no_files(tmp_path, kind):
     place = tmp_path / "typo" / "log"
     if kind == "empty":
         place.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_connecting_without_create_makes_nothing(tmp_path, kind):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_connecting_without_create_leaves_other_peoples_files_alone(tmp_path):
+def test_connect_without_create_does_not_change_other_files(tmp_path):
     (tmp_path / "theirs.csv").write_text("1")
     with pytest.raises(NotALogDirectory):
         isolog.connect(path=tmp_path, create=False)
@@ -86,7 +86,7 @@ def test_connecting_without_create_leaves_other_peoples_files_alone(tmp_path):
     assert listing(tmp_path) == {"theirs.csv": b"1"}
 
 
-def test_connecting_without_create_starts_the_broker_of_a_log_that_is_there(directory):
+def test_connect_without_create_starts_the_broker_of_an_existing_log(directory):
     with directory.connect() as log:
         log.create_topic("t")
     end_process(directory.pid, signal.SIGTERM)
@@ -108,10 +108,8 @@ with isolog.connect(path=sys.argv[1]) as log:
 """
 
 
-@pytest.mark.rule(
-    "how the broker of a directory is found, or started", "client/connecting/embedded.py"
-)
-def test_eight_processes_at_once_get_one_broker(directory):
+@pytest.mark.rule("start of the broker of a directory", "client/connecting/embedded.py")
+def test_eight_concurrent_processes_get_one_broker(directory):
     asking = [
         subprocess.Popen(
             [sys.executable, "-c", ASK, str(directory.path), str(number)],
@@ -135,7 +133,7 @@ def test_eight_processes_at_once_get_one_broker(directory):
     assert (directory.path / "broker.log").read_text().count("Traceback") == 0
 
 
-def test_many_threads_at_once_get_one_broker(directory):
+def test_many_concurrent_threads_get_one_broker(directory):
     pids, errors = [], []
 
     def ask() -> None:
@@ -155,7 +153,7 @@ def test_many_threads_at_once_get_one_broker(directory):
     assert len(set(pids)) == 1
 
 
-def test_the_directory_tells_what_it_is_and_where_its_broker_listens(directory):
+def test_the_directory_has_its_format_and_the_address_of_its_broker(directory):
     with directory.connect() as log:
         status = log.status()
         facts = json.loads((directory.path / "broker.json").read_text())
@@ -188,7 +186,7 @@ def test_only_its_owner_can_open_it(directory):
             assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
 
 
-def test_a_folder_that_others_may_enter_still_shows_them_nothing(directory):
+def test_files_in_a_shared_folder_are_private(directory):
     directory.path.mkdir(mode=0o755)
     with directory.connect() as log:
         log.create_topic("t")
@@ -212,21 +210,21 @@ def test_the_broker_outlives_the_process_that_started_it(directory):
 
 
 def test_an_interrupt_at_the_terminal_does_not_reach_the_broker(directory):
-    """Control-C goes to the whole foreground group: the broker is in a session of its own."""
+    """Control-C goes to the whole foreground group, and the broker is in a separate session."""
     with directory.connect() as log:
         pid = log.status().pid
         assert os.getsid(pid) != os.getsid(0)
         assert os.getpgid(pid) != os.getpgid(0)
 
 
-def test_killed_it_leaves_nothing_that_keeps_the_next_from_starting(directory):
+def test_a_broker_starts_after_its_predecessor_was_killed(directory):
     with directory.connect() as log:
         log.create_topic("t")
         with log.producer() as producer:
             producer.append("t", values("a", "b"))
         first = log.status().pid
         end_process(first, signal.SIGKILL)
-        assert (directory.path / "broker.json").exists()  # stale, and not believed
+        assert (directory.path / "broker.json").exists()  # stale, and ignored
         # The same connection finds, and starts, the next one.
         assert log.read("t").num_rows == 2
         second = directory.pid
@@ -235,8 +233,8 @@ def test_killed_it_leaves_nothing_that_keeps_the_next_from_starting(directory):
             assert other.status().pid == second
 
 
-def test_a_stale_address_that_somebody_else_took_over_is_not_believed(directory, tmp_path):
-    """The broker died and its port is another's now: that one must not be taken for it."""
+def test_a_recorded_address_that_another_process_reuses_is_ignored(directory, tmp_path):
+    """The broker died, and another process uses its port. It must not be used as the broker."""
     with BrokerProcess(directory.path) as dead, dead.connect() as log:
         log.create_topic("mine")
         dead.kill()
@@ -247,7 +245,7 @@ def test_a_stale_address_that_somebody_else_took_over_is_not_believed(directory,
                 assert log.topics() == ["mine"]
 
 
-@pytest.mark.rule("when an idle broker ends", "broker/serving/pool.py", "broker/process.py")
+@pytest.mark.rule("the end of an idle broker", "broker/serving/pool.py", "broker/process.py")
 def test_an_idle_broker_ends_and_the_next_use_starts_another(directory):
     with directory.connect(idle_seconds=0.5) as log:
         log.create_topic("t")
@@ -259,7 +257,7 @@ def test_an_idle_broker_ends_and_the_next_use_starts_another(directory):
         assert directory.pid != first
 
 
-def test_an_open_stream_is_use(directory):
+def test_an_open_stream_keeps_the_broker_running(directory):
     with directory.connect(idle_seconds=0.5) as log:
         log.create_topic("t")
         first = log.status().pid
@@ -281,7 +279,7 @@ def test_idle_seconds_can_be_set_by_the_environment(directory, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan"])
-def test_idle_seconds_that_are_none_are_refused_by_name(directory, monkeypatch, value):
+def test_invalid_idle_seconds_are_refused_by_name(directory, monkeypatch, value):
     monkeypatch.setenv("ISOLOG_IDLE_SECONDS", value)
     with pytest.raises(InvalidConfig, match=r"(?i)idle_seconds"):
         directory.connect()
@@ -294,7 +292,7 @@ def test_a_running_broker_on_tcp_is_used(directory):
 
 def test_a_second_broker_on_the_directory_is_refused(directory):
     with directory.connect() as log:
-        eventually(lambda: log.cluster().controller)  # the last that it writes by itself
+        eventually(lambda: log.cluster().controller)  # its last write without a client
         before = listing(directory.path)
         begun = time.monotonic()
         served = f"{directory.path}: process {directory.pid}"
@@ -303,15 +301,15 @@ def test_a_second_broker_on_the_directory_is_refused(directory):
         assert time.monotonic() - begun < 20
         assert log.topics() == []
         after = listing(directory.path)
-        # What the broker that serves goes on writing, whatever others try.
+        # The files that the serving broker writes during attempts of others.
         for name in [each for each in before if each.startswith(("broker.log", "leases/"))]:
             del before[name]
-        before.pop("metadata.sqlite-shm")  # SQLite notes its readers there
+        before.pop("metadata.sqlite-shm")  # SQLite registers its readers there
         assert {name: after[name] for name in before} == before
 
 
 def test_a_directory_that_was_moved_while_its_broker_runs_names_the_process(directory):
-    """The recorded socket is at the old path. The broker never comes up at the new one."""
+    """The recorded socket is at the old path. No broker starts at the new one."""
     with directory.connect() as log:
         log.create_topic("t")
     pid, moved = directory.pid, directory.path.with_name("moved")
@@ -342,7 +340,7 @@ def test_a_relative_path_and_a_link_are_the_same_directory(directory, monkeypatc
     "name", ["my log", "100%", "a%20b", "h#x", "q?y", "ünï", "[z]", "a\\b", "~+&"]
 )
 def test_a_path_may_hold_any_character(tmp_path, name):
-    """Flight's locations are URIs, in which most of these mean something else."""
+    """Flight's locations are URIs, in which most of these characters have a meaning."""
     directory = Directory(tmp_path / name)
     try:
         with directory.connect() as log:
@@ -371,8 +369,8 @@ def test_a_path_too_long_for_a_socket_works(tmp_path):
         directory.end()
 
 
-def test_a_broker_that_cannot_start_says_why(directory, monkeypatch):
-    """Whatever keeps it from starting reaches the caller, not a time-out."""
+def test_the_error_of_a_broker_that_cannot_start_reaches_the_caller(directory, monkeypatch):
+    """The reason reaches the caller, not a timeout."""
     monkeypatch.setenv("ISOLOG_TOPIC", '{"segment.bytes": 1}')
     begun = time.monotonic()
     with pytest.raises(InvalidConfig, match=r"segment\.bytes"):
@@ -380,7 +378,7 @@ def test_a_broker_that_cannot_start_says_why(directory, monkeypatch):
     assert time.monotonic() - begun < 20
 
 
-def test_a_broker_that_dies_at_once_is_told_with_its_log_file(directory, monkeypatch, tmp_path):
+def test_the_error_of_a_broker_that_exits_names_its_log_file(directory, monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("spark_stream.client.connecting.embedded.Path.resolve", lambda path: path)
@@ -391,7 +389,7 @@ def test_a_broker_that_dies_at_once_is_told_with_its_log_file(directory, monkeyp
     assert time.monotonic() - begun < 30
 
 
-def test_a_socket_that_is_left_over_is_replaced(directory):
+def test_a_stale_socket_file_is_replaced(directory):
     run = directory.path / "run"
     with directory.connect() as log:
         end_process(log.status().pid)
@@ -400,7 +398,7 @@ def test_a_socket_that_is_left_over_is_replaced(directory):
         assert log.status().address == f"unix:{run / 'broker.sock'}"
 
 
-def test_a_stop_takes_the_address_away(directory):
+def test_a_stopped_broker_removes_its_address(directory):
     with directory.connect() as log:
         pid = log.status().pid
         end_process(pid, signal.SIGTERM)

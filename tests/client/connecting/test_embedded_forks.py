@@ -1,4 +1,4 @@
-"""A client belongs to the process that made it: a forked child leaves it alone."""
+"""A client belongs to the process that created it. A forked child cannot use it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def in_a_child(work: Callable[[], object]) -> int:
-    """Run the work in a forked child, and return its exit code: 0 if it raised no error."""
+    """Run a function in a forked child. Return its exit code, 0 if it raised no error."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -47,7 +47,7 @@ def in_a_child(work: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Expect the error of a forked child's use, without a wait."""
+    """Check that a use in a forked child fails without a wait."""
     began, parent = time.monotonic(), os.getppid()
     with pytest.raises(ForkedClient, match=f"belongs to process {parent}.*a client in the child"):
         yield
@@ -55,7 +55,7 @@ def refused() -> Iterator[None]:
 
 
 @pytest.mark.rule(
-    "which process may use a client",
+    "a client belongs to the process that created it",
     "transport/lifetime.py",
     "client/connecting/connection.py",
 )
@@ -239,7 +239,7 @@ def write_in_worker(address: str, topic: str, value: str) -> None:
 
 
 def test_workers_that_are_forked_create_their_own_clients(shared, log, topic):
-    """As a server that forks its workers does, and ``multiprocessing``."""
+    """As in a server that forks its workers, and in ``multiprocessing``."""
     log.create_topic(topic)
     with log.producer(transactional_id=topic) as producer, producer.transaction():
         producer.send(topic, b"parent")
@@ -294,7 +294,7 @@ def test_a_child_does_not_wait_for_locks_of_its_parents_threads(shared, log, top
 
 
 def test_a_child_keeps_no_lock_of_a_directory(tmp_path: Path):
-    """It may be forked by another thread while its parent looks whether a broker runs."""
+    """Another thread may fork it while its parent checks for a running broker."""
     reading, writing = os.pipe()
     with embedded._turn(tmp_path, time.monotonic() + 10):
         child = os.fork()

@@ -1,4 +1,4 @@
-"""What a broker refuses to start on: others' directories, one that is in use, a busy port."""
+"""Directories and ports that a broker refuses: those of others, and busy ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support import BrokerProcess, free_port
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def test_a_directory_that_holds_other_things_is_refused_untouched(tmp_path):
+def test_a_directory_with_other_files_is_refused_unchanged(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     before = listing(tmp_path)
     with pytest.raises(NotALogDirectory, match=str(tmp_path)):
@@ -48,7 +48,7 @@ def test_a_directory_that_holds_other_things_is_refused_untouched(tmp_path):
         ("\udcff", NotALogDirectory),
     ],
 )
-def test_a_directory_of_another_format_is_refused_untouched(tmp_path, described, error):
+def test_a_directory_of_another_format_is_refused_unchanged(tmp_path, described, error):
     path = tmp_path / "data"
     path.mkdir()
     (path / "isolog.json").write_bytes(described.encode("utf-8", "surrogateescape"))
@@ -73,7 +73,7 @@ def test_file_in_place_of_the_directory_is_refused(tmp_path):
     assert file.read_text() == "precious"
 
 
-def test_a_path_that_cannot_be_is_told_at_once(tmp_path):
+def test_an_impossible_path_fails_immediately(tmp_path):
     begun = time.monotonic()
     with pytest.raises(InvalidOption, match="path"):
         isolog.connect(path=tmp_path / ("x" * 300))
@@ -83,13 +83,13 @@ def test_a_path_that_cannot_be_is_told_at_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_client_knows_the_format_that_the_storage_writes():
+def test_client_and_storage_have_the_same_format_version():
     assert limits.FORMAT_VERSION == FORMAT_VERSION
 
 
 @pytest.mark.rule("one broker serves a directory", "broker/node/identity.py")
 def test_two_brokers_never_open_one_directory(tmp_path):
-    """Many start on one empty directory at once: one serves, the others say why not."""
+    """Many start on one empty directory. One serves, and the others report the reason."""
     path = tmp_path / "data"
     started: list[BrokerProcess] = []
     refused: list[IsologError] = []
@@ -116,8 +116,8 @@ def test_two_brokers_never_open_one_directory(tmp_path):
             broker.kill()
 
 
-def test_a_broker_without_the_lock_makes_nothing_in_an_empty_directory(tmp_path):
-    """Whose directory it is, is decided under the lock: else two brokers could both decide it."""
+def test_a_broker_without_the_lock_creates_no_files(tmp_path):
+    """The owner of a directory is decided under the lock. Otherwise two brokers could own it."""
     path = tmp_path / "data"
     path.mkdir()
     with (path / "broker.lock").open("w") as lock:
@@ -127,7 +127,7 @@ def test_a_broker_without_the_lock_makes_nothing_in_an_empty_directory(tmp_path)
     assert [each.name for each in path.iterdir()] == ["broker.lock"]
 
 
-def test_a_busy_port_is_told(tmp_path):
+def test_a_busy_port_is_reported(tmp_path):
     with BrokerProcess(tmp_path / "a") as first:
         with pytest.raises(PortInUse, match=first.address):
             BrokerProcess(tmp_path / "b", first.address).start()
@@ -137,13 +137,13 @@ def test_a_busy_port_is_told(tmp_path):
             port = other.getsockname()[1]
             with pytest.raises(PortInUse, match=str(port)):
                 BrokerProcess(tmp_path / "c", f"127.0.0.1:{port}").start()
-    # The failed start let go of its directory.
+    # The failed start released its directory.
     with BrokerProcess(tmp_path / "b"):
         pass
 
 
 @pytest.mark.parametrize("listen", ["9092", "127.0.0.1:70000", "unix:"])
-def test_an_address_to_listen_on_that_is_none_is_refused(tmp_path, listen):
+def test_an_invalid_listen_address_is_refused(tmp_path, listen):
     with pytest.raises(InvalidConfig, match=r"listen: .* is not host:port or unix:PATH"):
         BrokerProcess(tmp_path / "log", listen).start()
 

@@ -1,4 +1,4 @@
-"""A process has one connection to a broker, whoever uses it, and for as long as somebody does."""
+"""The one connection of a process to a broker, shared by its clients while it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def connections_to(broker: BrokerProcess) -> int:
     return sum(bool(each.raddr) and each.raddr.port == port for each in found)
 
 
-def test_all_that_a_process_does_with_a_broker_shares_a_connection_and_a_thread(broker):
+def test_all_clients_of_a_process_share_a_connection_and_a_thread(broker):
     logs = [broker.connect() for _ in range(10)]
     logs[0].create_topic("t")
     producers = [log.producer() for log in logs]
@@ -38,7 +38,7 @@ def test_all_that_a_process_does_with_a_broker_shares_a_connection_and_a_thread(
     eventually(lambda: connections_to(broker) == 0)
 
 
-def test_a_log_that_is_dropped_leaves_no_connection(broker):
+def test_a_collected_log_closes_its_connection(broker):
     log = broker.connect()
     assert connections_to(broker) == 1
     del log
@@ -46,12 +46,12 @@ def test_a_log_that_is_dropped_leaves_no_connection(broker):
 
 
 @pytest.mark.rule(
-    "how many connections a process has, and whose they are after a fork",
+    "connections of a process, also after a fork",
     "client/connecting/link.py",
     "transport/client.py",
 )
-def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
-    """As Spark's workers do; the parent's connection lives on though its child had a copy."""
+def test_a_forked_child_opens_its_own_connection(broker):
+    """As in Spark's workers. The parent's connection stays open although its child had a copy."""
     with broker.connect() as log:
         log.create_topic("t")
         producer = log.producer()
@@ -74,6 +74,6 @@ def test_a_forked_process_connects_anew_and_leaves_its_parent_alone(broker):
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), 1e12, "5"])
-def test_a_timeout_that_no_clock_takes_is_refused(seconds):
+def test_an_invalid_timeout_is_refused(seconds):
     with pytest.raises(InvalidOption, match="timeout takes seconds, above 0 and up to"):
         isolog.connect("127.0.0.1:9", timeout=seconds)

@@ -1,4 +1,4 @@
-"""Requests to brokers of an earlier release, which refuse fields that they do not have."""
+"""Requests to brokers of an earlier release, which refuse unknown fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls whose first answer is lost: the client repeats them, and the caller sees one success."""
+"""Calls whose first answer is lost. The client retries them, and the caller sees one success."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OTHER = "another good password"
 
 
 class Losses:
-    """Loses the first answer to each request of a process, while it is on."""
+    """A switch that drops the first answer to each request of a process."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -89,7 +89,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
 
 
 @pytest.mark.rule(
-    "a repeated change of users, tokens, rules or quotas is carried out once",
+    "retried changes of users, tokens, rules and quotas are idempotent",
     "broker/actions/access.py",
 )
 @pytest.mark.parametrize("error", [RequestTimeout, BrokerUnavailable, MetadataUnavailable])
@@ -139,7 +139,7 @@ def test_each_attempt_has_a_line_in_the_audit_log(
 def test_a_change_of_access_that_is_wrong_is_refused_after_a_lost_answer(
     admin: AccessClient, losses: Losses
 ):
-    """A repeated request differs from a second request of the same name."""
+    """A retry differs from a second request with the same name."""
     admin.add_user("mon", PASSWORD)
     with pytest.raises(InvalidRequest, match="user 'mon' exists already"), losses.during():
         admin.add_user("mon", PASSWORD)
@@ -174,7 +174,7 @@ def test_a_removal_that_reached_no_broker_reports_a_missing_user(
 def test_a_broker_without_request_ids_adds_the_user(
     asking: BrokerProcess, admin: AccessClient, monkeypatch: pytest.MonkeyPatch
 ):
-    """The previous release refuses a field that it does not have."""
+    """The previous release refuses an unknown field."""
     answered, sent = BrokerLink.call, []
 
     def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Message:
@@ -191,7 +191,7 @@ def test_a_broker_without_request_ids_adds_the_user(
     assert sent == [True, False]
 
 
-def test_an_alteration_is_repeated_while_its_first_attempt_still_runs(
+def test_alter_topic_is_retried_while_its_first_attempt_runs(
     asking: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ):
     answered = BrokerLink.call
@@ -286,7 +286,7 @@ ELSEWHERE = {"decommission", "restore-metadata"}
 """They need a second broker, or a lost store: ``tests/system/replication/``."""
 
 
-def test_each_action_is_repeated_by_a_test_or_changes_no_record():
+def test_each_changing_call_has_a_test_of_its_retry():
     assert set(CALLS) == READS | OF_ACCESS | OF_DATA | ELSEWHERE
 
 

@@ -1,4 +1,4 @@
-"""Addresses of brokers that a client has received. It uses them when its own ones are dead."""
+"""Addresses of brokers in answers. A client uses them when its bootstrap brokers are dead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_stream.wire.topic_messages import FindLeaders, LeaderFacts, Leaders
 
 
 class Cluster:
-    """Brokers that answer at addresses, and list those of ``listed``."""
+    """Fake brokers at addresses, whose list of brokers is ``listed``."""
 
     def __init__(self, *listed: str) -> None:
         self.listed = listed
@@ -53,7 +53,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Its clock stands still, and calls elsewhere run on the caller's thread."""
+    """Its clock does not advance, and background calls run on the caller's thread."""
     found = Cluster("a:1", "b:1")
     clock = SimpleNamespace(
         monotonic=lambda: found.now,
@@ -67,12 +67,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def status(connection: ClusterConnection) -> str:
-    """Make a call; return the address of the broker that answered it."""
+    """Make a call. Return the address of the broker that answered it."""
     connection.call(GetStatus())
     return connection.address
 
 
-def test_a_client_outlives_all_brokers_that_it_was_given(cluster):
+def test_a_client_survives_the_loss_of_all_bootstrap_brokers(cluster):
     connection = ClusterConnection("a:1")
     assert status(connection) == "a:1"
     cluster.listed, cluster.alive = ("c:1", "d:1"), {"a:1", "c:1"}
@@ -82,14 +82,14 @@ def test_a_client_outlives_all_brokers_that_it_was_given(cluster):
     assert status(connection) == "c:1"
 
 
-def test_the_brokers_are_not_listed_for_each_call(cluster):
+def test_the_list_of_brokers_is_not_fetched_for_each_call(cluster):
     connection = ClusterConnection("a:1")
     for _ in range(10):
         status(connection)
     assert cluster.asked == ["a:1"]
 
 
-def test_a_list_that_failed_is_fetched_again(cluster):
+def test_a_failed_list_of_brokers_is_fetched_again(cluster):
     connection = ClusterConnection("a:1")
     cluster.fails = BrokerUnavailable("a broker that has just started")
     assert status(connection) == "a:1"
@@ -100,7 +100,7 @@ def test_a_list_that_failed_is_fetched_again(cluster):
     assert status(connection) == "b:1"
 
 
-def test_a_leader_and_a_follower_that_answers_named_are_used_too(cluster):
+def test_leaders_and_followers_in_answers_are_used_as_addresses(cluster):
     cluster.listed = ("a:1",)
     connection = ClusterConnection("a:1", rack="west")
     leader = LeaderFacts(partition=0, leader="l", address="l:1", leader_epoch=1)
@@ -128,12 +128,12 @@ def test_a_leader_and_a_follower_that_answers_named_are_used_too(cluster):
     assert status(connection) == "n:1"
 
 
-def test_a_received_address_of_another_log_is_left_out(cluster, monkeypatch):
+def test_a_received_address_of_another_cluster_is_ignored(cluster, monkeypatch):
     connection = ClusterConnection("a:1")
     assert status(connection) == "a:1"
 
     def connect(link: BrokerLink, within: float) -> None:
-        if link.address == "b:1":  # the address was given to another cluster
+        if link.address == "b:1":  # another cluster uses the address now
             raise WrongCluster("b:1 belongs to another log")
         cluster.connect(link, within)
 
@@ -152,15 +152,15 @@ def test_only_the_latest_addresses_are_kept(cluster):
     assert connection.brokers[0] == "h999:1"
 
 
-def test_a_connection_begins_with_the_addresses_of_another(cluster):
+def test_a_connection_starts_with_the_addresses_of_another_connection(cluster):
     connection = ClusterConnection("dead:1", brokers=["b:1"])
     cluster.alive = {"b:1"}
     assert status(connection) == "b:1"
 
 
 @pytest.mark.parametrize("bootstrap", ["dead:1", "dead:1,dead:2"])
-def test_error_of_addresses_that_are_all_dead_names_the_remedy(cluster, bootstrap):
-    """A program that is restarted has only these, and the brokers may have moved."""
+def test_the_error_for_unreachable_addresses_has_the_remedy(cluster, bootstrap):
+    """A restarted program has only these, and the brokers may have moved."""
     with pytest.raises(BrokerUnavailable, match="no broker answers at dead:1") as caught:
         ClusterConnection(bootstrap).call(GetStatus(), 1.0)
     assert "their new addresses in bootstrap" in caught.value.hint

@@ -1,4 +1,4 @@
-"""What a client believes of what brokers say about leaders: tables of answers."""
+"""A client's cache of leaders after answers of brokers: tables of answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seen(routes: Routes, partition: int = 0) -> tuple[str, int | None] | None:
     return None if found is None else (found.leader, found.epoch)
 
 
-# What was said, in this order: who leads, in which epoch. Then: who is believed to lead.
+# Answers in this order: the leader and its epoch. Then: the leader in the cache.
 TABLE = {
     "the first answer": ([("a", 1)], ("a", 1)),
     "a later epoch wins": ([("a", 1), ("b", 2)], ("b", 2)),
@@ -46,7 +46,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_who_is_believed(case):
+def test_leader_after_a_sequence_of_answers(case):
     answers, expected = TABLE[case]
     routes = Routes("t", "id")
     for leader, epoch in answers:
@@ -54,7 +54,7 @@ def test_who_is_believed(case):
     assert seen(routes) == expected
 
 
-def test_a_route_that_failed_is_not_used_before_somebody_was_asked():
+def test_a_failed_route_is_not_used_before_a_look_up():
     routes = Routes("t", "id")
     routes.learn_leader(said("a", 1))
     routes.learn_leader(said("a", 1, partition=1))
@@ -62,13 +62,13 @@ def test_a_route_that_failed_is_not_used_before_somebody_was_asked():
     routes.on_failed(failed)
     assert seen(routes, 0) is None
     assert seen(routes, 1) == ("a", 1)
-    assert not routes.learn_leader(said("a", 0))  # out of date: it confirms nothing
+    assert not routes.learn_leader(said("a", 0))  # outdated: it does not confirm the route
     assert seen(routes) is None
     assert routes.learn_leader(said("a", 1))
     assert seen(routes) == ("a", 1)
 
 
-def test_a_late_failure_of_an_earlier_route_does_not_touch_the_present_one():
+def test_a_late_failure_of_an_earlier_route_keeps_the_present_one():
     routes = Routes("t", "id")
     routes.learn_leader(said("a", 1))
     before = routes.get(0)
@@ -79,7 +79,7 @@ def test_a_late_failure_of_an_earlier_route_does_not_touch_the_present_one():
     assert not routes.replaced(routes.get(0))
 
 
-def test_a_leader_that_answers_in_an_older_epoch_was_replaced():
+def test_an_answer_in_an_older_epoch_comes_from_a_replaced_leader():
     routes = Routes("t", "id")
     routes.learn_leader(said("a", None))
     route = routes.get(0)
@@ -99,7 +99,7 @@ def test_the_same_leader_in_a_later_epoch_is_another_route():
 
 
 @pytest.mark.rule(
-    "which broker a client takes for a partition's leader",
+    "a client's route to a partition's leader",
     "client/connecting/routes.py",
     "client/connecting/router.py",
 )
@@ -112,8 +112,8 @@ def test_the_same_leader_in_a_later_epoch_is_another_route():
         max_size=30,
     )
 )
-def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
-    """Whatever brokers say and whatever fails: the epochs of the routes in use never fall."""
+def test_leader_epochs_of_routes_never_decrease(steps):
+    """After any answers and failures the epochs of the used routes never decrease."""
     routes = Routes("t", "id")
     greatest = 0
     for step, leader, epoch in steps:
@@ -128,7 +128,7 @@ def test_a_client_never_goes_back_to_a_leader_of_an_older_epoch(steps):
             greatest = found.epoch
 
 
-def test_nobody_waits_longer_than_its_time_for_another_thread_that_asks():
+def test_a_wait_for_another_threads_look_up_has_a_timeout():
     asked = Router(ClusterConnection("127.0.0.1:1"))
     with ThreadPoolExecutor(1) as other, asked._asking("t", "id", time.monotonic() + 1):
         with pytest.raises(RequestTimeout, match="another thread"):
@@ -142,16 +142,14 @@ NEAR = BrokerAddress(id="f", address="f:1")
 
 @pytest.fixture
 def near() -> Router:
-    """A router that knows a leader, and a follower that is nearer."""
+    """A router with a cached leader and a nearer follower."""
     found = Router(ClusterConnection("127.0.0.1:1", rack="west"))
     assert found.learn_leader("t", "id", said("a", 1))
     found._place("t", "id").routes.learn_near(replace(said("a", 1), near=NEAR))
     return found
 
 
-def test_a_follower_that_does_not_answer_is_left_alone_and_says_nothing_of_the_leader(
-    near, monkeypatch
-):
+def test_a_silent_follower_is_avoided_and_keeps_the_leader(near, monkeypatch):
     now = 1_000.0
     monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))
     route = near.route("t", "id", 0)
@@ -163,13 +161,13 @@ def test_a_follower_that_does_not_answer_is_left_alone_and_says_nothing_of_the_l
     assert near.near(route) == NEAR
 
 
-def test_if_a_follower_refuses_who_is_near_is_looked_up_again(near):
+def test_a_refusal_of_a_follower_leads_to_a_new_look_up(near):
     route = near.route("t", "id", 0)
     near.on_failed(route, NotLeader("not in sync", leader=route.leader, address="x"), NEAR)
     assert near.known("t", "id", 0) is None
 
 
-def test_who_is_near_is_looked_up_again_after_a_while_once(near, monkeypatch):
+def test_near_followers_are_looked_up_again_once_a_minute(near, monkeypatch):
     near._place("t", "id").asked_at = now = 1_000.0  # exact, so the difference is exact too
     monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))
     assert not near.take_look_up("t", "id")
@@ -182,12 +180,12 @@ def test_who_is_near_is_looked_up_again_after_a_while_once(near, monkeypatch):
     ("given", "variable", "rack"),
     [("a", "b", "a"), (None, "b", "b"), (None, "", None), (None, None, None)],
 )
-def test_a_rack_is_given_or_the_environments(given, variable, rack):
+def test_the_rack_comes_from_the_option_or_the_environment(given, variable, rack):
     environment = {} if variable is None else {"ISOLOG_RACK": variable}
     assert rack_of(given, environment) == rack
 
 
 @pytest.mark.parametrize("rack", ["", "x" * 256, 7, "\udcff"])
-def test_a_rack_is_a_text(rack):
+def test_an_invalid_rack_is_refused(rack):
     with pytest.raises(InvalidOption, match="rack"):
         rack_of(rack, {})

@@ -1,4 +1,4 @@
-"""The threads that make calls to brokers."""
+"""The threads for calls to brokers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def threads(name: str) -> int:
     return sum(each.name == name for each in threading.enumerate())
 
 
-def test_calls_start_up_to_the_limit_of_threads_and_one_remains():
+def test_calls_use_up_to_the_limit_of_threads_and_one_thread_remains():
     pool, name = CallPool(2, "test-calls-limit"), "test-calls-limit"
     over, began = threading.Event(), threading.Semaphore(0)
     done = []
@@ -46,13 +46,13 @@ def test_two_calls_for_an_idle_thread_do_not_wait_for_each_other():
 
 def test_the_thread_of_a_call_that_forked_makes_other_calls_in_the_child():
     pool, done = CallPool(2, "test-calls-fork"), threading.Event()
-    pool.add("fork", pool._begin)  # as in the child: it drops the parent's calls
+    pool.add("fork", pool._begin)  # as in the child, which drops the parent's calls
     pool.await_idle(20)
     pool.add("fork", done.set)
     assert done.wait(20)
 
 
-def test_a_call_is_refused_if_no_thread_is_there_and_none_starts(monkeypatch):
+def test_a_call_is_refused_without_a_thread(monkeypatch):
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -45,7 +45,7 @@ def test_the_error_of_the_earliest_item_is_raised_after_all_calls_have_returned(
     assert sorted(ended) == [0, 1, 2]
 
 
-def test_calls_run_on_the_calling_thread_if_no_other_starts(monkeypatch):
+def test_calls_run_on_the_calling_thread_if_no_thread_can_start(monkeypatch):
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -63,7 +63,7 @@ def test_calls_run_on_the_calling_thread_if_no_other_starts(monkeypatch):
     ],
 )
 def test_calls_return_while_the_calling_thread_holds_a_lock(lock):
-    """As a signal handler's do, if it has interrupted a call that holds the lock."""
+    """As in a signal handler that has interrupted a call that holds the lock."""
 
     def call(number: int) -> int:
         if hasattr(lock, "_is_owned"):

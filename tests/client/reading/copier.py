@@ -1,4 +1,4 @@
-"""A copy from one topic to another in plain Python, exactly once, whatever kills it.
+"""A copy from one topic to another in plain Python, exactly once, also if it is killed.
 
 python -m tests.client.reading.copier ADDRESS SOURCE TARGET
 """
@@ -14,7 +14,7 @@ ROWS_MAX = 7
 
 
 def copy(address: str, source: str, target: str) -> None:
-    """Copies until all that is in ``source`` at the start is committed in ``target``."""
+    """Copy until the records of ``source`` at the start are committed in ``target``."""
     with (
         isolog.connect(address) as log,
         log.producer(transactional_id=f"copy-{target}") as producer,

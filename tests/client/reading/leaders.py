@@ -1,4 +1,4 @@
-"""Leaders without a network: what they answer, and in which order, is up to chance."""
+"""Leaders without a network. Their answers and the order of these are random."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.support import NUMBERS, numbers
 Rank = Callable[[str], int]
 
 PAD = 1_000
-"""Of a frame, so that it is easy to see how many a call may send."""
+"""The size of a frame, from which the number of frames of a call follows."""
 
 
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call send about four frames ahead, and three calls have room."""
+    """Limit a call to about four frames ahead, and the budget to three calls."""
     monkeypatch.setattr(feed, "CLIENT_LIMITS", ConnectionLimits(credit=PAD))
     monkeypatch.setattr(feed, "TOGETHER", AheadLimits(total=12 * PAD, call=4 * PAD))
 
@@ -50,7 +50,7 @@ class _Stream:
 
     @property
     def held(self) -> int:
-        """The bytes that were sent and not taken."""
+        """The bytes that were sent and not consumed."""
         return self.granted - self.credit
 
     @property
@@ -73,10 +73,10 @@ class _Stream:
 
 
 class Leaders:
-    """Leaders of the partitions of topic ``t``; partition n is led by ``leaders[n % len]``.
+    """Leaders of the partitions of topic ``t``. The leader of partition n is ``leaders[n % len]``.
 
-    A thread sends the answers, frame by frame: always one of the calls whose leader has the lowest
-    ``rank`` among those that may send, and among them any. So no test depends on time.
+    A thread sends the answers, frame by frame. It selects a random call among those whose leader
+    has the lowest ``rank`` and that may send. So no test depends on time.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Leaders:
         failures: float = 0.0,
         awaited_calls: int = 1,
     ) -> None:
-        """``rows``: of each partition. ``failures``: how likely ranges and calls fail.
+        """``rows``: of each partition. ``failures``: the probability of a failed range or call.
 
-        ``awaited_calls``: before them no leader answers.
+        ``awaited_calls``: the number of calls before the first answer.
         """
         self.chance = random.Random(seed)
         self.rows = rows
@@ -100,7 +100,7 @@ class Leaders:
         self.failures = failures
         self.changed = threading.Condition()
         self.streams: list[_Stream] = []
-        self.held_max = 0  # of ranges that are read together
+        self.held_max = 0  # the columns of ranges that are read together
         self.frame_max = 0
         self.overdrawn = False
         self.sent: list[str] = []
@@ -120,7 +120,7 @@ class Leaders:
         self._thread.join()
 
     def wanted(self) -> list[WantedRange]:
-        """All records of all partitions."""
+        """Ranges with all records of all partitions."""
         view = View.of("t", NUMBERS)
         level = Isolation.READ_UNCOMMITTED
         return [
@@ -128,7 +128,7 @@ class Leaders:
             for n, rows in enumerate(self.rows)
         ]
 
-    # -- what a router has ----------------------------------------------------------------------
+    # -- methods of a router ----------------------------------------------------------------------
 
     timeout_s = 30.0
 
@@ -160,7 +160,7 @@ class Leaders:
         )
         return SimpleNamespace(address=address, present=lambda: shared)
 
-    # -- what a leader does ---------------------------------------------------------------------
+    # -- methods of a leader ---------------------------------------------------------------------
 
     def _open(
         self, leader: str, begin: Any, method: Any, header: bytes, body: bytes, **more: Any
@@ -225,7 +225,7 @@ class Leaders:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no leader may send more before something is taken."""
+        """Whether no leader may send before the consumer takes items."""
         with self.changed:
             return bool(self.sent) and not self._ready()
 

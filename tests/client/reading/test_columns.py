@@ -1,4 +1,4 @@
-"""The columns that a user sees, made of those that the leader sends."""
+"""The columns that a user sees, built from the columns that the leader sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KAFKAS_NAMES = ["key", "value", "topic", "partition", "offset", "timestamp", "ti
 
 
 def sent(view: View, rows: int = 3) -> pa.RecordBatch:
-    """What a leader sends when it is asked for what the view needs."""
+    """The batch that a leader sends for a view."""
     everything = {
         "key": pa.array([b"k"] * rows),
         "value": pa.array([b"v"] * rows),
@@ -57,7 +57,7 @@ def test_a_typed_topic_shows_its_own_and_metadata_on_request():
     assert shown_schema(TYPED).metadata is None
 
 
-def test_topic_partition_and_offset_are_made_here_and_do_not_travel():
+def test_topic_partition_and_offset_are_added_by_the_client():
     default = View.of("t", DEFAULT_SCHEMA, headers=True)
     assert default.requested == ["key", "value", "timestamp", "headers"]
     typed = View.of("t", TYPED, metadata=True)
@@ -96,7 +96,7 @@ columns_of = {
 
 
 @given(st.sampled_from(sorted(columns_of)), st.data())
-def test_any_choice_of_columns_in_any_order_is_what_comes(kind, data):
+def test_a_view_has_the_chosen_columns_in_their_order(kind, data):
     schema, names = columns_of[kind]
     chosen = data.draw(st.lists(st.sampled_from(names), unique=True))
     view = View.of("t", schema, chosen)
@@ -109,7 +109,7 @@ def test_any_choice_of_columns_in_any_order_is_what_comes(kind, data):
 
 
 @pytest.mark.parametrize(("schema", "name"), [(DEFAULT_SCHEMA, "id"), (TYPED, "offset")])
-def test_a_column_that_is_not_there_is_refused_by_name_with_those_that_are(schema, name):
+def test_an_unknown_column_is_refused_with_the_existing_ones(schema, name):
     with pytest.raises(
         SchemaMismatch, match=f"topic 't' has no column '{name}'.*; it has"
     ) as caught:
@@ -117,7 +117,7 @@ def test_a_column_that_is_not_there_is_refused_by_name_with_those_that_are(schem
     assert caught.value.details == {"column": name}
 
 
-def test_metadata_and_headers_come_behind_a_choice_of_columns():
+def test_metadata_and_headers_follow_the_chosen_columns():
     assert View.of("t", TYPED, ["id"], metadata=True).schema.names == [
         "id",
         "_topic",
@@ -141,7 +141,7 @@ def test_metadata_and_headers_come_behind_a_choice_of_columns():
     ]
 
 
-def test_one_text_is_no_choice_of_columns():
+def test_columns_as_one_text_are_refused():
     with pytest.raises(InvalidOption, match="a list of names, not 'id'"):
         View.of("t", TYPED, "id")
 
@@ -151,7 +151,7 @@ runs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max
 
 @given(runs, st.sampled_from(sorted(columns_of)))
 def test_rows_with_gaps_have_the_offsets_of_their_runs(gaps, kind):
-    """``spans`` are [first, count] of each run; what is between them was dropped by the leader."""
+    """``spans`` are [first, count] of each run. The leader dropped the records in between."""
     schema, _ = columns_of[kind]
     spans, at = [], 100
     for gap, count in gaps:
@@ -166,6 +166,6 @@ def test_rows_with_gaps_have_the_offsets_of_their_runs(gaps, kind):
     assert batch.column(name).to_pylist() == expected
 
 
-def test_offsets_that_are_not_those_of_the_rows_are_refused():
+def test_offset_runs_that_do_not_match_the_rows_are_refused():
     with pytest.raises(InternalError, match="3 rows came with the offsets of 4"):
         offsets_of(3, 0, [(0, 2), (5, 2)])

@@ -1,4 +1,4 @@
-"""Consumers: records and batches as they come, positions, seeks, and a prompt end."""
+"""Consumers: records and batches, positions, seeks, and a prompt end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_until_latest_ends_at_the_bound(log, topic):
         assert [record.value for record in mine] == [f"{number}-{n}".encode() for n in range(10)]
 
 
-def test_until_latest_of_an_empty_topic_ends_at_once(log, topic):
+def test_until_latest_of_an_empty_topic_ends_immediately(log, topic):
     log.create_topic(topic, partitions=2)
     with log.consumer(topic) as consumer:
         assert list(consumer.records(until="latest")) == []
@@ -66,8 +66,8 @@ def test_records_and_batches_wait_for_more(log, topic):
         assert next(batches)["value"].to_pylist() == [b"5"]
 
 
-def test_a_record_that_comes_late_is_given_at_once(log, topic):
-    """A long poll is answered by the append, not by its own end."""
+def test_a_new_record_is_delivered_without_delay(log, topic):
+    """A long poll is answered by the append, not by its timeout."""
     log.create_topic(topic)
     with log.producer() as producer, log.consumer(topic) as consumer:
         records = consumer.records()
@@ -80,7 +80,7 @@ def test_a_record_that_comes_late_is_given_at_once(log, topic):
             begun = time.monotonic()
             next(records)
             waits.append(time.monotonic() - begun)
-        assert min(waits) < 1.0  # a poll lasts two seconds
+        assert min(waits) < 1.0  # a long poll lasts two seconds
 
 
 def test_several_topics(log, topic):
@@ -96,7 +96,7 @@ def test_several_topics(log, topic):
         }
 
 
-def test_the_position_counts_what_was_given(log, topic):
+def test_the_position_moves_with_delivered_records(log, topic):
     fill(log, topic, 10)
     with log.consumer(topic) as consumer:
         assert consumer.position() == {(topic, 0): 0}
@@ -139,7 +139,7 @@ def test_seek_within_batches(log, topic):
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
-def test_a_seek_by_name_goes_to_the_first_records_or_to_the_end(log, topic, isolation):
+def test_seek_to_earliest_and_latest(log, topic, isolation):
     fill(log, topic, 3)
     with log.consumer(topic, isolation=isolation) as consumer:
         consumer.seek("latest")
@@ -153,7 +153,7 @@ def test_a_seek_by_name_goes_to_the_first_records_or_to_the_end(log, topic, isol
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 63, "0", None])
-def test_a_seek_to_no_offset_is_refused_and_changes_nothing(log, topic, wrong):
+def test_an_invalid_seek_is_refused_and_changes_nothing(log, topic, wrong):
     fill(log, topic, 3)
     with log.consumer(topic) as consumer:
         with pytest.raises(InvalidOption):
@@ -166,7 +166,7 @@ def test_a_seek_to_no_offset_is_refused_and_changes_nothing(log, topic, wrong):
         assert len(list(consumer.records(until="latest"))) == 3
 
 
-def test_a_seek_above_the_log_end_is_told_by_the_next_read(log, topic):
+def test_a_seek_above_the_log_end_fails_the_next_read(log, topic):
     fill(log, topic, 3)
     with log.consumer(topic) as consumer:
         consumer.seek({(topic, 0): 4})
@@ -223,7 +223,7 @@ def test_bad_arguments(log, topic):
         next(consumer.records(until="earliest"))
 
 
-def test_large_partitions_are_read_whole_and_in_order(log, topic):
+def test_large_partitions_are_read_completely_and_in_order(log, topic):
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     with log.producer() as producer:
         for first in range(0, 1_000_000, 50_000):
@@ -258,8 +258,8 @@ def test_close_ends_a_waiting_iteration_promptly(log, topic):
 
 
 @pytest.mark.parametrize("act", ["close", "seek"])
-def test_what_another_thread_asks_while_the_fetches_begin_is_not_lost(log, topic, monkeypatch, act):
-    """It comes when the fetches run already and the consumer does not know of them yet."""
+def test_a_close_or_seek_during_the_start_of_fetches_takes_effect(log, topic, monkeypatch, act):
+    """It happens when the fetches have begun and the consumer has no reference to them yet."""
     fill(log, topic, 5)
     consumer = log.consumer(topic)
     begun: list[Feed] = []
@@ -327,7 +327,7 @@ print("read", flush=True)
 """
 
 
-def test_a_script_that_forgets_to_close_still_ends_at_once(shared, log, topic):
+def test_a_program_with_an_open_consumer_ends_immediately(shared, log, topic):
     fill(log, topic, 1)
     begun = time.monotonic()
     ran = subprocess.run(
@@ -351,7 +351,7 @@ def test_a_consumer_of_many_partitions_has_no_thread(log, topic):
         assert {each.name for each in found - before} <= {"isolog-calls"}
 
 
-def test_a_consumer_that_is_dropped_while_it_waits_ends_its_fetches(log, topic):
+def test_a_collected_consumer_cancels_its_fetches(log, topic):
     fill(log, topic, 3, partitions=3)
     consumer = log.consumer(topic)
     assert sum(len(consumer.poll(60)) for _ in range(3)) == 9
@@ -362,12 +362,12 @@ def test_a_consumer_that_is_dropped_while_it_waits_ends_its_fetches(log, topic):
     del consumer
     gc.collect()
     assert feed() is None
-    # A stream whose fetch was answered in the meantime needs no cancellation.
+    # A stream whose fetch was answered needs no cancellation.
     assert all(stream.has_ended or stream._is_done for stream in streams)
 
 
-def test_a_consumer_whose_connection_is_cut_connects_anew(shared, log, topic):
-    """Also where its broker is reached by another address than the one that it announces."""
+def test_a_consumer_reconnects_after_a_lost_connection(shared, log, topic):
+    """Also if its broker is reached at another address than it announces."""
     fill(log, topic, 3, partitions=3)
     with (
         Proxy(shared.address) as proxy,
@@ -383,14 +383,14 @@ def test_a_consumer_whose_connection_is_cut_connects_anew(shared, log, topic):
         assert {next(records).value for _ in range(9)} == {b"x", b"y", b"z"}
         records.close()
         link = far._connection.link()
-        proxy.cut()  # nothing but the next poll finds out
+        proxy.cut()  # only the next poll detects it
         eventually(lambda: link.present() is None)
         producer.append(topic, values(b"a"), 0).result(60)
         assert [record.value for record in consumer.poll(60)] == [b"a"]
 
 
-def test_a_consumer_reads_ahead_between_two_polls_but_not_without_bounds(log, topic):
-    """Of 40 MB, what two fetches ask for is there before it is polled."""
+def test_prefetching_between_two_polls_is_bounded(log, topic):
+    """Of 40 MB two fetches have arrived before the poll."""
     log.create_topic(topic)
     with log.producer() as producer:
         for _ in range(10):
@@ -398,7 +398,7 @@ def test_a_consumer_reads_ahead_between_two_polls_but_not_without_bounds(log, to
     with log.consumer(topic) as consumer:
         assert len(consumer.poll(60, 1)) == 1
         feed = consumer._feed
-        eventually(lambda: not feed._calls)  # the answer has come, and no more is asked for
+        eventually(lambda: not feed._calls)  # the answer has arrived, and there is no further fetch
         assert 0 < feed._queue.qsize() <= 8
         assert len(list(consumer.batches(until="latest"))) > 0
 

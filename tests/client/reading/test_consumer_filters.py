@@ -1,4 +1,4 @@
-"""Filters of reads and consumers: which records come, and where a reader is then."""
+"""Filters of reads and consumers: the matching records, and the positions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flights(log, topic):
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_a_read_gives_what_matches_with_its_metadata(log, flights, isolation):
+def test_a_filtered_read_returns_matches_with_their_metadata(log, flights, isolation):
     text = "n between 4998 and 5001 and _partition = 1 or name = '0-7'"
     found = log.read(flights, filter=text, metadata=True, isolation=isolation)
     assert found.column("name").to_pylist() == ["0-7", "1-4998", "1-4999", "1-5000", "1-5001"]
@@ -41,7 +41,7 @@ def test_a_read_gives_what_matches_with_its_metadata(log, flights, isolation):
     assert found.column("_topic").to_pylist() == [flights] * 5
 
 
-def test_columns_of_the_filter_are_not_among_those_shown(log, flights):
+def test_a_filter_may_use_columns_that_are_not_shown(log, flights):
     found = log.read(flights, filter="delay > 98.5 and n < 300", columns=["name"])
     assert found.column_names == ["name"]
     assert sorted(found.column(0).to_pylist()) == sorted(
@@ -50,12 +50,12 @@ def test_columns_of_the_filter_are_not_among_those_shown(log, flights):
     assert log.read(flights, filter="delay is null", columns=[]).num_rows == 2000
 
 
-def test_ranges_and_filters_go_together(log, flights):
+def test_a_range_can_be_filtered(log, flights):
     found = log.read(flights, start={0: 500, 1: -1}, end={0: 2501}, filter="n in (499, 500, 2500)")
     assert found.column("name").to_pylist() == ["0-500", "0-2500"]
 
 
-def test_nothing_matches_and_every_reader_gets_to_the_end(log, flights):
+def test_readers_reach_the_end_without_a_match(log, flights):
     assert log.read(flights, filter="name = 'nobody'").num_rows == 0
     with log.consumer(flights, filter="name = 'nobody'") as consumer:
         assert list(consumer.batches(until="latest")) == []
@@ -63,14 +63,14 @@ def test_nothing_matches_and_every_reader_gets_to_the_end(log, flights):
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_a_consumer_moves_past_what_does_not_match(log, flights, isolation):
+def test_a_consumer_moves_past_records_that_do_not_match(log, flights, isolation):
     with log.consumer(flights, filter="n = 3333", isolation=isolation, columns=["name"]) as found:
         names = [name for batch in found.batches(until="latest") for name in batch[0].to_pylist()]
         assert sorted(names) == ["0-3333", "1-3333"]
         assert found.position() == {(flights, 0): 10_000, (flights, 1): 10_000}
 
 
-def test_records_have_their_own_offsets(log, topic):
+def test_filtered_records_have_their_offsets(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         producer.append(topic, values(*[f"v{n}" for n in range(100)]), partition=0)
@@ -83,7 +83,7 @@ def test_records_have_their_own_offsets(log, topic):
     assert shown.column("value").to_pylist() == [b"v98", b"v99"]
 
 
-def test_a_position_between_two_matches_is_where_a_consumer_goes_on(log, topic):
+def test_a_consumer_continues_at_a_position_between_two_matches(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         producer.append(topic, values(*"abcabc"), partition=0)
@@ -97,7 +97,7 @@ def test_a_position_between_two_matches_is_where_a_consumer_goes_on(log, topic):
         assert [record.offset for record in consumer.records(until="latest")] == [3, 5]
 
 
-def test_a_consumer_that_waits_gets_what_matches_when_it_comes(log, topic):
+def test_a_waiting_consumer_gets_new_matches(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     found: list[int] = []
     with log.consumer(topic, filter="n >= 100") as consumer:
@@ -118,12 +118,12 @@ def test_a_consumer_that_waits_gets_what_matches_when_it_comes(log, topic):
         assert not thread.is_alive()
 
 
-def test_aborted_records_stay_out_of_what_matches(log, topic):
+def test_aborted_records_do_not_match(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer(transactional_id=f"{topic}-writer") as producer:
         for first, kept in ((0, True), (1000, False), (2000, True)):
             producer.begin_transaction()
-            # Waited for: what an abort finds unsent is never sent, and takes no offsets.
+            # Wait for it: records that are unsent at an abort are never sent, and take no offsets.
             producer.append(topic, numbers(first, 1000), partition=0).result()
             producer.commit_transaction() if kept else producer.abort_transaction()
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_aborted_records_stay_out_of_what_matches(log, topic):
 
 
 @pytest.mark.parametrize("text", ["nobody = 1", "n = 'one'", "n = ", "upper(name) = 'A'"])
-def test_a_filter_that_does_not_fit_is_refused_before_anything_is_read(log, flights, text):
+def test_an_invalid_filter_is_refused_before_the_read(log, flights, text):
     with pytest.raises(InvalidFilter):
         log.read(flights, filter=text)
     with pytest.raises(InvalidFilter):

@@ -1,4 +1,4 @@
-"""The four levels of a reader, while transactions are open, aborted and committed."""
+"""The four isolation levels of a reader with open, aborted and committed transactions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def producer(log: isolog.Log) -> Iterator[TransactionalProducer]:
 
 
 def offsets(log: isolog.Log, topic: str) -> dict[str, list[int]]:
-    """What each level sees, by read and by consumer: the same."""
+    """The records at each level, which are the same for a read and a consumer."""
     seen = {}
     for level in LEVELS:
         table = log.read(topic, isolation=level)
@@ -35,7 +35,7 @@ def offsets(log: isolog.Log, topic: str) -> dict[str, list[int]]:
     return seen
 
 
-def test_what_each_level_shows_while_a_transaction_is_open_and_after(log, topic, producer):
+def test_records_of_each_level_during_and_after_a_transaction(log, topic, producer):
     log.create_topic(topic)
     with log.producer() as plain:
         plain.append(topic, values("0")).result(20)
@@ -76,7 +76,7 @@ def take(records: Iterator[isolog.Record], into: list[int]) -> None:
     into.append(int(next(records).value))
 
 
-def test_a_consumer_that_follows_sees_a_transaction_when_it_is_committed(log, topic, producer):
+def test_a_running_consumer_reads_a_transaction_after_its_commit(log, topic, producer):
     log.create_topic(topic)
     for level in ("read_committed", "read_atomic"):
         with log.consumer(topic, isolation=level, start="latest") as consumer:
@@ -95,8 +95,8 @@ def test_a_consumer_that_follows_sees_a_transaction_when_it_is_committed(log, to
             assert int(next(records).value) == 2
 
 
-def test_offsets_of_rows_with_gaps_are_their_own(log, topic, producer):
-    """Many aborted batches between: the columns, the records and the metadata agree."""
+def test_rows_between_aborted_batches_have_their_offsets(log, topic, producer):
+    """With many aborted batches in between the columns, records and metadata agree."""
     log.create_topic(topic, schema=NUMBERS)
     for n in range(40):
         producer.begin_transaction()
@@ -119,7 +119,7 @@ def test_offsets_of_rows_with_gaps_are_their_own(log, topic, producer):
         assert consumer.position() == {(topic, 0): 400}
 
 
-def test_a_range_with_nothing_visible_ends_at_once(log, topic, producer):
+def test_a_range_without_visible_records_ends_immediately(log, topic, producer):
     log.create_topic(topic)
     for _ in range(5):
         producer.begin_transaction()
@@ -147,8 +147,8 @@ def test_latest_is_the_bound_of_the_level(log, topic, producer):
 # -- read_atomic ----------------------------------------------------------------------------------
 
 
-def test_a_read_atomic_over_topics_sees_no_transaction_in_part(log, topic):
-    """While transactions over two topics and three partitions commit all the time."""
+def test_read_atomic_never_returns_a_partial_transaction(log, topic):
+    """While transactions over two topics and three partitions commit continuously."""
     names = [topic, f"{topic}-other"]
     log.create_topic(names[0], partitions=2)
     log.create_topic(names[1])
@@ -191,8 +191,8 @@ def test_a_read_atomic_over_topics_sees_no_transaction_in_part(log, topic):
     assert last[names[0]].num_rows == 2 * last[names[1]].num_rows > 0
 
 
-def test_a_read_atomic_consumer_goes_from_cut_to_cut(log, topic):
-    """Whenever it has caught up with its cut, it has seen all of every transaction or nothing."""
+def test_read_atomic_consumer_moves_from_cut_to_cut(log, topic):
+    """At each cut it has seen every transaction completely or not at all."""
     log.create_topic(topic, partitions=3)
     stop = threading.Event()
 
@@ -231,13 +231,13 @@ def test_an_explicit_end_lowers_the_cut(log, topic, producer):
         for partition in range(2):
             producer.append(topic, values("1", "2"), partition)
     assert log.read(topic, isolation="read_atomic").num_rows == 5
-    # 2 in partition 0 is inside the transaction: all of it is left out, in both.
+    # 2 in partition 0 is inside the transaction, which is excluded in both partitions.
     assert log.read(topic, isolation="read_atomic", end={0: 2})["value"].to_pylist() == [b"0"]
     assert log.read(topic, isolation="read_atomic", end={0: 3}).num_rows == 5
     assert log.read(topic, isolation="read_committed", end={0: 2}).num_rows == 4
 
 
-def test_an_open_transaction_elsewhere_holds_nothing_back(log, topic, producer):
+def test_an_open_transaction_in_another_topic_holds_back_no_records(log, topic, producer):
     other = f"{topic}-other"
     for name in (topic, other):
         log.create_topic(name)

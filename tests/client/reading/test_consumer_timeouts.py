@@ -1,4 +1,4 @@
-"""A consumer that ends once nothing came for a while."""
+"""The timeout of a consumer without records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_it_gives_what_is_there_and_ends_after_its_time(log, topic, isolation):
+def test_iteration_ends_after_its_timeout_without_a_record(log, topic, isolation):
     log.create_topic(topic, partitions=2)
     with log.producer(isolation="read_committed") as producer:
         for number in range(4):
@@ -26,7 +26,7 @@ def test_it_gives_what_is_there_and_ends_after_its_time(log, topic, isolation):
         assert sum(consumer.position().values()) == 4
 
 
-def test_its_time_begins_anew_with_each_record(log, topic):
+def test_each_record_restarts_the_timeout(log, topic):
     log.create_topic(topic)
     stopped = threading.Event()
     with log.producer() as producer, log.consumer(topic) as consumer:
@@ -38,13 +38,13 @@ def test_its_time_begins_anew_with_each_record(log, topic):
 
         sender = threading.Thread(target=send)
         sender.start()
-        found = list(consumer.records(timeout=2))  # less than all the pauses together
+        found = list(consumer.records(timeout=2))  # less than the sum of the pauses
         sender.join()
     assert len(found) == 4
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_time_that_is_none_is_refused(log, topic, timeout):
+def test_an_invalid_timeout_is_refused(log, topic, timeout):
     log.create_topic(topic)
     with log.consumer(topic) as consumer, pytest.raises(InvalidOption, match="timeout takes"):
         next(consumer.records(timeout=timeout))

@@ -1,4 +1,4 @@
-"""The decisions of a reader of many ranges, in any order of events; each range has its own log."""
+"""The decisions of a reader of many ranges, in any order of events. Each range has a log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def no_warnings(caplog):
 
 @dataclass
 class Given:
-    """What was queued for the consumer: rows of a range, which end at ``following``."""
+    """A queued item for the consumer: rows of a range, which end at ``following``."""
 
     number: int
     key: int
@@ -48,7 +48,7 @@ class Given:
 
 @dataclass
 class Call:
-    """A call whose answer comes step by step; it may be silent, and may come after it was lost."""
+    """A call with a gradual answer, which may be silent, or arrive after the call was lost."""
 
     number: int
     fetches: list[RangeFetch]
@@ -57,7 +57,7 @@ class Call:
 
 
 class Shell:
-    """A shell with leaders in the place of a network, and a consumer that takes when it likes."""
+    """A shell with leaders instead of a network, and a consumer at random times."""
 
     def __init__(self, seed: int, ranges: int) -> None:
         self.chance = random.Random(seed)
@@ -89,7 +89,7 @@ class Shell:
         known = [*self.on_the_way, *(fetch for call in self.calls for fetch in call.fetches)]
         under_way = [fetch.key for fetch in known if self.is_asked(fetch)]
         for fetch in fetches:
-            assert fetch.key not in under_way, "a range is asked for twice at once"
+            assert fetch.key not in under_way, "a range has two fetches"
             queued = [each for each in self.queue if self.is_given(each, fetch.key)]
             assert len(queued) < AHEAD_ITEMS
             assert ITEM_BYTES * len(queued) < AHEAD_BYTES + ITEM_BYTES
@@ -106,7 +106,7 @@ class Shell:
         self.core.out.clear()
 
     def uncut(self, key: int) -> int:
-        """Return below which offset the log must not be cut, as its reader could not notice it."""
+        """Return the offset below which a truncation could not be detected by the reader."""
         places = [(self.ranges[key].position, self.ranges[key].lineage)]
         queued = [each for each in self.queue if isinstance(each, Given) and each.key == key]
         places += [each.before for each in queued]
@@ -114,13 +114,13 @@ class Shell:
         for call in self.calls:
             for act, *arguments in call.answer:
                 if act in (self.core.on_failed, self.core.on_lost) and arguments[2].key == key:
-                    unknown += arguments[3]  # it has been cut there, and the reader is told so
+                    unknown += arguments[3]  # it was truncated there, and the reader gets a report
         return max(unknown, default=0)
 
-    # -- what may happen ------------------------------------------------------------------------
+    # -- random events ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Asks get to their leader, in calls of one or several; or they do not."""
+        """Send fetches to their leader in calls of one or several, or fail them."""
         chance = self.chance
         if not self.on_the_way:
             return
@@ -152,7 +152,7 @@ class Shell:
             leader.check(NextFetch(fetch.start, fetch.lineage))
         except IsologError as error:
             new = [] if near else leader.losses[losses:]
-            del leader.losses[losses:]  # it counts once the reader knows
+            del leader.losses[losses:]  # it counts after the reader's report
             act = self.core.on_failed if several else self.core.on_lost
             call.answer.append((act, fetch.number if several else call.number, error, fetch, new))
             return
@@ -171,12 +171,12 @@ class Shell:
             fetch.number, upto, lineage, bool(rows), partitions, ITEM_BYTES, self.now
         )
         if before is None:
-            assert not worth, "what comes of a fetch that is over is given"
+            assert not worth, "an item of an ended fetch is delivered"
         if worth:
             self.queue.append(Given(fetch.number, fetch.key, rows, before, upto, lineage))
 
     def hear(self) -> None:
-        """The next part of an answer comes, or the call is lost."""
+        """Deliver the next part of an answer, or lose the call."""
         speaking = [call for call in self.calls if not call.is_silent]
         if not speaking:
             return
@@ -184,7 +184,7 @@ class Shell:
         if self.chance.random() < 0.05:
             self.core.on_lost(call.number, BrokerUnavailable("the stream is lost"), self.now)
             if self.chance.random() < 0.5:
-                self.calls.remove(call)  # else its answer comes all the same
+                self.calls.remove(call)  # else its answer still arrives
             self.pass_on()
             return
         act, *arguments = call.answer.popleft()
@@ -204,7 +204,7 @@ class Shell:
             self.calls.remove(call)
 
     def take(self) -> None:
-        """The consumer takes what is queued first; now and then it cannot be read."""
+        """Take the first queued item. Sometimes it cannot be decoded."""
         if not self.queue:
             return
         item = self.queue.popleft()
@@ -223,14 +223,14 @@ class Shell:
         assert item.before[0] == self.positions[key]
         rows, upto, lineage = item.rows, item.following, item.lineage
         cannot = bool(rows) and self.chance.random() < 0.05
-        if cannot:  # some of them could, and were given
+        if cannot:  # some of them were decoded and delivered
             start, known = item.before
             if self.chance.random() < 0.5:
                 rows = []
                 upto, lineage = start, known
             self.went_back.add(key)
         for offset, value in enumerate(rows, item.before[0]):
-            assert offset not in kept, "a record is given twice"
+            assert offset not in kept, "a duplicate record is delivered"
             kept[offset] = value
         self.positions[key] = upto
         if cannot:
@@ -239,7 +239,7 @@ class Shell:
                 self.calls = [call for call in self.calls if call.number != given_up]
 
     def wait(self) -> None:
-        """Time passes, until the core has something to do."""
+        """Advance the time until the core has something to do."""
         due = self.core.wake_at()
         if due is None:
             return
@@ -256,11 +256,11 @@ class Shell:
         self.advance()
 
     def has_read(self, key: int, end: int) -> bool:
-        """Whether the consumer is there, and no record from before a cut is still to come."""
+        """Return whether the consumer has caught up, without pending records from before a cut."""
         return self.positions[key] == self.ranges[key].position == end
 
     def settle(self) -> None:
-        """Let all that is under way happen, and all that there is be read."""
+        """Run all pending events until all records are read."""
         for key, leader in enumerate(self.leaders):
             self.ended[key] = False
             while not (self.ended[key] and self.has_read(key, len(leader.records))):
@@ -275,14 +275,14 @@ class Shell:
 
 
 @pytest.mark.rule(
-    "which ranges of a reader are asked for at once, and what it may read ahead",
+    "concurrent fetches of a reader, and the limits of prefetching",
     "client/reading/core.py",
     "client/reading/loop.py",
 )
 @pytest.mark.parametrize(
     "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]
 )
-def test_in_any_order_of_events_each_range_is_read_once_and_its_losses_are_told(block):
+def test_each_range_is_read_once_with_its_losses_in_any_order_of_events(block):
     for seed in range(100 * block, 100 * block + 100):
         shell = Shell(seed, ranges=1 + seed % 4)
         shell.advance()
@@ -296,7 +296,7 @@ def test_in_any_order_of_events_each_range_is_read_once_and_its_losses_are_told(
             left = range(leader.start, len(leader.records))
             read = {at: v for at, v in shell.kept[key].items() if at >= leader.start}
             assert read == {at: leader.records[at] for at in left}, seed
-            if key not in shell.went_back:  # else some losses are found twice
+            if key not in shell.went_back:  # else some losses are detected twice
                 assert shell.losses[key] == leader.losses, seed
 
 
@@ -311,7 +311,7 @@ def two(**options) -> FetchCore:
     )
 
 
-def test_a_failure_of_one_range_leaves_the_others_alone():
+def test_a_failed_range_does_not_affect_the_others():
     core = two()
     first, second = core.next(0.0)
     call = core.begin([first.number, second.number], 0.0)
@@ -325,7 +325,7 @@ def test_a_failure_of_one_range_leaves_the_others_alone():
     assert [(each.key, each.error) for each in core.out] == [("b", None)]
 
 
-def test_a_range_that_failed_for_a_moment_is_asked_for_again_after_a_pause():
+def test_a_range_is_retried_after_a_pause():
     core = two()
     first, second = core.next(0.0)
     core.on_failed(first.number, NotLeader("moved"), 0.0)
@@ -336,7 +336,7 @@ def test_a_range_that_failed_for_a_moment_is_asked_for_again_after_a_pause():
     assert again.number > second.number
 
 
-def test_a_call_is_overdue_only_if_nothing_of_it_waits_to_be_taken():
+def test_a_call_is_not_overdue_while_its_items_wait_for_the_consumer():
     core = two()
     first, second = core.next(0.0)
     calls = [core.begin([fetch.number], 0.0) for fetch in (first, second)]
@@ -349,7 +349,7 @@ def test_a_call_is_overdue_only_if_nothing_of_it_waits_to_be_taken():
     assert core.overdue(2 * SILENCE_S + 1.0) == [calls[1]]
 
 
-def test_of_a_range_of_which_enough_waits_no_more_is_asked_for():
+def test_a_range_with_enough_items_is_not_fetched():
     core = two()
     first, _ = core.next(0.0)
     call = core.begin([first.number], 0.0)
@@ -361,7 +361,7 @@ def test_of_a_range_of_which_enough_waits_no_more_is_asked_for():
     assert [(fetch.key, fetch.start) for fetch in core.next(0.0)] == [("a", 3)]
 
 
-def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_given():
+def test_an_ended_range_is_read_again_after_an_undeliverable_item():
     core = two()
     first, _ = core.next(0.0)
     call = core.begin([first.number], 0.0)
@@ -376,13 +376,13 @@ def test_a_range_that_was_over_is_read_again_where_its_records_could_not_be_give
     assert core.is_current("a", again.number)
 
 
-def test_of_a_range_that_is_given_up_nothing_more_is_given_and_the_others_go_on():
+def test_a_range_that_was_given_up_delivers_no_items():
     core = two()
     first, second = core.next(0.0)
     call = core.begin([first.number, second.number], 0.0)
     for upto in (1, 2):
         assert core.on_received(first.number, upto, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
-    assert core.give_up("a") is None  # the other range goes on in their call
+    assert core.give_up("a") is None  # the other range continues in their call
     assert not core.is_current("a", first.number)
     assert not core.on_received(first.number, 3, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     assert core.on_received(second.number, 10, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
@@ -391,7 +391,7 @@ def test_of_a_range_that_is_given_up_nothing_more_is_given_and_the_others_go_on(
     assert [each.key for each in core.out] == ["b"]
 
 
-def test_a_call_whose_last_range_is_given_up_is_to_be_given_up_too():
+def test_giving_up_the_last_range_of_a_call_cancels_the_call():
     core = two()
     fetches = core.next(0.0)
     call = core.begin([fetch.number for fetch in fetches], 0.0)
@@ -400,7 +400,7 @@ def test_a_call_whose_last_range_is_given_up_is_to_be_given_up_too():
 
 
 def in_turn(*ends: int) -> FetchCore:
-    """A core whose consumer takes one range after the other; two calls have room."""
+    """A core whose consumer takes one range after the other, with room for two calls."""
     return FetchCore(
         {key: RangeCore(0, end, patience_s=PATIENCE_S) for key, end in enumerate(ends)},
         silence_s=SILENCE_S,
@@ -409,7 +409,7 @@ def in_turn(*ends: int) -> FetchCore:
     )
 
 
-def test_the_first_range_is_over_when_it_is_answered_although_its_call_goes_on():
+def test_the_first_range_ends_before_its_call_ends():
     core = in_turn(10, 10, 10)
     fetches = core.next(0.0)
     core.begin([fetch.number for fetch in fetches], 0.0)
@@ -421,13 +421,13 @@ def test_the_first_range_is_over_when_it_is_answered_although_its_call_goes_on()
         assert [each.key for each in core.out] == [*range(key + 1)]
 
 
-def test_the_first_range_is_asked_for_again_when_a_leader_has_no_more_of_it():
+def test_the_first_range_is_fetched_again_after_an_incomplete_answer():
     core = in_turn(10, 10)
     first, second = core.next(0.0)
     core.begin([first.number, second.number], 0.0)
     assert core.on_received(first.number, 4, NO_LINEAGE, 1, None, ITEM_BYTES, 0.0)
     assert core.next(0.0) == []
-    for _ in range(2):  # the second one has no news, and is taken all the same
+    for _ in range(2):  # the second one has no news, and is queued nevertheless
         received = core.on_received(
             first.number, 4, NO_LINEAGE, 0, 1, ITEM_BYTES, 0.0, is_last=True
         )
@@ -437,7 +437,7 @@ def test_the_first_range_is_asked_for_again_when_a_leader_has_no_more_of_it():
     assert (again.key, again.start) == (0, 4)
 
 
-def test_there_is_room_for_a_call_if_all_that_may_come_is_within_the_budget():
+def test_a_call_has_room_if_its_largest_answer_is_within_the_budget():
     core = in_turn(10, 10, 10)
     first, second, _ = core.next(0.0)
     assert core.has_room

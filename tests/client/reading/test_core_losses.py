@@ -1,4 +1,4 @@
-"""A consumer whose records are gone: taken back after it read them, or evicted before."""
+"""Consumers and removed records: truncated after they were read, or evicted before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def log(broker: BrokerProcess) -> Iterator[isolog.Log]:
-    """A client that lives through the broker's restarts; topic ``t`` has the numbers 0 to 99."""
+    """A client that survives restarts of the broker. Topic ``t`` has the numbers 0 to 99."""
     with broker.connect() as found:
         found.create_topic("t", schema=NUMBERS)
         append_entries(broker, "t", 0, 100)
@@ -31,9 +31,9 @@ def read_on(consumer: isolog.Consumer) -> list[int]:
     return [number for batch in batches for number in batch.column("n").to_pylist()]
 
 
-@pytest.mark.rule("what a Python consumer does when records are gone", "client/reading/core.py")
+@pytest.mark.rule("a Python consumer and removed records (`on_loss`)", "client/reading/core.py")
 @pytest.mark.parametrize("grown", [0, 30, 90])
-def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(broker, log, grown):
+def test_truncated_records_are_reported_in_a_log_that_grew_again(broker, log, grown):
     with log.consumer("t") as consumer:
         assert read_on(consumer) == list(range(100))
         truncate_log(broker, 60)
@@ -42,13 +42,13 @@ def test_records_that_were_taken_back_are_told_however_far_the_log_has_grown(bro
             read_on(consumer)
         assert caught.value.details["left"] == 60
         assert "on_loss='continue'" in caught.value.hint
-        assert consumer.position() == {("t", 0): 100}  # it is where it was
-        consumer.seek({("t", 0): 60})  # its user has seen to it
+        assert consumer.position() == {("t", 0): 100}  # its position has not moved
+        consumer.seek({("t", 0): 60})  # its user has handled the error
         assert read_on(consumer) == list(range(1000, 1000 + grown))
 
 
 @pytest.mark.parametrize("grown", [0, 30, 90])
-def test_a_consumer_that_continues_reads_all_that_was_written_since(broker, log, grown, caplog):
+def test_on_loss_continue_reads_all_later_records(broker, log, grown, caplog):
     with log.consumer("t", on_loss="continue") as consumer:
         assert read_on(consumer) == list(range(100))
         truncate_log(broker, 60)
@@ -61,7 +61,7 @@ def test_a_consumer_that_continues_reads_all_that_was_written_since(broker, log,
         assert len(told) == 1
 
 
-def test_a_consumer_that_waits_for_more_finds_out_too(broker, log, caplog):
+def test_a_waiting_consumer_detects_truncated_records(broker, log, caplog):
     found: list[int] = []
     with log.consumer("t", on_loss="continue") as consumer:
 
@@ -80,8 +80,8 @@ def test_a_consumer_that_waits_for_more_finds_out_too(broker, log, caplog):
         assert not follower.is_alive()
 
 
-def test_a_consumer_that_has_read_nothing_knows_where_it_began(broker, log):
-    """It began at the end, and records that are written there later are others."""
+def test_a_consumer_at_its_start_detects_truncated_records(broker, log):
+    """It began at the end, and other records were written there later."""
     with log.consumer("t", start="latest") as consumer:
         truncate_log(broker, 60)
         append_entries(broker, "t", 1000, 90)
@@ -89,7 +89,7 @@ def test_a_consumer_that_has_read_nothing_knows_where_it_began(broker, log):
             read_on(consumer)
 
 
-def test_what_was_not_taken_back_is_no_loss(broker, log):
+def test_a_failover_without_truncation_is_no_loss(broker, log):
     with log.consumer("t") as consumer:
         batches = consumer.batches()
         found = next(batches).column("n").to_pylist()
@@ -102,8 +102,8 @@ def test_what_was_not_taken_back_is_no_loss(broker, log):
 
 
 @pytest.mark.parametrize("end", ["terminate", "kill"])
-def test_a_backup_that_was_put_in_place_has_lost_what_was_written_since(broker, log, tmp_path, end):
-    """Also the store is of then: nothing but the files themselves says that they are copies."""
+def test_a_restored_backup_is_a_loss_of_later_records(broker, log, tmp_path, end):
+    """The metadata store is of that time too. Only the files show that they are copies."""
     backup = tmp_path / "backup"
     with log.consumer("t") as consumer:
         getattr(broker, end)()
@@ -120,8 +120,8 @@ def test_a_backup_that_was_put_in_place_has_lost_what_was_written_since(broker, 
             read_on(consumer)
 
 
-def test_a_log_that_moved_goes_on_as_it_was(broker, log):
-    """The same files under another name: its epoch goes on, and nobody is told of a loss."""
+def test_a_moved_log_is_no_loss(broker, log):
+    """The same files under another name. The epoch continues, and no loss is reported."""
     with log.consumer("t") as consumer:
         assert len(read_on(consumer)) == 100
         broker.kill()
@@ -134,8 +134,8 @@ def test_a_log_that_moved_goes_on_as_it_was(broker, log):
 
 
 @pytest.mark.parametrize("grown", [0, 3])
-def test_a_bound_that_was_taken_back_before_it_was_reached_ends_no_later(broker, log, grown):
-    """More batches than are fetched ahead: the log is cut while the reader has only the first."""
+def test_a_truncated_bound_ends_a_read_until_latest(broker, log, grown):
+    """More batches than are prefetched. The log is truncated when the reader has only the first."""
     count = 1 << 19
     log.create_topic("big", schema=NUMBERS)
     with log.producer() as producer:
@@ -155,8 +155,8 @@ def test_a_bound_that_was_taken_back_before_it_was_reached_ends_no_later(broker,
         assert consumer.position() == {("big", 0): 9 * count + grown}
 
 
-def test_a_stored_position_knows_its_epoch(broker, log):
-    """A named consumer finds out though it was away meanwhile."""
+def test_a_named_consumer_detects_truncation_between_its_runs(broker, log):
+    """A named consumer detects the truncation between its runs."""
     with log.consumer("t", name="reader") as consumer:
         assert read_on(consumer) == list(range(100))
         consumer.commit()
@@ -173,7 +173,7 @@ def test_a_stored_position_knows_its_epoch(broker, log):
         assert read_on(consumer) == []
 
 
-def test_evicted_records_are_told_or_passed_over(tmp_path):
+def test_evicted_records_fail_or_are_skipped(tmp_path):
     with (
         BrokerProcess(tmp_path / "log", conf="housekeeping_seconds = 0.05\n") as broker,
         broker.connect() as log,
@@ -190,6 +190,6 @@ def test_evicted_records_are_told_or_passed_over(tmp_path):
             assert found == list(range(100 - len(found), 100))
 
 
-def test_a_choice_that_is_none_is_refused(log):
+def test_an_invalid_on_loss_is_refused(log):
     with pytest.raises(InvalidOption, match="on_loss takes fail"):
         log.consumer("t", on_loss="panic")

@@ -1,4 +1,4 @@
-"""The decisions of a reader, in any order of events: no record missed, none twice, losses exact."""
+"""The decisions of a reader, in any order of events: each record once, and exact losses."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def no_warnings(caplog):
 
 
 class Leader:
-    """A log whose leaders change, cut and evict. A lineage names a snapshot of what was read."""
+    """A log with changes, truncations and evictions. A lineage names a snapshot of it."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.records: list[int] = []  # the value of each offset; each value is written once
+        self.records: list[int] = []  # the value of each offset. Each value is written once
         self.start = 0
         self.written = 0
         self.snapshots: list[list[int]] = []
         self.losses: list[int] = []
 
     def happen(self, uncut: int) -> None:
-        """Something happens to the log, but no cut below ``uncut``."""
+        """Change the log at random, without a truncation below ``uncut``."""
         what = self.chance.random()
         if what < 0.6:
             for _ in range(self.chance.randrange(6)):
@@ -75,7 +75,7 @@ class Leader:
 
 
 class Reader:
-    """A shell that does what the core says, with a leader in the place of a network."""
+    """A shell that carries out the core's decisions, with a leader instead of a network."""
 
     def __init__(self, leader: Leader, core: RangeCore) -> None:
         self.leader, self.core = leader, core
@@ -85,7 +85,7 @@ class Reader:
         self.answered = False
 
     def step(self) -> bool:
-        """Do one step; return whether there is more to do."""
+        """Do one step. Return whether there are more."""
         step = self.core.next(self.now)
         if step is None:
             return False
@@ -109,7 +109,7 @@ class Reader:
         return True
 
     def ask_follower(self, step: NextFetch) -> None:
-        """NextFetch a follower: it brings some of what the leader has, or any error."""
+        """Fetch from a follower: it delivers some of the leader's records, or any error."""
         self.core.at_follower = True
         leader, chance = self.leader, self.leader.chance
         losses = list(leader.losses)
@@ -128,7 +128,7 @@ class Reader:
             if chance.random() < 0.1:
                 raise BrokerUnavailable("the stream is lost")
         except IsologError as error:
-            leader.losses[:] = losses  # what a follower says of losses is nothing
+            leader.losses[:] = losses  # a loss at a follower is ignored
             assert self.core.on_failed(error, self.now) is None  # noqa: PT017 -- no loss
             self.now += chance.choice((0.0, FOLLOWER_PAUSE_S))
         else:
@@ -156,13 +156,13 @@ class Reader:
 
 
 @pytest.mark.rule(
-    "where a reader goes on, what it tries again, and when it gives up",
+    "a reader's position, retries and timeout",
     "client/reading/core.py",
 )
 @pytest.mark.parametrize(
     "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]
 )
-def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_told(block):
+def test_remaining_records_are_read_once_with_losses_in_any_order_of_events(block):
     for seed in range(100 * block, 100 * block + 100):
         chance = random.Random(seed)
         leader = Leader(chance)
@@ -171,7 +171,7 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
         )
         reader = Reader(leader, read)
         for _ in range(60):
-            unknown = reader.core.lineage == NO_LINEAGE  # then a cut cannot be noticed
+            unknown = reader.core.lineage == NO_LINEAGE  # then a truncation cannot be detected
             leader.happen(reader.core.position if unknown else 0)
             if chance.random() < 0.7:
                 reader.step()
@@ -185,7 +185,7 @@ def test_in_any_order_of_events_all_that_is_left_is_read_once_and_losses_are_tol
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_bounded_range_is_over_at_its_end_or_at_a_bound_that_does_not_move(seed):
+def test_a_bounded_range_ends_at_its_end_or_at_a_bound_that_does_not_move(seed):
     chance = random.Random(seed)
     leader = Leader(chance)
     leader.records = list(range(30))
@@ -202,7 +202,7 @@ def core(**options: object) -> RangeCore:
     return RangeCore(**({"start": 5, "end": 9, "patience_s": PATIENCE_S} | options))
 
 
-def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over():
+def test_retriable_errors_are_retried_until_the_patience_ends():
     tried = core()
     for now in (1.0, 10.0, 1 + PATIENCE_S - 0.1):
         assert tried.next(now) == NextFetch(5, NO_LINEAGE)
@@ -212,7 +212,7 @@ def test_what_may_pass_is_tried_again_after_a_pause_until_the_patience_is_over()
         tried.on_failed(BrokerUnavailable("no broker"), 1 + PATIENCE_S)
 
 
-def test_whatever_is_received_renews_the_patience():
+def test_each_answer_renews_the_patience():
     tried = core(end=None)
     for now in range(0, 300, 20):
         tried.next(now)
@@ -220,7 +220,7 @@ def test_whatever_is_received_renews_the_patience():
         assert tried.on_failed(BrokerUnavailable("no broker"), now + 10) is None
 
 
-def test_a_bounded_read_without_an_answer_in_time_is_not_tried_again():
+def test_a_bounded_read_is_not_retried_after_a_timeout():
     tried = core()
     tried.next(0)
     with pytest.raises(RequestTimeout):
@@ -230,7 +230,7 @@ def test_a_bounded_read_without_an_answer_in_time_is_not_tried_again():
     assert following.on_failed(RequestTimeout("silent"), PATIENCE_S) is None
 
 
-def test_a_loss_is_an_error_or_where_to_go_on():
+def test_a_loss_is_an_error_or_moves_the_position():
     with pytest.raises(DataLoss):
         core().on_failed(DataLoss("cut", left=3), 0)
     tried = core(lineage=((1, 5),), fail_on_loss=False)
@@ -238,7 +238,7 @@ def test_a_loss_is_an_error_or_where_to_go_on():
     assert tried.next(0) == NextFetch(3, NO_LINEAGE)
 
 
-def test_an_empty_range_is_asked_about_once_if_it_is_to_be_checked():
+def test_an_empty_range_is_fetched_once_if_it_has_checks():
     assert core(start=9).next(0) is None
     tried = core(start=9, checks=True)
     assert tried.next(0) == NextFetch(9, NO_LINEAGE)
@@ -246,7 +246,7 @@ def test_an_empty_range_is_asked_about_once_if_it_is_to_be_checked():
     assert tried.next(0) is None
 
 
-def test_a_batch_without_rows_is_worth_giving_if_it_tells_something():
+def test_a_batch_without_rows_is_delivered_if_it_has_news():
     tried = core(end=None)
     tried.next(0)
     assert not tried.on_received(5, ((0, 5),), 0, None, 0)
@@ -264,7 +264,7 @@ def ask_leader(tried: RangeCore, now: float) -> None:
     assert tried.next(now) == NextFetch(tried.position, tried.lineage)
 
 
-def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
+def test_after_a_failed_follower_fetches_go_to_the_leader_for_a_while():
     tried = core(may_use_followers=True)
     for error in (BrokerUnavailable("dead"), DataLoss("cut", left=3), OffsetEvicted("gone")):
         now = tried._leader_until
@@ -276,20 +276,20 @@ def test_the_leader_is_asked_at_once_if_a_follower_fails_and_for_a_while():
         ask_leader(tried, now + FOLLOWER_PAUSE_S - 1)
 
 
-def test_what_a_follower_lacks_of_a_range_the_leader_is_asked_for():
+def test_records_that_a_follower_lacks_are_fetched_from_the_leader():
     tried = core(may_use_followers=True)
     ask_follower(tried, 0)
     tried.on_received(7, ((0, 7),), 2, None, 0)
     tried.on_ended()
     ask_follower(tried, 0)
-    tried.on_ended()  # it brought nothing
+    tried.on_ended()  # it delivered no records
     ask_leader(tried, 0)
     tried.on_received(8, ((0, 8),), 1, None, 0)
     tried.on_ended()
     ask_leader(tried, 0)
 
 
-def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_new():
+def test_without_news_of_a_follower_the_next_fetch_goes_to_the_leader():
     tried = core(end=None, may_use_followers=True)
     for _ in range(3):
         ask_follower(tried, 0)
@@ -298,7 +298,7 @@ def test_a_reader_without_an_end_asks_the_leader_once_if_a_follower_has_nothing_
         tried.on_ended()
 
 
-def test_a_follower_without_news_does_not_excuse_a_leader_that_fails():
+def test_answers_of_followers_do_not_renew_the_patience_for_the_leader():
     tried = core(end=None, may_use_followers=True)
     ask_follower(tried, 0)
     tried.on_received(5, ((0, 5),), 0, None, 0)

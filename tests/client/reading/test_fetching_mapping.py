@@ -1,4 +1,4 @@
-"""Reads next to the data: the same records as over the connection, or the connection."""
+"""Mapped reads: the same records as over the connection, or a fallback to the connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ parts = st.lists(
 )
 
 
-@pytest.mark.rule("which files a reader believes that it maps", "client/reading/fetching.py")
+@pytest.mark.rule("checks of mapped segment files", "client/reading/fetching.py")
 @settings(
     max_examples=examples(40),
     deadline=None,
@@ -65,7 +65,7 @@ parts = st.lists(
     columns=st.sampled_from([None, ["n"], ["filler", "n"], ["_timestamp", "n"], ["_offset"]]),
     edges=st.tuples(st.floats(0, 1), st.floats(0, 1)),
 )
-def test_the_same_records_as_over_the_connection(
+def test_mapped_reads_return_the_records_of_the_connection(
     shared, log, mapped, parts, config, isolation, columns, edges
 ):
     topic = f"mapped-{next(_names)}"
@@ -117,24 +117,24 @@ def numbers(table: pa.Table) -> list[int]:
     return table.column("n").to_pylist()
 
 
-def test_the_files_of_the_log_are_read_where_they_are(log, topic, mapped):
+def test_segment_files_are_mapped(log, topic, mapped):
     assert numbers(log.read(topic)) == list(range(40_000))
     directory = Path(log.status().directory)
     assert len(set(mapped)) > 3
     assert all(directory in Path(path).parents for path in mapped)
 
 
-def test_few_records_are_not_worth_a_file(log, topic, mapped):
+def test_few_records_are_sent_over_the_connection(log, topic, mapped):
     assert numbers(log.read(topic, start=100, end=200)) == list(range(100, 200))
     assert mapped == []
 
 
-def test_a_filter_is_the_leaders(log, topic, mapped):
+def test_filtered_reads_are_not_mapped(log, topic, mapped):
     assert numbers(log.read(topic, filter="n >= 39990")) == list(range(39_990, 40_000))
     assert mapped == []
 
 
-def test_a_broker_may_keep_its_files_to_itself(tmp_path, mapped):
+def test_a_broker_setting_disables_mapped_reads(tmp_path, mapped):
     with (
         BrokerProcess(tmp_path / "log", conf="mapped_reads = false\n") as broker,
         broker.connect() as log,
@@ -147,19 +147,19 @@ def test_a_broker_may_keep_its_files_to_itself(tmp_path, mapped):
 
 
 def gone(path: Path) -> None:
-    """It was let go of in this moment."""
+    """Remove a file at this moment."""
     raise FileNotFoundError(2, "No such file or directory")
 
 
 def replaced(path: Path) -> None:
-    """Another file takes its name, with the same bytes."""
+    """Replace a file by another one with the same bytes."""
     shutil.copy(path, path.with_suffix(".copy"))
     path.with_suffix(".copy").rename(path)
 
 
 @pytest.mark.parametrize("strike", [gone, replaced])
-def test_a_file_that_is_not_there_any_more_is_asked_for(log, topic, mapped, monkeypatch, strike):
-    """It goes, or another takes its place, between the leader's answer and the mapping."""
+def test_records_of_a_removed_file_are_fetched(log, topic, mapped, monkeypatch, strike):
+    """It is removed or replaced between the leader's answer and the mapping."""
     opened, struck = os.open, []
 
     def striking(path, flags, *more, **named):
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_there_any_more_is_asked_for(log, topic, mapped, monk
     assert struck
 
 
-def test_who_may_not_read_the_files_asks_once_for_a_while(log, topic, mapped, monkeypatch):
+def test_unreadable_files_are_tried_once_a_minute(log, topic, mapped, monkeypatch):
     tried = []
 
     def refused(path, flags, *more, **named):
@@ -186,17 +186,15 @@ def test_who_may_not_read_the_files_asks_once_for_a_while(log, topic, mapped, mo
     assert len(tried) == 1
 
 
-def test_other_bytes_than_the_leaders_are_never_given(log, topic, mapped, monkeypatch):
-    """The checksum of the first batch tells a file of the same name, inode and header apart."""
+def test_bytes_with_another_checksum_are_never_delivered(log, topic, mapped, monkeypatch):
+    """The checksum of the first batch distinguishes a file with the same name, inode and header."""
     monkeypatch.setattr(fetching, "crc_of_parts", lambda data, parts: 0)
     assert numbers(log.read(topic)) == list(range(40_000))
 
 
 @pytest.mark.parametrize("way", ["mapped", "over the connection"])
 @pytest.mark.parametrize("place", [0, -1], ids=["closed", "active"])
-def test_bytes_that_change_after_they_were_read_are_told_and_never_given(
-    log, topic, mapped, way, place
-):
+def test_bytes_that_change_later_are_reported_and_never_delivered(log, topic, mapped, way, place):
     def read(**asked: int) -> list[int]:
         def call() -> pa.Table:
             return log.read(topic, **asked)
@@ -219,7 +217,7 @@ def test_bytes_that_change_after_they_were_read_are_told_and_never_given(
         assert mapped
 
 
-def test_what_was_mapped_stays_whatever_becomes_of_the_topic(log, topic, mapped):
+def test_mapped_records_stay_valid_after_the_topic_was_deleted(log, topic, mapped):
     with log.consumer(topic, start="earliest") as consumer:
         batches = consumer.batches(until="latest")
         held = [next(batches), next(batches)]
@@ -237,7 +235,7 @@ class Moments:
         return self.now
 
 
-def test_a_leader_is_tried_again_after_a_while():
+def test_mapping_is_tried_again_after_a_minute():
     clock = Moments()
     leaders = MappingLeaders(clock)
     assert leaders.machine("a") == fetching.this_machine()
@@ -251,7 +249,7 @@ def test_a_leader_is_tried_again_after_a_while():
 
 
 @given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(sorted))
-def test_runs_of_offsets_are_the_offsets(offsets):
+def test_runs_of_offsets_expand_to_the_offsets(offsets):
     found = runs_of(pa.array(offsets).to_numpy())
     assert offsets_of(len(offsets), offsets[0], found).tolist() == offsets
     assert all(b[0] > a[0] + a[1] for a, b in itertools.pairwise(found))

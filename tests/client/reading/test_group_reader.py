@@ -1,4 +1,4 @@
-"""Members of a group share topics: one of them reads each record, or the next if that one dies."""
+"""Members of a group share topics: one member reads each record, or its successor."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def stored(log, group: str) -> dict[tuple[str, int], int]:
 
 @pytest.fixture(autouse=True)
 def no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, no position is stored by time, and each that is due is stored."""
+    """Disable timed commits, and give due ones a long timeout, for a busy machine."""
     monkeypatch.setattr(group_reader, "COMMIT_S", math.inf)
     monkeypatch.setattr(group_reader, "_STORE_S", 60.0)
 
 
 def rest(consumer: Consumer) -> list[str]:
-    """The values up to the present ends of the partitions that the consumer reads."""
+    """Return the values up to the present ends of the consumer's partitions."""
     return [each.value.decode() for each in consumer.records(until="latest")]
 
 
 def polled(consumer: Consumer, wait: float = 0.0) -> list[str]:
-    """The values that come until none has come for so many seconds."""
+    """Return the values until none arrives for this number of seconds."""
     return [each.value.decode() for each in consumer.records(timeout=wait)]
 
 
@@ -79,7 +79,7 @@ def numbers(consumer: Consumer) -> set[int]:
 
 
 def fails_once(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
-    """Let the next call of a method fail as if no broker answered."""
+    """Make the next call of a method fail as if no broker answered."""
     method = getattr(where, name)
 
     def fail(*_: object) -> None:
@@ -90,7 +90,7 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
 
 
 def rebalanced(*consumers: Consumer) -> list[str]:
-    """What the members read until each has as many partitions as it is to have."""
+    """Return the members' values until each has its expected number of partitions."""
     found: list[str] = []
 
     def is_even() -> bool:
@@ -110,7 +110,7 @@ def partition(number: int, epoch: int = 1) -> Assigned:
     return Assigned("t", "id", number, epoch)
 
 
-def test_a_member_reads_what_is_assigned_and_gives_up_what_is_revoked():
+def test_a_member_reads_assigned_and_releases_revoked_partitions():
     core = MembershipCore("m")
     core.on_answer(1, [partition(0), partition(1)], [])
     assert core.changes().added == [partition(0), partition(1)]
@@ -126,14 +126,14 @@ def test_a_member_reads_what_is_assigned_and_gives_up_what_is_revoked():
     assert set(core.reads) == {("id", 0)}
 
 
-def test_an_answer_that_is_older_than_what_is_known_changes_nothing():
+def test_an_outdated_answer_is_ignored():
     core = MembershipCore("m")
     core.on_answer(3, [partition(0)], [])
     core.on_answer(2, [], [])
     assert core.changes().added == [partition(0)]
 
 
-def test_what_is_revoked_before_it_was_read_is_released_at_once():
+def test_a_partition_revoked_before_its_first_read_is_released():
     core = MembershipCore("m")
     core.on_answer(1, [partition(0)], [partition(0)])
     assert core.has_changes
@@ -142,7 +142,7 @@ def test_what_is_revoked_before_it_was_read_is_released_at_once():
     assert not core.has_changes
 
 
-def test_a_partition_that_is_assigned_anew_is_lost_first():
+def test_a_partition_assigned_in_a_new_epoch_is_lost_first():
     core = MembershipCore("m")
     core.on_answer(1, [partition(0)], [])
     core.take([partition(0)])
@@ -152,7 +152,7 @@ def test_a_partition_that_is_assigned_anew_is_lost_first():
     assert core.changes().added == [partition(0, 4)]
 
 
-def test_a_late_heartbeat_does_not_release_what_is_assigned_again():
+def test_a_late_heartbeat_does_not_release_a_reassigned_partition():
     core = MembershipCore("m")
     core.on_answer(1, [partition(0)], [partition(0)])
     core.changes()
@@ -165,7 +165,7 @@ def test_a_late_heartbeat_does_not_release_what_is_assigned_again():
 
 
 class Answers:
-    """A connection whose calls get the prepared answers."""
+    """A connection with prepared answers."""
 
     timeout_s = 1.0
 
@@ -189,7 +189,7 @@ def answer(epoch: int, *assigned: Assigned) -> MemberAnswer:
 
 @pytest.fixture
 def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats come when a test sends them."""
+    """A membership whose heartbeats are sent by the test."""
     monkeypatch.setattr(Membership, "_beat_later", lambda _: None)
 
 
@@ -237,7 +237,7 @@ def test_commit_fails_once_after_a_loss_of_unstored_work_that_a_clean_loss_follo
     )
     reader.apply()
     assert position == {("t", 0): 0, ("t", 1): 0}
-    position["t", 0] = 5  # five records are processed, and not stored
+    position["t", 0] = 5  # five records are processed, without a stored position
     for still_assigned in ([partition(1)], []):
         connection.on_beat = lambda still=still_assigned: answer(3 - len(still), *still)
         reader.membership._beat()
@@ -265,7 +265,7 @@ def test_commit_fails_once_after_a_loss_of_unstored_work_that_a_clean_loss_follo
         ({"start": "somewhere"}, None),
     ],
 )
-def test_an_option_that_does_not_go_with_a_group_is_refused(log, topic, group, options, option):
+def test_options_that_conflict_with_group_are_refused(log, topic, group, options, option):
     fill(log, topic, 1)
     with pytest.raises(InvalidOption) as refused:
         log.consumer(topic, **{"group": group, **options})
@@ -277,7 +277,7 @@ def test_an_option_that_does_not_go_with_a_group_is_refused(log, topic, group, o
 
 
 @SLOW
-def test_the_only_member_reads_all_and_the_next_goes_on(log, topic, group):
+def test_a_single_member_reads_all_partitions_and_its_successor_continues(log, topic, group):
     fill(log, topic)
     with log.consumer(topic, group=group) as consumer:
         assert consumer.group == group
@@ -320,7 +320,7 @@ def test_partitions_are_spread_over_members_and_each_record_is_read_once(log, to
 
 
 @SLOW
-def test_what_was_handed_out_last_is_read_again_after_an_error(log, topic, group):
+def test_the_last_delivered_record_is_read_again_after_an_error(log, topic, group):
     fill(log, topic, 3, partitions=1)
 
     def fails() -> None:
@@ -334,7 +334,7 @@ def test_what_was_handed_out_last_is_read_again_after_an_error(log, topic, group
     assert stored(log, group) == {(topic, 0): 1}
     with log.consumer(topic, group=group) as consumer:
         assert [each.offset for each in consumer.poll(60.0, max_records=2)] == [1, 2]
-        consumer.close()  # who closes by hand has not said that these are processed
+        consumer.close()  # a close without the end of the block does not count as processed
     assert stored(log, group) == {(topic, 0): 1}
     with log.consumer(topic, group=group) as consumer:
         batches = consumer.batches()
@@ -344,7 +344,7 @@ def test_what_was_handed_out_last_is_read_again_after_an_error(log, topic, group
 
 
 @SLOW
-def test_positions_are_stored_every_few_seconds(log, topic, group, monkeypatch):
+def test_auto_commit_stores_positions_every_few_seconds(log, topic, group, monkeypatch):
     monkeypatch.setattr(group_reader, "COMMIT_S", 0.05)
     fill(log, topic, 3, partitions=1)
     with log.consumer(topic, group=group) as consumer:
@@ -354,9 +354,7 @@ def test_positions_are_stored_every_few_seconds(log, topic, group, monkeypatch):
 
 @SLOW
 @pytest.mark.full
-def test_without_automatic_commits_a_partition_waits_until_its_position_is_stored(
-    log, topic, group
-):
+def test_without_auto_commit_a_partition_is_released_after_its_commit(log, topic, group):
     fill(log, topic)
     with log.consumer(topic, group=group, auto_commit=False) as first:
         rest(first)
@@ -399,9 +397,7 @@ def test_partitions_and_topics_that_are_added_are_shared_too(log, topic, group):
 
 
 @SLOW
-def test_a_new_topic_is_read_also_if_the_group_could_not_be_told_at_once(
-    log, topic, group, monkeypatch
-):
+def test_a_new_topic_is_read_after_a_failed_join(log, topic, group, monkeypatch):
     fill(log, topic, 1, partitions=1)
     pattern = re.compile(re.escape(topic) + ".*")
     with log.consumer(pattern, group=group) as consumer:
@@ -414,7 +410,7 @@ def test_a_new_topic_is_read_also_if_the_group_could_not_be_told_at_once(
 
 
 @SLOW
-def test_what_a_pattern_matches_later_is_read_by_one_chain_of_heartbeats(log, topic, group):
+def test_a_topic_that_matches_later_starts_no_second_chain_of_heartbeats(log, topic, group):
     pattern = re.compile(re.escape(topic) + ".*")
     with log.consumer(pattern, group=group) as consumer:
         begun: list[None] = []
@@ -424,7 +420,7 @@ def test_what_a_pattern_matches_later_is_read_by_one_chain_of_heartbeats(log, to
 
 
 @SLOW
-def test_what_began_without_a_stored_position_goes_back_to_where_it_began(
+def test_seek_committed_without_a_stored_position_returns_to_the_start(
     log, topic, group, monkeypatch
 ):
     fill(log, topic, 5, partitions=1)
@@ -438,7 +434,7 @@ def test_what_began_without_a_stored_position_goes_back_to_where_it_began(
 
 
 @SLOW
-def test_a_member_that_the_group_has_removed_is_not_made_one_by_a_new_topic(log, topic, group):
+def test_a_new_topic_does_not_rejoin_a_removed_member(log, topic, group):
     fill(log, topic, 1, partitions=1)
     with log.consumer(topic, group=group) as consumer:
         rest(consumer)
@@ -460,12 +456,12 @@ def test_partitions_are_revoked_before_a_member_leaves(log, topic, group):
 
     with log.consumer(topic, group=group, on_revoked=note) as consumer:
         assert len(rest(consumer)) == 2
-    assert revoked == [([(topic, 0)], {(topic, 0): 0})]  # what is read is stored afterwards
+    assert revoked == [([(topic, 0)], {(topic, 0): 0})]  # positions are stored afterwards
     assert stored(log, group) == {(topic, 0): 2}
 
 
 @SLOW
-def test_a_seek_moves_the_position_back_for_good(log, topic, group):
+def test_a_seek_moves_the_stored_position_back(log, topic, group):
     fill(log, topic, 5, partitions=1)
     with log.consumer(topic, group=group) as consumer:
         rest(consumer)
@@ -534,10 +530,12 @@ def test_seek_takes_a_time_in_a_group(log, topic, group):
 
 @SLOW
 @pytest.mark.rule(
-    "who is a member of a group, and for how long", "scripts/groups.py", "client/groups.py"
+    "membership of a consumer group: sessions and rebalances",
+    "scripts/groups.py",
+    "client/groups.py",
 )
-def test_a_member_that_is_silent_is_removed_and_may_store_nothing(log, topic, group):
-    """Its heartbeats stop, as those of a process that stands still; then it is fenced."""
+def test_a_silent_member_is_removed_and_fenced(log, topic, group):
+    """Its heartbeats stop, as in a stopped process, and then it is fenced."""
     fill(log, topic, 3)
     with log.consumer(topic, group=group, session_timeout=5.0, auto_commit=False) as silent:
         assert len(rest(silent)) == 12
@@ -556,14 +554,14 @@ def test_a_member_that_is_silent_is_removed_and_may_store_nothing(log, topic, gr
 
 @SLOW
 @pytest.mark.full
-def test_a_member_that_asks_for_no_record_leaves_and_joins_again(log, topic, group):
+def test_an_idle_member_leaves_and_rejoins(log, topic, group):
     fill(log, topic, 3)
     with log.consumer(topic, group=group, processing_timeout=1.0) as slow:
         records = slow.records(timeout=0.5)
         seen = [next(records)]
         eventually(lambda: slow._member.membership.is_fenced)
         with log.consumer(topic, group=group) as other:
-            assert len(rest(other)) == 12  # what the slow one had is processed again
+            assert len(rest(other)) == 12  # records of the slow member are processed again
         seen += list(records)
     assert len(seen) == 1
 
@@ -587,7 +585,7 @@ def test_a_closed_member_is_closed(log, topic, group):
 
 @SLOW
 @pytest.mark.full
-def test_a_group_goes_on_where_a_named_consumer_was(log, topic, group):
+def test_a_group_continues_at_the_position_of_a_named_consumer(log, topic, group):
     fill(log, topic, 5, partitions=1)
     with log.consumer(topic, name=group, start=2) as named:
         named.commit()
@@ -628,7 +626,7 @@ def test_a_group_is_listed_with_its_members_and_lag(log, topic, group):
 
 
 def copy(log, group: str, topic: str, stop: threading.Event, life: int) -> None:
-    """Copies in transactions until it is told to stop."""
+    """Copy in transactions until the stop event."""
     with (
         log.producer(transactional_id=f"{group}-{life}") as producer,
         log.consumer(topic, group=group, auto_commit=False, isolation="read_committed") as consumer,
@@ -647,7 +645,7 @@ def copy(log, group: str, topic: str, stop: threading.Event, life: int) -> None:
 
 
 @SLOW
-def test_members_that_come_and_go_copy_every_record_once(log, topic, group):
+def test_a_group_copies_every_record_once_through_rebalances(log, topic, group):
     fill(log, topic, 40)
     log.create_topic(f"{topic}-copy")
     stops: list[threading.Event] = []
@@ -684,7 +682,7 @@ def test_members_that_come_and_go_copy_every_record_once(log, topic, group):
 
 
 @SLOW
-def test_a_transaction_takes_no_position_of_a_member_that_stores_by_itself(log, topic, group):
+def test_a_transaction_refuses_the_position_of_a_member_with_auto_commit(log, topic, group):
     fill(log, topic, 1)
     with (
         log.producer(transactional_id=group) as producer,

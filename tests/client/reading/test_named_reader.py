@@ -1,4 +1,4 @@
-"""Named consumers: where they go on, and positions that move with a transaction or not at all."""
+"""Named consumers: stored positions, and positions that move with a transaction or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isolog.errors import (
 from spark_stream.wire.consumer_messages import GetPosition
 from tests.support import BrokerProcess, eventually, values
 
-pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+pytestmark = pytest.mark.slow  # each test uses a broker
 
 
 @pytest.fixture
@@ -36,27 +36,27 @@ def fill(log, topic: str, count: int, partitions: int = 1) -> None:
 
 
 def stored(log, name: str) -> dict[tuple[str, int], int]:
-    """The position under the name, looked at without taking it over."""
+    """Return the position under the name without a takeover."""
     return {
         (p.topic, p.partition): p.offset
         for p in log._connection.call(GetPosition(consumer=name)).positions
     }
 
 
-def test_a_named_consumer_goes_on_where_it_committed(log, topic, name):
+def test_a_named_consumer_continues_at_its_committed_position(log, topic, name):
     fill(log, topic, 10)
     with log.consumer(topic, name=name) as consumer:
         assert consumer.name == name
         records = consumer.records()
         assert [next(records).offset for _ in range(3)] == [0, 1, 2]
         consumer.commit()
-        next(records)  # read and not committed: it comes again
+        next(records)  # read and not committed: it is read again
     with log.consumer(topic, name=name) as consumer:
         assert consumer.position() == {(topic, 0): 3}
         assert [record.offset for record in consumer.records(until="latest")] == list(range(3, 10))
         consumer.commit()
         consumer.seek({(topic, 0): 5})
-        consumer.commit()  # back, if that is what its user wants
+        consumer.commit()  # a position may move back
     with log.consumer(topic, name=name, start="latest") as consumer:
         assert consumer.position() == {(topic, 0): 5}
 
@@ -69,7 +69,7 @@ def test_without_a_stored_position_it_begins_at_start(log, topic, name):
         assert consumer.position() == {(topic, 0): 10, (topic, 1): 10}
 
 
-def test_names_do_not_see_each_other(log, topic, name):
+def test_positions_of_two_names_are_independent(log, topic, name):
     fill(log, topic, 10)
     with log.consumer(topic, name=name, start=7) as consumer:
         consumer.commit()
@@ -80,7 +80,7 @@ def test_names_do_not_see_each_other(log, topic, name):
         assert consumer.position() == {(topic, 0): 0}
 
 
-def test_a_topic_that_was_made_anew_begins_at_start(log, topic, name):
+def test_a_recreated_topic_is_read_from_start(log, topic, name):
     fill(log, topic, 10)
     with log.consumer(topic, name=name, start=7) as consumer:
         consumer.commit()
@@ -111,7 +111,7 @@ def test_commit_fails_if_a_topic_was_deleted(log, topic, name, option, again):
         assert stored(log, name).get((topic, 0), 0) == 0
 
 
-def test_a_position_is_kept_over_a_kill(broker):
+def test_a_stored_position_survives_a_killed_broker(broker):
     with broker.connect() as log:
         fill(log, "t", 10)
         with log.consumer("t", name="mine", start=7) as consumer:
@@ -122,7 +122,7 @@ def test_a_position_is_kept_over_a_kill(broker):
             assert consumer.position() == {("t", 0): 7}
 
 
-def test_without_a_name_there_is_nothing_to_store(log, topic):
+def test_commit_without_a_name_fails(log, topic):
     fill(log, topic, 1)
     with log.consumer(topic) as consumer, pytest.raises(InvalidOption, match="no name"):
         consumer.commit()
@@ -130,7 +130,7 @@ def test_without_a_name_there_is_nothing_to_store(log, topic):
 
 @pytest.mark.parametrize("option", ["name", "group"])
 @pytest.mark.parametrize("wrong", ["", "x" * 256, 7, "\ud800"])
-def test_a_name_that_is_none_is_refused(log, topic, wrong, option):
+def test_an_invalid_name_is_refused(log, topic, wrong, option):
     fill(log, topic, 1)
     with pytest.raises(InvalidOption, match="name is a text of 1 to 255 characters"):
         log.consumer(topic, **{option: wrong})
@@ -203,10 +203,10 @@ def test_a_consumer_of_another_log_is_refused(log, broker, topic, name, shared):
         assert other.position() == {(topic, 0): 1}
 
 
-@pytest.mark.full  # tests/simulation has the kills of each run
+@pytest.mark.full  # tests/simulation has kills in each run
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path, seed):
-    """``kill -9`` of the copying process, and now and then of the broker, at random moments."""
+def test_a_repeatedly_killed_copy_copies_every_record_once(tmp_path, seed):
+    """``kill -9`` of the copying process, and sometimes of the broker, at random times."""
     chance = random.Random(seed)
     with BrokerProcess(tmp_path / "log") as broker, broker.connect() as log:
         fill(log, "source", 300, partitions=2)
@@ -248,12 +248,12 @@ def test_a_copy_that_is_killed_again_and_again_copies_every_record_once(tmp_path
 
 
 @pytest.mark.rule(
-    "where a named consumer goes on, and who owns its name",
+    "the stored position and the owner of a named consumer",
     "scripts/transactions/deciding.py",
     "scripts/transactions/positions.py",
 )
-def test_a_second_consumer_of_a_name_takes_it_over(log, topic, name):
-    """The first stores no position any more, by itself or in a transaction."""
+def test_a_second_consumer_of_a_name_fences_the_first(log, topic, name):
+    """The first can no longer store positions, outside or inside a transaction."""
     fill(log, topic, 5)
     with (
         log.producer(transactional_id=name) as producer,
@@ -271,13 +271,13 @@ def test_a_second_consumer_of_a_name_takes_it_over(log, topic, name):
             second.seek({(topic, 0): 3})
             with producer.transaction():
                 producer.commit_position(second)
-        with pytest.raises(ConsumerFenced):  # the second is closed; the name is not the first's
+        with pytest.raises(ConsumerFenced):  # the first does not get the name back
             first.commit()
     assert stored(log, name) == {(topic, 0): 3}
 
 
-def test_a_name_that_is_taken_over_before_the_commit_aborts_the_transaction(log, topic, name):
-    """Else what lies between would be copied twice: the newer consumer began before it."""
+def test_a_takeover_of_the_name_before_the_commit_aborts_the_transaction(log, topic, name):
+    """Otherwise records would be copied twice, because the newer consumer began before them."""
     fill(log, topic, 5)
     log.create_topic(f"{topic}-copy")
     with log.producer(transactional_id=name) as producer, log.consumer(topic, name=name) as early:
@@ -289,13 +289,13 @@ def test_a_name_that_is_taken_over_before_the_commit_aborts_the_transaction(log,
             with pytest.raises(ConsumerFenced):
                 producer.commit_transaction()
             assert late.position() == {(topic, 0): 0}
-            with producer.transaction():  # the producer is as good as before
+            with producer.transaction():  # the producer stays usable
                 producer.commit_position(late)
     assert log.read(f"{topic}-copy", isolation="read_committed").num_rows == 0
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
-def test_a_consumer_that_iterates_is_told_that_its_name_was_taken_over(log, topic, name, isolation):
+def test_a_running_iteration_fails_after_a_takeover_of_its_name(log, topic, name, isolation):
     fill(log, topic, 1)
     with log.consumer(topic, name=name, isolation=isolation) as first:
         records = first.records()
@@ -307,7 +307,7 @@ def test_a_consumer_that_iterates_is_told_that_its_name_was_taken_over(log, topi
         assert time.monotonic() - began < 30
 
 
-def test_who_owns_a_name_is_kept_over_a_kill(broker):
+def test_the_owner_of_a_name_survives_a_killed_broker(broker):
     with broker.connect() as log:
         fill(log, "t", 3)
         first = log.consumer("t", name="mine")

@@ -1,4 +1,4 @@
-"""Sessions of named consumers and groups: their records during a run and after its end."""
+"""Sessions of named consumers and groups, during a run and after its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def has_session(log: isolog.Log, name: str) -> bool:
     return of(log, name).isolation is not None
 
 
-def test_a_consumer_that_was_closed_has_stopped_although_it_lags(log, topic):
+def test_a_closed_consumer_with_lag_is_stopped(log, topic):
     with log.consumer(topic, name=f"reader of {topic}", isolation="read_committed") as consumer:
         assert consumer.poll(20)
         consumer.commit()
@@ -53,7 +53,7 @@ def test_a_consumer_that_was_closed_has_stopped_although_it_lags(log, topic):
     assert of(log, f"reader of {topic}").lag == 1
 
 
-def test_a_consumer_that_ends_with_an_error_is_gone(log, topic):
+def test_a_consumer_that_ends_with_an_error_is_lost(log, topic):
     with (
         pytest.raises(ValueError, match="bad record"),
         log.consumer(topic, name=f"reader of {topic}"),
@@ -64,7 +64,7 @@ def test_a_consumer_that_ends_with_an_error_is_gone(log, topic):
     assert of(log, f"reader of {topic}").state is ReaderState.STOPPED
 
 
-def test_a_reader_that_was_taken_over_does_not_end_the_session_of_the_next(log, topic):
+def test_a_fenced_reader_does_not_end_the_session_of_its_successor(log, topic):
     first = log.consumer(topic, name=f"reader of {topic}")
     eventually(lambda: has_session(log, f"reader of {topic}"))
     with log.consumer(topic, name=f"reader of {topic}", isolation="read_committed"):
@@ -81,7 +81,7 @@ def test_a_group_is_empty_after_its_members_were_closed(log, topic):
     assert of(log, f"team of {topic}").lag == 5
 
 
-def test_a_group_whose_last_member_failed_is_gone(log, topic):
+def test_a_group_whose_last_member_failed_is_lost(log, topic):
     with pytest.raises(ValueError, match="bad"), log.consumer(topic, group=f"team of {topic}"):
         raise ValueError("bad record")
     assert of(log, f"team of {topic}").state is ReaderState.GONE
@@ -89,7 +89,7 @@ def test_a_group_whose_last_member_failed_is_gone(log, topic):
     assert of(log, f"team of {topic}").state is ReaderState.EMPTY
 
 
-def test_a_program_that_no_longer_requests_records_is_stalled(log, topic):
+def test_a_program_without_requests_for_records_is_stalled(log, topic):
     with log.consumer(topic, name=f"reader of {topic}") as consumer:
         assert consumer.poll(20)
         consumer.commit()
@@ -102,7 +102,7 @@ def test_a_program_that_no_longer_requests_records_is_stalled(log, topic):
         assert of(log, f"reader of {topic}").state is ReaderState.CATCHING_UP
 
 
-def test_a_member_that_no_longer_requests_records_is_stalled_until_it_does(log, topic):
+def test_an_idle_member_is_stalled_until_its_next_request(log, topic):
     with log.consumer(topic, group=f"team of {topic}") as consumer:
         assert consumer.poll(20)
         member = consumer._member.membership
@@ -116,7 +116,7 @@ def test_a_member_that_no_longer_requests_records_is_stalled_until_it_does(log, 
         assert of(log, f"team of {topic}").state is ReaderState.CATCHING_UP
 
 
-def test_a_heartbeat_after_the_end_changes_nothing(log, topic):
+def test_a_heartbeat_after_the_end_is_ignored(log, topic):
     consumer = log.consumer(topic, name=f"reader of {topic}")
     beats = consumer._heartbeats
     consumer.close()
@@ -124,7 +124,7 @@ def test_a_heartbeat_after_the_end_changes_nothing(log, topic):
     assert of(log, f"reader of {topic}").state is ReaderState.STOPPED
 
 
-def test_a_close_waits_for_a_hanging_heartbeat_for_a_moment_only(log, topic, monkeypatch):
+def test_close_waits_briefly_for_a_hanging_heartbeat(log, topic, monkeypatch):
     monkeypatch.setattr(named_reader, "_END_S", 0.01)
     consumer = log.consumer(topic, name=f"reader of {topic}")
     closing = threading.Thread(target=consumer.close, daemon=True)
@@ -161,7 +161,7 @@ with log.consumer(sys.argv[2], group=sys.argv[3]) as consumer:
         ("input()", ReaderEnding.NONE),
     ],
 )
-def test_a_program_that_does_not_close_its_consumer(log, topic, shared, then, expected):
+def test_the_end_of_a_program_ends_the_session_of_a_consumer(log, topic, shared, then, expected):
     command = [sys.executable, "-c", SCRIPT.format(then=then), shared.address, topic]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -190,6 +190,6 @@ def test_a_member_with_the_documented_handler_leaves_on_sigterm(log, topic, shar
     assert found.state is (ReaderState.EMPTY if handles else ReaderState.CATCHING_UP)
 
 
-def test_a_consumer_that_nobody_refers_to_has_stopped(log, topic):
+def test_a_collected_consumer_is_stopped(log, topic):
     log.consumer(topic, name=f"reader of {topic}")
     eventually(lambda: of(log, f"reader of {topic}").state is ReaderState.STOPPED)

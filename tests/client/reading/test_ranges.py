@@ -1,4 +1,4 @@
-"""Ranges that are read together: each is given up to its first error, and no further."""
+"""Ranges that are read together: each is delivered up to its first error."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ CHUNK_ROWS = 4
 
 
 def chunk(n: int) -> pa.Table:
-    """Rows that are large enough to come in a chunk of their own."""
+    """Rows that are large enough for a separate chunk."""
     return pa.table({"n": [n] * CHUNK_ROWS, "pad": [bytes(600_000)] * CHUNK_ROWS}, schema=WIDE)
 
 
 def offsets(ranges: Iterator[Iterator[Fetched]]) -> list[list[int]]:
-    """Of each range, the offsets of its records."""
+    """Return the offsets of the records of each range."""
     return [[n for fetched in each for n in fetched.offsets().tolist()] for each in ranges]
 
 
 @pytest.fixture
 def wanted(log, topic) -> list[WantedRange]:
-    """Two partitions, with a view in which the second chunk of the first one cannot be shown."""
+    """Two partitions. The second chunk of the first one does not fit the view."""
     log.create_topic(topic, partitions=2, schema=NARROW)
     before = log._topics.describe(topic)
     log.alter_topic(topic, schema=WIDE)
@@ -61,23 +61,23 @@ def wanted(log, topic) -> list[WantedRange]:
     ]
 
 
-def test_a_range_ends_at_a_chunk_that_cannot_be_shown_and_the_others_are_read_whole(wanted):
+def test_a_range_ends_at_an_invalid_chunk_and_the_others_are_read_completely(wanted):
     assert offsets(read_together(wanted)) == [[*range(CHUNK_ROWS)], [*range(3 * CHUNK_ROWS)]]
 
 
-def test_a_range_that_is_left_early_gives_back_the_credit_of_what_was_held_of_it(monkeypatch):
+def test_leaving_a_range_early_returns_its_credit(monkeypatch):
     small_budget(monkeypatch)
     with Leaders(7, [1, 40, 100], leaders=1) as leaders:
         ranges = read_together(leaders.wanted())
         first = next(ranges)
         eventually(lambda: leaders.is_stuck)
-        deque(first, maxlen=0)  # the end of the range is behind some of the second one
+        deque(first, maxlen=0)  # the end of the range is queued after some of the second one
         next(next(ranges))
         assert offsets(ranges) == [[*range(100)]]
         assert [each.held for each in leaders.streams] == [0]
 
 
-def test_by_itself_such_a_range_is_an_error(wanted):
+def test_a_single_read_of_such_a_range_raises_the_error(wanted):
     with pytest.raises(SchemaMismatch):
         list(read_range(*wanted[0][:3]))
 

@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
     [[], [5], [5] * 9, [5] * 8 + [6], [1] * 8 + [2] * 8 + [1] * 8, list(range(9)), [3, 1, 3, 1]],
     ids=str,
 )
-def test_each_record_has_what_is_in_its_row(moments: Sequence[int]) -> None:
+def test_each_record_has_the_values_of_its_row(moments: Sequence[int]) -> None:
     rows = len(moments)
     columns = {
         "key": pa.array([b"k%d" % n if n % 2 else None for n in range(rows)], pa.binary()),

@@ -1,4 +1,4 @@
-"""``poll``: the records that are there, or none after a time."""
+"""``poll``: the available records, or none after a timeout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fill(log, topic: str, count: int, partitions: int = 1) -> None:
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_polls_give_each_record_once_and_then_nothing(log, topic, isolation):
+def test_polls_return_each_record_once(log, topic, isolation):
     fill(log, topic, 10, partitions=2)
     with log.consumer(topic, isolation=isolation) as consumer:
         found = []
@@ -40,7 +40,7 @@ def test_polls_give_each_record_once_and_then_nothing(log, topic, isolation):
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_a_poll_waits_for_its_time_and_not_longer(log, topic, isolation):
+def test_a_poll_waits_up_to_its_timeout(log, topic, isolation):
     log.create_topic(topic)
     with log.consumer(topic, isolation=isolation) as consumer:
         began = time.monotonic()
@@ -55,8 +55,8 @@ def test_a_poll_waits_for_its_time_and_not_longer(log, topic, isolation):
         assert time.monotonic() - began < 60
 
 
-def test_polls_without_a_time_get_what_was_fetched_between_them(log, topic):
-    """One feed lasts over all of them."""
+def test_polls_without_a_timeout_return_prefetched_records(log, topic):
+    """All of them share one feed."""
     fill(log, topic, 3)
     with log.consumer(topic) as consumer:
         assert [record.offset for record in eventually(consumer.poll)] == [0, 1, 2]
@@ -65,7 +65,7 @@ def test_polls_without_a_time_get_what_was_fetched_between_them(log, topic):
         assert consumer._feed is feed
 
 
-def test_a_poll_begins_where_a_seek_or_an_iteration_left_off(log, topic):
+def test_a_poll_continues_after_a_seek_or_an_iteration(log, topic):
     fill(log, topic, 10)
     with log.consumer(topic) as consumer:
         assert [record.offset for record in consumer.poll(60, 3)] == [0, 1, 2]
@@ -79,7 +79,7 @@ def test_a_poll_begins_where_a_seek_or_an_iteration_left_off(log, topic):
         assert consumer.poll() == []
 
 
-def test_a_poll_under_a_filter_that_nothing_matches_moves_on(log, topic):
+def test_a_poll_without_matches_moves_the_position(log, topic):
     fill(log, topic, 10)
     with log.consumer(topic, filter="value = X'00'") as consumer:
         assert eventually(lambda: not consumer.poll() and consumer.position() == {(topic, 0): 10})
@@ -96,12 +96,12 @@ def test_a_poll_under_a_filter_that_nothing_matches_moves_on(log, topic):
         ({"max_records": "5"}, InvalidOption, "max_records is at least 1"),
     ],
 )
-def test_what_a_poll_does_not_take_is_refused(log, topic, settings, error, message):
+def test_invalid_arguments_of_poll_are_refused(log, topic, settings, error, message):
     fill(log, topic, 1)
     with log.consumer(topic) as consumer:
         with pytest.raises(error, match=message):
             consumer.poll(**settings)
-        assert len(consumer.poll(60, max_records=1 << 70)) == 1  # nothing was lost
+        assert len(consumer.poll(60, max_records=1 << 70)) == 1  # no record was lost
 
 
 def test_typed_topics_and_closed_consumers_are_refused(log, topic):
@@ -118,7 +118,7 @@ def test_typed_topics_and_closed_consumers_are_refused(log, topic):
             act()
 
 
-def test_asyncio_is_refused_with_what_to_do_instead(log, topic):
+def test_async_use_of_a_consumer_fails_with_the_remedy(log, topic):
     log.create_topic(topic)
 
     async def enter() -> None:

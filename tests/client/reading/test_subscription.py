@@ -1,4 +1,4 @@
-"""Which topics and partitions a consumer reads: by name, by pattern, and chosen partitions."""
+"""The topics and partitions of a consumer: by name, by pattern, chosen partitions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def send(log, topic: str, partitions: int) -> None:
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_chosen_partitions_are_read_and_no_others(log, topic, isolation):
+def test_only_chosen_partitions_are_read(log, topic, isolation):
     fill(log, topic, 4)
     with log.consumer(topic, partitions=[3, 1], isolation=isolation) as consumer:
         assert {record.partition for record in consumer.records(until="latest")} == {1, 3}
@@ -45,7 +45,7 @@ def test_chosen_partitions_are_read_and_no_others(log, topic, isolation):
         assert consumer.poll() == []
 
 
-def test_a_stored_position_goes_on_for_the_chosen_partitions(log, topic):
+def test_a_stored_position_applies_to_chosen_partitions(log, topic):
     fill(log, topic, 3)
     with log.consumer(topic, partitions=[0, 1], name=f"{topic}-name") as consumer:
         assert len(list(consumer.records(until="latest"))) == 2
@@ -55,11 +55,9 @@ def test_a_stored_position_goes_on_for_the_chosen_partitions(log, topic):
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_topics_of_a_pattern_that_are_made_later_are_read_from_their_first_record(
-    log, topic, isolation
-):
+def test_later_topics_of_a_pattern_are_read_from_their_first_record(log, topic, isolation):
     fill(log, f"{topic}-a")
-    fill(log, f"other-{topic}-a")  # a part of a name is no match
+    fill(log, f"other-{topic}-a")  # a part of a name does not match
     pattern = re.compile(f"{topic}-.*")
     with log.consumer(pattern, isolation=isolation, start="latest") as consumer:
         assert consumer.poll() == []
@@ -80,7 +78,7 @@ def test_topics_of_a_pattern_that_are_made_later_are_read_from_their_first_recor
 
 
 @pytest.mark.parametrize("isolation", LEVELS)
-def test_a_pattern_that_matches_nothing_yet_waits_for_its_first_topic(log, topic, isolation):
+def test_a_pattern_without_matches_waits_for_its_first_topic(log, topic, isolation):
     with log.consumer(re.compile(f"{topic}-.*"), isolation=isolation) as consumer:
         assert list(consumer.records(until="latest")) == []
         assert list(consumer.batches(timeout=0)) == []
@@ -91,7 +89,7 @@ def test_a_pattern_that_matches_nothing_yet_waits_for_its_first_topic(log, topic
         assert batch["value"].to_pylist() == [b"0"]
 
 
-def test_a_transaction_over_a_known_and_a_new_topic_is_read_whole_under_read_atomic(log, topic):
+def test_read_atomic_includes_a_new_topic_of_a_transaction(log, topic):
     fill(log, f"{topic}-a")
     with log.consumer(re.compile(f"{topic}-.*"), isolation="read_atomic") as consumer:
         assert len(list(consumer.records(until="latest"))) == 1
@@ -126,7 +124,7 @@ def test_a_typed_topic_that_comes_later_is_named_in_the_error(log, topic):
         ({"partition": [0]}, InvalidOption, "no option 'partition' .is 'partitions' meant"),
     ],
 )
-def test_what_a_consumer_does_not_take_is_refused(log, topic, settings, error, message):
+def test_invalid_topics_and_partitions_are_refused(log, topic, settings, error, message):
     fill(log, topic, 2)
     with pytest.raises(error, match=message):
         log.consumer(topic, **settings)
@@ -139,6 +137,6 @@ def test_patterns_take_no_partitions_and_no_bytes(log):
         log.consumer(re.compile(b"a"))
 
 
-def test_a_named_topic_that_is_not_there_is_an_error(log, topic):
+def test_an_unknown_named_topic_is_an_error(log, topic):
     with pytest.raises(UnknownTopic):
         log.consumer([topic])

@@ -1,7 +1,7 @@
-"""A producer's core among brokers and a network that do anything they may do, in a random order.
+"""A producer's core with brokers and a network that do all allowed things in a random order.
 
-What has to do with threads, sockets and clocks is left out: one event at a time. The leaders judge
-batches by the broker's own rules.
+There are no threads, sockets and clocks: one event happens at a time. The leaders judge batches by
+the broker's rules.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from spark_stream.wire.topic_messages import PartitionDescription, TopicDescript
 BROKERS = ("a:1", "b:1", "c:1")
 TIMEOUT_S = 6.0
 CALL_S = 2.0
-PATIENCE_S = 1.6  # that all goes through once nothing is lost any more
+PATIENCE_S = 1.6  # that all batches are acknowledged when no more are lost
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
@@ -87,7 +87,7 @@ class Submitted:
 
 @dataclass
 class Sent:
-    """A batch on its way to a broker."""
+    """A batch in flight to a broker."""
 
     partition: int
     number: int
@@ -97,7 +97,7 @@ class Sent:
 
 @dataclass
 class Wire:
-    """A stream as the network has it."""
+    """A stream in the network."""
 
     broker: str
     is_open: bool = False
@@ -107,7 +107,7 @@ class Wire:
 
 
 class Leader:
-    """A partition: its log, and what its leaders remember of producers."""
+    """A partition: its log, and its leaders' state of producers."""
 
     def __init__(self) -> None:
         self.broker = BROKERS[0]
@@ -147,7 +147,7 @@ class Leader:
                 return BatchRefused(error=error, count=0, **facts)
 
     def forget_refusals(self) -> None:
-        """Come back from a restart: what was refused is not in the log."""
+        """Restart. Refused batches are not in the log."""
         for who, state in list(self.states.items()):
             if state.recent:
                 last = state.recent[-1].sequence
@@ -165,7 +165,7 @@ class World:
         self.leaders = [Leader() for _ in self.topic.partitions]
         self.submitted: list[Submitted] = []
         self.wires: dict[int, Wire] = {}
-        self.late: list[tuple[str, Sent]] = []  # of streams that are gone
+        self.late: list[tuple[str, Sent]] = []  # of closed streams
         self.questions: deque[FindLeaders | GetIdentity] = deque()
         self.wake_at: float | None = None
         self.epoch = epoch
@@ -177,7 +177,7 @@ class World:
         self.patience_s = PATIENCE_S
         self.stamps: dict[int, Stamp] = {}
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------
 
     def submit(self) -> None:
         partition = self.chance.randrange(len(self.leaders))
@@ -201,7 +201,7 @@ class World:
         self.core.topic(self.topic, self.now)
 
     def carry_out(self) -> None:
-        """Do the next instruction."""
+        """Carry out the next instruction."""
         if not self.core.out:
             return
         match self.core.out.popleft():
@@ -228,7 +228,7 @@ class World:
         self._note()
 
     def answer(self) -> None:
-        """Answer the first question, somehow."""
+        """Answer the first request at random."""
         if not self.questions:
             return
         question, roll = self.questions.popleft(), self.chance.random()
@@ -247,7 +247,7 @@ class World:
             for each in question.partitions:
                 broker = self.leaders[each].broker
                 if self.chance.random() < 0.2:
-                    broker = self.chance.choice(BROKERS)  # who was asked is out of date
+                    broker = self.chance.choice(BROKERS)  # an outdated answer
                 routes[each] = Route("t", self.topic.id, each, broker, broker, 0)
                 if self.chance.random() < 0.1:
                     routes[each] = None
@@ -265,7 +265,7 @@ class World:
                 self.core.stream_opened(number, self.now)
 
     def deliver(self) -> None:
-        """A broker takes what comes next on a stream, or something late of one that is gone."""
+        """Deliver the next batch of a stream to a broker, or a late one of a closed stream."""
         if self.late and self.chance.random() < 0.3:
             broker, sent = self.late.pop(0)
             if self.leaders[sent.partition].broker == broker:
@@ -291,7 +291,7 @@ class World:
         )
 
     def hear(self) -> None:
-        """An answer arrives; now and then another time."""
+        """Deliver an answer, sometimes twice."""
         wire = self._wire(lambda each: each.answers and not each.is_silent)
         if wire is None:
             return
@@ -299,7 +299,7 @@ class World:
         ack = wire.answers.popleft()
         for _ in range(2 if self.chance.random() < 0.05 else 1):
             self.core.on_acknowledged(number, ack, self.now)
-        if self.chance.random() < 0.05:  # of a stream that is not there any more
+        if self.chance.random() < 0.05:  # of a closed stream
             self.core.on_acknowledged(number + 1000, ack, self.now)
         self._note()
 
@@ -312,7 +312,7 @@ class World:
             self._note()
 
     def silence(self) -> None:
-        """A broker stands still, as far as a stream can see."""
+        """Make a broker silent on a stream."""
         wire = self._wire(lambda each: each.is_open)
         if wire is not None:
             wire.is_silent = True
@@ -348,7 +348,7 @@ class World:
     # -- the end ----------------------------------------------------------------------------------
 
     def settle_down(self) -> None:
-        """Let everything work until nothing is left to do."""
+        """Run without failures until all work is done."""
         self.calm_at = self.now
         self.core.close()
         self._note()
@@ -395,15 +395,15 @@ class World:
         for leader, mine in zip(self.leaders, acknowledged, strict=True):
             assert mine == sorted(set(mine))
             assert len(leader.log) == len(set(leader.log))
-            # After the last epoch comes another producer id, and nothing refuses what is still
-            # under way of the old one. It was given up by then.
+            # After the last epoch another producer id follows, and no broker refuses batches of
+            # the old one in flight. They were given up before.
             log = leader.log if self.epoch < EPOCH_MAX else set(mine).intersection(leader.log)
             assert [each for each in leader.log if each in log] == sorted(log)
 
-    # -- the inside -------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _failure(self, lasting: IsologError) -> IsologError:
-        """Return why something failed: mostly for now, seldom for good."""
+        """Return an error, usually retriable, seldom final."""
         return lasting if self.chance.random() < 0.1 else BrokerUnavailable("nobody, for now")
 
     def _wire(self, has: object) -> Wire | None:
@@ -427,7 +427,7 @@ class World:
                     self.finished += 1
 
     def _unanswered(self, wire: Wire, last: SendBatch) -> int:
-        """Return how much of the last batch's partition and epoch is on its way on its stream."""
+        """Return the number of batches in flight of the last batch's partition and epoch."""
         return sum(
             each.partition == last.batch.partition
             and (stamp := self.stamps[each.number]).epoch == last.stamp.epoch
@@ -436,7 +436,7 @@ class World:
         )
 
     def _check_stamp(self, sent: SendBatch) -> None:
-        """The first time a sequence is used, it is the next one of its epoch."""
+        """Check that a new sequence is the next one of its epoch."""
         stamp = sent.stamp
         assert stamp is not None
         assert stamp.epoch <= EPOCH_MAX

@@ -1,4 +1,4 @@
-"""What the brokers have of what a test wrote."""
+"""The records of a test in the log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import isolog
 
 
 def found(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
-    """The visible values, in the order of partitions and offsets."""
+    """Return the visible values, in the order of partitions and offsets."""
     return [int(value.as_py()) for value in log.read(topic, isolation=isolation)["value"]]
 
 

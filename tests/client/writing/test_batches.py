@@ -1,4 +1,4 @@
-"""What callers hand to a producer: what is taken, and how the rest is refused."""
+"""Arguments of a producer: accepted and refused ones."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_other_headers_are_refused_by_name(given, named):
 
 
 @pytest.mark.parametrize("value", ["60s", None, True, float("nan"), -1])
-def test_a_setting_that_is_no_number_in_its_range_is_refused_by_name(value):
+def test_an_invalid_number_of_a_setting_is_refused_by_name(value):
     with pytest.raises(InvalidOption, match="timeout_ms takes a number from 1 to 10, not"):
         check_setting("timeout_ms", value, 1, 10)
 
 
-def test_a_partition_is_a_whole_number_that_the_topic_has():
+def test_an_invalid_partition_is_refused():
     only = PartitionDescription(0, None, 0, (), (), 0, 0, 0, 0)
     topic = TopicDescription("t", "id", DEFAULT_SCHEMA, {}, (only,))
     assert check_partition(topic, np.int32(0)) == 0

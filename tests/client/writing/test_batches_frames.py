@@ -1,4 +1,4 @@
-"""``append`` takes data frames, of any library that speaks Arrow's C interface."""
+"""``append`` with data frames of libraries that have Arrow's C interface."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = {
 
 
 class OneArray:
-    """No more than the C interface for one array."""
+    """An object with only the C interface for one array."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -46,7 +46,7 @@ class OneArray:
 
 
 class Columns(OneArray):
-    """A batch whose attribute ``columns`` has the values, as that of arro3's tables has."""
+    """A batch whose attribute ``columns`` has the values, as in arro3's tables."""
 
     @property
     def columns(self) -> list[pa.Array]:
@@ -56,7 +56,7 @@ class Columns(OneArray):
 @pytest.mark.parametrize(
     "frame",
     [
-        pd.DataFrame(ROWS),  # its delays are floats, its times of nanoseconds
+        pd.DataFrame(ROWS),  # its delays are floats, its times have nanoseconds
         pd.DataFrame(ROWS, index=[7, 3])[["at", "delay", "tags", "carrier", "price"]],
         pl.DataFrame(ROWS),  # its text is string_view
         pl.DataFrame(ROWS).with_columns(pl.col("carrier").cast(pl.Categorical)),
@@ -68,7 +68,7 @@ class Columns(OneArray):
     ],
     ids=["pandas", "pandas-index", "polars", "polars-categorical", "reader", "array", "table"],
 )
-def test_a_frame_comes_back_as_the_topics_types(log, topic, frame):
+def test_a_frame_is_stored_with_the_types_of_the_topic(log, topic, frame):
     log.create_topic(topic, schema=FLIGHTS)
     with log.producer() as producer:
         assert producer.append(topic, frame).result(20).count == 2
@@ -78,7 +78,7 @@ def test_a_frame_comes_back_as_the_topics_types(log, topic, frame):
 
 
 @pytest.mark.parametrize("library", [pd, pl])
-def test_a_frame_goes_to_a_topic_with_kafkas_columns(log, topic, library):
+def test_a_frame_is_appended_to_a_topic_with_kafkas_columns(log, topic, library):
     log.create_topic(topic, partitions=3)
     with log.producer() as producer:
         frame = library.DataFrame({"key": ["k", "k"], "value": ["a", "ü"]})
@@ -97,14 +97,14 @@ def test_a_frame_goes_to_a_topic_with_kafkas_columns(log, topic, library):
         (pd.DataFrame({"n": [1, "a"]}), "column 'n' of type object, row 1"),
     ],
 )
-def test_what_would_change_by_it_is_refused_by_name(log, topic, frame, named):
+def test_a_cast_that_changes_values_is_refused_by_name(log, topic, frame, named):
     log.create_topic(topic, schema=pa.schema([("n", pa.int32())]))
     with log.producer() as producer, pytest.raises(SchemaMismatch, match=named):
         producer.append(topic, frame).result(20)
     assert log.read(topic).num_rows == 0
 
 
-def test_a_frame_without_rows_leaves_no_trace(log, topic):
+def test_a_frame_without_rows_appends_no_batch(log, topic):
     log.create_topic(topic, schema=FLIGHTS)
     with log.producer() as producer:
         assert producer.append(topic, pl.DataFrame(ROWS).clear()).result(20).count == 0
@@ -172,7 +172,7 @@ OBJECTS = r"column 'n' of type object, row 1 \(counted from 0\) cannot become an
         (of_duckdb("(2::hugeint ** 100)::hugeint n"), r"decimal\(38,0\), and row 0 .* has 12", 0),
     ],
 )
-def test_a_column_that_arrow_cannot_have_is_refused_by_name_and_row(frame, problem, row):
+def test_a_column_without_an_arrow_type_is_refused_by_name_and_row(frame, problem, row):
     with pytest.raises(SchemaMismatch, match=problem) as refused:
         fitted(one_batch(frame, WHOLE), WHOLE)
     assert refused.value.details["column"] == "n"
@@ -189,13 +189,13 @@ def test_infinite_times_of_duckdb_are_refused_by_name_and_row(kind, value):
     assert (refused.value.details["column"], refused.value.details["row"]) == ("n", 2)
 
 
-def test_columns_with_equal_values_are_no_duplicates():
+def test_columns_with_equal_values_are_not_duplicates():
     schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
     batch = pa.RecordBatch.from_pydict({"a": [1], "b": [1]}, schema=schema)
     assert one_batch(Columns(batch), schema).equals(batch)
 
 
-def test_an_index_that_arrow_cannot_have_is_not_blamed_on_a_column():
+def test_the_error_of_an_invalid_index_names_no_column():
     frame = pd.DataFrame({"n": [1, 2]}, index=[1, "a"])
     with pytest.raises(SchemaMismatch, match="this DataFrame cannot become Arrow") as refused:
         one_batch(frame, WHOLE)

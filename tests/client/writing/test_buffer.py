@@ -1,4 +1,4 @@
-"""How much of a producer's buffer is taken, and when it is free again."""
+"""Room in a producer's buffer: reservations and releases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isolog.errors import BufferFull
 from spark_stream.client.writing.buffer import Buffer, Share
 
 
-def test_parts_that_share_memory_give_their_room_back_with_the_last_of_them():
+def test_parts_that_share_memory_free_their_room_after_the_last_one():
     buffer = Buffer(100, 0.01, lambda: None)
     with buffer.lock:
         buffer.reserve(90)
@@ -24,8 +24,8 @@ def test_parts_that_share_memory_give_their_room_back_with_the_last_of_them():
         buffer.reserve(90)
 
 
-def test_a_flush_waits_for_all_that_was_taken_before_it_and_for_nothing_that_comes_later():
-    """It hurries after it has begun: what is taken then comes later."""
+def test_a_flush_waits_only_for_earlier_records():
+    """Its call of ``hurry`` may take records, which count as later."""
     taken: list[Share] = []
     meanwhile: list[Callable[[], None]] = []
 

@@ -1,4 +1,4 @@
-"""Records one by one become a batch, and a batch becomes one for each partition."""
+"""Single records become a batch, and a batch is split by partition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pending_of(records) -> Pending:
 
 @settings(max_examples=examples(50))
 @given(rows)
-def test_the_batch_has_the_records_as_they_came(records):
+def test_the_batch_has_the_records_in_their_order(records):
     pending = pending_of(records)
     batch = pending.batch()
     batch.validate(full=True)
@@ -46,7 +46,7 @@ def test_the_batch_has_the_records_as_they_came(records):
         assert [(each["key"], each["value"]) for each in shown or []] == (given_headers or [])
 
 
-def test_a_record_without_a_time_gets_the_present_one_beside_those_that_have_one():
+def test_a_record_without_a_timestamp_gets_the_present_time_among_others():
     pending = pending_of([(None, b"a", None, None, None), (None, b"b", None, 5, None)])
     before = time.time_ns() // 1000 - 60_000_000
     now, given_time = pending.batch().column("timestamp").cast(pa.int64()).to_pylist()
@@ -56,9 +56,7 @@ def test_a_record_without_a_time_gets_the_present_one_beside_those_that_have_one
 
 @settings(max_examples=examples(50))
 @given(rows, st.integers(0, 4))
-def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyless(
-    records, keyless
-):
+def test_the_partition_of_a_record_is_the_requested_one_or_that_of_its_key(records, keyless):
     by_key = partitions_of(pa.array([key for key, *_ in records], pa.binary()), 5, keyless).tolist()
     expected = [
         place if named is None else named
@@ -80,7 +78,7 @@ def test_a_record_goes_where_it_says_else_where_its_key_says_else_with_the_keyle
         max_size=30,
     )
 )
-def test_a_split_batch_has_every_row_once_in_its_partition_in_its_order(places):
+def test_split_keeps_each_row_once_in_order(places):
     batch = pa.record_batch({"row": pa.array(range(len(places)), pa.int64())})
     parts = list(split(batch, np.array(places, np.int32)))
     assert [partition for partition, _, _ in parts] == sorted(set(places))
@@ -98,8 +96,8 @@ def test_a_batch_for_one_partition_is_not_copied():
 
 @settings(max_examples=examples(50))
 @given(rows, st.integers(0, 2), st.data())
-def test_a_slice_is_split_as_the_rows_it_has(records, before, data):
-    """Columns of nulls alone, and columns with nulls, included."""
+def test_split_of_a_slice_has_only_its_rows(records, before, data):
+    """Also for columns with only nulls or with some nulls."""
     batch = pending_of([(b"before", None, None, 0, None)] * before + records).batch()
     batch = batch.slice(before)
     places = data.draw(st.lists(st.integers(0, 3), min_size=len(batch), max_size=len(batch)))

@@ -1,6 +1,6 @@
-"""The core of the producer: whatever happens in whatever order, each batch is settled once.
+"""The producer's core: in any order of events each batch is settled once.
 
-That the test would notice is shown by bugs which are planted.
+Planted bugs prove that the test detects violations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEEDS = 1500
 
 
 def run(seed: int, epoch: int) -> World:
-    """Let anything happen, then let everything settle, and check what became of each batch."""
+    """Run random events, settle all batches, and check the outcome of each."""
     world = World(seed, epoch)
     often = [world.submit, world.carry_out, world.answer, world.open, world.deliver, world.hear]
     seldom = [world.lose, world.silence, world.move, world.wait]
@@ -58,11 +58,11 @@ def run_all(seeds: Iterable[int]) -> None:
 
 
 @pytest.mark.rule(
-    "what becomes of batches whose leader was replaced, and of all others", "client/writing/core.py"
+    "outcomes of batches, also after a change of the leader", "client/writing/core.py"
 )
 @pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
-def test_whatever_happens_each_batch_is_settled_once_and_truly(epoch):
-    """Order, window, sequences without gaps, one settlement each, no error that acknowledges."""
+def test_each_batch_is_settled_once_and_correctly_in_any_order_of_events(epoch):
+    """Order, window, sequences without gaps, one settlement, no false acknowledgement."""
     kinds = set()
     for seed in range(examples(SEEDS)):
         world = run(seed, epoch)
@@ -159,7 +159,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-# The first seed that finds each of the rarest, when last looked. `full` looks again.
+# The first seeds that detect the rarest bugs. `full` searches again.
 FOUND = {
     "a batch that was given up leaves no gap": 11184,
     "a refusal makes sure of all sendings": 1363,
@@ -180,8 +180,8 @@ def test_a_planted_bug_is_found(name, first, monkeypatch):
         run_all([first[name]] if name in first else range(10 * SEEDS))
 
 
-def test_an_identity_is_asked_for_once():
-    """However many batches wait for it."""
+def test_a_producer_id_is_requested_once():
+    """For any number of waiting batches."""
     world = World(0)
     for _ in range(5):
         world.submit()
@@ -199,8 +199,8 @@ def test_an_identity_is_asked_for_once():
         StorageFailure("the write failed", others_in_sync=True),
     ],
 )
-def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_either(error):
-    """Their refusals come when their partition is off the stream already."""
+def test_batches_after_a_refused_one_have_a_certain_outcome(error):
+    """Their refusals arrive after the partition has left the stream."""
     world = World(0)
     producer = world.core
     producer.write_as(ProducerIdentity(1, 0), None)
@@ -223,7 +223,7 @@ def test_batches_behind_the_one_that_a_broker_refused_are_surely_not_in_the_log_
 
 
 @pytest.mark.parametrize("kind", [DiskFull, StorageFailure])
-def test_a_leader_without_other_replicas_in_sync_fails_a_batch_that_it_cannot_write(kind):
+def test_a_full_disk_fails_a_batch_without_another_in_sync_replica(kind):
     world = World(0)
     producer = world.core
     producer.write_as(ProducerIdentity(1, 0), None)
@@ -240,8 +240,8 @@ def test_a_leader_without_other_replicas_in_sync_fails_a_batch_that_it_cannot_wr
     assert [type(each.error) for each in settled] == [kind]
 
 
-def test_what_a_deleted_topic_was_sent_is_in_no_log():
-    """Its broker says so on the stream; what another leader had been sent before stays unknown."""
+def test_batches_of_a_deleted_topic_have_a_certain_outcome():
+    """Its broker reports this on the stream. Earlier sendings to another leader stay unknown."""
     world = World(0)
     producer = world.core
     producer.write_as(ProducerIdentity(1, 0), None)
@@ -250,7 +250,7 @@ def test_what_a_deleted_topic_was_sent_is_in_no_log():
 
     def opened(number: int, address: str) -> None:
         route = Route("t", world.topic.id, 0, address, address, 0)
-        producer.tick(world.now + number)  # after the pause that follows a failure
+        producer.tick(world.now + number)  # after the pause of a failure
         producer.leaders_found(world.topic.id, {0: route}, world.now)
         producer.stream_opened(number, world.now)
 
@@ -267,8 +267,8 @@ def test_what_a_deleted_topic_was_sent_is_in_no_log():
     assert [type(each.error) for each in settled] == [UnknownTopic, UnknownOutcome]
 
 
-def test_idle_streams_end_where_a_producer_has_many(monkeypatch):
-    """Their partitions go on with their sequences on another stream."""
+def test_idle_streams_are_ended_at_the_limit(monkeypatch):
+    """Their partitions continue their sequences on another stream."""
     monkeypatch.setattr(core, "STREAMS_KEPT", 2)
     producer, opened, sequences = ProducerCore(10.0, 10.0), set(), []
     producer.write_as(ProducerIdentity(1, 0), None)
@@ -298,14 +298,14 @@ def test_idle_streams_end_where_a_producer_has_many(monkeypatch):
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
-def test_whatever_happens_while_idle_streams_end(epoch, monkeypatch):
+def test_each_batch_is_settled_once_while_idle_streams_end(epoch, monkeypatch):
     monkeypatch.setattr(core, "STREAMS_KEPT", 1)
     for seed in range(300):
         run(seed, epoch)
 
 
-def test_a_batch_that_comes_after_the_end_is_settled_and_its_stream_ends_as_well():
-    """As where one thread closes the producer while another appends."""
+def test_a_batch_submitted_after_close_is_settled():
+    """As when one thread closes the producer while another appends."""
     world = World(0)
     world.settle_down()
     world.finished = 0
@@ -320,8 +320,8 @@ def test_a_batch_that_comes_after_the_end_is_settled_and_its_stream_ends_as_well
     assert not world.wires
 
 
-def test_a_batch_sent_twice_has_no_certain_outcome_if_its_transaction_is_over_the_second_time():
-    """The first leader may have taken it, and the transaction's end may have made it visible."""
+def test_a_retried_batch_of_an_ended_transaction_has_an_unknown_outcome():
+    """The first leader may have it, and the end of the transaction may have made it visible."""
     world = World(0)
     producer = world.core
     producer.write_as(ProducerIdentity(1, 0, 7), "t")

@@ -1,4 +1,4 @@
-"""Sequences, the window, and what is sent again: a lane against a leader that may forget."""
+"""Sequences, the window and retries: a lane with a leader that may lose its state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def outgoing(number: int, deadline: float = 1.0) -> Outgoing:
 
 
 def sent(lane: Lane, identity: ProducerIdentity | None = ME) -> list[Stamp]:
-    """The stamps of all that the lane sends now."""
+    """Return the stamps of all batches that the lane sends now."""
     found = []
     while (batch := lane.next(identity)) is not None:
         assert batch.stamp is not None
@@ -73,7 +73,7 @@ def refused(sequence: int, expected: int) -> OutOfOrderSequence:
     return OutOfOrderSequence("", sequence=sequence, expected=expected)
 
 
-def test_no_more_is_on_its_way_than_a_leader_recognises():
+def test_at_most_a_window_of_batches_is_in_flight():
     lane = lane_of(8)
     assert sequences(sent(lane)) == [(0, n) for n in range(WINDOW)]
     assert sent(lane) == []
@@ -81,7 +81,7 @@ def test_no_more_is_on_its_way_than_a_leader_recognises():
     assert sequences(sent(lane)) == [(0, WINDOW)]
 
 
-def test_what_is_sent_again_keeps_its_stamp():
+def test_a_retry_keeps_its_stamp():
     lane = lane_of(3)
     before = sent(lane)
     lane.on_lost()
@@ -90,7 +90,7 @@ def test_what_is_sent_again_keeps_its_stamp():
     assert [lane.pop().number for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_without_an_identity_nothing_new_goes_but_what_has_a_stamp_does():
+def test_without_an_identity_only_stamped_batches_are_sent():
     lane = lane_of(2)
     assert sent(lane, None) == []
     assert lane.next(ME) is not None
@@ -98,7 +98,7 @@ def test_without_an_identity_nothing_new_goes_but_what_has_a_stamp_does():
     assert sequences(sent(lane, None)) == [(0, 0)]
 
 
-def test_after_the_last_sequence_comes_the_first():
+def test_sequences_wrap_around_to_zero():
     lane = lane_of(3)
     lane.next(ME)
     lane.pop()
@@ -106,13 +106,13 @@ def test_after_the_last_sequence_comes_the_first():
     assert sequences(sent(lane)) == [(0, SEQUENCE_MAX), (0, 0)]
 
 
-def test_a_batch_that_was_given_up_begins_an_epoch_once_the_rest_of_its_own_is_settled():
+def test_after_a_batch_was_given_up_a_new_epoch_follows_the_settled_rest():
     lane = lane_of(3)
     sent(lane)
     lane.add(outgoing(3, deadline=9.0))
     (first, *_) = lane.remove_expired(2.0)
     assert first.number == 0
-    assert len(lane) == 1  # the others were as late
+    assert len(lane) == 1  # the others have the same deadline
     lane.on_lost()
     assert sequences(sent(lane)) == [(1, 0)]
 
@@ -130,7 +130,7 @@ def test_a_batch_that_was_given_up_begins_an_epoch_once_the_rest_of_its_own_is_s
     assert sequences(sent(lane)) == [(1, 0)]
 
 
-def test_what_was_never_sent_can_be_given_up_without_a_gap():
+def test_an_unsent_batch_is_given_up_without_a_gap():
     lane = lane_of(WINDOW, deadline=9.0)
     sent(lane)
     for _ in range(WINDOW):
@@ -141,7 +141,7 @@ def test_what_was_never_sent_can_be_given_up_without_a_gap():
     assert sequences(sent(lane)) == [(0, WINDOW)]
 
 
-def test_a_refusal_that_was_forgotten_makes_the_rest_begin_anew():
+def test_later_batches_get_new_stamps_after_a_refusal_that_the_leader_lost():
     lane = lane_of(4)
     stamps = sent(lane)
     lane.pop()
@@ -150,31 +150,31 @@ def test_a_refusal_that_was_forgotten_makes_the_rest_begin_anew():
     assert sequences(sent(lane)) == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_it_does_not_where_the_batch_may_be_in_the_log():
+def test_a_batch_that_may_be_in_the_log_keeps_its_stamp():
     lane = lane_of(2)
     lane.add(outgoing(2, deadline=9.0))
     sent(lane)
     assert not lane.can_restamp(refused(0, 0))
     lane.pop()
-    assert not lane.can_restamp(refused(1, 5))  # the leader has taken it already
+    assert not lane.can_restamp(refused(1, 5))  # the leader has it already
     lane.remove_expired(2.0)
     lane.on_lost()
     sent(lane)
-    assert not lane.can_restamp(refused(2, 1))  # the one before it may still arrive
+    assert not lane.can_restamp(refused(2, 1))  # the previous one may still arrive
 
 
-def test_nothing_can_restamp_that_an_earlier_leader_may_have():
-    """It may lead again, with its log: then a batch with another stamp would be there twice."""
+def test_a_batch_that_an_earlier_leader_may_have_keeps_its_stamp():
+    """It may lead again with its log. Then a batch with another stamp would be a duplicate."""
     lane = lane_of(3)
     sent(lane)
-    lane.on_lost()  # its answers: what it has appended is known only to itself
+    lane.on_lost()  # its answers, which alone show its appends
     stamps = sent(lane)
-    lane.pop()  # the new leader has refused it, and the one after the next has forgotten that
+    lane.pop()  # the new leader has refused it, and a later leader has lost that state
     assert not lane.can_restamp(refused(stamps[1].sequence, 0))
 
 
 def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
-    """So its outcome is known where brokers that do not lead have refused it, and only there."""
+    """So its outcome is certain only if each broker refused it as a non-leader."""
     lane = lane_of(2)
     first, second = lane.next(ME), lane.next(ME)
     assert first is not None
@@ -186,13 +186,13 @@ def test_a_batch_may_be_in_the_log_unless_each_sending_was_refused():
     lane.on_lost()
     assert lane.next(ME) is first
     first.number = 20
-    lane.on_refused(10)  # it was told already
+    lane.on_refused(10)  # it was reported already
     assert first.unanswered == 1
     lane.on_refused(20)
     assert first.unanswered == 0
 
 
-def test_in_a_transaction_nothing_can_restamp():
+def test_batches_of_a_transaction_keep_their_stamps():
     lane = lane_of(3)
     mine = ProducerIdentity(7, 3, transaction=11)
     stamps = sent(lane, mine)
@@ -208,7 +208,7 @@ def test_in_a_transaction_nothing_can_restamp():
 
 
 @pytest.mark.parametrize("transaction", [None, 5])
-def test_the_last_epoch_asks_for_another_identity(transaction):
+def test_after_the_last_epoch_another_producer_id_is_requested(transaction):
     lane = lane_of(1)
     lane.add(outgoing(1, deadline=9.0))
     last = ProducerIdentity(7, EPOCH_MAX, transaction)
@@ -225,16 +225,16 @@ def test_the_last_epoch_asks_for_another_identity(transaction):
 
 
 @pytest.mark.rule(
-    "a batch that is sent again is there once",
+    "a retried batch is deduplicated: it is in the log once (idempotent producer)",
     "consistency/partition/producers.py",
     "client/writing/lanes.py",
 )
 @settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from("awwwdlrfe"), max_size=60))
-def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
+def test_batches_are_neither_duplicated_nor_lost_nor_reordered(events):
     """add · write (to the stream) · deliver · lose the connection · refuse · forget · expire.
 
-    ``stream`` is what was sent and not delivered; what a lost connection had still arrives, late.
+    ``stream`` has the sent and undelivered batches. Those of a lost connection arrive late.
     """
     lane, state, log = Lane(), None, []
     stream: deque[tuple[int, Stamp, int]] = deque()
@@ -270,7 +270,7 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
     for event in events + ["w", "d"] * 200:
         if event == "a":
             batch = outgoing(-1, deadline=1.0)
-            batch.partition = added  # which one it is, to this test
+            batch.partition = added  # its number in this test
             lane.add(batch)
             added += 1
         elif event == "w":
@@ -291,7 +291,7 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
         elif event == "r":
             refusing = bool(stream)
         elif event == "f" and state is not None:
-            stream.clear()  # a restart: nothing that was under way arrives
+            stream.clear()  # a restart: batches in flight are lost
             late.clear()
             lane.on_lost()
             last = state.recent[-1].sequence if state.recent else -1
@@ -311,7 +311,7 @@ def test_against_a_leader_nothing_is_doubled_lost_or_out_of_order(events):
     assert set(log) - set(acknowledged) <= unknown
 
 
-# -- small batches that go together ---------------------------------------------------------------
+# -- joined small batches ---------------------------------------------------------------
 
 
 def small(rows: int, told: list[Settlement], joins: int = 8) -> Outgoing:
@@ -319,7 +319,7 @@ def small(rows: int, told: list[Settlement], joins: int = 8) -> Outgoing:
     return Outgoing(batch, 0, 1.0, told.append, joins=joins)
 
 
-def test_what_waits_for_the_window_goes_together_in_its_order():
+def test_batches_that_wait_for_the_window_are_joined_in_order():
     lane, told = Lane(), []
     for rows in range(1, WINDOW + 4):
         lane.add(small(rows, told))
@@ -341,19 +341,19 @@ def test_what_waits_for_the_window_goes_together_in_its_order():
     assert told == [Written("t", 0, offset, rows) for offset, rows in written]
 
 
-def test_what_is_not_small_and_what_has_a_stamp_stays_alone():
+def test_large_and_stamped_batches_are_not_joined():
     lane, told = Lane(), []
     for joins in (8, 0, JOINED_BYTES_MAX, 8, 8):
         lane.add(small(1, told, joins))
     assert [len(batch.others) for batch in iter(lambda: lane.next(ME), None)] == [0, 0, 0, 1]
-    lane.on_lost()  # they keep their stamps, and so stay what they are
+    lane.on_lost()  # they keep their stamps, and so their rows
     lane.add(small(1, told))
     again = list(iter(lambda: lane.next(ME), None))
     assert [len(batch.others) for batch in again] == [0, 0, 0, 1, 0]
     assert [batch.stamp.sequence for batch in again if batch.stamp] == [0, 1, 2, 3, 4]
 
 
-def test_what_has_much_more_time_is_not_given_up_with_what_has_little():
+def test_batches_with_distant_deadlines_are_not_joined():
     lane, told = Lane(), []
     for deadline in (1.0, 1.5, 2.5, 2.6):
         batch = small(1, told)
@@ -364,8 +364,8 @@ def test_what_has_much_more_time_is_not_given_up_with_what_has_little():
 
 @settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
-def test_each_of_those_that_went_together_is_told_what_became_of_its_rows(sizes, data):
-    """A bad record, which only a setting that has changed can make; none; or something else."""
+def test_each_joined_batch_gets_the_outcome_of_its_rows(sizes, data):
+    """An invalid record, which is possible after a changed setting, no error, or another error."""
     told: list[Settlement] = []
     first = small(sizes[0], told)
     first.others = [small(rows, told) for rows in sizes[1:]]
@@ -400,8 +400,8 @@ def test_each_of_those_that_went_together_is_told_what_became_of_its_rows(sizes,
     )
 
 
-def test_all_that_went_together_in_a_transaction_fails_where_one_record_is_refused():
-    """There all of a message is kept or nothing; only the batch with the record is to be mended."""
+def test_joined_batches_of_a_transaction_fail_with_one_refused_record():
+    """There a message is kept completely or not at all. Only the batch with the record is wrong."""
     told: list[Settlement] = []
     first = small(2, told)
     first.others = [small(2, told), small(2, told)]

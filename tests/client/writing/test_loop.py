@@ -1,4 +1,4 @@
-"""How outcomes reach those who wait for them."""
+"""Outcomes of batches whose callbacks fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _fail(_: Settlement) -> None:
 
 
 @pytest.mark.parametrize("goes_with_others", [True, False])
-def test_batches_behind_one_whose_outcome_cannot_be_reported_are_settled(
+def test_batches_after_a_failing_callback_are_settled(
     goes_with_others: bool,
 ) -> None:
     settled: list[Any] = []
@@ -47,7 +47,7 @@ def test_batches_behind_one_whose_outcome_cannot_be_reported_are_settled(
     assert (written.count, end) == (1, "all")
 
 
-def test_a_part_that_cannot_be_settled_gives_its_room_back(
+def test_a_part_that_cannot_be_settled_frees_its_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, released = Gathering(1, Failures()), list[Share]()

@@ -1,4 +1,4 @@
-"""Which partition a key goes to: whole columns against the published algorithm, key by key."""
+"""The partition of a key: whole columns against the published algorithm, key by key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.examples import examples
 
 
 def murmur2_of(key: bytes) -> int:
-    """MurmurHash2, 32 bit, by Austin Appleby, with the seed that Kafka gives it."""
+    """Return MurmurHash2, 32 bit, by Austin Appleby, with Kafka's seed."""
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     hashed = 0x9747B28C ^ len(key)
     whole = len(key) // 4 * 4
@@ -52,11 +52,11 @@ keys = st.lists(st.binary(max_size=20) | st.binary(min_size=60, max_size=140), m
 KINDS = [pa.binary(), pa.large_binary()]
 
 
-@pytest.mark.rule("which partition a key goes to", "client/writing/partitioner.py")
+@pytest.mark.rule("the partition of a key", "client/writing/partitioner.py")
 @settings(max_examples=examples(100))
 @given(keys, st.integers(0, 3), st.integers(0, 3), st.sampled_from(KINDS))
-def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after, kind):
-    """Also in a slice, and for keys without a byte."""
+def test_every_key_has_the_hash_of_the_reference_algorithm(keys, before, after, kind):
+    """Also in a slice, and for empty keys."""
     array = pa.array([b"before"] * before + keys + [b"after"] * after, kind)
     hashes = murmur2(array.slice(before, len(keys)))
     assert hashes.tolist() == [murmur2_of(key) for key in keys]
@@ -64,9 +64,7 @@ def test_every_key_has_the_hash_that_the_algorithm_gives_it(keys, before, after,
 
 @settings(max_examples=examples(100))
 @given(st.integers(0, 23), st.data(), st.integers(0, 3), st.sampled_from(KINDS))
-def test_keys_of_one_length_have_the_hashes_that_the_algorithm_gives_them(
-    length, data, before, kind
-):
+def test_keys_of_one_length_have_the_hashes_of_the_reference_algorithm(length, data, before, kind):
     keys = data.draw(st.lists(st.binary(min_size=length, max_size=length), max_size=9))
     array = pa.array([b"odd"] * before + keys, kind).slice(before)
     assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
@@ -74,8 +72,8 @@ def test_keys_of_one_length_have_the_hashes_that_the_algorithm_gives_them(
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=9), st.integers(0, 3))
-def test_nothing_behind_the_last_key_is_read_and_its_buffer_may_begin_anywhere(keys, shift):
-    """The buffer ends with the last key, at any address."""
+def test_hashing_does_not_read_past_the_last_key(keys, shift):
+    """The buffer begins at any address and ends with the last key."""
     whole = pa.array(keys, pa.binary())
     size = sum(len(key) for key in keys)
     moved = pa.py_buffer(b"." * shift + b"".join(keys)).slice(shift, size)
@@ -83,7 +81,7 @@ def test_nothing_behind_the_last_key_is_read_and_its_buffer_may_begin_anywhere(k
     assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
 
 
-def test_nothing_outside_of_the_buffer_is_read_for_offsets_that_are_not_valid():
+def test_hashing_does_not_read_outside_of_the_buffer_for_invalid_offsets():
     offsets = pa.py_buffer(np.array([0, 400, 6], np.int32))
     broken = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abcdef")])
     with pytest.raises(IndexError):
@@ -91,7 +89,7 @@ def test_nothing_outside_of_the_buffer_is_read_for_offsets_that_are_not_valid():
 
 
 @pytest.mark.parametrize("longest", [7, 8])
-def test_more_keys_than_are_hashed_at_once(longest):
+def test_more_keys_than_one_block(longest):
     """Blocks with keys of one length, and of several."""
     keys = [b"%07d" % number for number in range(9_000)] + [b"%0*d" % (longest, 7)] * 9_000
     assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]
@@ -109,9 +107,7 @@ def test_a_text_has_the_hash_of_its_utf8(keys, kind):
     st.integers(1, 12) | st.just(10_000),
     st.sampled_from([pa.binary(), pa.large_binary()]),
 )
-def test_a_key_goes_to_its_partition_and_no_key_where_the_others_without_go(
-    keys, before, partitions, kind
-):
+def test_null_keys_go_to_the_keyless_partition(keys, before, partitions, kind):
     array = pa.array([b"before"] * before + keys, kind).slice(before)
     found = partitions_of(array, partitions, keyless=partitions - 1)
     assert found.tolist() == [

@@ -142,7 +142,7 @@ def test_values_of_neighbouring_columns_do_not_run_together():
     assert len(set(key_bytes(batch, ["a", "b"]).to_pylist())) == 3
 
 
-def test_more_records_than_are_looked_at_at_once():
+def test_more_records_than_one_block_of_keys():
     batch = pa.record_batch({"n": pa.array(range(70_000))})
     placed = partitions_by(batch, ["n"], 5, keyless=0)
     for row in (0, 65_535, 65_536, 69_999):
@@ -170,7 +170,7 @@ def test_a_column_without_a_form_is_refused_by_name(kind):
     ("columns", "problem"),
     [(["ID"], "is 'id' meant"), (["id", "id"], "named twice"), (["id", ""], "is not one of")],
 )
-def test_a_column_that_is_not_there_is_refused_by_name(columns, problem):
+def test_an_unknown_key_column_is_refused_by_name(columns, problem):
     with pytest.raises(SchemaMismatch, match=problem) as caught:
         check_key(pa.schema([("id", pa.int64())]), columns)
     assert caught.value.details["column"] == columns[-1]
@@ -210,7 +210,7 @@ NESTED = pa.schema(
 )
 
 
-@pytest.mark.rule("which column a key column's name refers to", "schema/keys.py")
+@pytest.mark.rule("names of key columns", "schema/keys.py")
 @pytest.mark.parametrize(
     ("name", "path"),
     [

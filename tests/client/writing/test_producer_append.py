@@ -1,4 +1,4 @@
-"""``Producer.append``: Arrow batches in, split over partitions by key for whole batches at once."""
+"""``Producer.append``: Arrow batches, split over partitions by key without a loop over rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client.writing.test_producer_send import partition_of
 from tests.support import NUMBERS, numbers, values
 
 
-def test_a_batch_and_a_table_come_back_as_they_were(log, topic):
+def test_a_batch_and_a_table_are_read_as_they_were_written(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         first = producer.append(topic, numbers(0, 5))
@@ -27,8 +27,8 @@ def test_a_batch_and_a_table_come_back_as_they_were(log, topic):
     assert log.read(topic)["n"].to_pylist() == list(range(10))
 
 
-def test_a_producer_that_ends_leaves_the_next_one_what_it_knows(log, topic, monkeypatch):
-    """Its stream has ended, and the leader still leads."""
+def test_a_closed_producer_leaves_its_cached_leaders_to_the_next_one(log, topic, monkeypatch):
+    """Its stream has ended, and the leader has not changed."""
     log.create_topic(topic, schema=NUMBERS, partitions=2)
     asked: list[str] = []
     refresh = Router.refresh
@@ -46,7 +46,7 @@ def test_a_producer_that_ends_leaves_the_next_one_what_it_knows(log, topic, monk
     assert log.read(topic).num_rows == 40
 
 
-def test_an_empty_batch_is_settled_at_once_and_leaves_no_trace(log, topic):
+def test_an_empty_batch_is_settled_without_an_append(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         for empty in (numbers(0, 0), NUMBERS.empty_table()):
@@ -103,7 +103,7 @@ def test_records_without_a_key_stay_together(log, topic):
     assert written.count == 5
 
 
-def test_a_named_partition_keeps_a_keyed_batch_whole(log, topic):
+def test_a_named_partition_overrides_the_keys_of_a_batch(log, topic):
     log.create_topic(topic, partitions=4)
     with log.producer() as producer:
         batch = keyed(*[str(n).encode() for n in range(50)])
@@ -139,7 +139,7 @@ def test_a_value_may_not_be_left_out(log, topic):
     producer.close()
 
 
-def test_missing_timestamps_among_others_are_now(log, topic):
+def test_null_timestamps_become_the_present_time(log, topic):
     log.create_topic(topic)
     moment = datetime(1960, 1, 1, tzinfo=UTC)
     batch = pa.record_batch(
@@ -155,7 +155,9 @@ def test_missing_timestamps_among_others_are_now(log, topic):
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 def test_timestamps_of_every_unit_fit_or_are_refused_by_name(log, topic, unit, zone):
-    """Coarser units lose nothing; nanoseconds might, and a time without a zone is not a moment."""
+    """Coarser units are exact. Nanoseconds may lose precision, and a time without a zone is
+    ambiguous.
+    """
     log.create_topic(topic)
     batch = pa.record_batch({"value": [b"a"], "timestamp": pa.array([7], pa.timestamp(unit, zone))})
     producer = log.producer()
@@ -218,7 +220,7 @@ EVERYTHING = pa.table(
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_every_type_comes_back_as_it_was(log, topic, compression):
+def test_values_of_every_type_are_read_as_they_were_written(log, topic, compression):
     log.create_topic(topic, schema=EVERYTHING.schema, config={"compression": compression})
     with log.producer() as producer:
         for start in range(2):
@@ -230,7 +232,7 @@ def test_every_type_comes_back_as_it_was(log, topic, compression):
     assert found.equals(pa.concat_tables([stored, stored]))
 
 
-def test_columns_in_another_order_and_of_narrower_types_are_made_to_fit(log, topic):
+def test_columns_are_reordered_and_widened(log, topic):
     schema = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("s", pa.string())])
     log.create_topic(topic, schema=schema)
     batch = pa.record_batch(
@@ -280,7 +282,7 @@ def test_two_columns_of_one_name_are_refused(log, topic):
     producer.close()
 
 
-def test_what_is_no_batch_is_the_callers_mistake(log, topic):
+def test_data_that_is_no_batch_raises_type_error(log, topic):
     log.create_topic(topic)
     with log.producer() as producer, pytest.raises(TypeError, match="list"):
         producer.append(topic, [{"value": b"v"}])
@@ -288,7 +290,7 @@ def test_what_is_no_batch_is_the_callers_mistake(log, topic):
         producer.append(topic, values("v"), key=5)
 
 
-def test_unknown_topics_and_partitions_are_told_by_the_future(log, topic):
+def test_the_future_fails_for_unknown_topics_and_partitions(log, topic):
     producer = log.producer()
     assert isinstance(producer.append(topic, values("v")).exception(20), UnknownTopic)
     log.create_topic(topic)
@@ -297,7 +299,7 @@ def test_unknown_topics_and_partitions_are_told_by_the_future(log, topic):
     producer.close()
 
 
-def test_a_batch_larger_than_the_buffer_is_taken_alone(log, topic):
+def test_a_batch_larger_than_the_buffer_is_sent_alone(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer(buffer_bytes=1000) as producer:
         for first in range(0, 5000, 1000):
@@ -316,12 +318,12 @@ def test_a_value_of_ten_megabytes(log, topic):
 
 
 @pytest.mark.rule(
-    "which small batches go together, and what each is told",
+    "joining of small batches, and the outcome of each",
     "client/writing/lanes.py",
     "client/writing/batches.py",
 )
-def test_many_small_batches_go_together_and_a_bad_one_harms_no_other(log, topic):
-    """In their order, each with its own outcome; schemas that differ in their metadata alone."""
+def test_small_batches_are_joined_without_the_invalid_ones(log, topic):
+    """In order, each with its outcome. Their schemas differ only in metadata."""
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
     log.create_topic(topic, schema=schema)
     noted = schema.with_metadata({"by": "the caller"})
@@ -349,7 +351,7 @@ def test_many_small_batches_go_together_and_a_bad_one_harms_no_other(log, topic)
     assert log.read(topic)["n"].to_pylist() == expected
 
 
-def test_a_column_that_kafkas_topics_do_not_have_is_named_not_one_that_may_be_left_out(log, topic):
+def test_the_error_names_the_unknown_column_not_an_optional_one(log, topic):
     log.create_topic(topic)
     batch = pa.record_batch({"value": pa.array([b"x"]), "zz": pa.array([1])})
     with log.producer() as producer, pytest.raises(SchemaMismatch, match="column 'zz'"):

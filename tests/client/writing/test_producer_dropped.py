@@ -1,4 +1,4 @@
-"""What producers cost: while they are idle, and when they were dropped without ``close()``."""
+"""The cost of producers: idle ones, and those that were collected without ``close()``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from tests.support import BrokerProcess, eventually, free_port, values
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_producer_that_is_dropped_sends_what_it_took_and_nothing_of_it_is_left(
-    log, topic, transactional
-):
+def test_a_collected_producer_sends_its_records_and_is_freed(log, topic, transactional):
     log.create_topic(topic)
     senders = []
     for number in range(5):
@@ -34,7 +32,7 @@ def test_a_producer_that_is_dropped_sends_what_it_took_and_nothing_of_it_is_left
 
 
 @pytest.mark.rule(
-    "how many threads producers have, and what a dropped one costs",
+    "threads of producers, and collected producers",
     "client/writing/loop.py",
     "client/connecting/threads.py",
 )
@@ -72,7 +70,7 @@ def test_producers_of_dead_brokers_share_the_threads_too(broker: BrokerProcess):
         eventually(lambda: sum(each.name == "isolog-calls" for each in threading.enumerate()) == 1)
 
 
-def test_calls_with_one_key_keep_one_thread_busy_and_others_go_on():
+def test_calls_with_one_key_occupy_one_thread():
     stuck, done, order = threading.Event(), threading.Event(), []
     for number in range(10):
         call_elsewhere(
@@ -86,7 +84,7 @@ def test_calls_with_one_key_keep_one_thread_busy_and_others_go_on():
 
 
 def test_a_producer_works_where_no_thread_can_be_started(log, topic, monkeypatch):
-    """As at the end of the interpreter: the thread that the connection has started is enough."""
+    """As in the shutdown of the interpreter. The thread of the connection is sufficient."""
     log.create_topic(topic, partitions=4)
 
     def start(thread: threading.Thread) -> None:
@@ -107,8 +105,8 @@ def test_a_producer_works_where_no_thread_can_be_started(log, topic, monkeypatch
         assert log.read(topic).num_rows == 4
 
 
-def test_a_producer_of_nobody_tells_so_in_time(tmp_path):
-    """As where the broker of its log is gone: it asks again and again, and gives up in time."""
+def test_a_producer_without_a_broker_fails_in_time(tmp_path):
+    """As when the broker of its log was removed. It retries, and gives up in time."""
     with BrokerProcess(tmp_path / "log", f"127.0.0.1:{free_port()}") as broker:
         log = isolog.connect(broker.address, timeout=1)
         log.create_topic("t")

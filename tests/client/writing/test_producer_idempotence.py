@@ -1,4 +1,4 @@
-"""A batch is in the log once, in its place, however often it had to be sent."""
+"""Idempotent producers: a batch is in the log once and in order, after any number of retries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import BrokerProcess, eventually, numbers, values
 
 
 def found(log: isolog.Log, topic: str = "t", partition: int | None = None) -> list[int]:
-    """The values in the log, of a partition in the order of their offsets."""
+    """Return the values of a partition in the order of their offsets."""
     with log.consumer(topic) as consumer:
         records = list(consumer.records(until="latest"))
     return [int(each.value) for each in records if partition in (None, each.partition)]
@@ -34,13 +34,13 @@ def proxy(broker: BrokerProcess) -> Iterator[Proxy]:
 
 @pytest.fixture
 def direct(broker: BrokerProcess) -> Iterator[isolog.Log]:
-    """Past the proxy, with a topic ``t`` of two partitions."""
+    """A log without the proxy, with a topic ``t`` of two partitions."""
     with broker.connect() as log:
         log.create_topic("t", partitions=2)
         yield log
 
 
-def test_a_lost_acknowledgement_is_asked_for_again(direct, proxy):
+def test_a_batch_is_retried_after_a_lost_acknowledgement(direct, proxy):
     with isolog.connect(proxy.address) as log, log.producer() as producer:
         producer.append("t", values("0"), 0).result(20)
         proxy.lose_answers()
@@ -54,8 +54,8 @@ def test_a_lost_acknowledgement_is_asked_for_again(direct, proxy):
     assert found(direct) == [0, 1, 2, 3]
 
 
-def test_many_lost_acknowledgements_are_asked_for_in_order(direct, proxy):
-    """More batches than a leader recognises: no more than that are on their way at once."""
+def test_many_lost_acknowledgements_keep_the_order(direct, proxy):
+    """More batches than the window. At most a window of them is in flight."""
     with isolog.connect(proxy.address) as log, log.producer() as producer:
         for partition in range(2):
             producer.append("t", values("0"), partition).result(20)
@@ -69,8 +69,8 @@ def test_many_lost_acknowledgements_are_asked_for_in_order(direct, proxy):
     assert found(direct, partition=1) == [0, *range(3, 102, 2)]
 
 
-def test_a_connection_lost_again_and_again_costs_nothing_but_time(direct, proxy):
-    """Cut at random moments, with and without answers: all there once, in order."""
+def test_repeatedly_lost_connections_cause_no_duplicates(direct, proxy):
+    """Connections are closed at random times. Each record occurs once, in order."""
     chance = random.Random(7)
     stop = threading.Event()
 
@@ -100,7 +100,7 @@ def test_a_connection_lost_again_and_again_costs_nothing_but_time(direct, proxy)
 
 
 @pytest.mark.parametrize("way", ["append", "send"])
-def test_a_broker_killed_in_mid_stream_loses_and_doubles_nothing(broker, way):
+def test_a_killed_broker_causes_no_loss_and_no_duplicates(broker, way):
     with broker.connect() as log:
         log.create_topic("t", partitions=2)
         with log.producer() as producer:
@@ -133,7 +133,7 @@ def test_a_broker_killed_in_mid_stream_loses_and_doubles_nothing(broker, way):
             assert found(log, partition=partition) == list(range(partition, len(futures), 2))
 
 
-def test_a_broker_that_comes_back_in_time_is_waited_for(broker):
+def test_a_producer_waits_for_a_restarting_broker(broker):
     with broker.connect() as log:
         log.create_topic("t")
         with log.producer() as producer:
@@ -147,8 +147,8 @@ def test_a_broker_that_comes_back_in_time_is_waited_for(broker):
         assert found(log) == list(range(9))
 
 
-def test_after_an_unknown_outcome_the_rest_goes_on_in_order(broker):
-    """The batch may be in the log or not; what follows does not depend on it."""
+def test_batches_after_an_unknown_outcome_keep_their_order(broker):
+    """The batch may be in the log or not. Later batches do not depend on it."""
     with broker.connect(timeout=1) as log:
         log.create_topic("t")
         producer = log.producer(timeout_ms=1000)
@@ -177,8 +177,8 @@ def _answers(log: isolog.Log) -> bool:
         return False
 
 
-def test_a_refusal_that_a_restart_forgot_is_no_gap(broker):
-    """A refused batch used up a sequence that is not in the log: the next ones go under others."""
+def test_a_refusal_before_a_restart_leaves_no_gap(broker):
+    """A refused batch used a sequence that is not in the log. Later batches use new ones."""
     with broker.connect() as log:
         log.create_topic("t", config={"max.record.bytes": 100})
         producer = log.producer()
@@ -194,8 +194,8 @@ def test_a_refusal_that_a_restart_forgot_is_no_gap(broker):
         assert found(log) == list(range(11))
 
 
-def test_a_bad_record_in_the_middle_of_a_batch_that_is_sent_again(direct, proxy):
-    """What was kept is kept once, and the error is the same."""
+def test_a_retried_batch_with_an_invalid_record_keeps_its_first_records_once(direct, proxy):
+    """The kept records occur once, and the error is the same."""
     direct.create_topic("u", config={"max.record.bytes": 100})
     with isolog.connect(proxy.address) as log:
         producer = log.producer()
@@ -212,7 +212,7 @@ def test_a_bad_record_in_the_middle_of_a_batch_that_is_sent_again(direct, proxy)
     assert found(direct, "u") == [0, 1, 2, 3]
 
 
-def test_a_gap_that_nobody_can_fill_is_no_error(log, topic):
+def test_a_gap_in_the_sequences_starts_a_new_epoch(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         producer.append(topic, values("0")).result(20)
@@ -221,7 +221,7 @@ def test_a_gap_that_nobody_can_fill_is_no_error(log, topic):
         identity = lane._used
         assert isinstance(identity, ProducerIdentity)
         assert lane._sequence == 1
-        # The leader takes a gap for a refusal that it forgot: the lane begins the next epoch at 0.
+        # A gap looks like a lost refusal to the leader: the lane begins the next epoch at 0.
         lane._sequence = 1000
         for n in range(1, 8):
             assert producer.append(topic, values(str(n))).result(20).offset == n
@@ -229,7 +229,7 @@ def test_a_gap_that_nobody_can_fill_is_no_error(log, topic):
     assert found(log, topic) == list(range(8))
 
 
-def test_every_producer_has_an_id_of_its_own_and_asks_for_it_once(log, topic):
+def test_every_producer_requests_its_own_id_once(log, topic):
     log.create_topic(topic, partitions=2)
     ids = set()
     for _ in range(2):
@@ -241,8 +241,8 @@ def test_every_producer_has_an_id_of_its_own_and_asks_for_it_once(log, topic):
     assert len(ids) == 2
 
 
-def test_two_topics_of_one_name_are_two(log, topic):
-    """A topic that was deleted and created again starts every sequence from 0 again."""
+def test_a_recreated_topic_starts_its_sequences_at_zero(log, topic):
+    """A topic that was deleted and created again starts every sequence at 0."""
     producer = log.producer()
     for turn in range(2):
         log.create_topic(topic)
@@ -254,7 +254,7 @@ def test_two_topics_of_one_name_are_two(log, topic):
     producer.close()
 
 
-def test_a_typed_topic_as_well(log, topic):
+def test_idempotence_of_a_typed_topic(log, topic):
     log.create_topic(topic, schema=numbers(0, 1).schema)
     with log.producer() as producer:
         futures = [producer.append(topic, numbers(n, 1)) for n in range(100)]

@@ -1,4 +1,4 @@
-"""Programs that end while their threads wait for a broker, or use one."""
+"""Programs that end while their threads wait for a broker, or call one."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ producer.send("t", "w")
 """
 
 
-def test_a_program_may_end_with_everything_open(broker: BrokerProcess) -> None:
-    """It forgot to close, and its threads wait for the broker when the interpreter goes."""
+def test_a_program_ends_with_open_clients(broker: BrokerProcess) -> None:
+    """Its clients are open, and its threads wait for the broker at the shutdown."""
     with broker.connect() as log:
         log.create_topic("t")
         log.create_topic("quiet", partitions=4)
@@ -60,8 +60,8 @@ sys.exit(3)
 
 
 @pytest.mark.slow
-def test_a_broker_may_die_just_when_a_program_ends(tmp_path: Path) -> None:
-    """Its threads would be woken with an error, and find no interpreter any more."""
+def test_a_program_ends_while_its_broker_dies(tmp_path: Path) -> None:
+    """Its threads would get an error after the shutdown of the interpreter."""
     with BrokerProcess(tmp_path) as broker:
         with broker.connect() as log:
             log.create_topic("t")
@@ -74,7 +74,7 @@ def test_a_broker_may_die_just_when_a_program_ends(tmp_path: Path) -> None:
         )
         assert program.stdout is not None
         assert program.stdout.readline() == "ending\n"
-        time.sleep(1)  # most likely it is in that sleep now; if not, less is tested
+        time.sleep(1)  # it is probably in that sleep now, and otherwise the test is weaker
         broker.kill()
         _, said = program.communicate(timeout=60)
     assert (program.returncode, said) == (3, "")

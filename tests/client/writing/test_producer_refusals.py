@@ -1,7 +1,7 @@
-"""A message with a bad record in the middle: those before it stay, and the error says which.
+"""A message with an invalid record: earlier records stay, and the error has its number.
 
-Records are taken in order, the first bad one ends the message, nothing is rolled back, and the next
-message is judged by itself (docs/vocabulary.md).
+Records are appended in order, the first invalid one ends the message, no record is rolled back, and
+the next message is judged independently (docs/vocabulary.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT = pa.schema([("s", pa.string())])
 
 
 def bad_text(*rows: bytes) -> pa.RecordBatch:
-    """Text that Arrow never checked: it comes from buffers."""
+    """Text from buffers, which Arrow does not validate."""
     offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(rows))]
     return pa.RecordBatch.from_arrays(
@@ -33,7 +33,7 @@ def bad_text(*rows: bytes) -> pa.RecordBatch:
 
 
 def refused(log, topic, batch) -> IsologError:
-    """The error of appending the batch behind five good records, the next write having worked."""
+    """Return the error for the batch after five valid records. Check that the next write works."""
     producer = log.producer()
     future = producer.append(topic, batch, partition=0)
     error = future.exception(20)
@@ -91,7 +91,7 @@ def test_text_that_is_not_utf8(log, topic, bad):
     log.read(topic).validate(full=True)
 
 
-def test_the_earliest_bad_record_decides(log, topic):
+def test_the_first_invalid_record_determines_the_error(log, topic):
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
     log.create_topic(topic, schema=schema, config={"max.record.bytes": 100})
     numbers = pa.array([0, 1, 2, None, 4], pa.int64())
@@ -102,12 +102,14 @@ def test_the_earliest_bad_record_decides(log, topic):
     assert log.describe(topic).partitions[0].log_end_offset == 2
 
 
-def test_sends_of_a_refused_batch_are_told_one_by_one(log, topic):
-    """The client stops what it can see; what only the leader sees is settled record by record."""
+def test_each_record_of_a_refused_batch_gets_its_outcome(log, topic):
+    """The client refuses errors that it can check. Errors of the leader are settled record by
+    record.
+    """
     log.create_topic(topic, config={"max.record.bytes": 100})
     producer = log.producer(linger_ms=200)
     producer.send(topic, b"warm").result(20)
-    # The limit that the client remembers is the old topic's: the leader is stricter.
+    # The client has cached the limit of the old topic, and the leader has a lower one.
     with_limit = log.describe(topic)
     remembered = dict(with_limit.config) | {"max.record.bytes": "10000"}
     structs.force_setattr(producer._topics.known(topic), "config", remembered)
@@ -128,8 +130,8 @@ def test_sends_of_a_refused_batch_are_told_one_by_one(log, topic):
     producer.close()
 
 
-def test_a_batch_over_partitions_is_refused_where_it_is_bad(log, topic):
-    """Each partition's part is judged by itself; ``kept`` counts what stays in all of them."""
+def test_a_batch_over_partitions_is_refused_only_in_the_invalid_partition(log, topic):
+    """Each partition's part is judged independently. ``kept`` counts the records of all parts."""
     log.create_topic(topic, partitions=4, config={"max.record.bytes": 100})
     keys = [f"key-{n}".encode() for n in range(40)]
     rows = [b"x" * (1000 if n == 20 else 1) for n in range(40)]
@@ -141,8 +143,8 @@ def test_a_batch_over_partitions_is_refused_where_it_is_bad(log, topic):
     producer.close()
 
 
-def test_sizes_count_what_a_record_holds(log, topic):
-    """Of a batch that shares buffers with a larger one only its own rows count."""
+def test_the_size_of_a_record_counts_only_its_values(log, topic):
+    """If a batch shares buffers with a larger one, only its rows count."""
     schema = pa.schema(
         [
             ("list", pa.list_(pa.string())),
@@ -167,7 +169,7 @@ def test_sizes_count_what_a_record_holds(log, topic):
     assert [len(each["struct"]["s"]) for each in found] == [10, 20, 30, 40]
 
 
-def test_a_batch_above_the_limit_of_a_message_is_refused_whole(log, topic):
+def test_a_batch_above_the_message_limit_is_refused_completely(log, topic):
     schema = pa.schema([("n", pa.null()), ("b", pa.bool_())])
     log.create_topic(topic, schema=schema)
     rows = (256 << 20) * 8 + 64

@@ -1,4 +1,4 @@
-"""``Producer.send``: one record at a time, in order, at the partition that its key names."""
+"""``Producer.send``: single records, in order, in the partition of their key."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from spark_stream.client.writing import producer as producing
 from spark_stream.client.writing.lanes import Outgoing
 from tests.support import NUMBERS, values
 
-pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+pytestmark = pytest.mark.slow  # each test uses a broker
 
 
 def kafka_murmur2(data: bytes) -> int:
-    """Appleby's murmur2 as Kafka runs it, byte by byte: what ours is held against."""
+    """Return Appleby's murmur2 as in Kafka, byte by byte, as the reference."""
     mask = 0xFFFFFFFF
     h = (0x9747B28C ^ len(data)) & mask
     whole = len(data) // 4 * 4
@@ -57,7 +57,7 @@ def test_the_model_of_murmur2_has_kafkas_own_values():
     assert kafka_murmur2(b"a-little-bit-long-string") == -985981536 % (1 << 32)
 
 
-def test_a_sent_record_comes_back_as_it_was(log, topic):
+def test_a_record_is_read_as_it_was_sent(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         future = producer.send(
@@ -73,7 +73,7 @@ def test_a_sent_record_comes_back_as_it_was(log, topic):
 
 
 @pytest.mark.parametrize("value", [b"", b"\0\xff", "Grüße 🎈", None, bytearray(b"x")])
-def test_values_and_keys_are_bytes_or_text_or_nothing(log, topic, value):
+def test_values_and_keys_are_bytes_text_or_none(log, topic, value):
     log.create_topic(topic)
     with log.producer() as producer:
         producer.send(topic, value, key=value)
@@ -90,9 +90,7 @@ def test_values_and_keys_are_bytes_or_text_or_nothing(log, topic, value):
         {"key": "\ud800"},
     ],
 )
-def test_a_value_of_a_wrong_type_is_the_callers_mistake_and_harms_nobody_elses_record(
-    log, topic, wrong
-):
+def test_a_value_of_a_wrong_type_raises_type_error_without_other_failures(log, topic, wrong):
     log.create_topic(topic)
     with log.producer(linger_ms=200) as producer:
         good = producer.send(topic, b"good")
@@ -102,9 +100,7 @@ def test_a_value_of_a_wrong_type_is_the_callers_mistake_and_harms_nobody_elses_r
     assert log.read(topic).num_rows == 1
 
 
-def test_headers_and_partitions_of_a_wrong_type_are_told_by_the_future_and_harm_no_other_record(
-    log, topic
-):
+def test_invalid_headers_and_partitions_fail_only_their_future(log, topic):
     log.create_topic(topic)
     producer = log.producer(linger_ms=200)
     good = producer.send(topic, b"good")
@@ -172,7 +168,7 @@ def test_without_a_timestamp_it_is_now(log, topic):
 
 
 @pytest.mark.parametrize("timestamp", [1 << 62, -(1 << 62), 1 << 80])
-def test_a_timestamp_that_no_column_can_hold_is_refused_alone(log, topic, timestamp):
+def test_a_timestamp_out_of_range_fails_only_its_record(log, topic, timestamp):
     log.create_topic(topic)
     producer = log.producer(linger_ms=200)
     good = producer.send(topic, b"good")
@@ -185,7 +181,7 @@ def test_a_timestamp_that_no_column_can_hold_is_refused_alone(log, topic, timest
 
 
 def test_a_record_of_the_year_20000_can_be_read_as_well(log, topic):
-    """Arrow's timestamps reach further than Python's: such a record must not end a consumer."""
+    """Arrow's range is larger than Python's. Such a record must not end a consumer."""
     log.create_topic(topic)
     far = pa.array([569_000_000_000_000_000, -569_000_000_000_000_000, 0], pa.int64())
     batch = pa.record_batch(
@@ -200,7 +196,7 @@ def test_a_record_of_the_year_20000_can_be_read_as_well(log, topic):
     assert log.read(topic)["timestamp"].cast(pa.int64()).to_pylist() == far.to_pylist()
 
 
-def test_a_key_goes_where_kafka_puts_it(log, topic):
+def test_a_key_goes_to_the_partition_of_kafkas_partitioner(log, topic):
     log.create_topic(topic, partitions=6)
     keys = [b"", b"a", b"ab", b"abc", b"abcd", b"21", b"foobar", b"a-little-bit-long-string"]
     keys += [bytes([n]) * n for n in range(1, 60)] + ["schlüssel".encode()]
@@ -213,7 +209,7 @@ def test_a_key_goes_where_kafka_puts_it(log, topic):
     assert len(set(expected)) == 6
 
 
-def test_a_named_partition_wins_over_the_key(log, topic):
+def test_a_named_partition_overrides_the_key(log, topic):
     log.create_topic(topic, partitions=6)
     with log.producer(linger_ms=50) as producer:
         named = [producer.send(topic, b"v", key=b"k", partition=number) for number in range(6)]
@@ -230,7 +226,7 @@ def test_records_without_keys_use_all_partitions(log, topic):
 
 
 @pytest.mark.parametrize("partition", [-1, 2, 1 << 40])
-def test_a_partition_that_is_not_there_is_told_by_the_future(log, topic, partition):
+def test_the_future_fails_for_an_unknown_partition(log, topic, partition):
     log.create_topic(topic, partitions=2)
     producer = log.producer()
     with pytest.raises(UnknownPartition, match=f"0 to 1, not {partition}"):
@@ -239,7 +235,7 @@ def test_a_partition_that_is_not_there_is_told_by_the_future(log, topic, partiti
     producer.close()
 
 
-def test_an_unknown_topic_is_told_by_the_future_and_by_the_with_block(log, topic):
+def test_an_unknown_topic_fails_the_future_and_the_with_block(log, topic):
     producer = log.producer()
     future = producer.send(topic, b"v")
     with pytest.raises(UnknownTopic, match=topic), producer:
@@ -247,7 +243,7 @@ def test_an_unknown_topic_is_told_by_the_future_and_by_the_with_block(log, topic
     assert isinstance(future.exception(0), UnknownTopic)
 
 
-def test_a_typed_topic_takes_no_single_records(log, topic):
+def test_send_to_a_typed_topic_fails(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     producer = log.producer()
     with pytest.raises(SchemaMismatch, match="typed: n"):
@@ -255,7 +251,7 @@ def test_a_typed_topic_takes_no_single_records(log, topic):
     producer.close()
 
 
-def test_an_error_of_the_block_is_not_hidden_by_one_of_the_producer(log, topic):
+def test_an_error_of_the_with_block_is_raised_before_one_of_the_producer(log, topic):
     producer = log.producer()
     producer.send(topic, b"v")
     with pytest.raises(ZeroDivisionError), producer:
@@ -269,15 +265,15 @@ def test_flush_waits_for_everything_and_raises_the_first_error_once(log, topic):
         with pytest.raises(RecordTooLarge, match=r"has 208 bytes"):
             producer.flush()
         assert all(future.done() for future in futures)
-        producer.flush()  # it was told
+        producer.flush()  # it was reported
         assert [future.exception() is None for future in futures] == [True, False, True, False]
     assert log.read(topic).num_rows == 2
 
 
-def test_a_record_that_no_setting_lets_through_has_another_hint(log, topic, monkeypatch):
+def test_a_record_above_every_limit_has_another_hint(log, topic, monkeypatch):
     log.create_topic(topic, config={"max.record.bytes": 1000})
     with suppress(IsologError), log.producer() as producer:
-        for module in (batches, producing):  # in place of a value of 256 MiB
+        for module in (batches, producing):  # instead of a value of 256 MiB
             monkeypatch.setattr(module, "BATCH_BYTES_MAX", 5000)
         large = producer.send(topic, b"x" * 2000).exception(20)
         largest = producer.send(topic, b"x" * 6000).exception(20)
@@ -289,7 +285,7 @@ def test_a_record_that_no_setting_lets_through_has_another_hint(log, topic, monk
         assert "raise" not in str(error)
 
 
-def test_a_record_too_large_in_the_middle_leaves_its_neighbours(log, topic):
+def test_an_oversized_record_fails_alone(log, topic):
     log.create_topic(topic, config={"max.record.bytes": 1000})
     producer = log.producer(linger_ms=100)
     futures = [producer.send(topic, b"x" * size) for size in [10, 10, 5000, 10]]
@@ -313,7 +309,7 @@ def test_order_holds_through_sends_and_appends(log, topic):
 
 
 def test_order_holds_for_each_of_many_threads(log, topic):
-    """One thread's appends must not let another thread's sends overtake each other."""
+    """Appends of one thread must not reorder the sends of another thread."""
     log.create_topic(topic)
     with log.producer() as producer:
         stop = threading.Event()
@@ -336,21 +332,21 @@ def test_order_holds_for_each_of_many_threads(log, topic):
     assert [int(value) for value in found if value != b"other"] == list(range(4000))
 
 
-def test_a_full_batch_goes_before_its_linger_is_over(log, topic):
+def test_a_full_batch_is_sent_before_its_linger_ends(log, topic):
     log.create_topic(topic)
     with log.producer(linger_ms=60_000, batch_bytes=1000) as producer:
         futures = [producer.send(topic, b"x" * 300) for _ in range(4)]
         assert futures[0].result(20).offset == 0
 
 
-def test_a_full_buffer_goes_before_its_linger_is_over(log, topic):
+def test_a_full_buffer_is_sent_before_its_linger_ends(log, topic):
     log.create_topic(topic)
     with log.producer(linger_ms=60_000, buffer_bytes=1000) as producer:
         futures = [producer.send(topic, b"x" * 300) for _ in range(20)]
         assert futures[0].result(20).offset == 0
 
 
-def test_records_that_wait_together_travel_together(shared, log, topic):
+def test_waiting_records_are_sent_in_one_batch(shared, log, topic):
     log.create_topic(topic)
     with log.producer(linger_ms=300) as producer:
         for number in range(500):
@@ -361,7 +357,7 @@ def test_records_that_wait_together_travel_together(shared, log, topic):
     assert entries.stat().st_size // 88 <= 5
 
 
-def test_a_closed_producer_takes_nothing(log, topic):
+def test_a_closed_producer_refuses_records(log, topic):
     log.create_topic(topic)
     producer = log.producer()
     producer.send(topic, b"v")
@@ -396,7 +392,7 @@ def test_a_setting_out_of_range_is_refused_by_name(log, setting):
 
 
 def test_a_callback_may_call_the_producer_and_wait_for_room(log, topic):
-    """Callbacks run apart from the thread that reads acknowledgements: else this would be stuck."""
+    """Callbacks run on another thread than acknowledgements, without a deadlock."""
     log.create_topic(topic)
     ended = threading.Event()
     with log.producer(buffer_bytes=2000, timeout_ms=20_000) as producer:
@@ -424,7 +420,7 @@ def test_after_flush_every_future_is_done(log, topic):
             assert all(future.done() for future in futures)
 
 
-def test_a_cancelled_future_harms_nothing(log, topic):
+def test_a_cancelled_future_does_not_affect_other_records(log, topic):
     log.create_topic(topic)
     with log.producer(linger_ms=200) as producer:
         first = producer.send(topic, b"first")
@@ -433,7 +429,7 @@ def test_a_cancelled_future_harms_nothing(log, topic):
         assert second.result(20).offset == 1
 
 
-def test_numpy_numbers_are_numbers(log, topic):
+def test_numpy_numbers_are_accepted(log, topic):
     log.create_topic(topic, partitions=2)
     one = np.int64(1)
     with log.producer() as producer:
@@ -446,9 +442,7 @@ def test_numpy_numbers_are_numbers(log, topic):
         assert len(list(consumer.records(until="latest"))) == 1
 
 
-def test_a_stream_that_a_batch_could_not_be_sent_on_ends_and_the_batch_goes_on_another(
-    log, topic, monkeypatch
-):
+def test_a_batch_is_resent_on_another_stream_after_a_failed_send(log, topic, monkeypatch):
     log.create_topic(topic)
     failures = iter([MemoryError()])
 

@@ -1,4 +1,4 @@
-"""No acknowledgement is made from an error, whatever the leader answers."""
+"""No error of a leader becomes an acknowledgement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = sorted(
     key=lambda kind: kind.__name__,
 )
 KINDS = [kind for kind in KINDS if issubclass(kind, IsologError)]
-# What an error may carry, be it to the point or not.
+# The possible details of an error, relevant or not.
 DETAILS = st.fixed_dictionaries(
     {},
     optional={
@@ -39,12 +39,12 @@ REFUSED = st.integers(0, ROWS - 1)
 
 
 def over_the_wire(ack: Ack, batch: Outgoing) -> Settlement:
-    """What the client makes of an answer."""
+    """Return the client's settlement for an answer."""
     return settlement_of("t", batch, ack_from_bytes(ack.to_bytes()), None)
 
 
 def settled(ack: Ack, joined: list[int], failures: Failures) -> list[Future[Written]]:
-    """The futures of records sent one by one, in batches of these sizes that went as one."""
+    """Return the futures of single records, in batches of these sizes that were joined."""
     futures: list[Future[Written]] = []
     batches = []
     for rows in joined:
@@ -66,15 +66,15 @@ def settled(ack: Ack, joined: list[int], failures: Failures) -> list[Future[Writ
 JOINED = st.sampled_from([[4], [1, 3], [2, 2], [1, 1, 1, 1]])
 
 
-@pytest.mark.rule("what acknowledges a record, and that no error does", "client/writing/lanes.py")
+@pytest.mark.rule("acknowledgements of records: no error becomes one", "client/writing/lanes.py")
 @given(st.sampled_from(KINDS), DETAILS, JOINED)
 def test_an_error_acknowledges_no_record(kind, details, joined):
-    """Whatever it says is kept: only the refusal of a record acknowledges those before it."""
+    """For any value of ``kept``: only the refusal of a record acknowledges earlier ones."""
     ack = BatchRefused(number=0, partition=0, error=kind("no", **details), count=0)
     failures = Failures()
     futures = settled(ack, joined, failures)
     assert all(isinstance(each.exception(0), IsologError) for each in futures)
-    assert failures.first is not None  # a transaction with such a write does not commit
+    assert failures.first is not None  # a transaction with such a write cannot commit
 
 
 @given(REFUSED, DETAILS, JOINED)
@@ -108,7 +108,7 @@ def test_an_acknowledgement_below_offset_0_cannot_be_made(offset, count):
 
 
 @given(st.lists(st.sampled_from(["written", "refused", "unknown", "gone"]), min_size=1, max_size=5))
-def test_a_batch_over_partitions_is_acknowledged_only_if_all_of_it_is(kinds):
+def test_a_batch_over_partitions_is_acknowledged_with_all_its_parts(kinds):
     whole = Gathering(len(kinds), Failures())
     parts: dict[str, Settlement] = {
         "written": Written("t", 0, 50, 4),
@@ -131,7 +131,7 @@ def test_a_batch_over_partitions_is_acknowledged_only_if_all_of_it_is(kinds):
 
 
 def test_only_an_answer_of_the_leader_and_an_empty_batch_make_an_acknowledgement():
-    """What acknowledges is in two places, so a third is noticed here."""
+    """Acknowledgements are created in two places. This test detects a third one."""
     root = Path(client.__file__).parent
     found: Counter[str] = Counter()
     for path in root.rglob("*.py"):

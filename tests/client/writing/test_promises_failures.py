@@ -1,4 +1,4 @@
-"""What failed is told once: by its future, or else by the flush."""
+"""A failure is reported once: by its future, or else by the flush."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def failed(failures: Failures, message: str) -> Promise:
     return promise
 
 
-def test_what_the_caller_has_taken_is_told():
+def test_an_error_read_from_its_future_is_not_raised_by_flush():
     failures = Failures()
     assert failed(failures, "a").exception().message == "a"
     with pytest.raises(BrokerUnavailable, match="b"):
@@ -25,7 +25,7 @@ def test_what_the_caller_has_taken_is_told():
     failures.raise_first()
 
 
-def test_what_nobody_looked_at_is_told_once():
+def test_an_unread_error_is_raised_once():
     failures = Failures()
     looked, _other, _third = (failed(failures, name) for name in "abc")
     looked.exception()
@@ -34,7 +34,7 @@ def test_what_nobody_looked_at_is_told_once():
     failures.raise_first()
 
 
-def test_waiting_for_a_future_and_being_called_back_take_nothing():
+def test_waits_and_callbacks_do_not_report_an_error():
     failures = Failures()
     promise = failed(failures, "a")
     wait([promise])
@@ -43,7 +43,7 @@ def test_waiting_for_a_future_and_being_called_back_take_nothing():
         failures.raise_first()
 
 
-def test_a_look_that_comes_too_early_takes_nothing():
+def test_reading_an_unsettled_future_does_not_report_its_error():
     failures = Failures()
     promise = Promise(failures)
     with pytest.raises(TimeoutError):
@@ -53,7 +53,7 @@ def test_a_look_that_comes_too_early_takes_nothing():
         failures.raise_first()
 
 
-def test_the_first_failure_is_known_though_it_was_told():
+def test_the_first_failure_is_kept_after_its_report():
     failures = Failures()
     failed(failures, "a").exception()
     failed(failures, "b")
@@ -63,7 +63,7 @@ def test_the_first_failure_is_known_though_it_was_told():
     failures.raise_first()
 
 
-def test_failures_that_nobody_holds_take_no_room():
+def test_failures_of_collected_futures_are_dropped():
     failures = Failures()
     held = [failed(failures, "held") for _ in range(10)]
     for _ in range(20_000):
@@ -76,7 +76,7 @@ def test_failures_that_nobody_holds_take_no_room():
         failures.raise_first()
 
 
-def test_any_number_of_failures_can_be_taken():
+def test_any_number_of_failures_can_be_reported():
     failures = Failures()
     held = [failed(failures, "held") for _ in range(5_000)]
     for each in held:
@@ -85,7 +85,7 @@ def test_any_number_of_failures_can_be_taken():
 
 
 def test_futures_may_be_dropped_while_their_failures_are_tidied_up():
-    """Each holder is asked once: it may be there at one time, and gone at the next."""
+    """Each holder is checked once, because it may be collected between two checks."""
     failures = Failures()
     for _ in range(1024):
         holders = iter([object()])

@@ -1,4 +1,4 @@
-"""Records that go together: what their futures say, whenever somebody looks at them."""
+"""Outcomes of batched records in their futures, at any time of their use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gone() -> Unacknowledged:
     return Unacknowledged(BrokerUnavailable("gone"))
 
 
-@pytest.mark.rule("when a record's future is made, and what it says", "client/writing/promises.py")
+@pytest.mark.rule("creation and outcome of a record's future", "client/writing/promises.py")
 @settings(max_examples=examples(80))
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=20),
@@ -74,7 +74,7 @@ def test_each_row_has_the_outcome_of_its_place_in_its_part(places, looked_early,
                 assert isinstance(promise.exception(0), kind)
 
 
-def test_it_is_a_future_for_all_who_wait():
+def test_a_record_promise_works_with_all_waiting_functions():
     outcomes, (first, second, third) = sent(3)
     assert isinstance(first, Future)
     assert "pending" in repr(first)
@@ -89,7 +89,7 @@ def test_it_is_a_future_for_all_who_wait():
         _ = first.offset
 
 
-def test_a_coroutine_may_wait_for_it():
+def test_a_record_promise_can_be_awaited_by_a_coroutine():
     outcomes, (promise,) = sent(1)
 
     async def waiting() -> Written:
@@ -100,7 +100,7 @@ def test_a_coroutine_may_wait_for_it():
     assert asyncio.run(waiting()).offset == 5
 
 
-def test_a_cancelled_one_stays_so_and_the_others_have_their_outcomes():
+def test_a_cancelled_record_promise_does_not_affect_the_others():
     outcomes, (cancelled, other) = sent(2)
     assert cancelled.cancel()
     outcomes.settle(0, 2, written(2))
@@ -110,7 +110,7 @@ def test_a_cancelled_one_stays_so_and_the_others_have_their_outcomes():
     assert not other.cancel()
 
 
-def test_the_first_failure_that_nobody_took_is_told():
+def test_flush_raises_the_first_unread_failure():
     failures = Failures()
     outcomes, promises = sent(3, failures)
     early = promises[0]
@@ -123,7 +123,7 @@ def test_the_first_failure_that_nobody_took_is_told():
     failures.raise_first()
 
 
-def test_a_failure_that_all_have_taken_is_told():
+def test_a_failure_read_from_all_futures_counts_as_reported():
     failures = Failures()
     outcomes, promises = sent(2, failures)
     outcomes.settle(0, 2, gone())
@@ -131,7 +131,7 @@ def test_a_failure_that_all_have_taken_is_told():
     failures.raise_first()
 
 
-def test_failures_that_nobody_holds_take_no_room():
+def test_failures_of_collected_futures_are_dropped():
     failures = Failures()
     for _ in range(20_000):
         outcomes, _ = sent(1, failures)
@@ -144,8 +144,8 @@ def test_failures_that_nobody_holds_take_no_room():
 
 
 @pytest.mark.parametrize("rows", [1, 50])
-def test_looking_while_it_is_settled_misses_nothing(rows):
-    """Many threads look at the same futures, at the moment when they are settled."""
+def test_futures_used_during_settlement_get_their_outcomes(rows):
+    """Many threads use the same futures while these are settled."""
     for _ in range(30):
         outcomes, promises = sent(rows)
         barrier, found = threading.Barrier(4), []

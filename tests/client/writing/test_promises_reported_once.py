@@ -1,4 +1,4 @@
-"""A failure is told once: by its future if the caller asks that, else by flush and close."""
+"""A failure is reported once: by its future if the caller reads it, else by flush or close."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isolog.errors import SchemaMismatch, TransactionAborted, UnknownTopic
 from tests.support import numbers, values
 
 
-def test_what_was_taken_from_a_future_is_not_raised_again(log, topic):
+def test_an_error_read_from_a_future_is_not_raised_again(log, topic):
     log.create_topic(topic)
     with log.producer() as producer:
         assert isinstance(producer.append(topic, numbers(0, 1)).exception(20), SchemaMismatch)
@@ -20,7 +20,7 @@ def test_what_was_taken_from_a_future_is_not_raised_again(log, topic):
         assert producer.send(topic, b"v").result(20).offset == 0
 
 
-def test_what_nobody_took_is_raised_by_flush_or_at_the_end(log, topic):
+def test_an_unread_error_is_raised_by_flush_or_close(log, topic):
     log.create_topic(topic)
     producer = log.producer()
     taken, waited = (producer.append(topic, numbers(0, 1)) for _ in range(2))
@@ -33,7 +33,7 @@ def test_what_nobody_took_is_raised_by_flush_or_at_the_end(log, topic):
         producer.close()
 
 
-def test_a_failed_write_makes_the_commit_an_abort_though_it_was_told(log, topic):
+def test_a_reported_failed_write_still_aborts_the_commit(log, topic):
     log.create_topic(topic)
     with log.producer(transactional_id=topic) as producer:
         producer.begin_transaction()

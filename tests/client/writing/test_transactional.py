@@ -1,4 +1,4 @@
-"""Transactions of a producer in Python: all or nothing, one owner, no trace of what was aborted."""
+"""Transactions of a Python producer: atomic, one owner, aborted records invisible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spark_stream.wire.transaction_messages import CommitTransaction, InitTransa
 from tests.client.writing.seen import entries, found
 from tests.support import eventually, values
 
-pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+pytestmark = pytest.mark.slow  # each test uses a broker
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def producer(log: isolog.Log, identity: str) -> Iterator[TransactionalProducer]:
 # -- commit and abort -----------------------------------------------------------------------------
 
 
-def test_a_commit_makes_everything_visible_at_once(log, topic, producer):
-    """In all partitions and topics, to the very next read."""
+def test_a_commit_makes_all_records_visible_together(log, topic, producer):
+    """In all partitions and topics, for the next read."""
     other = f"{topic}-other"
     log.create_topic(topic, partitions=3)
     log.create_topic(other)
@@ -61,7 +61,7 @@ def test_a_commit_makes_everything_visible_at_once(log, topic, producer):
         assert found(log, other) == list(range(turn + 1))
 
 
-def test_an_abort_leaves_nothing_to_see(log, topic, producer):
+def test_aborted_records_are_not_visible(log, topic, producer):
     log.create_topic(topic)
     producer.begin_transaction()
     aborted = producer.append(topic, values("0", "1"))
@@ -76,7 +76,7 @@ def test_an_abort_leaves_nothing_to_see(log, topic, producer):
     assert bounds.last_stable_offset == bounds.log_end_offset == 3
 
 
-def test_an_exception_aborts_and_is_the_one_to_see(log, topic, producer):
+def test_an_exception_aborts_the_transaction_and_is_raised(log, topic, producer):
     log.create_topic(topic)
 
     def fail() -> None:
@@ -92,14 +92,14 @@ def test_an_exception_aborts_and_is_the_one_to_see(log, topic, producer):
     assert found(log, topic) == [1]
 
 
-def test_what_was_not_acknowledged_fails_with_the_abort(log, topic, identity):
+def test_unacknowledged_writes_fail_with_the_abort(log, topic, identity):
     log.create_topic(topic)
     with log.producer(transactional_id=identity, linger_ms=60_000) as producer:
         producer.begin_transaction()
         waiting = producer.send(topic, b"0")
         producer.abort_transaction()
         assert isinstance(waiting.exception(0), TransactionAborted)
-        producer.flush()  # an abort that was asked for is no failure
+        producer.flush()  # a requested abort is not a failure
     assert entries(log, topic) == 0
 
 
@@ -113,7 +113,7 @@ def test_leaving_the_block_with_an_open_transaction_aborts_it(log, topic, identi
     assert log.describe(topic).partitions[0].last_stable_offset == 1
 
 
-def test_a_transaction_with_no_write_leaves_no_trace(log, topic, producer, identity):
+def test_a_transaction_without_writes_changes_no_log(log, topic, producer, identity):
     log.create_topic(topic)
     with producer.transaction():
         pass
@@ -126,7 +126,7 @@ def test_a_transaction_with_no_write_leaves_no_trace(log, topic, producer, ident
     assert found(log, topic) == [0]
 
 
-def test_writes_outside_a_transaction_are_refused_at_once(log, topic, producer):
+def test_writes_outside_a_transaction_are_refused(log, topic, producer):
     log.create_topic(topic)
     for call in (
         lambda: producer.send(topic, b"v"),
@@ -151,7 +151,7 @@ def test_one_transaction_at_a_time(log, topic, producer):
 
 
 def test_many_transactions_on_one_producer(log, topic, producer):
-    """Every one under its own epoch; commits and aborts mixed."""
+    """Each has its own epoch. Commits and aborts are mixed."""
     log.create_topic(topic, partitions=2)
     expected = []
     for number in range(60):
@@ -166,7 +166,7 @@ def test_many_transactions_on_one_producer(log, topic, producer):
     assert found(log, topic) == expected
 
 
-def test_a_large_transaction_holds_its_order(log, topic, producer):
+def test_a_large_transaction_keeps_its_order(log, topic, producer):
     log.create_topic(topic)
     with producer.transaction():
         futures = [producer.append(topic, values(str(n))) for n in range(500)]
@@ -177,7 +177,7 @@ def test_a_large_transaction_holds_its_order(log, topic, producer):
 # -- failures -------------------------------------------------------------------------------------
 
 
-def test_a_failed_write_makes_the_commit_an_abort(log, topic, producer):
+def test_a_failed_write_aborts_the_commit(log, topic, producer):
     log.create_topic(topic, config={"max.record.bytes": 100})
     producer.begin_transaction()
     producer.append(topic, values("0"))
@@ -187,14 +187,14 @@ def test_a_failed_write_makes_the_commit_an_abort(log, topic, producer):
         producer.commit_transaction()
     assert caught.value.__cause__ is bad.exception(0)
     assert isinstance(caught.value.__cause__, RecordTooLarge)
-    assert bad.exception(0).kept == 0  # in a transaction a batch is all or nothing
+    assert bad.exception(0).kept == 0  # in a transaction a batch is atomic
     assert found(log, topic) == []
     with producer.transaction():
         producer.append(topic, values("4"))
     assert found(log, topic) == [4]
 
 
-def test_a_failure_that_flush_has_told_still_makes_it_an_abort(log, topic, producer):
+def test_a_failure_raised_by_flush_still_aborts_the_commit(log, topic, producer):
     log.create_topic(topic)
     producer.begin_transaction()
     producer.append(topic, values("0"))
@@ -219,9 +219,7 @@ def test_a_block_whose_write_failed_raises_and_aborts(log, topic, producer):
     assert found(log, topic) == []
 
 
-def test_an_error_that_decides_nothing_leaves_the_transaction_open(
-    log, topic, producer, monkeypatch
-):
+def test_an_error_without_a_decision_leaves_the_transaction_open(log, topic, producer, monkeypatch):
     log.create_topic(topic)
     producer.begin_transaction()
     producer.append(topic, values("0")).result(20)
@@ -265,7 +263,7 @@ def test_a_new_instance_fences_the_old_one_and_aborts_its_transaction(log, topic
 
 
 @pytest.mark.parametrize("call", ["commit", "abort", "begin"])
-def test_a_fenced_instance_learns_of_it_with_whatever_it_asks(log, topic, identity, call):
+def test_each_call_of_a_fenced_producer_raises_producer_fenced(log, topic, identity, call):
     log.create_topic(topic)
     old = log.producer(transactional_id=identity)
     if call != "begin":
@@ -280,7 +278,7 @@ def test_a_fenced_instance_learns_of_it_with_whatever_it_asks(log, topic, identi
     assert found(log, topic) == []
 
 
-def test_an_instance_that_was_fenced_between_transactions_writes_nothing(log, topic, identity):
+def test_a_producer_fenced_between_transactions_cannot_write(log, topic, identity):
     log.create_topic(topic)
     old = log.producer(transactional_id=identity)
     with old.transaction():
@@ -294,7 +292,7 @@ def test_an_instance_that_was_fenced_between_transactions_writes_nothing(log, to
     assert found(log, topic) == [0, 1]
 
 
-def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic, identity):
+def test_a_fenced_producer_gets_producer_fenced_after_its_successor_began(log, topic, identity):
     log.create_topic(topic)
     old = log.producer(transactional_id=identity)
     old.begin_transaction()
@@ -312,7 +310,7 @@ def test_a_fenced_producer_is_told_so_even_if_its_successor_has_begun(log, topic
 
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "and created again"])
 def test_commit_fails_with_the_name_of_a_deleted_topic(log, topic, producer, identity, again):
-    """Nothing of the transaction is visible, in its other topics neither. The next one commits."""
+    """The transaction is not visible, also in its other topics. The next one commits."""
     other = f"{topic}-other"
     for name in (topic, other):
         log.create_topic(name)
@@ -338,7 +336,7 @@ def test_commit_fails_with_the_name_of_a_deleted_topic(log, topic, producer, ide
 def test_a_repeated_commit_succeeds_although_a_topic_was_deleted_after_the_first(
     log, topic, producer, identity
 ):
-    """The answer to the first one was lost."""
+    """The answer to the first commit was lost."""
     log.create_topic(topic)
     producer.begin_transaction()
     producer.append(topic, values("1")).result(20)
@@ -354,7 +352,7 @@ def test_a_repeated_commit_succeeds_although_a_topic_was_deleted_after_the_first
 # -- timeouts and operators -----------------------------------------------------------------------
 
 
-def test_a_timeout_aborts_and_the_owner_is_told(log, topic, identity):
+def test_a_timeout_aborts_the_transaction_and_fails_its_producer(log, topic, identity):
     log.create_topic(topic)
     with log.producer(transactional_id=identity, transaction_timeout_ms=2_000) as producer:
         producer.begin_transaction()
@@ -417,7 +415,7 @@ asyncio.run(with_asyncio()) if kind == "asyncio" else sync()
 def test_a_producer_paused_beyond_its_timeout_gets_an_error_and_writes_once(
     shared, log, topic, identity, kind
 ):
-    """A stopped process (SIGSTOP): its transaction expires as a whole, and readers go on."""
+    """A stopped process (SIGSTOP): its transaction expires completely, and readers continue."""
     log.create_topic(topic)
     with subprocess.Popen(
         [sys.executable, "-c", _PAUSED, shared.address, kind, topic, identity],
@@ -484,6 +482,6 @@ def test_operators_see_an_open_transaction(log, topic, producer, identity):
         ({"transactional_id": "x", "isolation": "read_atomic"}, "isolation"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name_and_fences_nobody(log, settings, named):
+def test_an_invalid_setting_is_refused_without_fencing(log, settings, named):
     with pytest.raises(InvalidOption, match=named):
         log.producer(**settings)

@@ -1,4 +1,4 @@
-"""Transactions whose broker is killed, or whose answers are lost: still all or nothing."""
+"""Transactions whose broker is killed, or whose answers are lost, stay atomic."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.client.writing.seen import entries, found
 from tests.faults import FaultyBroker
 from tests.support import BrokerProcess, eventually, values
 
-pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+pytestmark = pytest.mark.slow  # each test uses a broker
 
 
-def test_a_broker_killed_between_begin_and_commit_is_waited_for(broker):
+def test_a_commit_waits_for_a_restarting_broker(broker):
     with broker.connect() as log:
         log.create_topic("t", partitions=2)
         with log.producer(transactional_id="loader") as producer:
@@ -49,8 +49,8 @@ def test_an_abort_after_the_broker_was_killed(broker):
         assert found(log, "t") == [1]
 
 
-def test_lost_answers_of_a_transaction_are_asked_for_again(broker):
-    """Of its writes and of its commit: the same call gets the answer that was lost."""
+def test_calls_of_a_transaction_are_retried_after_lost_answers(broker):
+    """Of its writes and of its commit. A retry of the call gets the lost answer."""
     with broker.connect() as direct, Proxy(broker.address) as proxy:
         direct.create_topic("t")
         with (
@@ -79,7 +79,7 @@ def test_lost_answers_of_a_transaction_are_asked_for_again(broker):
         assert found(direct, "t") == list(range(9))
 
 
-def test_a_commit_that_nobody_answers_can_be_asked_again(broker):
+def test_an_unanswered_commit_can_be_retried(broker):
     with broker.connect(timeout=1) as log:
         log.create_topic("t")
         with log.producer(transactional_id="loader") as producer:
@@ -96,7 +96,7 @@ def test_a_commit_that_nobody_answers_can_be_asked_again(broker):
         assert found(log, "t") == [0, 1]
 
 
-def test_after_a_commit_that_nobody_answered_nothing_more_is_written(broker):
+def test_after_an_unanswered_commit_writes_are_refused(broker):
     with broker.connect(timeout=1) as log:
         log.create_topic("t")
         with log.producer(transactional_id="loader") as producer:
@@ -113,8 +113,8 @@ def test_after_a_commit_that_nobody_answered_nothing_more_is_written(broker):
         assert found(log, "t") == [0]
 
 
-def test_what_is_committed_is_never_said_to_be_aborted(tmp_path):
-    """The commit is decided, its answer lost, and so is that of an abort after it."""
+def test_a_committed_transaction_is_never_reported_as_aborted(tmp_path):
+    """The commit is decided, and its answer and that of a later abort are lost."""
     with FaultyBroker(tmp_path / "log", "finished") as broker, broker.connect(timeout=1) as log:
         log.create_topic("t")
         with log.producer(transactional_id="loader") as producer:
@@ -139,7 +139,7 @@ def test_what_is_committed_is_never_said_to_be_aborted(tmp_path):
         assert found(log, "t") == [0, 0, 1]
 
 
-def test_an_exception_while_nobody_answers_is_the_one_to_see(broker, caplog):
+def test_an_exception_is_raised_although_no_broker_answers(broker, caplog):
     with broker.connect(timeout=1) as log:
         log.create_topic("t")
         with log.producer(transactional_id="loader", timeout_ms=1000) as producer:
@@ -159,7 +159,7 @@ def test_an_exception_while_nobody_answers_is_the_one_to_see(broker, caplog):
         assert found(log, "t") == [1]
 
 
-def test_what_a_killed_process_left_open_is_aborted_by_its_next_run(broker: BrokerProcess):
+def test_the_next_run_aborts_the_transaction_of_a_killed_process(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t")
         left = log.producer(transactional_id="loader")

@@ -61,7 +61,7 @@ def test_a_producers_first_batch_has_sequence_0():
 
 
 @pytest.mark.rule(
-    "a batch that is sent again is there once",
+    "a retried batch is deduplicated: it is in the log once (idempotent producer)",
     "consistency/partition/producers.py",
     "client/writing/lanes.py",
 )
