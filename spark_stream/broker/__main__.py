@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.process import serve
-from spark_stream.broker.serving.memory import bound_memory, keep_pandas_out
+from spark_stream.broker.serving.memory import block_pandas, limit_memory
 from spark_stream.errors import IsologError
 
 
@@ -45,8 +45,8 @@ def main() -> int:
             advertise=given.advertise,
             idle_seconds=given.idle_seconds,
         )
-        bound_memory(config.memory_bytes)
-        keep_pandas_out()
+        limit_memory(config.memory_bytes)
+        block_pandas()
         serve(config)
     except IsologError as error:
         print(json.dumps({"error": error.to_wire()}), flush=True)

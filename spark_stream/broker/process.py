@@ -48,7 +48,7 @@ from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
 from spark_stream.broker.node.identity import BrokerIdentity, DirectoryLock, open_store, own_backend
 from spark_stream.broker.node.members import PROBE_S
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
-from spark_stream.broker.serving.memory import LOOK_S, SpareMemory
+from spark_stream.broker.serving.memory import LOOK_S, FreeMemory
 from spark_stream.broker.serving.pool import Activity
 from spark_stream.broker.serving.serving import Serving
 from spark_stream.cluster.access import TOKENS, Token, encode
@@ -406,7 +406,7 @@ class Broker:
         self._tasks.start("store-mark", _STORE_MARK_S, self._record_store)
         self._tasks.start("certificates", _CERTIFICATES_S, self._look_at_certificates)
         self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
-        self._tasks.start("memory", LOOK_S, SpareMemory().give_back)
+        self._tasks.start("memory", LOOK_S, FreeMemory().release)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
 
     def _control(self) -> Script[None]:

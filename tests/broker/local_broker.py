@@ -16,7 +16,7 @@ import pyarrow as pa
 from isolog.errors import DiskFull, IsologError, LeaderUnavailable, StorageFailure
 from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.partition.replication import Followed, FollowerSession
+from spark_stream.broker.partition.replication import FollowedReplica, FollowerSession
 from spark_stream.broker.scripting.driver import Peers
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -84,7 +84,7 @@ class NotedLinks:
     """When replicas may lead that have followed."""
     _names: dict[PartitionId, str] = field(default_factory=dict)
 
-    def follow(self, leader: BrokerId, partition: Followed) -> None:
+    def follow(self, leader: BrokerId, partition: FollowedReplica) -> None:
         self.followed[partition.role.state.name] = (leader, partition.epoch)
         self._names[partition.key] = partition.role.state.name
 

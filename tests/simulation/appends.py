@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from isolog.errors import IsologError
 from spark_stream.broker.partition.waiters import wake_all
-from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried, joins_of
+from spark_stream.broker.serving.append_batch import Append, AttemptResult, StreamFacts, group_joins
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.protocol import Credited, Received, StreamOpened, StreamOver
 from spark_stream.scripts.steps import Script
@@ -128,65 +128,65 @@ class SimulatedAppends:
         core, append = self._core, place.work
         joins = append.to_join is not None
         waits = core.has_queue(place.partition) or joins or append.is_cold
-        if not waits and (yield from self._is_through(place)):
+        if not waits and (yield from self._attempt(place)):
             return
         if not core.queue(place, append.size):
             return
         if not joins:
-            self._start(self._work_off(place.partition))
+            self._start(self._append_queue(place.partition))
         elif core.join(place):
             self._start(self._join_all())
 
-    def _is_through(self, place: _Place) -> Body:
+    def _attempt(self, place: _Place) -> Body:
         append, broker = place.work, self._broker
         tried = append.prepare()
-        if tried is Tried.UNJOINED:
+        if tried is AttemptResult.UNJOINED:
             tried = yield from broker.run(append.join())
-        if tried is Tried.READY:
+        if tried is AttemptResult.READY:
             yield NOW
             tried = append.take()
-            if tried is not Tried.REFUSED:
+            if tried is not AttemptResult.REFUSED:
                 yield from broker.may_stand_still()
-        if tried is Tried.REFUSED:
+        if tried is AttemptResult.REFUSED:
             tried = yield from broker.run(append.explain())
-        if tried is Tried.ANSWERED:
+        if tried is AttemptResult.ANSWERED:
             self._answer(place)
         wake_all(append.take_woken())
         if append.pending is not None:
             self._core.wait(place)
             self._set_timer()
             append.pending.when_settled(self._settle, place)
-        return tried is not Tried.HELD
+        return tried is not AttemptResult.HELD
 
-    def _work_off(self, partition: int) -> Body:
+    def _append_queue(self, partition: int) -> Body:
         yield NOW
         place: _Place | None = self._core.first(partition)
         while place is not None:
-            if not (yield from self._is_through(place)):
+            if not (yield from self._attempt(place)):
                 wait = self._core.hold(place)
                 self._set_timer()
                 place.work.held.appends.notify_when_free(self._resume, partition, wait)
                 return
-            place = self._core.through(place)
+            place = self._core.pop_first(place)
             self._go_on()
 
     def _resume(self, partition: int, wait: int) -> None:
         if self._core.resume(partition, wait):
-            self._start(self._work_off(partition))
+            self._start(self._append_queue(partition))
 
     def _join_all(self) -> Body:
         yield NOW
         while group := self._core.next_group():
-            for stamp, partitions in joins_of([each.work for each in group]):
+            for stamp, partitions in group_joins([each.work for each in group]):
                 with suppress(IsologError):  # the appends say why
                     yield from self._broker.run(self._facts.joins.join_together(partitions, stamp))
             for place in group:
-                if (yield from self._is_through(place)):
-                    is_last = self._core.through(place) is None
+                if (yield from self._attempt(place)):
+                    is_last = self._core.pop_first(place) is None
                     self._go_on()
                     if is_last:
                         continue
-                self._start(self._work_off(place.partition))
+                self._start(self._append_queue(place.partition))
         self._go_on()
 
     def _settle(self, place: _Place) -> None:
@@ -213,11 +213,11 @@ class SimulatedAppends:
         if at != self._timer_at:
             return
         self._timer_at = None
-        for place in self._core.late(now()):
+        for place in self._core.expire(now()):
             if place.work.pending is not None:
                 self._start(self._finish(place))
             else:
-                self._start(self._work_off(place.partition))
+                self._start(self._append_queue(place.partition))
         self._set_timer()
 
     def _answer(self, place: _Place) -> None:

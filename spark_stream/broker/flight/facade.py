@@ -32,8 +32,8 @@ from spark_stream.broker.access.quotas import LOOK_S, Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
-from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
-from spark_stream.broker.serving.fetch_task import answers_in_time
+from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
+from spark_stream.broker.serving.fetch_task import blocking_answers
 from spark_stream.broker.serving.fetching import Answer, FetchStream, bound
 from spark_stream.broker.serving.memory import memory_error, memory_errors
 from spark_stream.broker.serving.pool import Activity
@@ -66,7 +66,7 @@ from spark_stream.wire.stream_messages import AppendTo, Fetch, ReadTopic
 logger = logger_of(__name__)
 
 _ANSWERS_MAX: Final = 1024
-_WHO: Final = "who"
+_CREDENTIAL: Final = "credential"
 _PASSWORD_S: Final = 1.0
 _CUT: Final = "…"
 _DETAIL_BYTES_MAX: Final = 200
@@ -129,7 +129,9 @@ class FlightFacade(fl.FlightServerBase):
         self._memory_bytes = memory_bytes
         self._one_password = Lock()
         where = location(address, tls=self._speaks_tls)
-        who = {_WHO: _WhoFactory(asks=here.authorizer.requires_authentication)}
+        middleware = {
+            _CREDENTIAL: _CredentialFactory(is_required=here.authorizer.requires_authentication)
+        }
         protection: dict[str, object] = {}
         if tls is not None:
             assert tls.cert is not None
@@ -140,7 +142,7 @@ class FlightFacade(fl.FlightServerBase):
                 "verify_client": requires_client,
             }
         try:
-            super().__init__(where, middleware=who, **protection)
+            super().__init__(where, middleware=middleware, **protection)
         except pa.ArrowException as error:  # its text has no reason
             raise PortInUse(f"flight_listen: {address}: {error}") from None
 
@@ -151,11 +153,11 @@ class FlightFacade(fl.FlightServerBase):
             Unauthenticated: the call has neither, and authentication is required.
         """
         address = context.peer().removeprefix("ipv4:").removeprefix("ipv6:")
-        told = context.get_middleware(_WHO)
-        if told is not None:
+        middleware = context.get_middleware(_CREDENTIAL)
+        if middleware is not None:
             identity = ConnectionIdentity(address, None)
-            with self._comparing(told.credential):
-                self._here.authorizer.authenticate(identity, told.credential)
+            with self._checking(middleware.credential):
+                self._here.authorizer.authenticate(identity, middleware.credential)
             return identity
         name = (context.peer_identity() or b"").decode("utf-8", "replace")
         caller = self._here.authorizer.identify([name] if name else [], address, is_local=False)
@@ -164,7 +166,7 @@ class FlightFacade(fl.FlightServerBase):
         return identity
 
     @contextmanager
-    def _comparing(self, credential: Authenticate) -> Iterator[None]:
+    def _checking(self, credential: Authenticate) -> Iterator[None]:
         """Serialise password checks, because each call has a thread and many may arrive."""
         if credential.password is None:
             yield
@@ -191,7 +193,9 @@ class FlightFacade(fl.FlightServerBase):
             request, partition = target_of(descriptor)
             identity = self._identity(context)
             throttle = Throttle(self._here.quotas, identity.known(), Operation.WRITE)
-            put = _Put(self._appends, writer.write, throttle, (request, reader.schema), partition)
+            put = _PutClient(
+                self._appends, writer.write, throttle, (request, reader.schema), partition
+            )
             stream = put.stream
             admitted = self._here.authorizer.admit(identity, request.needs(), stream.refuse)
             if request.transactional_id is not None:
@@ -260,7 +264,7 @@ class FlightFacade(fl.FlightServerBase):
             memory_errors(self._memory_bytes),
         ):
             _pause(throttle, throttle.charge(0), cancelled)
-            for answer in answers_in_time(stream.answers(), self._here.clock, refusal.check):
+            for answer in blocking_answers(stream.answers(), self._here.clock, refusal.check):
                 refusal.check()
                 yield answer
                 records = answer[0]
@@ -352,24 +356,26 @@ class FlightFacade(fl.FlightServerBase):
         )
 
 
-class _Who(fl.ServerMiddleware):
+class _Credential(fl.ServerMiddleware):
     """The credential in a call's header."""
 
     def __init__(self, credential: Authenticate) -> None:
         self.credential = credential
 
 
-class _WhoFactory(fl.ServerMiddlewareFactory):
+class _CredentialFactory(fl.ServerMiddlewareFactory):
     """A reader of each call's ``authorization`` header: a bearer token, or user and password."""
 
-    def __init__(self, *, asks: bool) -> None:
-        self._asks = asks
+    def __init__(self, *, is_required: bool) -> None:
+        self._is_required = is_required
 
-    def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Who | None:
+    def start_call(
+        self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]
+    ) -> _Credential | None:
         for name, values in headers.items():
-            if name.lower() == "authorization" and values and self._asks:
+            if name.lower() == "authorization" and values and self._is_required:
                 with translated("authorization"):
-                    return _Who(_credential(values[0]))
+                    return _Credential(_credential(values[0]))
         return None
 
 
@@ -403,7 +409,7 @@ class _Refusal:
             raise self._error
 
 
-class _Put:
+class _PutClient:
     """The client of a DoPut. A separate thread writes the answers, because a write may block."""
 
     def __init__(
@@ -425,9 +431,7 @@ class _Put:
         """Set when the reading thread has work to do."""
         self.over = Event()
         self.failure: IsologError | None = None
-        self.stream = ServedAppends(
-            appends, self, self._open, self.over.set, partition, self.go.set
-        )
+        self.stream = AppendStream(appends, self, self._open, self.over.set, partition, self.go.set)
 
     def _open(self) -> tuple[AppendTo, pa.Schema]:
         return self._opening

@@ -277,7 +277,7 @@ class Host:
         key: PartitionId,
         epoch: LeaderEpoch,
         history: EpochHistory,
-        news: Callable[[bool], None],
+        notify: Callable[[bool], None],
     ) -> FollowerSession:
         """Begin a follower's session with a partition that this broker leads.
 
@@ -285,7 +285,7 @@ class Host:
             IsologError: as :meth:`led` and ``Followers.start_session``.
         """
         followers = self.led(key.topic_id, key.number).followers
-        return followers.start_session(Member(follower, generation), epoch, history, news)
+        return followers.start_session(Member(follower, generation), epoch, history, notify)
 
     def partitions_now(self, topic: Topic) -> int:
         """Return the number of partitions of the topic, which it had last if it was deleted."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.partition.replication import Followed
+from spark_stream.broker.partition.replication import FollowedReplica
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.cluster.topics import Topic, unknown
 from spark_stream.consistency.control.partition_record import PartitionRecord
@@ -42,7 +42,7 @@ from spark_stream.storage.settings import LogSettings
 class FollowerLinks(Protocol):
     """The streams by which this broker's replicas follow others."""
 
-    def follow(self, leader: BrokerId, partition: Followed) -> None:
+    def follow(self, leader: BrokerId, partition: FollowedReplica) -> None:
         """Follow that broker only with the partition."""
 
     def unfollow(self, key: PartitionId) -> None:
@@ -58,7 +58,7 @@ class FollowerLinks(Protocol):
 class NoLinks:
     """Links of a broker without others: no partition follows."""
 
-    def follow(self, leader: BrokerId, partition: Followed) -> None:
+    def follow(self, leader: BrokerId, partition: FollowedReplica) -> None:
         pass
 
     def unfollow(self, key: PartitionId) -> None:

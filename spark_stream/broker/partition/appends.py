@@ -27,8 +27,8 @@ from spark_stream.broker.partition.state import PartitionState
 from spark_stream.broker.partition.waiters import (
     Acknowledgement,
     Appended,
+    AppendResult,
     Candidate,
-    Taken,
     WakeUp,
     unknown_outcome,
 )
@@ -106,7 +106,7 @@ class Appends:
         stamp: Stamp | None,
         isolation: Isolation,
         patience_s: float = -1,
-    ) -> Taken | None:
+    ) -> AppendResult | None:
         """Check and append a message. A duplicate is acknowledged but not appended again.
 
         Return None, without any effect, if the lock is not free within ``patience_s`` (negative: no
@@ -139,9 +139,9 @@ class Appends:
             limit, within = state.log.format.settings.max_record_bytes, _in_transaction(stamp)
             error = refusal(candidate.flaw, kept, done.offset, limit, in_transaction=within)
             done = replace(done, refused=error)
-        return Taken(done, pending, woken)
+        return AppendResult(done, pending, woken)
 
-    def await_acknowledgement(self, taken: Taken, timeout_s: float | None) -> None:
+    def await_acknowledgement(self, taken: AppendResult, timeout_s: float | None) -> None:
         """Wait for the append's acknowledgement.
 
         Raises:

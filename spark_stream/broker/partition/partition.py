@@ -8,7 +8,7 @@ the completely written entries of the log. It publishes its bounds as one immuta
 batch is inspected, encoded and checksummed before the lock is taken. No thread waits for an
 acknowledgement, and no reader is woken, while it holds the lock. Threads that must not wait for the
 lock queue their work at it (``waiters``). The callbacks under the lock (``moved``, ``proposed``,
-``news``) only record facts.
+``notify``) only record facts.
 
 **Order of effects.** The core judges, the log is written, the core applies the entries and
 publishes the new bounds, its effects are carried out (proposals recorded, followers notified), the
@@ -29,7 +29,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from spark_stream.broker.partition.appends import Appends
-from spark_stream.broker.partition.replication import Followed, FollowerRole, Followers
+from spark_stream.broker.partition.replication import FollowedReplica, FollowerRole, Followers
 from spark_stream.broker.partition.sessions import MemoryRoom, Recent, Sessions
 from spark_stream.broker.partition.state import Fitness, PartitionState, ReplicaRole, Role
 from spark_stream.broker.partition.transactions import PartitionTransactions
@@ -184,10 +184,12 @@ class Partition:
 
     def followed(
         self, generation: Generation, refresh: Callable[[], None] | None = None
-    ) -> Followed:
+    ) -> FollowedReplica:
         """Return the replica as a follower in its present turn."""
         turn = self._state.turn
-        return Followed(self.id, self.leader_epoch, generation, turn, self.following, refresh)
+        return FollowedReplica(
+            self.id, self.leader_epoch, generation, turn, self.following, refresh
+        )
 
     @property
     def has_followers(self) -> bool:
@@ -441,9 +443,9 @@ class Partition:
                 earlier leader may have seen them.
         """
         if not self.core.hw_known:
-            raise self.hw_not_known()
+            raise self.hw_unknown()
 
-    def hw_not_known(self) -> LeaderUnavailable:
+    def hw_unknown(self) -> LeaderUnavailable:
         """Return the error for a request before the high watermark is known."""
         return LeaderUnavailable(
             f"{self.name}: the leader of epoch {self.leader_epoch} has not yet replicated all its"
@@ -597,7 +599,7 @@ class Partition:
             with state.lock:
                 if state.closed is not None:
                     return
-                state.closed = self._refusal_after(closing)
+                state.closed = self._closing_error(closing)
                 woken = state.waiters.end_all(state.closed)
                 state.sessions.end_all()
                 state.moved()
@@ -605,7 +607,7 @@ class Partition:
         finally:
             wake_all(woken)
 
-    def _refusal_after(self, closing: CloseReason) -> IsologError:
+    def _closing_error(self, closing: CloseReason) -> IsologError:
         """Return the error for calls to a replica that was closed for this reason."""
         if closing in (CloseReason.TOPIC_DELETED, CloseReason.TOPIC_MISSING):
             return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)

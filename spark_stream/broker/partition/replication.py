@@ -4,7 +4,7 @@ At the leader, :class:`Followers` opens a :class:`FollowerSession` for each foll
 entries and records the follower's reports. A thread that serves a follower's stream serves all
 partitions of that stream, so it never waits for a partition's lock (``waiters``).
 
-At a follower, :class:`FollowerRole` has a :class:`Followed` for each turn. The rules are in
+At a follower, :class:`FollowerRole` has a :class:`FollowedReplica` for each turn. The rules are in
 ``consistency.replication.follower``. Before it accepts entries, a follower sends the leader the
 epochs of the sound part of its log, and truncates the log where it diverges from the leader's.
 """
@@ -18,7 +18,7 @@ from typing import Final
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.broker.partition.sessions import News
+from spark_stream.broker.partition.sessions import Notify
 from spark_stream.broker.partition.state import PartitionState, Role
 from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.cluster.partitions import PartitionId
@@ -56,9 +56,9 @@ class Followers:
         self._state = state
 
     def start_session(
-        self, member: Member, epoch: int, history: EpochHistory, news: News
+        self, member: Member, epoch: int, history: EpochHistory, notify: Notify
     ) -> FollowerSession:
-        """Begin a follower's session. ``news`` is called under the lock for each notification.
+        """Begin a follower's session. ``notify`` is called under the lock for each notification.
 
         An earlier session of the follower ends. If two requests are handled in the wrong order, the
         follower's present session ends too, and the follower sends another request.
@@ -74,7 +74,7 @@ class Followers:
             answer, effects = state.core.follower_started(member, epoch, history, now)
             if isinstance(answer, Refusal):
                 raise state.refused(answer, epoch)
-            state.sessions.start(answer.session, news)
+            state.sessions.start(answer.session, notify)
             woken = state.carry_out(effects)
         wake_all(woken)
         return FollowerSession(state, answer)
@@ -212,7 +212,7 @@ class FollowerRole:
         self.reports_forced = is_moving
 
 
-class Followed(Struct, frozen=True):
+class FollowedReplica(Struct, frozen=True):
     """A replica that follows a leader in one epoch, until its next change of role.
 
     ``turn`` is the turn of its state. ``refresh`` reads the records of the metadata store again.

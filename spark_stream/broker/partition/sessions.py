@@ -49,7 +49,7 @@ class MemoryRoom:
             self._left -= size
             return True
 
-    def give_back(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release reserved bytes."""
         with self._lock:
             self._left += size
@@ -101,14 +101,14 @@ class Recent:
     def _drop_first(self) -> None:
         size = self._kept.pop(next(iter(self._kept))).data.size
         self._bytes -= size
-        self._room.give_back(size)
+        self._room.release(size)
 
 
 def _size(entries: StoredEntries) -> int:
     return int(entries.rows.nbytes + entries.data.size)
 
 
-News = Callable[[bool], None]
+Notify = Callable[[bool], None]
 """Notifies a follower's stream of new entries (True) or of a new high watermark only (False)."""
 
 
@@ -117,26 +117,26 @@ class Sessions:
 
     def __init__(self, recent: Recent) -> None:
         self.recent = recent
-        self._news: dict[int, News] = {}
+        self._followers: dict[int, Notify] = {}
 
     def __contains__(self, session: int) -> bool:
-        return session in self._news
+        return session in self._followers
 
-    def start(self, session: int, news: News) -> None:
+    def start(self, session: int, notify: Notify) -> None:
         """Start a follower's session."""
-        self._news[session] = news
+        self._followers[session] = notify
 
     def keep(self, sessions: Collection[int]) -> None:
         """End all other sessions. Their followers request new ones."""
-        if not self._news:
+        if not self._followers:
             return  # every append comes here, and most partitions have no followers
-        for session in [each for each in self._news if each not in sessions]:
-            self._news.pop(session)(True)  # the stream reads next, and that fails
+        for session in [each for each in self._followers if each not in sessions]:
+            self._followers.pop(session)(True)  # the stream reads next, and that fails
         self._drop_if_unused()
 
     def end(self, session: int) -> bool:
         """End a follower's session. Return False if it has already ended."""
-        known = self._news.pop(session, None) is not None
+        known = self._followers.pop(session, None) is not None
         self._drop_if_unused()
         return known
 
@@ -145,16 +145,16 @@ class Sessions:
         self.keep(())
 
     def _drop_if_unused(self) -> None:
-        if not self._news:
+        if not self._followers:
             self.recent.clear()
 
     def add_batch(self, entry: Entry, message: EncodedBatch) -> None:
         """Keep the batch of an appended entry in memory, and notify all followers."""
-        if self._news:
+        if self._followers:
             self.recent.keep(entry, message)
             self.notify()
 
     def notify(self, *, entries: bool = True) -> None:
         """Notify all followers of new entries, or (False) of a new high watermark only."""
-        for news in self._news.values():
-            news(entries)
+        for notify in self._followers.values():
+            notify(entries)

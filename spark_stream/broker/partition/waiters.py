@@ -51,7 +51,7 @@ class PartitionLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: deque[tuple[Work, tuple[object, ...]]] = deque()
+        self._queued: deque[tuple[Work, tuple[object, ...]]] = deque()
 
     def acquire(self, timeout: float = -1) -> bool:
         """Acquire the lock within ``timeout`` seconds (negative: no limit).
@@ -63,8 +63,8 @@ class PartitionLock:
     def release(self) -> None:
         """Release the lock, then do the work that was queued while it was held."""
         self._lock.release()
-        if self._left:
-            self._work_off()
+        if self._queued:
+            self._run_queued()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -77,15 +77,15 @@ class PartitionLock:
 
         The calls are made in the order of this method's calls. Their errors are logged.
         """
-        self._left.append((work, args))
-        self._work_off()
+        self._queued.append((work, args))
+        self._run_queued()
 
-    def _work_off(self) -> None:
-        while self._left and self._lock.acquire(blocking=False):
+    def _run_queued(self) -> None:
+        while self._queued and self._lock.acquire(blocking=False):
             woken: tuple[WakeUp, ...] = ()
             try:
-                while self._left:
-                    woken += _do(*self._left.popleft())
+                while self._queued:
+                    woken += _do(*self._queued.popleft())
             finally:
                 self._lock.release()
             wake_all(woken)
@@ -137,7 +137,7 @@ class Candidate(Struct):
     flaw: Flaw | None
 
 
-class Taken(Struct):
+class AppendResult(Struct):
     """A message that the partition has checked and appended.
 
     Without a ``pending`` acknowledgement it can be acknowledged now. ``woken`` has the callbacks of

@@ -80,13 +80,13 @@ class LeadPartitions(Protocol):
         key: PartitionId,
         epoch: LeaderEpoch,
         history: EpochHistory,
-        news: Callable[[bool], None],
+        notify: Callable[[bool], None],
     ) -> LeaderSession:
         """Begin a session.
 
-        The partition calls ``news(True)`` after an append or a change of leadership. It calls
-        ``news(False)``, which is less urgent, if only the high watermark has moved. It may call
-        from any thread and under any lock, because ``news`` never blocks and never calls the
+        The partition calls ``notify(True)`` after an append or a change of leadership. It calls
+        ``notify(False)``, which is less urgent, if only the high watermark has moved. It may call
+        from any thread and under any lock, because ``notify`` never blocks and never calls the
         session.
 
         Raises:

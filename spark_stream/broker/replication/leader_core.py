@@ -79,7 +79,7 @@ class Slot:
         self.session = session
         self.next = session.agreement.entry
         self.high_watermark_sent = session.agreement.high_watermark
-        self.has_news = False
+        self.has_changes = False
         self.is_behind = is_behind
         self.is_queued = False
         self.unacked_bytes = 0
@@ -124,7 +124,7 @@ class SendQueue:
     def add(self, slot: Slot) -> None:
         """Add a session's slot, which may have entries to send."""
         self._slots[slot.number] = slot
-        self.take_news(slot)
+        self.on_change(slot)
 
     def remove(self, number: int) -> Slot | None:
         """Remove a session's slot, and its bytes in flight from the limits."""
@@ -135,9 +135,9 @@ class SendQueue:
             slot.unacked.clear()
         return slot
 
-    def take_news(self, slot: Slot) -> None:
+    def on_change(self, slot: Slot) -> None:
         """Queue a slot that may have entries to send."""
-        slot.has_news = True
+        slot.has_changes = True
         self._queue(slot)
 
     def can_send(self) -> bool:
@@ -152,7 +152,7 @@ class SendQueue:
             if slot.number not in self._slots:
                 continue
             self._behind_is_next = queue is self._live
-            slot.has_news = False
+            slot.has_changes = False
             return slot
         return None
 
@@ -166,8 +166,8 @@ class SendQueue:
         self._count(size, slot.is_behind)
         slot.is_behind = is_behind
         if is_behind:
-            self.take_news(slot)
-        elif slot.has_news:
+            self.on_change(slot)
+        elif slot.has_changes:
             self._queue(slot)
 
     def on_acked(self, slot: Slot, entry: EntryIndex) -> None:
@@ -176,7 +176,7 @@ class SendQueue:
             _, size, was_behind = slot.unacked.popleft()
             slot.unacked_bytes -= size
             self._count(-size, was_behind)
-        if slot.has_news:
+        if slot.has_changes:
             self._queue(slot)
 
     @property
@@ -270,13 +270,13 @@ class LeaderStreamCore:
                 assert_never(message)
         return []
 
-    def take_news(self, number: int, now: float, *, is_urgent: bool) -> None:
+    def on_change(self, number: int, now: float, *, is_urgent: bool) -> None:
         """Record new entries (urgent) or a new high watermark of a slot."""
         slot = self._queue.get(number)
-        if slot is None or slot.has_news:
+        if slot is None or slot.has_changes:
             return
         if is_urgent:
-            self._queue.take_news(slot)
+            self._queue.on_change(slot)
             return
         if not self._moved:
             self._moved_at = now
@@ -412,7 +412,7 @@ class LeaderStreamCore:
         if self._queue.get(slot.number) is not slot:
             return None
         if found is None:
-            self.take_news(slot.number, now, is_urgent=False)  # the high watermark may have moved
+            self.on_change(slot.number, now, is_urgent=False)  # the high watermark may have moved
             return None
         frame = Frame(slot.number, slot.epoch, slot.next, high_watermark, found.rows, found.data)
         slot.high_watermark_sent = high_watermark

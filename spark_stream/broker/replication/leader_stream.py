@@ -163,9 +163,9 @@ class LeaderStream:
 
     # -- from any thread -------------------------------------------------------------------------
 
-    def _take_news(self, number: int, is_urgent: bool) -> None:
+    def _on_change(self, number: int, is_urgent: bool) -> None:
         with self._lock:
-            self._core.take_news(number, self._clock.monotonic(), is_urgent=is_urgent)
+            self._core.on_change(number, self._clock.monotonic(), is_urgent=is_urgent)
             self._wake(after_append=is_urgent)
 
     def _wake(self, *, after_append: bool = False) -> None:
@@ -260,7 +260,7 @@ class LeaderStream:
                 PartitionId(asked.topic_id, asked.partition),
                 LeaderEpoch(asked.leader_epoch),
                 asked.history,
-                partial(self._take_news, number),
+                partial(self._on_change, number),
             )
         except Exception as error:
             self._refuse(number, error)

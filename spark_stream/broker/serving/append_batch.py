@@ -24,8 +24,8 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.waiters import (
     Acknowledgement,
     Appended,
+    AppendResult,
     Candidate,
-    Taken,
     WakeUp,
     unknown_outcome,
 )
@@ -60,7 +60,7 @@ class StreamFacts(Struct, frozen=True):
     counts: BrokerCounts = field(default_factory=BrokerCounts)
 
 
-class Tried(Enum):
+class AttemptResult(Enum):
     """The result of an attempt to append a batch."""
 
     READY = "ready"
@@ -97,7 +97,7 @@ class Append:
         self.deadline = stream.clock.monotonic() + stream.request.timeout_ms / 1000
         self._candidate: Candidate | None = None
         self._target: Partition | None = None  # of the last attempt
-        self._taken: Taken | None = None
+        self._taken: AppendResult | None = None
         self._refusal: IsologError | None = None
         self.partition = envelope.partition
         self.answer = b""
@@ -144,7 +144,7 @@ class Append:
         """Remove and return the callbacks of the reads to wake after the answer."""
         return () if self._taken is None else self._taken.take_woken()
 
-    def prepare(self) -> Tried:
+    def prepare(self) -> AttemptResult:
         """Inspect and encode the batch for its partition, or answer with an error. Never raise."""
         if self._seconds_left() <= 0:  # the batch was queued for too long
             return self._refuse(self._late())
@@ -158,10 +158,10 @@ class Append:
             return self._fail(error)
         stamp = self._transactional
         if stamp is None or self._stream.joins.has_joined(target, stamp):
-            return Tried.READY
-        return Tried.UNJOINED
+            return AttemptResult.READY
+        return AttemptResult.UNJOINED
 
-    def take(self) -> Tried:
+    def take(self) -> AttemptResult:
         """Append and acknowledge a READY batch, or answer with an error. Never raise.
 
         The attempt waits briefly for the lock, because most appends of other threads are short.
@@ -176,19 +176,19 @@ class Append:
             if self._transactional is None:
                 return self._refuse(error)
             self._refusal = error
-            return Tried.REFUSED
+            return AttemptResult.REFUSED
         except Exception as error:
             return self._fail(error)
         if taken is None:
-            return Tried.HELD
+            return AttemptResult.HELD
         self._taken = taken
         if taken.pending is None:
             return self._acknowledge(taken.appended, int(target.leader_epoch))
         self._batch = self._candidate = None  # the acknowledgement needs neither
-        return Tried.PENDING
+        return AttemptResult.PENDING
 
-    def join(self) -> Script[Tried]:
-        """Join the partition to the batch's transaction, after :attr:`Tried.UNJOINED`.
+    def join(self) -> Script[AttemptResult]:
+        """Join the partition to the batch's transaction, after :attr:`AttemptResult.UNJOINED`.
 
         Return READY, HELD or, if the transaction refuses the producer, ANSWERED.
         """
@@ -199,10 +199,10 @@ class Append:
             joined = yield from self._stream.joins.join(target, stamp, self._patience_s())
         except Exception as error:
             return self._fail(error)
-        return Tried.READY if joined else Tried.HELD
+        return AttemptResult.READY if joined else AttemptResult.HELD
 
-    def explain(self) -> Script[Tried]:
-        """Answer with the reason for the refusal, after :attr:`Tried.REFUSED`."""
+    def explain(self) -> Script[AttemptResult]:
+        """Answer with the reason for the refusal, after :attr:`AttemptResult.REFUSED`."""
         stamp, refusal = self._transactional, self._refusal
         assert stamp is not None
         assert refusal is not None
@@ -223,7 +223,7 @@ class Append:
         else:
             self._acknowledge(taken.appended, int(target.leader_epoch))
 
-    def _fail(self, error: Exception) -> Tried:
+    def _fail(self, error: Exception) -> AttemptResult:
         """Answer a failed attempt with its error."""
         if isinstance(error, IsologError):
             return self._refuse(self._outcome(error))
@@ -261,14 +261,14 @@ class Append:
             partition=self.partition,
         )
 
-    def _refuse(self, error: IsologError) -> Tried:
+    def _refuse(self, error: IsologError) -> AttemptResult:
         self._stream.counts.refused.add(error.code)
         refused = BatchRefused(
             number=self._envelope.number, partition=self.partition, error=error, count=0
         )
         return self._answer(refused)
 
-    def _acknowledge(self, done: Appended, leader_epoch: int) -> Tried:
+    def _acknowledge(self, done: Appended, leader_epoch: int) -> AttemptResult:
         answer: Ack
         if done.refused is None:
             answer = Acknowledged(
@@ -294,16 +294,16 @@ class Append:
             )
         return self._answer(answer)
 
-    def _answer(self, answer: Ack) -> Tried:
+    def _answer(self, answer: Ack) -> AttemptResult:
         self.answer = answer.to_bytes()
         self._batch = self._candidate = None
         request = self._stream.request
         taken_s = request.timeout_ms / 1000 - self._seconds_left()
         self._stream.counts.appends[request.isolation].observe(taken_s)
-        return Tried.ANSWERED
+        return AttemptResult.ANSWERED
 
 
-def joins_of(batches: Iterable[Append]) -> list[tuple[Stamp, list[Partition]]]:
+def group_joins(batches: Iterable[Append]) -> list[tuple[Stamp, list[Partition]]]:
     """Return the partitions that must join before these batches, grouped by their stamps."""
     groups: dict[tuple[int, int, int], tuple[Stamp, list[Partition]]] = {}
     for partition, stamp in filter(None, (each.to_join for each in batches)):

@@ -163,7 +163,7 @@ class AppendStreamCore(Generic[F, W]):
         """Return the first of a partition's queue."""
         return self._queues[partition].places[0]
 
-    def through(self, place: BatchPlace[W]) -> BatchPlace[W] | None:
+    def pop_first(self, place: BatchPlace[W]) -> BatchPlace[W] | None:
         """Remove the first batch of a queue after its attempt. Return the next one, or None."""
         places = self._queues[place.partition].places
         places.popleft()
@@ -235,7 +235,7 @@ class AppendStreamCore(Generic[F, W]):
             heapq.heapify(heap)
         return heap[0][0] if heap else None
 
-    def late(self, now: float) -> list[BatchPlace[W]]:
+    def expire(self, now: float) -> list[BatchPlace[W]]:
         """End the waits of the batches whose timeouts have passed. Return these batches.
 
         The caller must try the batches that are the first of a queue, and answer the others.

@@ -19,10 +19,10 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.waiters import WakeUp
 from spark_stream.broker.scripting.coordinator import StreamJoins, TransactionCoordinator
-from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried, joins_of
+from spark_stream.broker.serving.append_batch import Append, AttemptResult, StreamFacts, group_joins
 from spark_stream.broker.serving.append_core import AppendStreamCore, BatchPlace
 from spark_stream.broker.serving.memory import memory_errors
-from spark_stream.broker.serving.pool import Pool, TakesWork
+from spark_stream.broker.serving.pool import DeferredWork, Pool
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.environment import Clock
@@ -36,7 +36,7 @@ from spark_stream.wire.stream_messages import AppendTo, Envelope
 
 logger = logger_of(__name__)
 
-_TAKES_WORK: Final = TakesWork()
+_DEFERRED_WORK: Final = DeferredWork()
 _TURN_BATCHES: Final = 64
 """The batches of one stream in a row, before other streams use the thread."""
 
@@ -78,7 +78,7 @@ class AppendStreams(Struct, frozen=True):
     memory_bytes: int
 
 
-class ServedAppends:
+class AppendStream:
     """One stream of appends. ``over`` is called once, at its end.
 
     ``partition`` is the partition of batches without an envelope. ``start`` makes another thread
@@ -201,11 +201,11 @@ class ServedAppends:
         submit = self._streams.pool.submit
         with self._lock:
             self._timer = self._timer_at = None
-            for place in self._core.late(self._streams.clock.monotonic()):
+            for place in self._core.expire(self._streams.clock.monotonic()):
                 if place.work.pending is not None:
                     submit(self._finish, place)
                 else:
-                    submit(self._work_off, place.partition)
+                    submit(self._append_queue, place.partition)
             self._set_timer()
 
     # -- on a thread of the pool -------------------------------------------------------------------
@@ -297,29 +297,29 @@ class ServedAppends:
         with self._lock:
             waits = self._core.has_queue(place.partition)
         joins = append.to_join is not None
-        if not (waits or joins or append.is_cold) and self._is_through(place):
+        if not (waits or joins or append.is_cold) and self._attempt(place):
             return
         submit = self._streams.pool.submit
         with self._lock:
             if not self._core.queue(place, append.size):
                 return
             if not joins:
-                submit(self._work_off, place.partition)
+                submit(self._append_queue, place.partition)
             elif self._core.join(place):
                 submit(self._join_all)
 
-    def _is_through(self, place: BatchPlace[Append]) -> bool:
+    def _attempt(self, place: BatchPlace[Append]) -> bool:
         """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
-        with _TAKES_WORK:  # to send the frames for followers afterwards
+        with _DEFERRED_WORK:  # to send the frames for followers afterwards
             tried = append.prepare()
-            if tried is Tried.UNJOINED:
+            if tried is AttemptResult.UNJOINED:
                 tried = run(append.join())
-            if tried is Tried.READY:
+            if tried is AttemptResult.READY:
                 tried = append.take()
-            if tried is Tried.REFUSED:
+            if tried is AttemptResult.REFUSED:
                 tried = run(append.explain())
-            if tried is Tried.ANSWERED:
+            if tried is AttemptResult.ANSWERED:
                 self._answer(place)
             self._streams.wake(append.take_woken())
         if append.pending is not None:
@@ -327,21 +327,21 @@ class ServedAppends:
                 self._core.wait(place)
                 self._set_timer()
             append.pending.when_settled(self._settle, place)
-        return tried is not Tried.HELD
+        return tried is not AttemptResult.HELD
 
-    def _work_off(self, partition: int) -> None:
+    def _append_queue(self, partition: int) -> None:
         """Append the batches of a queue, until it is empty or its partition is held."""
         with self._lock:
             place: BatchPlace[Append] | None = self._core.first(partition)
         while place is not None:
-            if not self._is_through(place):
+            if not self._attempt(place):
                 with self._lock:
                     wait = self._core.hold(place)
                     self._set_timer()
                 place.work.held.appends.notify_when_free(self._resume, partition, wait)
                 return
             with self._lock:
-                place = self._core.through(place)
+                place = self._core.pop_first(place)
                 self._go_on()
 
     def _join_all(self) -> None:
@@ -354,20 +354,20 @@ class ServedAppends:
                     return
             self._join([each.work for each in group])
             for place in group:
-                if self._is_through(place):
+                if self._attempt(place):
                     with self._lock:
-                        is_last = self._core.through(place) is None
+                        is_last = self._core.pop_first(place) is None
                         self._go_on()
                     if is_last:
                         continue
-                self._streams.pool.submit(self._work_off, place.partition)
+                self._streams.pool.submit(self._append_queue, place.partition)
 
     def _join(self, batches: Sequence[Append]) -> None:
         """Join the partitions of these batches to their transactions. Never raise.
 
         If a partition could not join, the append of its batch reports the reason.
         """
-        for stamp, partitions in joins_of(batches):
+        for stamp, partitions in group_joins(batches):
             try:
                 self._streams.transactions.run(self._facts.joins.join_together(partitions, stamp))
             except IsologError:
@@ -395,7 +395,7 @@ class ServedAppends:
     def _resume(self, partition: int, wait: int) -> None:
         with self._lock:
             if self._core.resume(partition, wait):
-                self._streams.pool.submit(self._work_off, partition)
+                self._streams.pool.submit(self._append_queue, partition)
 
     def _answer(self, place: BatchPlace[Append]) -> None:
         with self._lock:

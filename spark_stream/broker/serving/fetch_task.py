@@ -58,7 +58,7 @@ def _body(records: pa.RecordBatch | tuple[memoryview, ...]) -> Body:
     return uncompressed(records, _APART_BYTES_MIN).parts if records.num_rows else b""
 
 
-def answers_in_time(answers: Answers, clock: Clock, check: Callable[[], None]) -> Iterator[Answer]:
+def blocking_answers(answers: Answers, clock: Clock, check: Callable[[], None]) -> Iterator[Answer]:
     """Yield the answers of a fetch. The caller's thread sleeps during waits.
 
     ``check`` is called regularly during waits. If it raises, the fetch ends with its error.
@@ -71,12 +71,12 @@ def answers_in_time(answers: Answers, clock: Clock, check: Callable[[], None]) -
             return
         reply = None
         if isinstance(step, AwaitRecords):
-            reply = _is_in_time(step, clock, check)
+            reply = _wait_for_records(step, clock, check)
         else:
             yield step
 
 
-def _is_in_time(wait: AwaitRecords, clock: Clock, check: Callable[[], None]) -> bool:
+def _wait_for_records(wait: AwaitRecords, clock: Clock, check: Callable[[], None]) -> bool:
     while True:
         woken = threading.Event()
         place = wait.begin(woken.set)

@@ -309,22 +309,22 @@ class RangeStream:
         """
         request = self._request
         left = request.max_records or UNLIMITED
-        begin = told = self._position
+        begin = sent = self._position
         more = True
         while more:
             found, more = yield from self._awaited()
             for answer in self._records(found, left):
                 left -= self._given
                 yield answer
-                told = self._position
+                sent = self._position
             more = more and request.follow and not self._at_end() and left > 0
             more = more and not self._cancelled()
             if request.wait_ms:  # the reader sends another request for more
-                more = more and self._position == told and self._position >= found.end
+                more = more and self._position == sent and self._position >= found.end
                 more = more and self._clock.monotonic() < self._until
         if self._position == begin:
             self._check_not_short()
-        whole = begin < told and request.end is not None and told >= request.end
+        whole = begin < sent and request.end is not None and sent >= request.end
         if not (whole and self._number is not None):
             yield self._last()
 
@@ -343,7 +343,7 @@ class RangeStream:
         if request.end is None or self._at_end() or request.near:
             return  # the reader of a follower reads the rest from the leader
         if request.isolation is not Isolation.READ_UNCOMMITTED and not self._bound_known:
-            raise self._partition.hw_not_known()
+            raise self._partition.hw_unknown()
         self._host.refresh()
         self._visible()
 
@@ -447,11 +447,11 @@ class RangeStream:
 
     def _last(self) -> Answer:
         bounds, known = self._partition.bounds(), self._partition.core.hw_known
-        told = known and self._partition.leader_epoch == self._epoch
+        has_bounds = known and self._partition.leader_epoch == self._epoch
         facts = EndFacts(
             next=self._position,
             lineage=self._lineage,
-            bounds=bounds if told else None,
+            bounds=bounds if has_bounds else None,
             partitions=self._host.partitions_now(self._topic),
             leader_epoch=self._epoch,
             range=self._number or 0,

@@ -32,33 +32,33 @@ LOOK_S: Final = 1.0
 _PRIMER_BYTES: Final = 40 << 20
 
 
-class SpareMemory:
+class FreeMemory:
     """The free memory of this process, which is returned to the system after a while."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._pool = pa.default_memory_pool()
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-        self._seen = False
+        self._was_much = False
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Check for unused memory, and return it at the second check in a row that finds much."""
         facts = self._process.memory_info()
         much = facts.rss - facts.shared - self._pool.bytes_allocated() > SPARE_BYTES
-        if much and self._seen:
+        if much and self._was_much:
             # mimalloc collects memory that other threads freed after this one frees a large block.
             with contextlib.suppress(MemoryError):
                 pa.allocate_buffer(_PRIMER_BYTES)
             release_memory()
             if self._trim is not None:
                 self._trim(0)  # gRPC's share
-        self._seen = much
+        self._was_much = much
 
 
 logger = logger_of(__name__)
 
 
-def bound_memory(memory_bytes: int) -> None:
+def limit_memory(memory_bytes: int) -> None:
     """Restart this process with the same arguments and a memory limit, unless it has the limit.
 
     Call this before any file or thread is opened. The process keeps its id.
@@ -73,7 +73,7 @@ def bound_memory(memory_bytes: int) -> None:
         logger.warning("this pyarrow has no mimalloc; the broker's memory is not limited")
 
 
-def keep_pandas_out() -> None:
+def block_pandas() -> None:
     """Block the import of pandas in this process.
 
     If pandas is installed, pyarrow imports it for conversions that do not need it. That would take

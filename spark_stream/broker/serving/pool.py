@@ -30,9 +30,9 @@ logger = logger_of(__name__)
 USUAL: Final = 4
 MOST: Final = 256
 PATIENCE_S: Final = 0.02
-_MUCH: Final = 4  # queued work above which a pool gives way
-_GIVES_WAY_S: Final = 0.001
-_LOOKS_EVERY_S: Final = 0.0001
+_LONG_QUEUE: Final = 4  # queued work above which a pool gives way
+_GIVE_WAY_S: Final = 0.001
+_GIVE_WAY_CHECK_S: Final = 0.0001
 IDLE_S: Final = 5.0
 AT_ONCE: Final = 32
 """The calls of one connection that a pool runs or queues."""
@@ -41,14 +41,14 @@ Ts = TypeVarTuple("Ts")
 Work = tuple[Callable[..., None], tuple[object, ...]]
 
 
-class _LeftWork(threading.local):
-    work: list[Work] | None = None  # None outside of a TakesWork context
+class _ThreadWork(threading.local):
+    work: list[Work] | None = None  # None outside of a DeferredWork context
 
 
-_left = _LeftWork()
+_deferred = _ThreadWork()
 
 
-class TakesWork:
+class DeferredWork:
     """A context that collects work of :meth:`Pool.submit_after` and runs it at its end.
 
     Within the context, the thread must not wait for that work.
@@ -57,10 +57,10 @@ class TakesWork:
     __slots__ = ()
 
     def __enter__(self) -> None:
-        _left.work = []
+        _deferred.work = []
 
     def __exit__(self, *_: object) -> None:
-        work, _left.work = _left.work, None
+        work, _deferred.work = _deferred.work, None
         for each in work or ():
             _do(each)
 
@@ -80,11 +80,11 @@ class Pool:
         self._prior = prior
         self._lock = threading.Lock()  # guards the fields below
         self._work: deque[Work] = deque()  # the queue
-        self._taken = 0.0  # when work was last taken, or arrived at an empty queue
+        self._taken_at = 0.0  # when work was last taken, or arrived at an empty queue
         self._threads = 0
         self._can_start = True  # whether the last start of a thread succeeded
         self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the latest last
-        self._looks = False
+        self._is_checking = False
         self._stopped = False
 
     @property
@@ -107,24 +107,24 @@ class Pool:
                 self._idle.pop().put(work)  # the thread that was busy last, whose caches are warm
                 return True
             if not self._work:
-                self._taken = time.monotonic()
+                self._taken_at = time.monotonic()
             self._work.append(work)
             if self._threads < self._usual:
                 self._start()
-            if not self._looks:
-                self._looks = True
-                self._loop.call_later(PATIENCE_S, self._look)
+            if not self._is_checking:
+                self._is_checking = True
+                self._loop.call_later(PATIENCE_S, self._check)
         return True
 
     def submit_after(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
-        """Call ``function(*args)`` at the end of the caller's :class:`TakesWork` context.
+        """Call ``function(*args)`` at the end of the caller's :class:`DeferredWork` context.
 
         Outside of such a context, :meth:`submit` it. A change of threads costs more than short
         work.
         """
-        if _left.work is None:
+        if _deferred.work is None:
             return self.submit(function, *args)
-        _left.work.append((function, args))
+        _deferred.work.append((function, args))
         return True
 
     def stop(self) -> None:
@@ -135,16 +135,16 @@ class Pool:
             while self._idle:
                 self._idle.pop().put(None)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Start another thread if work is queued and all threads block, on the loop's thread."""
         with self._lock:
-            self._looks = bool(self._work) and not self._stopped
-            if not self._looks:
+            self._is_checking = bool(self._work) and not self._stopped
+            if not self._is_checking:
                 return
-            is_held_up = time.monotonic() - self._taken >= PATIENCE_S
+            is_held_up = time.monotonic() - self._taken_at >= PATIENCE_S
             if is_held_up and not self._idle and self._threads < self._most:
                 self._start()
-            self._loop.call_later(PATIENCE_S, self._look)
+            self._loop.call_later(PATIENCE_S, self._check)
 
     def _start(self) -> None:
         """Start a thread. If the system allows no more, the work stays queued."""
@@ -161,22 +161,22 @@ class Pool:
     def _run(self) -> None:
         given: SimpleQueue[Work | None] = SimpleQueue()
         while (work := self._next(given)) is not None:
-            if self._prior is not None and len(self._work) > _MUCH:
+            if self._prior is not None and len(self._work) > _LONG_QUEUE:
                 self._give_way(self._prior)
             _do(work)
             del work
 
     @staticmethod
     def _give_way(prior: Pool) -> None:
-        until = time.monotonic() + _GIVES_WAY_S
+        until = time.monotonic() + _GIVE_WAY_S
         while not prior.is_idle and time.monotonic() < until:
-            time.sleep(_LOOKS_EVERY_S)
+            time.sleep(_GIVE_WAY_CHECK_S)
 
     def _next(self, given: SimpleQueue[Work | None]) -> Work | None:
         """Return the next work of a thread. While the thread is idle, ``given`` delivers it."""
         with self._lock:
             if self._work and not self._stopped:
-                self._taken = time.monotonic()
+                self._taken_at = time.monotonic()
                 return self._work.popleft()
             if self._stopped:
                 self._threads -= 1

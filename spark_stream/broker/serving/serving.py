@@ -43,7 +43,7 @@ from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import LeaderStreams
 from spark_stream.broker.scripting.driver import StepTable
 from spark_stream.broker.scripting.peers import run_steps
-from spark_stream.broker.serving.append_stream import AppendFrame, AppendStreams, ServedAppends
+from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Activity, FairCalls, Pool
@@ -367,7 +367,7 @@ class ClientAppends:
         self._use.enter_context(serving.activity.call())
         throttle = Throttle(quotas, caller, Operation.WRITE)
         appender = ThrottledAppender(stream, throttle, loop, serving.refuse)
-        self._appends = ServedAppends(serving.appends, appender, self._open, self._use.close)
+        self._appends = AppendStream(serving.appends, appender, self._open, self._use.close)
         self._delayed = DelayedStart(
             quotas, caller, throttle, loop, stream, self._check, self._start, self._end
         )

@@ -21,8 +21,8 @@ from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import IncomingConnection
 from spark_stream.transport.streams import Stream, StreamEvent, error_bytes, ignore
 
-_PLACE_LOOK_S: Final = 0.1
-_PLACE_LOOKS: Final = 100
+_PLACE_RETRY_S: Final = 0.1
+_PLACE_TRIES_MAX: Final = 100
 """The checks of a connection above its principal's quota before it is refused."""
 _CREDIT_BYTES_MIN: Final = 256 << 10
 """The least part in which delayed credit is granted."""
@@ -134,7 +134,7 @@ class DelayedStart:
             return
         self._held = 0
         if self.hold(_STREAM_BYTES + nbytes):
-            self._look()
+            self._retry()
 
     def hold(self, nbytes: int) -> bool:
         """Count received bytes of a waiting stream. Return False if they have ended it."""
@@ -147,7 +147,7 @@ class DelayedStart:
         self._stop(BrokerBusy(text, hint="Write with fewer streams in parallel, or retry later."))
         return False
 
-    def _look(self) -> None:
+    def _retry(self) -> None:
         """Start the stream if its quota permits it. Otherwise schedule the next check."""
         if self._held is None:
             return
@@ -163,7 +163,7 @@ class DelayedStart:
             except IsologError as error:
                 self._stop(error)
             else:
-                self._loop.call_later(min(left_s, LOOK_S), self._look)
+                self._loop.call_later(min(left_s, LOOK_S), self._retry)
 
     def _seconds_left(self) -> float:
         return self._throttle.seconds_left(self._mark)
@@ -200,8 +200,8 @@ class ConnectionPlace:
         self._incoming = incoming
         self._refuse_stream = refuse
         self._caller: Caller | None = None  # the holder of the place
-        self._looks_left = _PLACE_LOOKS
-        self._has_looked = False
+        self._tries_left = _PLACE_TRIES_MAX
+        self._has_tried = False
         self._held: list[tuple[Callable[[Stream], None], Stream, list[StreamEvent]]] = []
         self._held_bytes = 0
         self._is_over = False
@@ -215,9 +215,9 @@ class ConnectionPlace:
     def take(self) -> None:
         """Take a place, or wait for one, after the authentication. Later calls do nothing."""
         is_known = self._identity.caller is not None and not self._is_over
-        if is_known and not self._has_looked:
-            self._has_looked = True
-            self._look()
+        if is_known and not self._has_tried:
+            self._has_tried = True
+            self._retry()
 
     def hold(self, serve: Callable[[Stream], None], stream: Stream, nbytes: int = 0) -> None:
         """Serve a stream once the connection has its place. ``nbytes``: the size of its opening."""
@@ -242,7 +242,7 @@ class ConnectionPlace:
         self._refuse(caller)
         return False
 
-    def _look(self) -> None:
+    def _retry(self) -> None:
         if self._is_over:
             return
         caller = self._identity.known()
@@ -254,9 +254,9 @@ class ConnectionPlace:
                     serve(stream)
                     for event in events:
                         stream.handle(event)
-        elif self._looks_left:
-            self._looks_left -= 1
-            self._loop.call_later(_PLACE_LOOK_S, self._look)
+        elif self._tries_left:
+            self._tries_left -= 1
+            self._loop.call_later(_PLACE_RETRY_S, self._retry)
         else:
             self._refuse(caller)
 

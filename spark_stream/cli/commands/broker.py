@@ -207,11 +207,11 @@ def start(
         config = load(_named_directory())
     if not daemon:
         from spark_stream.broker.process import serve
-        from spark_stream.broker.serving.memory import bound_memory, keep_pandas_out
+        from spark_stream.broker.serving.memory import block_pandas, limit_memory
 
         if context.obj:
-            bound_memory(config.memory_bytes)
-            keep_pandas_out()
+            limit_memory(config.memory_bytes)
+            block_pandas()
         serve(config)
         return
     flags = ["--listen", config.listen]

@@ -149,7 +149,7 @@ class MemorySession:
     partition: LeadPartition
     epoch: int
     agreement: Agreement
-    news: Callable[[bool], None]
+    notify: Callable[[bool], None]
     acked_entry: int = 0
     is_closed: bool = False
 
@@ -244,7 +244,7 @@ class LeadPartition:
 
     def _notify(self, *, is_urgent: bool = True) -> None:
         for session in self.sessions.values():
-            session.news(is_urgent)
+            session.notify(is_urgent)
 
 
 class LeadPartitions:
@@ -254,7 +254,7 @@ class LeadPartitions:
         self.partitions = partitions
         self.started = 0
 
-    def start_session(self, follower, generation, key, epoch, history, news):
+    def start_session(self, follower, generation, key, epoch, history, notify):
         self.started += 1
         partition = self.partitions.get(key)
         if partition is None:
@@ -268,7 +268,7 @@ class LeadPartitions:
             if shared is None:
                 shared, reset = log.start, Boundary(log.start, log.start)
             found = Agreement(epoch, shared, partition.high_watermark, reset)
-            session = MemorySession(partition, epoch, found, news)
+            session = MemorySession(partition, epoch, found, notify)
             session.follower = follower
             session.acked_entry = 0 if reset else shared
             earlier = partition.sessions.get(follower)

@@ -126,7 +126,7 @@ class Pair:
                 key = PartitionId(step.topic_id, step.partition)
 
                 def news(is_urgent: bool, number: int = step.slot) -> None:
-                    leader.take_news(number, self.now, is_urgent=is_urgent)
+                    leader.on_change(number, self.now, is_urgent=is_urgent)
 
                 try:
                     session = self.led.start_session(

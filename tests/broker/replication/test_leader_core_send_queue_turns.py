@@ -36,7 +36,7 @@ def test_slots_take_turns_of_one_frame():
         slot = turns.next_slot()
         seen.append(slot.number)
         turns.on_sent(slot, slot.next + 1, 100, is_behind=False)
-        turns.take_news(slot)
+        turns.on_change(slot)
     assert seen == [0, 1, 2, 0, 1, 2]
     assert not any(slot.is_behind for slot in slots)
 
@@ -58,7 +58,7 @@ def test_live_slots_and_slots_behind_alternate():
         slot = turns.next_slot()
         seen.append(slot.number < 2)
         turns.on_sent(slot, slot.next + 1, 100, is_behind=slot.number < 2)
-        turns.take_news(slot)
+        turns.on_change(slot)
         for each in slots:
             turns.on_acked(each, each.next)
     assert seen in ([True, False] * 4, [False, True] * 4)
@@ -94,7 +94,7 @@ def test_unacknowledged_slot_stops_and_no_other():
         sent[slot.number] += 1
         turns.on_sent(slot, slot.next + 1, MIB, is_behind=False)
         for each in (silent, good):
-            turns.take_news(each)
+            turns.on_change(each)
         if slot is good:
             turns.on_acked(good, good.next)
     assert sent[0] == 16 // BEHIND_SHARE
@@ -149,7 +149,7 @@ def test_limits_hold_and_no_notification_is_lost(steps, window):
     for what, number, size, is_behind in steps:
         slot = slots.get(number)
         if what == "news" and slot is not None:
-            turns.take_news(slot)
+            turns.on_change(slot)
             pending.add(number)
         elif what == "turn":
             before = turns.unacked_bytes

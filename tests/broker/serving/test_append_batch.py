@@ -10,7 +10,7 @@ from isolog.errors import InternalError, NotLeader, RequestTimeout
 from spark_stream.broker.host.hosted import HostedTopic
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.coordinator import StreamJoins
-from spark_stream.broker.serving.append_batch import Append, StreamFacts, Tried
+from spark_stream.broker.serving.append_batch import Append, AttemptResult, StreamFacts
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
@@ -66,10 +66,10 @@ def stamp(sequence: int) -> Stamp:
     return Stamp(PRODUCER, 0, sequence, NUMBER)
 
 
-def try_once(append: Append) -> Tried:
+def try_once(append: Append) -> AttemptResult:
     """Run the steps that need no script. Return the result."""
     tried = append.prepare()
-    return append.take() if tried is Tried.READY else tried
+    return append.take() if tried is AttemptResult.READY else tried
 
 
 def offset_of(append: Append) -> int:
@@ -81,19 +81,19 @@ def offset_of(append: Append) -> int:
 def test_batches_outside_transactions_are_appended_by_one_call(setting):
     stream = setting.open_stream(None)
     appends = [setting.new_append(stream) for _ in range(2)]
-    assert [try_once(each) for each in appends] == [Tried.ANSWERED] * 2
+    assert [try_once(each) for each in appends] == [AttemptResult.ANSWERED] * 2
     assert [offset_of(each) for each in appends] == [0, 3]
 
 
 def test_only_first_batch_of_a_transaction_in_a_partition_needs_a_script(setting):
     stream = setting.open_stream()
     first = setting.new_append(stream, stamp(0))
-    assert first.prepare() is Tried.UNJOINED
-    assert setting.run(first.join()) is Tried.READY
-    assert first.take() is Tried.ANSWERED
+    assert first.prepare() is AttemptResult.UNJOINED
+    assert setting.run(first.join()) is AttemptResult.READY
+    assert first.take() is AttemptResult.ANSWERED
     setting.brokers.steps.clear()
     second = setting.new_append(stream, stamp(1))
-    assert try_once(second) is Tried.ANSWERED
+    assert try_once(second) is AttemptResult.ANSWERED
     assert (offset_of(first), offset_of(second)) == (0, 3)
     assert setting.brokers.steps == []
 
@@ -101,20 +101,20 @@ def test_only_first_batch_of_a_transaction_in_a_partition_needs_a_script(setting
 def test_partitions_of_a_group_join_append_their_first_batches_without_a_script(setting):
     stream = setting.open_stream()
     setting.run(stream.joins.join_together([setting.partition], stamp(0)))
-    assert try_once(setting.new_append(stream, stamp(0))) is Tried.ANSWERED
+    assert try_once(setting.new_append(stream, stamp(0))) is AttemptResult.ANSWERED
 
 
 def test_each_stream_must_prove_ownership_of_its_transaction(setting):
     """The join by another stream's batch does not prove the identity of this stream's client."""
     setting.run(setting.open_stream().joins.join_together([setting.partition], stamp(0)))
     other = setting.new_append(setting.open_stream("y"), stamp(0))
-    assert try_once(other) is Tried.UNJOINED
-    assert setting.run(other.join()) is Tried.ANSWERED
+    assert try_once(other) is AttemptResult.UNJOINED
+    assert setting.run(other.join()) is AttemptResult.ANSWERED
     assert setting.partition.bounds().log_end_offset == 0
     own = setting.new_append(setting.open_stream(), stamp(0))
-    assert own.prepare() is Tried.UNJOINED
-    assert setting.run(own.join()) is Tried.READY
-    assert own.take() is Tried.ANSWERED
+    assert own.prepare() is AttemptResult.UNJOINED
+    assert setting.run(own.join()) is AttemptResult.READY
+    assert own.take() is AttemptResult.ANSWERED
 
 
 def test_refusal_of_a_batch_of_an_aborted_transaction_has_the_reason_of_its_record(setting):
@@ -122,13 +122,13 @@ def test_refusal_of_a_batch_of_an_aborted_transaction_has_the_reason_of_its_reco
     setting.run(stream.joins.join_together([setting.partition], stamp(0)))
     setting.run(change("x", as_judge(lambda found: rules.kill(found, NUMBER))))
     assert (
-        try_once(setting.new_append(stream, stamp(0))) is Tried.ANSWERED
+        try_once(setting.new_append(stream, stamp(0))) is AttemptResult.ANSWERED
     )  # the partition is not sealed yet
     later = setting.new_append(stream, stamp(1))
-    assert later.prepare() is Tried.READY
+    assert later.prepare() is AttemptResult.READY
     setting.partition.transactions.end(NUMBER, lambda _: False)
-    assert later.take() is Tried.REFUSED
-    assert setting.run(later.explain()) is Tried.ANSWERED
+    assert later.take() is AttemptResult.REFUSED
+    assert setting.run(later.explain()) is AttemptResult.ANSWERED
     error = ack_from_bytes(later.answer).error
     assert "an operator aborted it" in error.message
 
@@ -136,31 +136,31 @@ def test_refusal_of_a_batch_of_an_aborted_transaction_has_the_reason_of_its_reco
 def test_held_partition_takes_the_batch_after_its_release(setting):
     append = setting.new_append(setting.open_stream(None))
     with setting.partition._state.lock:
-        assert try_once(append) is Tried.HELD
+        assert try_once(append) is AttemptResult.HELD
         assert append.held is setting.partition
-    assert try_once(append) is Tried.ANSWERED
+    assert try_once(append) is AttemptResult.ANSWERED
 
 
 def test_join_of_a_held_partition_opens_no_join(setting):
     append = setting.new_append(setting.open_stream(), stamp(0))
-    assert try_once(append) is Tried.UNJOINED
+    assert try_once(append) is AttemptResult.UNJOINED
     with setting.partition._state.lock:
-        assert setting.run(append.join()) is Tried.HELD
+        assert setting.run(append.join()) is AttemptResult.HELD
     assert len(setting.partition.core.joins) == 0
 
 
 def test_batch_that_is_tried_after_its_timeout_is_refused(setting):
     append = setting.new_append(setting.open_stream(None))
     setting.clock.move_to(1.5)
-    assert try_once(append) is Tried.ANSWERED
+    assert try_once(append) is AttemptResult.ANSWERED
     assert isinstance(ack_from_bytes(append.answer).error, RequestTimeout)
     assert setting.partition.bounds().log_end_offset == 0
 
 
 def test_batch_in_a_transaction_needs_a_transactional_id(setting):
     append = setting.new_append(setting.open_stream(None), stamp(0))
-    assert try_once(append) is Tried.UNJOINED
-    assert setting.run(append.join()) is Tried.ANSWERED
+    assert try_once(append) is AttemptResult.UNJOINED
+    assert setting.run(append.join()) is AttemptResult.ANSWERED
     assert "transactional_id" in ack_from_bytes(append.answer).error.message
 
 
@@ -170,5 +170,5 @@ def test_unexpected_error_of_an_attempt_is_answered(setting, monkeypatch):
 
     monkeypatch.setattr(setting.partition.appends, "take", fail)
     append = setting.new_append(setting.open_stream(None))
-    assert try_once(append) is Tried.ANSWERED
+    assert try_once(append) is AttemptResult.ANSWERED
     assert isinstance(ack_from_bytes(append.answer).error, InternalError)

@@ -73,7 +73,7 @@ def test_queued_bytes_are_limited(core):
         assert core.queue(taken(core, number, number), QUEUED_BYTES_MAX // 2)
     core.receive(2)
     assert not core.begin_taking()
-    assert core.through(core.first(0)) is None
+    assert core.pop_first(core.first(0)) is None
     assert core.begin_taking()
 
 
@@ -85,9 +85,9 @@ def test_batches_of_a_partition_with_a_queue_are_queued_in_order(core):
     assert not core.queue(places[1], 1)
     assert not core.queue(places[2], 1)
     assert core.first(0) is places[0]
-    assert core.through(places[0]) is places[1]
-    assert core.through(places[1]) is places[2]
-    assert core.through(places[2]) is None
+    assert core.pop_first(places[0]) is places[1]
+    assert core.pop_first(places[1]) is places[2]
+    assert core.pop_first(places[2]) is None
     assert not core.has_queue(0)
 
 
@@ -101,10 +101,10 @@ def test_wait_for_a_held_partition_ends_once(core):
     assert core.next_deadline() is None
     second = core.hold(place)
     assert not core.resume(0, first)
-    assert core.late(4.9) == []
-    assert core.late(5.0) == [place]
+    assert core.expire(4.9) == []
+    assert core.expire(5.0) == [place]
     assert not core.resume(0, second)
-    core.through(place)
+    core.pop_first(place)
     assert not core.resume(0, second)
 
 
@@ -113,10 +113,10 @@ def test_waiting_batch_is_settled_once(core):
     core.wait(place)
     assert core.settle(place)
     assert not core.settle(place)
-    assert core.late(9.0) == []
+    assert core.expire(9.0) == []
     other = taken(core, 1, deadline=5.0)
     core.wait(other)
-    assert core.late(5.0) == [other]
+    assert core.expire(5.0) == [other]
     assert not core.settle(other)
 
 
@@ -125,7 +125,7 @@ def test_earliest_deadline_is_found_among_later_batches(core):
     core.wait(early)
     core.wait(late)
     assert core.next_deadline() == 5.0
-    assert core.late(6.0) == [late]
+    assert core.expire(6.0) == [late]
     assert core.next_deadline() == 9.0
 
 
@@ -147,7 +147,7 @@ def test_repeatedly_held_queue_has_one_deadline(core):
     for _ in range(1000):
         assert core.resume(0, core.hold(place))
         core.hold(place)
-        core.late(1.0)
+        core.expire(1.0)
     assert len(core._deadlines) == 1
 
 
@@ -162,7 +162,7 @@ def test_next_group_of_joins_gathers_while_a_group_joins(core):
     core.end()
     assert core.next_group() == []
     for place in places:
-        core.through(place)
+        core.pop_first(place)
         core.answer(place, b"")
     send_all(core)
     assert core.is_over
@@ -243,7 +243,7 @@ class Run:
                 self.working.discard(partition)
                 return
             self._through(place, 0 if becomes == 2 else becomes)
-            if self.core.through(place) is None:
+            if self.core.pop_first(place) is None:
                 self.working.discard(partition)
 
     def let_go(self) -> None:
@@ -260,7 +260,7 @@ class Run:
 
     def pass_time(self) -> None:
         self.now += 1
-        for place in self.core.late(self.now):
+        for place in self.core.expire(self.now):
             if self.core.has_queue(place.partition) and (self.core.first(place.partition) is place):
                 self.working.add(place.partition)
             else:

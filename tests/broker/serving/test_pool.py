@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_stream.broker.serving import pool as pool_module
-from spark_stream.broker.serving.pool import Pool, TakesWork
+from spark_stream.broker.serving.pool import DeferredWork, Pool
 from spark_stream.transport.loop import Loop
 from tests.support import eventually
 
@@ -79,7 +79,7 @@ def test_submit_after_runs_work_at_the_end_of_the_context_or_on_the_pool(
     def fails() -> None:
         raise RuntimeError("the work after it is done all the same")
 
-    with TakesWork():
+    with DeferredWork():
         assert pool.submit_after(fails)
         assert pool.submit_after(work)
         assert threads == []
@@ -96,7 +96,7 @@ def test_submit_after_runs_work_at_the_end_of_the_context_or_on_the_pool(
 def test_pool_with_a_long_queue_gives_way_to_another_one(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "_GIVES_WAY_S", 60)
+    monkeypatch.setattr(pool_module, "_GIVE_WAY_S", 60)
     monkeypatch.setattr(pool_module, "PATIENCE_S", 60)
     prior, may_end, done = Pool(loop), threading.Event(), threading.Event()
     pool, begun = Pool(loop, usual=1, prior=prior), []
