@@ -51,7 +51,7 @@ from spark_stream.scripts.partition_records import Changed
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.descriptors import SpareFiles
 from spark_stream.storage.disk.directory import LogDirectory, PromiseFile
-from spark_stream.storage.log.committed import CommittedMarks
+from spark_stream.storage.log.high_watermarks import CommittedMarks
 from spark_stream.storage.logs import FileLogs
 
 logger = logger_of(__name__)

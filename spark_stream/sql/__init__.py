@@ -3,9 +3,9 @@
 ==============  ==================================================================
 ``tree``        a predicate as written: plain values, and its text
 ``grammar``     a predicate's text to its tree, by sqlglot
-``literals``    the values that a text may name, as Spark understands them
-``comparing``   chooses the comparison for two types
-``predicates``  bound filters: Arrow's masks, and the rule that skips batches
+``literals``    the values in a text, as Spark reads them
+``comparisons`` the comparison for two types
+``predicates``  bound filters: Arrow's masks, and the batches to skip
 ``filters``     binds a text to the columns of a topic's partition
 ``ddl``         a schema's text to an Arrow schema and back
 ==============  ==================================================================

@@ -1,6 +1,6 @@
 """Filters: parse the text once, then bind its tree to the columns of a topic's partition.
 
-``comparing`` chooses the comparison for two types. A LIKE gets the fastest Arrow function for its
+``comparisons`` has the comparison for two types. A LIKE gets the fastest Arrow function for its
 pattern.
 """
 
@@ -22,7 +22,7 @@ from spark_stream.errors import InvalidFilter
 from spark_stream.schema.schemas import OFFSET, PARTITION, TIMESTAMP, TOPIC, is_default, meant
 from spark_stream.schema.types import type_name
 from spark_stream.sql import tree
-from spark_stream.sql.comparing import (
+from spark_stream.sql.comparisons import (
     TextField,
     compared,
     is_raw,

@@ -15,7 +15,7 @@ import numpy as np
 from isolog.errors import IsologError
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.storage.disk.directory import PromiseFile, RunFile
-from spark_stream.storage.log.committed import CommittedMarks
+from spark_stream.storage.log.high_watermarks import CommittedMarks
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.segment.segment import Segment

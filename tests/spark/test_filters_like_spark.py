@@ -202,7 +202,7 @@ PREDICATES += [
 ]
 
 
-@pytest.mark.rule("meaning of a filter: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
+@pytest.mark.rule("filter semantics: types, nulls, NaN", "sql/comparisons.py", "sql/predicates.py")
 def test_every_predicate_is_true_false_or_null_where_spark_says_so(utc_rows: DataFrame) -> None:
     names = [f"p{number}" for number in range(len(PREDICATES))]
     said = utc_rows.selectExpr(

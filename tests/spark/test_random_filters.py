@@ -154,7 +154,7 @@ def said_by_us(text: str) -> list[bool | None] | None:
     return found
 
 
-@pytest.mark.rule("meaning of a filter: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
+@pytest.mark.rule("filter semantics: types, nulls, NaN", "sql/comparisons.py", "sql/predicates.py")
 @pytest.mark.timeout(60 + COUNT)
 def test_random_predicates_are_true_false_or_null_where_spark_says_so(utc_rows: DataFrame) -> None:
     compared, wrong = 0, []

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.pruning import Batches, Extremes, Keys
 from spark_stream.sql.filters import row_filter
-from spark_stream.storage.format.extremes import Layout
+from spark_stream.storage.format.min_max import Layout
 from tests.sql.predicates import VALUES, predicates, rows_of, schema_of
 
 NAMES = list(VALUES)
 SCHEMA = schema_of(tuple(NAMES))
 
 
-@pytest.mark.rule("meaning of a filter: types, nulls, NaN", "sql/comparing.py", "sql/predicates.py")
+@pytest.mark.rule("filter semantics: types, nulls, NaN", "sql/comparisons.py", "sql/predicates.py")
 @given(predicates(NAMES), rows_of(NAMES, 6))
 def test_mask_equals_the_verdict_of_plain_python(said, rows):
     batch = pa.RecordBatch.from_pylist(rows, SCHEMA)

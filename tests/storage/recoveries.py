@@ -10,7 +10,7 @@ import pyarrow as pa
 from isolog.errors import DamagedSegment
 from spark_stream.consistency.ids import Offset
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
-from spark_stream.storage.disk.forcing import MARK_NAME
+from spark_stream.storage.disk.fsyncs import MARK_NAME
 from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 from tests.storage.logs import append_next, everything, format_of

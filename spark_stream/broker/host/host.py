@@ -54,7 +54,7 @@ from spark_stream.loggers import logger_of
 from spark_stream.scripts.partition_records import Placed
 from spark_stream.storage.disk.directory import LogDirectory
 from spark_stream.storage.disk.disk import HOST_DISK
-from spark_stream.storage.log.committed import CommittedMarks
+from spark_stream.storage.log.high_watermarks import CommittedMarks
 from spark_stream.storage.logs import FileLogs
 from spark_stream.storage.settings import LogSettings, parse_settings
 

@@ -15,7 +15,7 @@ from spark_stream.broker.partition.partition import Partition
 from spark_stream.environment import Clock
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
-from spark_stream.storage.log.committed import CommittedMarks, Mark
+from spark_stream.storage.log.high_watermarks import CommittedMarks, Mark
 from spark_stream.storage.settings import Flush, LogSettings
 
 K = TypeVar("K", bound=Hashable)

@@ -3,7 +3,7 @@
 A changed byte on a disk is detected only by a reader, which may come after a year, or never. Until
 then the replica counts as sound, and may be elected when the sound ones are lost. So all segments
 are read again and again, at a pace that leaves the disk to others, from the disk itself, not from
-memory (``storage.segment.checking``). The first pass begins when the broker has started.
+memory (``storage.segment.checks``). The first pass begins when the broker has started.
 
 A single thread reads. It holds no lock while it reads, and can stop between two pieces.
 """
@@ -20,7 +20,7 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.environment import Clock
 from spark_stream.loggers import logger_of
-from spark_stream.storage.segment.checking import CheckedPiece
+from spark_stream.storage.segment.checks import CheckedPiece
 
 logger = logger_of(__name__)
 

@@ -60,7 +60,7 @@ from spark_stream.scripts.steps import Described
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.format.stored import Stored
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.segment.checking import Suspect
+from spark_stream.storage.segment.checks import Suspect
 from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.topic_messages import OPEN_MAX, EpochStart, OpenExtent, PartitionFacts
 

@@ -19,7 +19,7 @@ from spark_stream.cli.terminal import standard_output
 from spark_stream.client.connecting.embedded import lock_held
 from spark_stream.errors import InvalidOption, IsologError, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP_TYPE, is_default
-from spark_stream.storage.offline.checking import CheckedLog, check_log, damaged_entries
+from spark_stream.storage.offline.checks import CheckedLog, check_log, damaged_entries
 from spark_stream.storage.offline.files import (
     STATES,
     LogFiles,

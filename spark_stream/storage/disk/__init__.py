@@ -2,6 +2,6 @@
 
 ``disk``         files and directories
 ``descriptors``  open files of a process, and early writes in the background
-``forcing``      fsyncs of a log, and the part that is certainly on the disk
+``fsyncs``       fsyncs of a log, and the part that is certainly on the disk
 ``directory``    the broker's directory: its owner, its format, the places of partitions
 """

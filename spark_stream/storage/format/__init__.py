@@ -3,5 +3,5 @@
 ``codec``       Arrow batches to IPC bytes and back, checksums
 ``stored``      entries as one replica sends them to another, and chunks: results of a read
 ``log_format``  the topic's properties that a log needs, and batches ready to be appended
-``extremes``    min/max statistics of a batch's columns
+``min_max``     min/max statistics of a batch's columns
 """

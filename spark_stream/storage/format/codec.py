@@ -33,7 +33,7 @@ from spark_stream.batches import (
 )
 from spark_stream.consistency.entries import CRC_SPAN, ENTRY, ENTRY_SIZE, Table
 from spark_stream.errors import BrokerBusy
-from spark_stream.storage.format.extremes import Layout
+from spark_stream.storage.format.min_max import Layout
 from spark_stream.storage.settings import Compression
 
 Part: TypeAlias = pa.Buffer | bytes

@@ -18,7 +18,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import UnknownSchema
 from spark_stream.storage.format.codec import Codec, EncodedBatch
-from spark_stream.storage.format.extremes import RECORDS_MIN, Rows
+from spark_stream.storage.format.min_max import RECORDS_MIN, Rows
 from spark_stream.storage.settings import LogSettings
 
 UNLIMITED: Final = 1 << 62

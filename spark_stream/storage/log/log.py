@@ -51,8 +51,8 @@ from spark_stream.storage.log.retention import (
     rows_that_fit,
 )
 from spark_stream.storage.log.truncation import ShorterCopy, Truncation
-from spark_stream.storage.segment.active import ActiveSegment
-from spark_stream.storage.segment.checking import CheckedPiece, Suspect, is_sound, pieces
+from spark_stream.storage.segment.active_segment import ActiveSegment
+from spark_stream.storage.segment.checks import CheckedPiece, Suspect, is_sound, pieces
 from spark_stream.storage.segment.filtering import Filtering, RecordFilter
 from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Flush

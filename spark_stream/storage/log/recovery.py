@@ -7,7 +7,7 @@ which this one ends. Entries after the first hole are neither served nor appende
 to ``cut`` (``damage``).
 
 A torn write is distinguished from a loss. An entry was certainly in the log if there is an intact
-entry after it, a later segment, or a mark of fsyncs behind it (``forcing``). If it is missing, the
+entry after it, a later segment, or a mark of fsyncs behind it (``fsyncs``). If it is missing, the
 loss is reported with its numbers of entries and records. If the last entry is complete but fails
 its checksum, it may have been acknowledged: that is reported too. An incomplete entry is a write
 that never ended.
@@ -40,7 +40,7 @@ from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import DamagedSegment, IsologError, UnknownSchema
 from spark_stream.storage.disk.directory import is_lost
 from spark_stream.storage.disk.disk import Disk
-from spark_stream.storage.disk.forcing import Forces, Forcing
+from spark_stream.storage.disk.fsyncs import Fsyncs, FsyncState
 from spark_stream.storage.format.codec import (
     END_OF_STREAM,
     Codec,
@@ -57,7 +57,7 @@ from spark_stream.storage.log.segment_files import (
     last_intact_end,
     whole_rows,
 )
-from spark_stream.storage.segment.active import ActiveSegment, header_of
+from spark_stream.storage.segment.active_segment import ActiveSegment, header_of
 from spark_stream.storage.segment.segment import Segment, SegmentName
 from spark_stream.storage.settings import Flush
 
@@ -76,7 +76,7 @@ class Opened(Struct, frozen=True):
     """An opened log. ``intact``: its files show no loss of acknowledged entries."""
 
     found: Recovered
-    forcing: Forcing
+    forcing: Fsyncs
     intact: bool
 
 
@@ -89,14 +89,14 @@ def open_files(
         DamagedSegment: a file that cannot be rebuilt is missing.
     """
     names = disk.names(directory)
-    forcing = Forcing(disk, directory, names)
-    failed = forcing.state is Forces.FAILED
+    forcing = Fsyncs(disk, directory, names)
+    failed = forcing.state is FsyncState.FAILED
     if failed:
         losing()  # first: the following steps may fail, and then the log does not open
     names = finish_replacements(disk, directory, names)
     files = SegmentFiles(disk, directory, log_format, names)
     found = Recovery(disk, directory, log_format, forcing, files, losing).recovered()
-    doubtful = forcing.state is not Forces.DONE
+    doubtful = forcing.state is not FsyncState.DONE
     if doubtful:
         found.active.write_again(int(forcing.upto.entry))
     # A process may have died between a write and its fsync. A retry of that batch is acknowledged
@@ -135,7 +135,7 @@ class Recovery(Struct, frozen=True):
     disk: Disk
     directory: Path
     format: LogFormat
-    forcing: Forcing
+    forcing: Fsyncs
     files: SegmentFiles
     losing: Callable[[], None]
 

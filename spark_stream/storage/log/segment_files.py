@@ -23,7 +23,7 @@ from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.format.codec import intact_entries, intact_rows
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.truncation import ENDING
-from spark_stream.storage.segment.active import header_of
+from spark_stream.storage.segment.active_segment import header_of
 from spark_stream.storage.segment.segment import EXTREMES, SegmentName
 
 NOTHING = pa.py_buffer(b"")

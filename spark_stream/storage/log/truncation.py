@@ -38,10 +38,10 @@ from spark_stream.consistency.entries import ENTRY, Table
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.disk.disk import Disk
-from spark_stream.storage.disk.forcing import START, Forcing
+from spark_stream.storage.disk.fsyncs import START, Fsyncs
 from spark_stream.storage.format.codec import END_OF_STREAM, Codec, moved
 from spark_stream.storage.format.log_format import LogFormat
-from spark_stream.storage.segment.active import ActiveSegment, header_of
+from spark_stream.storage.segment.active_segment import ActiveSegment, header_of
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
 
@@ -51,7 +51,7 @@ class Truncation(Struct, frozen=True):
     disk: Disk
     directory: Path
     format: LogFormat
-    forcing: Forcing
+    forcing: Fsyncs
 
     def cut(
         self, closed: Sequence[Segment], active: ActiveSegment, to: Boundary
@@ -207,7 +207,7 @@ class ShorterCopy:
         kept = disk.map(arrow).slice(0, segment.data_end)
         disk.write_whole(self._path, [kept, END_OF_STREAM])
 
-    def settle(self, segments: Sequence[Segment], forcing: Forcing) -> None:
+    def settle(self, segments: Sequence[Segment], forcing: Fsyncs) -> None:
         """Replace the file with the copy if the segment is one of these, else drop the copy.
 
         Raises:

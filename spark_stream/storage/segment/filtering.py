@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.pruning import Batches, Extremes, Flags, Keys
-from spark_stream.storage.format.extremes import have_same_keys
+from spark_stream.storage.format.min_max import have_same_keys
 from spark_stream.storage.format.stored import OFFSET, TIMESTAMP, Chunk
 from spark_stream.storage.segment.segment import Segment
 

@@ -33,7 +33,7 @@ from spark_stream.storage.format.codec import (
     run_crc,
 )
 from spark_stream.storage.format.stored import Stored, StoredEntries
-from spark_stream.storage.segment.extreme_files import SegmentExtremes
+from spark_stream.storage.segment.min_max_files import SegmentExtremes
 from spark_stream.storage.settings import Compression
 
 _NOTHING = pa.py_buffer(b"")

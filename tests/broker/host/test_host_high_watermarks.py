@@ -10,7 +10,7 @@ from isolog.errors import StorageFailure
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.storage.disk.disk import OsDisk
-from spark_stream.storage.log.committed import NAME, CommittedMarks, Mark
+from spark_stream.storage.log.high_watermarks import NAME, CommittedMarks, Mark
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
 from tests.storage.disks import FailingDisk
@@ -58,7 +58,7 @@ def test_a_high_watermark_is_remembered_at_the_end_in_order(around):
 @pytest.mark.rule(
     "which high watermark of an earlier process is believed",
     "consistency/partition/replica.py",
-    "storage/log/committed.py",
+    "storage/log/high_watermarks.py",
 )
 def test_a_mark_is_believed_only_by_a_log_that_has_the_entry_of_that_epoch(around):
     """It may be of a log that was cut back, and has got other entries since."""

@@ -376,7 +376,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.rule("how a removed file of a log is noticed", "storage/segment/active.py")
+@pytest.mark.rule("how a removed file of a log is noticed", "storage/segment/active_segment.py")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
     of_files, loss, caplog

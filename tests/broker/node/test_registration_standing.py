@@ -14,7 +14,7 @@ from spark_stream.broker.node.registration import Registration
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
 from spark_stream.environment import SystemIds
 from spark_stream.storage.disk.directory import RunFile
-from spark_stream.storage.disk.forcing import MARK_NAME
+from spark_stream.storage.disk.fsyncs import MARK_NAME
 from spark_stream.storage.logs import FileLogs
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings

@@ -12,9 +12,9 @@ from isolog.errors import StorageFailure
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.replication import FollowerRole
 from spark_stream.scripts import partition_records, topics
-from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.disk.fsyncs import Fsyncs
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.segment.active import ActiveSegment
+from spark_stream.storage.segment.active_segment import ActiveSegment
 from tests.simulation.planted_bugs.planting import Patch, bug, bug_in_files, no_steps
 
 # -- topics ----------------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ class FollowedReplica(Wrapped):
 
 @bug_in_files
 def a_force_that_failed_is_believed(patch: Patch) -> None:
-    def believe(self: Forcing, act: Callable[[], None]) -> None:
+    def believe(self: Fsyncs, act: Callable[[], None]) -> None:
         with suppress(StorageFailure):
             act()
 
-    patch.setattr(Forcing, "_do", believe)
+    patch.setattr(Fsyncs, "_do", believe)
 
 
 @bug_in_files

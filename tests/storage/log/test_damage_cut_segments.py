@@ -11,7 +11,7 @@ from isolog.errors import DiskFull
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch
 from spark_stream.storage.format.stored import digest
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.segment.checking import Suspect
+from spark_stream.storage.segment.checks import Suspect
 from tests.storage.logs import EPOCH, NOW, append_next, flip, format_of, records
 
 ENTRIES, ROWS = 12, 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from isolog.errors import DamagedSegment
 from spark_stream.consistency.entries import ENTRY_SIZE
-from spark_stream.storage.disk.forcing import MARK_NAME
+from spark_stream.storage.disk.fsyncs import MARK_NAME
 from spark_stream.storage.format.codec import END_OF_STREAM
 from spark_stream.storage.log.log import PartitionLog
 from tests.examples import examples

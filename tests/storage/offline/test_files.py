@@ -15,7 +15,7 @@ from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.storage.disk.directory import note_of
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.offline.checking import CheckedLog, check_log
+from spark_stream.storage.offline.checks import CheckedLog, check_log
 from spark_stream.storage.offline.files import STATES, LogFiles, find_logs
 from spark_stream.storage.offline.snapshot import SnapshotDisk
 from spark_stream.storage.settings import Compression

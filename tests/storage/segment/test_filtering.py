@@ -20,8 +20,8 @@ from spark_stream.sql.filters import row_filter
 from spark_stream.storage.format import log_format
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.segment import extreme_files
-from spark_stream.storage.segment.extreme_files import HEADER_BYTES
+from spark_stream.storage.segment import min_max_files as extreme_files
+from spark_stream.storage.segment.min_max_files import HEADER_BYTES
 from spark_stream.storage.segment.segment import Segment
 from spark_stream.storage.settings import Compression, LogSettings
 from tests.examples import examples
@@ -246,7 +246,7 @@ def test_statistics_of_aborted_records_hide_no_record(tmp_path):
 
 
 @pytest.mark.rule(
-    "which least and greatest values are believed", "storage/segment/extreme_files.py"
+    "which least and greatest values are believed", "storage/segment/min_max_files.py"
 )
 @pytest.mark.parametrize("damage", ["missing", "shorter", "torn", "flipped", "of another segment"])
 def test_invalid_file_of_statistics_is_ignored(tmp_path, damage):

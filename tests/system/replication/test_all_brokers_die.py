@@ -7,7 +7,7 @@ import json
 import pytest
 
 from isolog.testing import LocalCluster
-from spark_stream.storage.log.committed import NAME
+from spark_stream.storage.log.high_watermarks import NAME
 from tests.support import NUMBERS, eventually, numbers
 
 pytestmark = pytest.mark.slow  # it starts three brokers

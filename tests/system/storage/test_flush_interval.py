@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_stream.storage.disk.forcing import MARK_SIZE
+from spark_stream.storage.disk.fsyncs import MARK_SIZE
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers
 
 

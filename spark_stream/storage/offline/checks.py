@@ -16,14 +16,14 @@ from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY_SIZE
 from spark_stream.errors import DamagedSegment, StorageFailure
-from spark_stream.storage.disk.forcing import Forces, Forcing
+from spark_stream.storage.disk.fsyncs import Fsyncs, FsyncState
 from spark_stream.storage.format.codec import END_OF_STREAM, intact_entries
 from spark_stream.storage.log.damage import LostTail
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.segment_files import FoundSegment
 from spark_stream.storage.offline.files import LogFiles, look_at
 from spark_stream.storage.offline.snapshot import SnapshotDisk
-from spark_stream.storage.segment.checking import Suspect, pieces
+from spark_stream.storage.segment.checks import Suspect, pieces
 from spark_stream.storage.segment.segment import Segment
 
 _LOOKS_MAX: Final = 5
@@ -243,16 +243,16 @@ def _damage(log: PartitionLog, files: LogFiles) -> Iterator[Finding]:
 
 def _forces(path: Path) -> Iterator[Finding]:
     disk = SnapshotDisk()
-    forcing = Forcing(disk, path, disk.names(path))
-    if forcing.state is Forces.DONE:
+    forcing = Fsyncs(disk, path, disk.names(path))
+    if forcing.state is FsyncState.DONE:
         return
-    ended = "failed" if forcing.state is Forces.FAILED else "did not end"
+    ended = "failed" if forcing.state is FsyncState.FAILED else "did not end"
     yield Finding(
         str(path / "flushed"),
         f"an fsync of the log {ended}: the disk may lack the records after offset"
         f" {forcing.upto.offset}",
         "Check the disk. The next open writes that part of the log again.",
-        forcing.state is Forces.FAILED,
+        forcing.state is FsyncState.FAILED,
         entry=int(forcing.upto.entry),
         offset=int(forcing.upto.offset),
     )

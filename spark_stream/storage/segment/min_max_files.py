@@ -29,7 +29,7 @@ from spark_stream.consistency.pruning import Extremes
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.disk.disk import Disk, DiskFile
-from spark_stream.storage.format.extremes import RECORDS_MIN, Layout, Rows
+from spark_stream.storage.format.min_max import RECORDS_MIN, Layout, Rows
 
 _MAGIC: Final = b"isoextr1"
 _HEADER: Final = struct.Struct("<8sqqII")  # magic, base entry, base offset, mark, bytes of a row

@@ -15,8 +15,8 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.storage.disk import disk as disks
 from spark_stream.storage.disk.disk import OsDisk
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.segment import checking
-from spark_stream.storage.segment.checking import Suspect
+from spark_stream.storage.segment import checks as checking
+from spark_stream.storage.segment.checks import Suspect
 from tests.examples import examples
 from tests.storage.logs import append_next, flip, folder, format_of, ids, read, reopened
 
@@ -68,7 +68,7 @@ def test_check_of_an_intact_log_reads_all_and_finds_no_damage(log):
 
 @pytest.mark.rule(
     "how changed bytes are found without a reader",
-    "storage/segment/checking.py",
+    "storage/segment/checks.py",
     "broker/node/scrubbing.py",
 )
 @settings(max_examples=examples(60), deadline=None)

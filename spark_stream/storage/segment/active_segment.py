@@ -23,7 +23,7 @@ from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import Disk, DiskFile
-from spark_stream.storage.disk.forcing import Forcing
+from spark_stream.storage.disk.fsyncs import Fsyncs
 from spark_stream.storage.format.codec import (
     END_OF_STREAM,
     Codec,
@@ -32,7 +32,7 @@ from spark_stream.storage.format.codec import (
     moved,
     sealed,
 )
-from spark_stream.storage.format.extremes import Rows
+from spark_stream.storage.format.min_max import Rows
 from spark_stream.storage.segment.segment import Segment, SegmentName
 
 # A read near the end of a growing file copies up to this size. Larger reads map the file again.
@@ -66,7 +66,7 @@ class ActiveSegment(Segment):
         table: Table,
         *,
         facts: dict[str, str],
-        forcing: Forcing,
+        forcing: Fsyncs,
         data_end: int | None = None,
     ) -> None:
         super().__init__(disk, name, codec, first, table)

@@ -37,7 +37,7 @@ _HINT: Final = "Check the disk, then restart the broker. Reads continue until th
 START: Final = Boundary(EntryIndex(0), Offset(0))
 
 
-class Forces(IntEnum):
+class FsyncState(IntEnum):
     """The state of a log's fsyncs, as recorded in its file ``flushed``."""
 
     DONE = 0
@@ -45,7 +45,7 @@ class Forces(IntEnum):
     UNDER_WAY = 2
 
 
-class Forcing:
+class Fsyncs:
     """The fsyncs of one log's files, until one fails. One caller at a time (the writer)."""
 
     def __init__(self, disk: Disk, directory: Path, names: Collection[str] = ()) -> None:
@@ -57,7 +57,7 @@ class Forcing:
         self._path = directory / MARK_NAME
         self._file: DiskFile | None = None
         self._upto = START
-        self._state = Forces.DONE
+        self._state = FsyncState.DONE
         self._written = False
         if MARK_NAME in names:
             self._read()
@@ -68,7 +68,7 @@ class Forcing:
         return self._upto
 
     @property
-    def state(self) -> Forces:
+    def state(self) -> FsyncState:
         """The state of the fsyncs. After an open, it is the state left by an earlier process.
 
         Unless DONE, the disk may lack bytes after ``upto``.
@@ -88,13 +88,13 @@ class Forcing:
                 can succeed. Or an fsync failed, now or earlier, and no call can succeed.
         """
         self.check()
-        if self._state is Forces.DONE:
-            self._write(self._upto, Forces.UNDER_WAY)
+        if self._state is FsyncState.DONE:
+            self._write(self._upto, FsyncState.UNDER_WAY)
         for file in files:
             self._do(file.flush)
-        if self._state is Forces.DONE:
+        if self._state is FsyncState.DONE:
             with suppress(IsologError):  # without this state, the next open only rewrites more
-                self._write(self._upto, Forces.DONE)
+                self._write(self._upto, FsyncState.DONE)
 
     def force_names(self) -> None:
         """Fsync the log's directory. Errors: as for :meth:`force`."""
@@ -117,12 +117,12 @@ class Forcing:
 
     def mark(self, upto: Boundary) -> None:
         """Record that everything before ``upto`` is on the disk."""
-        if upto == self._upto and self._state is Forces.DONE:
+        if upto == self._upto and self._state is FsyncState.DONE:
             return
-        self._upto, self._state = upto, Forces.DONE
+        self._upto, self._state = upto, FsyncState.DONE
         # The mark may be too low, so a failed write of it loses nothing.
         with suppress(IsologError):
-            self._write(upto, Forces.DONE)
+            self._write(upto, FsyncState.DONE)
 
     def lower(self, upto: Boundary) -> None:
         """Lower the mark to ``upto``, durably. This comes before the log is truncated there.
@@ -141,7 +141,7 @@ class Forcing:
         """Mark the log as failed, also for the next process that opens it. Return the error."""
         failure = self.give_up(message)
         with suppress(IsologError):
-            self._write(self._upto, Forces.FAILED)
+            self._write(self._upto, FsyncState.FAILED)
         return failure
 
     def give_up(self, message: str) -> IsologError:
@@ -174,7 +174,7 @@ class Forcing:
             " until it is opened again"
         )
 
-    def _write(self, upto: Boundary, state: Forces) -> DiskFile:
+    def _write(self, upto: Boundary, state: FsyncState) -> DiskFile:
         if self._file is None:
             self._file = self._disk.create(self._path)
         packed = _MARK.pack(upto.entry, upto.offset, state)
@@ -189,4 +189,4 @@ class Forcing:
             return
         entry, offset, state = _MARK.unpack(raw[:-4])
         self._upto = Boundary(EntryIndex(entry), Offset(offset))
-        self._state = Forces(state)
+        self._state = FsyncState(state)
