@@ -96,6 +96,16 @@ class AsyncLog(Asynchronous[blocking.Log]):
 
     :func:`connect` returns it. Its methods are those of the blocking client, as coroutines. A call
     runs on a thread.
+
+    Examples:
+        >>> async def main():
+        ...     async with isolog.aio.connect(path="async-log") as log:
+        ...         await log.create_topic("greetings")
+        ...         async with log.producer() as producer:
+        ...             await producer.send("greetings", b"hello")
+        ...         return (await log.read("greetings")).num_rows
+        >>> asyncio.run(main())
+        1
     """
 
     create_topic = on_a_thread(blocking.Log.create_topic)

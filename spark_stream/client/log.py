@@ -312,6 +312,15 @@ class Log(ProcessBound):
             OffsetOutOfRange: ``before`` is above the last stable offset of a partition: records
                 there are not replicated yet, or belong to an open transaction. No partition is
                 trimmed. A datetime or ``"latest"`` trims at most to the last stable offset.
+
+        Examples:
+            >>> topic = log.create_topic("visits")
+            >>> with log.producer() as producer:
+            ...     futures = [producer.send("visits", "a visit") for _ in range(10)]
+            >>> log.trim("visits", before=4)
+            {0: 4}
+            >>> log.read("visits").num_rows
+            6
         """
         if isinstance(before, TrimPlan):
             if partitions is not None:
@@ -508,6 +517,16 @@ class Log(ProcessBound):
             InvalidOption: The position or the isolation level is not valid.
             UnknownTopic: There is no such topic.
             UnknownPartition: A topic has no such partition.
+
+        Examples:
+            >>> topic = log.create_topic("bills")
+            >>> with log.producer() as producer:
+            ...     futures = [producer.send("bills", "a bill") for _ in range(3)]
+            >>> with log.consumer("bills", name="billing") as consumer:
+            ...     read = list(consumer.records(until="latest"))
+            ...     consumer.commit()
+            >>> [(moved.before, moved.after) for moved in log.reset_consumer("billing", "earliest")]
+            [(3, 0)]
         """
         names = [topics] if isinstance(topics, str) else topics
         chosen = level(isolation)

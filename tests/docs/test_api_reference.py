@@ -5,6 +5,7 @@ The examples need a broker, because they show the answers of one.
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import inspect
 import os
@@ -18,12 +19,13 @@ import pyarrow as pa
 import pytest
 
 import isolog
+import isolog.aio
 import isolog.testing
 from tests.conftest import ROOT, stop_broker
 
 PAGES = {path: path.read_text() for path in sorted((ROOT / "docs" / "api").rglob("*.md"))}
 MODULES = ("isolog", "isolog.aio", "isolog.errors", "isolog.spark", "isolog.testing")
-EXAMPLES = ("isolog", "isolog.testing")
+EXAMPLES = ("isolog", "isolog.aio", "isolog.testing")
 
 
 def public_names() -> list[str]:
@@ -45,7 +47,7 @@ def examples() -> list[doctest.DocTest]:
         each = getattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
         found += finder.find(each, name, globs={})
         for method, value in vars(each).items() if inspect.isclass(each) else ():
-            if not method.startswith("_"):
+            if not (method.startswith("_") or hasattr(value, "__wrapped__")):
                 found += finder.find(value, f"{name}.{method}", globs={})
     return [test for test in found if test.examples]
 
@@ -66,7 +68,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[isolog.Log]:
 
 @pytest.mark.parametrize("example", examples(), ids=lambda each: each.name)
 def test_example_of_a_docstring_runs(log: isolog.Log, example: doctest.DocTest) -> None:
-    example.globs = {"isolog": isolog, "log": log, "pa": pa}
+    example.globs = {"asyncio": asyncio, "isolog": isolog, "log": log, "pa": pa}
     report: list[str] = []
     doctest.DocTestRunner(verbose=False).run(example, out=report.append)
     assert report == []

@@ -253,6 +253,14 @@ class Consumer(ProcessBound):
             InvalidOption: The value of ``timeout`` or ``max_records`` is not allowed.
             InvalidRequest: The consumer is closed.
             SchemaMismatch: A topic is typed. Use :meth:`batches`.
+
+        Examples:
+            >>> topic = log.create_topic("pings")
+            >>> with log.producer() as producer:
+            ...     written = producer.send("pings", b"ping").result()
+            >>> with log.consumer("pings") as consumer:
+            ...     [record.value for record in consumer.poll(timeout=10.0)]
+            [b'ping']
         """
         patience, records_max = Patience(timeout), checked_records_max(max_records)
         found: list[Record] = []
@@ -419,6 +427,15 @@ class Consumer(ProcessBound):
         Raises:
             InvalidOption: The form, a partition or an offset of the position is not valid.
             InvalidRequest: The consumer is closed, or the group has assigned no partition to it.
+
+        Examples:
+            >>> topic = log.create_topic("steps")
+            >>> with log.producer() as producer:
+            ...     futures = [producer.send("steps", value) for value in "abc"]
+            >>> with log.consumer("steps") as consumer:
+            ...     consumer.seek({("steps", 0): 1})
+            ...     [record.value for record in consumer.records(until="latest")]
+            [b'b', b'c']
         """
         self._check_open()
         if self._member is not None and not self._position and position != "committed":
