@@ -66,6 +66,8 @@ NUMBERS = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.struct({"n": pa
         ("n != 2", [True, True, False]),
         ("n != 2.5", [True, True, False]),
         ("n < 1e30", [True, True, False]),
+        ("n < 3.5D", [True, True, False]),  # as doubles: a rounded key is no exact key
+        ("n > 4.5D", [False, True, False]),
         ("n is null", [False, False, True]),
         ("n is not null", [True, True, False]),
         ("n = 1 and n is null", [False, False, False]),
