@@ -404,9 +404,12 @@ class Planner:
             found = Found(latest, frozenset(gone if by_pattern else looked.unknown))
             if not self.atomic or not latest:
                 return found
-            # The bounds of each topic are cuts of that topic, but a transaction may span several.
+            # A transaction may span several topics. The cut is not above the bounds that were
+            # looked up, because their lineages end there.
             try:
-                cut = self._cut({name: (at.topic_id, {}, {}) for name, at in latest.items()})
+                cut = self._cut(
+                    {name: (at.topic_id, {}, at.offsets) for name, at in latest.items()}
+                )
             except UnknownTopic:  # one was deleted in between: look again
                 continue
             if all(cut[name].keys() == at.partitions.keys() for name, at in latest.items()):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import isolog
+from spark_stream.datasource.reading.planning import Planner
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 
@@ -52,6 +53,25 @@ def test_one_source_of_two_topics_never_splits_a_transaction(shared, log, pair):
     writer.join()
     assert sorted(seen) == list(range(120))
     assert reads > 1
+
+
+def test_first_transaction_between_look_up_and_cut_is_no_loss(
+    shared, log, pair, monkeypatch: pytest.MonkeyPatch
+):
+    """A cut is never above the looked-up log ends, because offsets have the lineages of these."""
+    request_cut = Planner._cut
+
+    def write_before_the_cut(self, topics):
+        if not written:
+            written.append(True)
+            both(producer, pair, 0)
+        return request_cut(self, topics)
+
+    written: list[bool] = []
+    with log.producer(transactional_id=pair[0]) as producer:
+        query = Query(shared.address, ",".join(pair), **ATOMIC)
+        monkeypatch.setattr(Planner, "_cut", write_before_the_cut)
+        assert sorted(query.batch() + query.batch()) == [0, 1]
 
 
 def test_two_sources_of_one_query_may_split_one_over_their_micro_batches(shared, log, pair):
