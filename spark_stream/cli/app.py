@@ -38,7 +38,7 @@ from spark_stream.cli.options import (
     User,
     set_access,
 )
-from spark_stream.cli.terminal import discard_output, occupy, problem_of
+from spark_stream.cli.terminal import discard_output, open_closed_streams, problem_of
 from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidOption, IsologError
 
@@ -120,7 +120,7 @@ def _isolog(
 
 def run() -> NoReturn:
     """Run the command that this process was started for, and end the process."""
-    occupy()
+    open_closed_streams()
     _end(execute())
 
 

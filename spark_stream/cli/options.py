@@ -360,7 +360,7 @@ def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Ite
         yield Log(opened)
 
 
-def place_of(option: str, text: str) -> Place:
+def position_of(option: str, text: str) -> Place:
     """Parse a position: ``earliest``, ``latest``, an offset (-N: N before the end) or a time.
 
     A time is in ISO 8601, in UTC if it has no zone, or an age such as ``90s`` or ``1h``.

@@ -26,7 +26,7 @@ _WAKE_BYTES: Final = 4096
 _AFTER_S: Final = 1.0
 
 
-def occupy() -> None:
+def open_closed_streams() -> None:
     """Open the closed standard streams, before a file or a socket gets their descriptors.
 
     Reads and writes of such a stream fail. Text for a closed standard error is dropped.

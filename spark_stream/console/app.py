@@ -179,10 +179,10 @@ class _Api:
 
     async def login(self, request: Request) -> Response:
         """Log a user in."""
-        asked = await _body(request, ("user", "password", "token"))
+        body = await _body(request, ("user", "password", "token"))
         await self._sessions.end(self._token(request))
         token, visitor = await self._sessions.open(
-            asked.get("user"), asked.get("password"), asked.get("token")
+            body.get("user"), body.get("password"), body.get("token")
         )
         answer = JSONResponse({"principal": visitor.principal})
         answer.set_cookie(
@@ -232,10 +232,10 @@ class _Api:
 
     async def records(self, request: Request) -> Response:
         """Return a page of records."""
-        asked, settings = _page_request(request.query_params), self._settings
+        wanted, settings = _page_request(request.query_params), self._settings
 
         def read(visitor: Visitor) -> dict[str, Any]:
-            return page(visitor.client, asked, settings.bootstrap, visitor.connects)
+            return page(visitor.client, wanted, settings.bootstrap, visitor.connects)
 
         return JSONResponse(await self._call(request, read))
 
@@ -249,8 +249,8 @@ class _Api:
                 "this console is read-only",
                 hint="Start it with `isolog console --allow-changes`.",
             )
-        asked = await _body(request, ("transactional_id", "number"))
-        name, number = asked.get("transactional_id"), asked.get("number", "")
+        body = await _body(request, ("transactional_id", "number"))
+        name, number = body.get("transactional_id"), body.get("number", "")
         if not name or not number.isdecimal() or len(number) > _DIGITS_MAX:
             raise InvalidOption(
                 "abort needs transactional_id and number", hint="Send both as texts."

@@ -86,7 +86,7 @@ class Page(Struct, frozen=True):
 
 def page(
     client: ConsoleClient,
-    asked: PageRequest,
+    request: PageRequest,
     bootstrap: str,
     connects: tuple[tuple[str, str], ...] = (),
 ) -> dict[str, Any]:
@@ -96,14 +96,14 @@ def page(
         UnknownTopic, UnknownPartition, InvalidOption, InvalidFilter: the request is invalid.
         LeaderUnavailable, BrokerUnavailable, …: a leader does not answer.
     """
-    if not 1 <= asked.limit <= LIMIT_MAX:
-        raise InvalidOption(f"limit is 1 to {LIMIT_MAX}, not {asked.limit}", option="limit")
-    chosen = level(asked.isolation)
-    topic = client.topics.describe(asked.topic)
-    View.of(topic.name, topic.schema, filter=asked.filter)  # checks the filter
-    numbers = _numbers(topic, asked.partition)
-    reader = _PageReader(client, topic, asked, chosen, numbers)
-    pages = _trimmed(reader.pages(), asked.limit, forward=asked.after is not None)
+    if not 1 <= request.limit <= LIMIT_MAX:
+        raise InvalidOption(f"limit is 1 to {LIMIT_MAX}, not {request.limit}", option="limit")
+    chosen = level(request.isolation)
+    topic = client.topics.describe(request.topic)
+    View.of(topic.name, topic.schema, filter=request.filter)  # checks the filter
+    numbers = _numbers(topic, request.partition)
+    reader = _PageReader(client, topic, request, chosen, numbers)
+    pages = _trimmed(reader.pages(), request.limit, forward=request.after is not None)
     shown = {
         each.partition: (each.start, each.end)
         for each in pages
@@ -114,7 +114,7 @@ def page(
         topic.name,
         shown,
         chosen,
-        asked.filter,
+        request.filter,
         is_typed=not is_default(topic.schema),
         connects=connects,
     )
@@ -167,16 +167,16 @@ class _PageReader:
         self,
         client: ConsoleClient,
         topic: TopicDescription,
-        asked: PageRequest,
+        request: PageRequest,
         chosen: Isolation,
         numbers: list[int],
     ) -> None:
         self._client = client
         self._topic = topic
-        self._asked = asked
+        self._request = request
         self._chosen = chosen
         self._numbers = numbers
-        self._each = -(-asked.limit // len(numbers))
+        self._each = -(-request.limit // len(numbers))
         self._deadline = time.monotonic() + _PATIENCE_S
 
     def pages(self) -> list[Page]:
@@ -184,11 +184,11 @@ class _PageReader:
         now = self._offsets(facts=True)
         least = {number: each.log_start_offset for number, each in now.items()}
         greatest = self._bounds(now)
-        if self._asked.since is not None:
-            for number, each in self._at(self._asked.since).items():
+        if self._request.since is not None:
+            for number, each in self._at(self._request.since).items():
                 least[number] = max(least[number], each.offset)
-        if self._asked.until is not None:
-            for number, each in self._at(self._asked.until).items():
+        if self._request.until is not None:
+            for number, each in self._at(self._request.until).items():
                 greatest[number] = min(greatest[number], each.offset)
         return [
             self._page(number, min(least[number], greatest[number]), greatest[number], now[number])
@@ -196,8 +196,8 @@ class _PageReader:
         ]
 
     def _offsets(self, **fields: Any) -> Mapping[int, PartitionOffset]:
-        asked = AskedTopic.of(topic=self._topic.name, partitions=self._numbers, **fields)
-        found = self._client.topics.look_up([asked])
+        request = AskedTopic.of(topic=self._topic.name, partitions=self._numbers, **fields)
+        found = self._client.topics.look_up([request])
         for error in found.unknown.values():
             raise error
         return found.topics[self._topic.name].partitions
@@ -227,12 +227,12 @@ class _PageReader:
         return bounds
 
     def _page(self, number: int, least: int, greatest: int, now: PartitionOffset) -> Page:
-        asked = self._asked
-        forward = asked.after is not None
-        if asked.after is not None:
-            at = min(max(asked.after.get(number, least), least), greatest)
+        request = self._request
+        forward = request.after is not None
+        if request.after is not None:
+            at = min(max(request.after.get(number, least), least), greatest)
         else:
-            before = greatest if asked.before is None else asked.before.get(number, greatest)
+            before = greatest if request.before is None else request.before.get(number, greatest)
             at = min(max(before, least), greatest)
         start, end, found = self._search(number, at, greatest if forward else least)
         rows = self._read(number, start, end, None)
@@ -273,7 +273,7 @@ class _PageReader:
             columns,
             metadata=columns is None,
             headers=columns is None,
-            filter=self._asked.filter,
+            filter=self._request.filter,
         )
         below_cut = self._chosen is Isolation.READ_ATOMIC
         isolation = Isolation.READ_COMMITTED if below_cut else self._chosen
@@ -290,12 +290,12 @@ class _PageReader:
         while at < len(offsets):
             start = offsets[at]
             following = int(np.searchsorted(offsets, start + STATES_MAX))
-            asked = AskedTopic(
+            request = AskedTopic(
                 topic=self._topic.name,
                 partitions=[number],
                 states={number: (start, offsets[following - 1] + 1)},
             )
-            found = self._client.topics.look_up([asked]).topics[self._topic.name]
+            found = self._client.topics.look_up([request]).topics[self._topic.name]
             runs += found.partitions[number].states
             at = following
         return runs

@@ -129,10 +129,10 @@ def _password(file: Path | None, name: str) -> str:
             hint=f"Give --password-file FILE, or set {_VARIABLE}.",
         )
     ask_password()  # first the password of the caller
-    asked: str = typer.prompt(
+    typed: str = typer.prompt(
         f"New password for {name}", hide_input=True, confirmation_prompt=True, err=True
     )
-    return asked
+    return typed
 
 
 @users.command("add")

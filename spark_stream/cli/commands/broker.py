@@ -236,9 +236,7 @@ def stop(
     directory: Directory = None,
     timeout: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS", min=0.0, help="How long to wait for the exit of the process."
-        ),
+        typer.Option(metavar="SECONDS", min=0.0, help="Maximum wait for the exit of the process."),
     ] = 30.0,
 ) -> None:
     """Stop the broker of a directory, and wait for its exit. Acknowledged records are not lost.
@@ -267,7 +265,7 @@ def status(
     directory: Directory = None,
     bootstrap: Bootstrap = None,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the answer.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Maximum wait for the answer.")
     ] = 5.0,
     output: Output = Listing.TABLE,
 ) -> None:

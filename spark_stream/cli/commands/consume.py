@@ -17,7 +17,7 @@ import pyarrow as pa
 import typer
 from msgspec import Struct
 
-from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection, place_of
+from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection, position_of
 from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
 from spark_stream.cli.terminal import bar, standard_output
 from spark_stream.client.options import level
@@ -44,7 +44,7 @@ def consume(
         str,
         typer.Option(
             "--from",
-            metavar="PLACE",
+            metavar="POSITION",
             help="First position: earliest, latest, an offset, -N (the last N of each partition),"
             " a time (2024-05-01T12:30:00Z, UTC without a zone), or an age (90s, 30m, 1h, 2d).",
             rich_help_panel=_WHICH,
@@ -54,7 +54,7 @@ def consume(
         str | None,
         typer.Option(
             "--to",
-            metavar="PLACE",
+            metavar="POSITION",
             help="End position, exclusive: latest, an offset, a time or an age.",
             show_default=False,
             rich_help_panel=_WHICH,
@@ -125,7 +125,7 @@ def consume(
         typer.Option("--metadata", help="Add the columns _topic, _partition, _offset, _timestamp."),
     ] = False,
 ) -> None:
-    """Print the records of a topic that the isolation level shows now.
+    """Print the records of a topic that are visible at the isolation level.
 
     \b
     isolog consume greetings --path data/
@@ -135,8 +135,8 @@ def consume(
     isolog consume flights --isolation read_committed -o arrow > f.arrows
     """
     chosen = level(isolation)
-    first = place_of("--from", start)
-    last = None if end is None else place_of("--to", end)
+    first = position_of("--from", start)
+    last = None if end is None else position_of("--to", end)
     check_order(first, last)
     template = None if format_ is None else Template(format_)
     if template is not None and (output is not None or columns is not None or metadata):
@@ -322,12 +322,12 @@ class RangeRequest(Struct, frozen=True):
             for number in sorted(set(self.partitions) or range(count))
         ]
 
-    def _resolved(self, topics: TopicsClient, place: Place) -> Mapping[int, int]:
-        if not isinstance(place, int) or place >= 0:
-            return resolve(topics, self.topic, place, self.isolation, "earliest")
+    def _resolved(self, topics: TopicsClient, position: Place) -> Mapping[int, int]:
+        if not isinstance(position, int) or position >= 0:
+            return resolve(topics, self.topic, position, self.isolation, "earliest")
         last = topics.offsets(self.topic, isolation=self.isolation)
         first = last.log_start_offsets
-        return {number: max(first[number], at + place) for number, at in last.offsets.items()}
+        return {number: max(first[number], at + position) for number, at in last.offsets.items()}
 
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:

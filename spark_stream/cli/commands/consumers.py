@@ -26,7 +26,7 @@ from spark_stream.cli.options import (
     counted,
     log,
     note,
-    place_of,
+    position_of,
 )
 from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, state_text, wall_ms
 from spark_stream.client.consumers import MovedPosition
@@ -219,7 +219,7 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            metavar="PLACE",
+            metavar="POSITION",
             help="earliest, latest, an offset, a time (2024-05-01T12:30:00Z, UTC without a zone),"
             " or an age (90s, 30m, 1h, 2d).",
             show_default=False,
@@ -255,8 +255,8 @@ def reset(
     isolog consumers reset billing --to 2024-05-01T12:30:00Z --path data/
     isolog consumers reset billing --to 120 --topic orders --partition 3 --path data/
     """
-    place = place_of("--to", to)
-    if isinstance(place, int) and place < 0:
+    position = position_of("--to", to)
+    if isinstance(position, int) and position < 0:
         raise InvalidOption(
             f"--to takes earliest, latest, an offset or a time, not {to!r}",
             hint="An offset is at least 0.",
@@ -265,7 +265,7 @@ def reset(
     with log(bootstrap, path) as opened:
         moved = opened.reset_consumer(
             name,
-            place,
+            position,
             topics=topic,
             partitions=partition,
             isolation=isolation,

@@ -22,7 +22,7 @@ from spark_stream.cli.options import (
     log,
     note,
     note_warning,
-    place_of,
+    position_of,
 )
 from spark_stream.cli.output.topics import record_count, show_names, show_topic
 from spark_stream.errors import InvalidOption, TopicExists
@@ -320,7 +320,7 @@ def trim(
     before: Annotated[
         str,
         typer.Option(
-            metavar="PLACE",
+            metavar="POSITION",
             help="First position to keep: an offset, a time (2024-05-01), an age (2d), or latest.",
             show_default=False,
         ),
@@ -348,15 +348,15 @@ def trim(
     isolog topic trim flights --before 7d --yes
     isolog topic trim flights --before 5000 --partition 0 --yes
     """
-    place = place_of("--before", before)
-    if isinstance(place, int) and place < 0:
+    position = position_of("--before", before)
+    if isinstance(position, int) and position < 0:
         raise InvalidOption(
-            f"--before takes an offset of at least 0, not {place}",
+            f"--before takes an offset of at least 0, not {position}",
             hint="Give an offset, a time, an age such as 7d, or latest.",
             option="--before",
         )
     with log(bootstrap, path) as opened:
-        plan = opened.plan_trim(topic, place, partitions=partition)
+        plan = opened.plan_trim(topic, position, partitions=partition)
         if dry_run:
             for number, offset in sorted(plan.before.items()):
                 start = plan.log_starts[number]

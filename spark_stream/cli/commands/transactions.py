@@ -58,7 +58,7 @@ _ID_WIDTH: Final = 24
 _NUMBERS: Final = ("number", "producer", "epoch")
 
 
-class Aged(Struct, frozen=True):
+class AgedTransaction(Struct, frozen=True):
     """A transaction with its age by this machine's clock.
 
     ``age_s`` is None before the first transaction of the id. ``left_s`` is the time to the
@@ -101,7 +101,9 @@ class ReadableRange(Struct, frozen=True):
     log_end_offset: int
 
 
-def show_transactions(found: list[Aged], shape: Listing, out: Console | None = None) -> None:
+def show_transactions(
+    found: list[AgedTransaction], shape: Listing, out: Console | None = None
+) -> None:
     """Print all transactions, one per line, and mark hanging transactions."""
     if shape is Listing.JSON:
         print(json.dumps([each.as_json() for each in found], indent=2))
@@ -129,7 +131,7 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
             *(map(_or_dash, numbers) if wide else ()),
             "-" if each.age_s is None else duration(each.age_s),
             "-" if each.left_s is None else duration(each.left_s),
-            cell(places(facts.partitions)),
+            cell(partitions_text(facts.partitions)),
             *([cell(facts.principal) or "-"] if is_known else ()),
             *([cell(facts.query_name) or "-"] if is_named else ()),
         )
@@ -137,15 +139,15 @@ def show_transactions(found: list[Aged], shape: Listing, out: Console | None = N
 
 
 def show_transaction(
-    found: Aged, ends: Mapping[tuple[str, int], ReadableRange], shape: Listing
+    found: AgedTransaction, ends: Mapping[tuple[str, int], ReadableRange], shape: Listing
 ) -> None:
     """Print one transaction with all fields. ``ends``: known offsets by topic and partition."""
     if shape is Listing.JSON:
         shown = found.as_json()
         for place in shown["partitions"]:
-            there = ends.get((place["topic"], place["partition"]))
-            place["last_stable_offset"] = None if there is None else there.last_stable_offset
-            place["log_end_offset"] = None if there is None else there.log_end_offset
+            offsets = ends.get((place["topic"], place["partition"]))
+            place["last_stable_offset"] = None if offsets is None else offsets.last_stable_offset
+            place["log_end_offset"] = None if offsets is None else offsets.log_end_offset
         print(json.dumps(shown, indent=2))
         return
     facts = found.facts
@@ -184,19 +186,19 @@ def _partitions_table(
     ):
         table.add_column(name, justify="right")
     for each in sorted(partitions, key=_place):
-        there = ends.get((each.topic, each.partition))
+        offsets = ends.get((each.topic, each.partition))
         table.add_row(
             cell(each.topic),
             str(each.partition),
             "-" if each.first_offset is None else str(each.first_offset),
-            "-" if there is None else str(there.last_stable_offset),
-            "-" if there is None else str(there.log_end_offset),
+            "-" if offsets is None else str(offsets.last_stable_offset),
+            "-" if offsets is None else str(offsets.log_end_offset),
             "-" if each.held_back is None else str(each.held_back),
         )
     return table
 
 
-def places(partitions: Iterable[TransactionPartition]) -> str:
+def partitions_text(partitions: Iterable[TransactionPartition]) -> str:
     """Format topics with their partitions: ``copies 0, flights 0-3,7``."""
     ordered = sorted(partitions, key=_place)
     return ", ".join(
@@ -209,7 +211,7 @@ def _place(partition: TransactionPartition) -> tuple[str, int]:
     return partition.topic, partition.partition
 
 
-def _state(found: Aged) -> str:
+def _state(found: AgedTransaction) -> str:
     return f"[bold red]{found.facts.state} (hangs)[/]" if found.hangs else found.facts.state
 
 
@@ -317,7 +319,7 @@ def abort(
         if facts.state in (ShownState.ABORTING, ShownState.ABORTED):
             note(f"transaction {facts.number} of {transactional_id} was already aborted")
             return
-        where = places(facts.partitions)
+        where = partitions_text(facts.partitions)
         if facts.state == ShownState.OPEN:  # the broker refuses any other, and changes nothing
             what = f"transaction {facts.number} of {transactional_id}"
             wrote = f"which has written to: {where}" if where else "which has not written yet"
@@ -325,14 +327,16 @@ def abort(
         ended = opened.abort_transaction(transactional_id)
     [aged] = _aged([ended], None)
     age = "" if aged.age_s is None else f", begun {duration(aged.age_s)} ago"
-    where = places(ended.partitions) or where  # a finished transaction has no partitions
+    where = partitions_text(ended.partitions) or where  # a finished transaction has no partitions
     wrote = f"; it had written to: {where}" if where else ""
     note(f"aborted transaction {ended.number} of {transactional_id}{age}{wrote}")
 
 
-def _aged(found: list[TransactionDescription], hangs_after_s: float | None) -> list[Aged]:
+def _aged(
+    found: list[TransactionDescription], hangs_after_s: float | None
+) -> list[AgedTransaction]:
     now_ms = wall_ms()
-    return [Aged.of(each, now_ms, hangs_after_s) for each in found]
+    return [AgedTransaction.of(each, now_ms, hangs_after_s) for each in found]
 
 
 def _readable(opened: Log, facts: TransactionDescription) -> dict[tuple[str, int], ReadableRange]:

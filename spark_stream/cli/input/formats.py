@@ -36,9 +36,9 @@ from spark_stream.cli.input.text_inputs import (
     after_line,
     blocks,
     bytes_of,
-    named,
     parse_options,
     uncompressed_suffix,
+    with_default_names,
     wrong_width,
 )
 from spark_stream.errors import InvalidOption, InvalidRecord
@@ -351,7 +351,7 @@ def _sample(reading: Reading) -> pa.Table:
         if not seen or seen[0].number is None:
             raise
         raise wrong_width(seen[0], seen[0].number - 1) from None
-    return found.rename_columns(named(found.column_names))
+    return found.rename_columns(with_default_names(found.column_names))
 
 
 def _mixed(error: pa.ArrowInvalid) -> InvalidRecord | None:

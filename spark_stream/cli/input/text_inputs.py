@@ -260,7 +260,7 @@ class LineBlocks(Struct, frozen=True):
         return pa.RecordBatch.from_arrays([keys, rest], names=["key", "value"])
 
 
-def named(names: list[str]) -> list[str]:
+def with_default_names(names: list[str]) -> list[str]:
     """Replace empty names of columns by their position, as Spark does: ``_c0``."""
     return [name or f"_c{place}" for place, name in enumerate(names)]
 
@@ -332,7 +332,7 @@ class CsvBlocks(Struct):
         if "" in names and not self.quiet:
             given = ", ".join(f"_c{place}" for place, name in enumerate(names) if not name)
             note(f"columns without a name in the header are named {given}, as in Spark")
-        return named(names), block[block.find(b"\n") + 1 :] if b"\n" in block else b""
+        return with_default_names(names), block[block.find(b"\n") + 1 :] if b"\n" in block else b""
 
     def _refused(
         self, error: Exception, seen: list[Any], first: int, block: bytes

@@ -117,9 +117,9 @@ def _title(name: str) -> str:
 def _write(chosen: list[str], directory: Path, *, force: bool) -> list[Path]:
     """Write all files, or none if one exists already."""
     targets = [directory / each for each in chosen]
-    there = [path for path in targets if path.exists()]
-    if there and not force:
-        raise InvalidOption(f"{there[0]} exists already", hint="Give --force to replace it.")
+    existing = [path for path in targets if path.exists()]
+    if existing and not force:
+        raise InvalidOption(f"{existing[0]} exists already", hint="Give --force to replace it.")
     for name, path in zip(chosen, targets, strict=True):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from isolog.errors import InvalidOption
-from spark_stream.cli.options import place_of
+from spark_stream.cli.options import position_of
 from tests.support import NUMBERS, numbers
 
 
@@ -55,7 +55,7 @@ def test_invalid_filter_is_an_error_of_one_line(served):
 )
 def test_a_position_may_be_an_age(text, ago):
     before = datetime.now(UTC)
-    found = place_of("--from", text)
+    found = position_of("--from", text)
     assert isinstance(found, datetime)
     assert before - ago <= found <= datetime.now(UTC) - ago
 
@@ -63,9 +63,9 @@ def test_a_position_may_be_an_age(text, ago):
 @pytest.mark.parametrize("text", ["h", "1w", "-1h", "1.5h", "1 h", "99999999999d"])
 def test_invalid_positions_are_refused(text):
     with pytest.raises(InvalidOption, match="--from takes"):
-        place_of("--from", text)
+        position_of("--from", text)
 
 
 @pytest.mark.parametrize("text", ["2024-02-29", "2024-02-29T00:00:00", "2024-02-29T01:00+01:00"])
 def test_a_time_without_a_zone_is_in_utc(text):
-    assert place_of("--from", text) == datetime(2024, 2, 29, tzinfo=UTC)
+    assert position_of("--from", text) == datetime(2024, 2, 29, tzinfo=UTC)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from spark_stream import errors
-from spark_stream.cli.commands.transactions import Aged, places
+from spark_stream.cli.commands.transactions import AgedTransaction, partitions_text
 from spark_stream.cli.output.texts import duration
 from spark_stream.client.writing.producer import Producer
 from spark_stream.sql.ddl import parse_schema
@@ -322,18 +322,20 @@ def described(
 def test_transactions_hang_after_their_timeout_or_the_given_limit(
     state, now_ms, longer_than, hangs
 ):
-    assert Aged.of(described(state), now_ms, longer_than).hangs is hangs
+    assert AgedTransaction.of(described(state), now_ms, longer_than).hangs is hangs
 
 
 def test_an_id_without_a_transaction_has_no_age():
-    aged = Aged.of(described("empty", number=-1, began_ms=0, deadline_ms=0), 99_000, None)
+    aged = AgedTransaction.of(
+        described("empty", number=-1, began_ms=0, deadline_ms=0), 99_000, None
+    )
     assert (aged.age_s, aged.left_s, aged.hangs) == (None, None, False)
 
 
 def test_consecutive_partitions_are_joined():
     found = [TransactionPartition("b", n, None) for n in (7, 0, 2, 1)]
-    assert places([*found, TransactionPartition("a", 3, 5)]) == "a 3, b 0-2,7"
-    assert places([]) == ""
+    assert partitions_text([*found, TransactionPartition("a", 3, 5)]) == "a 3, b 0-2,7"
+    assert partitions_text([]) == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.console import Console
 from isolog.errors import LeaderUnavailable
 from spark_stream.cli.commands.cluster import show_cluster
 from spark_stream.cli.commands.topic import delete_question
-from spark_stream.cli.commands.transactions import Aged, show_transactions
+from spark_stream.cli.commands.transactions import AgedTransaction, show_transactions
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.topics import show_replicas, show_topic
 from spark_stream.sql.ddl import parse_schema
@@ -87,7 +87,7 @@ def test_a_transaction_shows_its_whole_id_at_80_columns():
         name, "open", 12, 34, 0, "i" * 32, "", (), (), 900_000, 1_000_000, 1_900_000
     )
     out = io.StringIO()
-    aged = Aged.of(facts, 1_060_000, None)
+    aged = AgedTransaction.of(facts, 1_060_000, None)
     show_transactions([aged], Listing.TABLE, Console(file=out, width=80, highlight=False))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80

@@ -26,7 +26,7 @@ from isolog.errors import (
     WrongCluster,
 )
 from spark_stream.cli.commands.consumers import show_consumers
-from spark_stream.cli.commands.transactions import Aged, show_transactions
+from spark_stream.cli.commands.transactions import AgedTransaction, show_transactions
 from spark_stream.cli.options import Listing
 from spark_stream.client.connecting import link
 from spark_stream.client.connecting.access import access_of
@@ -455,7 +455,7 @@ def test_lists_show_whose_a_transaction_and_a_consumer_are(
         found, consumers = log.transactions(), log.consumers()
     assert [each.principal for each in found if each.transactional_id == "alices"] == ["alice"]
     assert [each.principal for each in consumers if each.name == "alices"] == ["alice"]
-    show_transactions([Aged.of(each, 0, None) for each in found], Listing.TABLE)
+    show_transactions([AgedTransaction.of(each, 0, None) for each in found], Listing.TABLE)
     show_consumers(consumers, 0, Listing.TABLE)
     assert capsys.readouterr().out.count("principal") == 2
 
