@@ -10,22 +10,22 @@ import pyarrow as pa
 import pytest
 
 import isolog
-from spark_stream.client.reading import loop as feed
+from spark_stream.client.reading import loop as fetcher
 from spark_stream.client.reading.fetching import MappedFile, MappingLeaders
-from spark_stream.client.reading.loop import Feed
+from spark_stream.client.reading.loop import Fetcher
 from tests.support import eventually
 
 
 def watch_sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of the bytes that each broker sends."""
     found: Counter[str] = Counter()
-    receive = Feed._receive
+    receive = Fetcher._receive
 
-    def noted(self: Feed, call: Any, frame: Any) -> None:
+    def noted(self: Fetcher, call: Any, frame: Any) -> None:
         found[call.sendings[0].broker[0]] += frame.size
         receive(self, call, frame)
 
-    monkeypatch.setattr(Feed, "_receive", noted)
+    monkeypatch.setattr(Fetcher, "_receive", noted)
     return found
 
 
@@ -55,15 +55,15 @@ def watch_mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return pieces(self, *asked)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MappedFile, "pieces", noted)
-    monkeypatch.setattr(feed, "LEADERS", MappingLeaders())
+    monkeypatch.setattr(fetcher, "LEADERS", MappingLeaders())
     return found
 
 
 def unmapped(read: Callable[[], pa.Table]) -> pa.Table:
     """Return the result of a read without mapped files."""
-    leaders, feed.LEADERS = feed.LEADERS, MappingLeaders()
-    feed.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
+    leaders, fetcher.LEADERS = fetcher.LEADERS, MappingLeaders()
+    fetcher.LEADERS.machine = lambda address: None  # type: ignore[method-assign]
     try:
         return read()
     finally:
-        feed.LEADERS = leaders
+        fetcher.LEADERS = leaders

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from spark_stream.access.rules import Quota
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.leaders import Partitions, ask_each, held_back, see_partitions
+from spark_stream.client.leaders import Partitions, call_each, describe_partitions, held_back
 from spark_stream.errors import (
     InvalidRequest,
     IsologError,
@@ -80,7 +80,7 @@ def inspect_cluster(
     """Return the cluster with all its problems, and the status of each broker that answers."""
     found = connection.call(DescribeCluster())
     links = {each.id: each.address for each in found.brokers if each.alive}
-    statuses = ask_each(connection, links, GetStatus())
+    statuses = call_each(connection, links, GetStatus())
     return with_refusals(found, statuses), statuses
 
 
@@ -192,7 +192,7 @@ def _with_places(
     """Add first offsets and held-back records of unfinished transactions, from the leaders."""
     unfinished = [each for each in found if each.state in UNFINISHED]
     names = {at.topic for each in unfinished for at in each.partitions}
-    seen = see_partitions(connection, sorted(names))
+    seen = describe_partitions(connection, sorted(names))
     return [
         structs.replace(
             each, partitions=tuple(_placed(at, each.number, seen) for at in each.partitions)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.leaders import Partitions, see_partitions
+from spark_stream.client.leaders import Partitions, describe_partitions
 from spark_stream.client.reading.named_reader import check_name
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve_with_lineages
 from spark_stream.consistency.isolation import Isolation, lag_of
@@ -143,7 +143,7 @@ class ConsumersClient:
     def _with_ends(self, found: Sequence[ConsumerDescription]) -> list[ConsumerDescription]:
         """Add the ends of the partitions, and the numbers of held-back records."""
         names = {at.topic for each in found for at in each.partitions}
-        seen = see_partitions(self._connection, sorted(names))
+        seen = describe_partitions(self._connection, sorted(names))
         return [
             structs.replace(
                 each,

@@ -212,7 +212,7 @@ class Membership:
         """Whether there may be changes, or the member is fenced, or its heartbeats are refused."""
         return self._core.has_changes or self.is_fenced or self.error is not None
 
-    def note_active(self) -> None:
+    def record_activity(self) -> None:
         """Record that the program requests records."""
         self._active_at = time.monotonic()
 
@@ -242,7 +242,7 @@ class Membership:
         with self._lock:
             self._core.give_up(lost)
 
-    def note_seek(self) -> None:
+    def record_seek(self) -> None:
         """Record a seek, after which positions may move back."""
         with self._lock:
             self._core.turn += 1

@@ -1,12 +1,12 @@
 """Answers of partition leaders: offsets, and partitions as their leaders describe them.
 
-:func:`looked_up` gets offsets of topics whose partitions have several leaders, with few calls. One
-broker gets the request for all topics. It answers for the partitions that it leads and names the
-leaders of the others. Then each of these leaders gets one call. So with a single leader one call is
-enough, whatever the number of topics, and new partitions are found as well.
+:func:`look_up_offsets` gets offsets of topics whose partitions have several leaders, with few
+calls. One broker gets the request for all topics. It answers for the partitions that it leads and
+names the leaders of the others. Then each of these leaders gets one call. So with a single leader
+one call is enough, whatever the number of topics, and new partitions are found as well.
 
-:func:`ask_each` and :func:`see_partitions` leave out the brokers that do not answer soon, so a dead
-broker delays no view for long.
+:func:`call_each` and :func:`describe_partitions` omit the brokers that do not answer soon, so a
+dead broker does not delay a view for long.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Partitions = Mapping[str, Mapping[int, PartitionSeen]]
 """Partitions by topic and number. Those whose leader did not answer are missing."""
 
 
-def ask_each(
+def call_each(
     connection: ClusterConnection,
     links: Mapping[str, str],
     call: Call[A],
@@ -84,7 +84,7 @@ def ask_each(
     return {broker: each for broker, each in zip(links, answers, strict=True) if each is not None}
 
 
-def see_partitions(
+def describe_partitions(
     connection: ClusterConnection, topics: Sequence[str], note: Note | None = None
 ) -> dict[str, dict[int, PartitionSeen]]:
     """Return the partitions of these topics, with the facts of their leaders."""
@@ -93,7 +93,7 @@ def see_partitions(
     request = ListOffsets(topics=[AskedTopic(topic=name, facts=True) for name in topics])
     brokers = connection.call(ListBrokers()).brokers
     links = {each.id: each.address for each in brokers}
-    answers = ask_each(connection, links, request, note)
+    answers = call_each(connection, links, request, note)
     now = time.time()
     return {
         name: {
@@ -118,7 +118,7 @@ def held_back(facts: PartitionFacts | None) -> dict[int, int]:
     return {each.transaction: held if each.first_offset == stable else 0 for each in facts.open}
 
 
-def looked_up(
+def look_up_offsets(
     connection: ClusterConnection,
     router: Router,
     asked: Sequence[AskedTopic],
@@ -163,14 +163,14 @@ class _TopicAnswers:
     def take(self, answer: PartitionOffsets) -> None:
         """Record an answer, except for partitions whose leader was replaced."""
         for number, each in answer.partitions.items():
-            if self._router.note_epoch(self.asked.topic, self.topic_id, number, each.epoch):
+            if self._router.record_epoch(self.asked.topic, self.topic_id, number, each.epoch):
                 self._answers[number] = each
                 self.missing.discard(number)
             else:
                 self.missing.add(number)
 
     def found(self) -> PartitionOffsets:
-        """Return all answers as one."""
+        """Return all answers combined."""
         return PartitionOffsets(
             topic_id=self.topic_id, partitions=dict(sorted(self._answers.items()))
         )
@@ -204,12 +204,12 @@ class _LookUp:
         groups: dict[str, dict[str, list[int]]] = {}
         for name, topic in self._topics.items():
             for each in topic.elsewhere:
-                if each.leader is not None and each.address and self._learn(topic, each):
+                if each.leader is not None and each.address and self._record_leader(topic, each):
                     groups.setdefault(each.address, defaultdict(list))[name].append(each.partition)
         in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
 
-    def _learn(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
-        return self._router.learn_leader(topic.asked.topic, topic.topic_id, leader)
+    def _record_leader(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
+        return self._router.record_leader(topic.asked.topic, topic.topic_id, leader)
 
     def _ask(self, group: tuple[str, Mapping[str, list[int]]]) -> None:
         address, wanted = group

@@ -1,4 +1,4 @@
-"""``connect()`` and what it returns: a log, with its topics, producers, consumers and reads."""
+"""``connect()`` and the log that it returns, with topics, producers, consumers and reads."""
 
 from __future__ import annotations
 
@@ -293,19 +293,23 @@ class Log(ProcessBound):
     def trim(
         self, topic: str, before: Place | TrimPlan, *, partitions: Sequence[int] | None = None
     ) -> dict[int, int]:
-        """Move the log start of each partition up to ``before``, and return the new log starts.
+        """Delete records: move the log start of each partition up to ``before``.
 
-        Readers below it get OffsetEvicted with the first remaining offset. The log start holds at
-        all replicas and after each failover, and never moves back: a partition that starts above
-        ``before`` stays as it is. Brokers remove the segments without other records soon after.
+        Readers below the log start get OffsetEvicted with the first remaining offset. The log start
+        applies to all replicas and after each failover, and never moves back. A partition whose log
+        start is above ``before`` does not change. Brokers delete the segments without remaining
+        records soon after.
 
         Args:
-            topic: The topic's name.
-            before: An offset for each partition, ``{partition: offset}`` for some, a datetime (the
-                records before the first one at or after it go), or ``"latest"`` (all go). A plan
-                of :meth:`plan_trim` trims only the topic that it was made for, and no later one of
-                the name.
+            topic: The name of the topic.
+            before: An offset for all partitions, ``{partition: offset}`` for some, a datetime
+                (records before the first one at or after it are deleted), or ``"latest"`` (all
+                records are deleted). A plan of :meth:`plan_trim` applies only to the topic that it
+                was created for, not to a later one with its name.
             partitions: Only these partitions. Not with a plan.
+
+        Returns:
+            The new log start of each partition.
 
         Raises:
             UnknownTopic, UnknownPartition: There is no such topic or partition.
@@ -324,7 +328,9 @@ class Log(ProcessBound):
         """
         if isinstance(before, TrimPlan):
             if partitions is not None:
-                raise InvalidOption("partitions is not for a plan", hint="Give it to plan_trim().")
+                raise InvalidOption(
+                    "partitions cannot be given with a plan", hint="Give it to plan_trim()."
+                )
             return self._topics.trim(topic, before.topic_id, before.before)
         topic_id, offsets = self._trim_offsets(topic, before, partitions)
         return self._topics.trim(topic, topic_id, offsets)
@@ -332,7 +338,7 @@ class Log(ProcessBound):
     def plan_trim(
         self, topic: str, before: Place, *, partitions: Sequence[int] | None = None
     ) -> TrimPlan:
-        """Check a :meth:`trim` with these arguments, and return its offsets. Trim nothing.
+        """Check a :meth:`trim` with these arguments, and return its offsets. Delete no records.
 
         It needs the same permission, and raises the same errors.
         """
@@ -352,7 +358,7 @@ class Log(ProcessBound):
     # -- the cluster ----------------------------------------------------------------------------
 
     def cluster(self) -> ClusterDescription:
-        """Return the cluster with its brokers and its problems, as it is now."""
+        """Return the cluster with its brokers and its present problems."""
         return inspect_cluster(self._connection)[0]
 
     def move_replicas(self, topic: str, partitions: Mapping[int, Sequence[str | int]]) -> None:
@@ -765,7 +771,7 @@ class Log(ProcessBound):
     def close(self) -> None:
         """Abort the open transactions of this log's producers, then close the connection.
 
-        The broker of a ``path`` runs on until it is idle.
+        The broker of a ``path`` continues until it is idle.
         """
         self._connection.close()
 
@@ -775,7 +781,7 @@ def _schema(given: pa.Schema | str | None) -> pa.Schema | None:
 
 
 class TrimPlan(Struct, frozen=True):
-    """A trim of a topic's partitions: their log starts now, and the offsets to trim below."""
+    """A planned trim of a topic's partitions. :meth:`Log.trim` carries it out."""
 
     topic_id: str
     log_starts: Mapping[int, int]

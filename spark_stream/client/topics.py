@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
-from spark_stream.client.leaders import looked_up
+from spark_stream.client.leaders import look_up_offsets
 from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import Lineage
@@ -255,7 +255,7 @@ class TopicsClient:
 
     def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> ListedOffsets:
         """Look up offsets of several topics in one call. ``names``: add all topics' names."""
-        return looked_up(self._connection, self.router, asked, names=names)
+        return look_up_offsets(self._connection, self.router, asked, names=names)
 
     def _remember(self, topic: TopicDescription) -> TopicDescription:
         with self._lock:

@@ -27,9 +27,9 @@ from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.leaders import (
     Partitions,
     PartitionSeen,
-    ask_each,
+    call_each,
+    describe_partitions,
     held_back,
-    see_partitions,
 )
 from spark_stream.client.topics import TopicsClient
 from spark_stream.schema.schemas import is_default
@@ -83,7 +83,7 @@ class ConsoleClient:
         found = self.connection.call(DescribeCluster())
         links = {each.id: each.address for each in found.brokers if each.alive}
         sent_s = time.monotonic()
-        statuses = ask_each(self.connection, links, GetStatus(), self._note_answer)
+        statuses = call_each(self.connection, links, GetStatus(), self._note_answer)
         answered_s = time.monotonic()
         self.answers.keep({(each, action) for each in links for action in _CALLS})
         shown: dict[str, Any] = plain(with_refusals(found, statuses))
@@ -139,7 +139,7 @@ class ConsoleClient:
             first = self._turn % len(names)
             requested = (names[first:] + names[:first])[:_TOPICS_AT_ONCE]
             self._turn = first + _TOPICS_AT_ONCE
-        self._seen.update(see_partitions(self.connection, requested, self._note_answer))
+        self._seen.update(describe_partitions(self.connection, requested, self._note_answer))
         self._seen = {name: self._seen.get(name, {}) for name in names}
         return self._seen
 

@@ -13,7 +13,7 @@ from isolog.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from spark_stream.client.leaders import ask_each
+from spark_stream.client.leaders import call_each
 from spark_stream.wire.cluster_messages import GetStatus
 
 
@@ -43,7 +43,7 @@ class Refusing:
 def test_a_refused_call_counts_as_an_answer(error: IsologError, is_answer: bool) -> None:
     noted: list[tuple[str, bool]] = []
     connection: Any = Refusing(error)
-    found = ask_each(
+    found = call_each(
         connection,
         {"1": "127.0.0.1:1"},
         GetStatus(),

@@ -333,7 +333,7 @@ class SimulatedProducer:
                 self.event(lambda core, now: core.leaders_failed(topic.id, failure, now))
                 return
             for facts in found:
-                routes.learn_leader(facts)
+                routes.record_leader(facts)
         known = {each: routes.get(each) for each in asked.partitions}
         self.event(lambda core, now: core.leaders_found(topic.id, known, now))
 

@@ -23,7 +23,7 @@ from spark_stream.cli.terminal import bar, standard_output
 from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.loop import Feed, WantedRange
+from spark_stream.client.reading.loop import Fetcher, WantedRange
 from spark_stream.client.reading.ranges import check_place, read_range
 from spark_stream.client.topics import Place, TopicsClient, resolve
 from spark_stream.consistency.isolation import Isolation as Level
@@ -347,13 +347,13 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
 
     ``idle`` is called from time to time while no batch arrives.
     """
-    feed = Feed([WantedRange(span.source, span.start, span.end) for span in spans])
+    fetcher = Fetcher([WantedRange(span.source, span.start, span.end) for span in spans])
     try:
         with _interruptible() as interrupt:
-            while feed.running and not interrupt.is_requested:
+            while fetcher.running and not interrupt.is_requested:
                 try:
                     with interrupt.at_once():
-                        found = feed.take()
+                        found = fetcher.take()
                 except KeyboardInterrupt:
                     return
                 if found is None:
@@ -361,7 +361,7 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
                 elif found[1].batch.num_rows:
                     yield found[1].batch
     finally:
-        feed.stop()
+        fetcher.stop()
 
 
 class _Interrupt:

@@ -122,7 +122,7 @@ class ClusterConnection(ProcessBound):
         self._choosing = new_lock(is_brief=False)  # one thread at a time looks for a broker
         self._lock = new_lock()  # the innermost: guards the fields below
         self._links: dict[str, BrokerLink] = {}
-        self._learned = dict.fromkeys(reversed(tuple(brokers)))  # the latest one last
+        self._received = dict.fromkeys(reversed(tuple(brokers)))  # the latest one last
         self._current: BrokerLink | None = None
         self._lost = ""  # the address of the broker that was lost last
         self._fetch_at = -math.inf  # the time, on the monotonic clock, of the next list of brokers
@@ -145,7 +145,7 @@ class ClusterConnection(ProcessBound):
     def brokers(self) -> tuple[str, ...]:
         """The received addresses of brokers, the latest one first."""
         with self._lock:
-            return tuple(reversed(self._learned))
+            return tuple(reversed(self._received))
 
     # -- control calls --------------------------------------------------------------------------
 
@@ -154,9 +154,9 @@ class ClusterConnection(ProcessBound):
     ) -> A:
         """Call a broker and return its answer. Retry after retriable errors.
 
-        A retry may find the effect of an earlier attempt whose answer was lost. The error for that
-        (``already_done``) is then the success of the earlier attempt. An error that another change
-        ran at the same time (``changed_meanwhile``) leads to one more retry.
+        A retry may find the effect of an earlier attempt whose answer was lost. Its error has
+        ``already_done`` and counts as success. An error with ``changed_meanwhile``, after a
+        concurrent change, leads to another retry.
 
         ``timeout_s`` replaces the limit of the connection. ``instead`` is sent for the rest of the
         change after an ``already_done`` error.
@@ -304,7 +304,7 @@ class ClusterConnection(ProcessBound):
             )
         return min(seconds_left(deadline), _TURN_FIRST_S * 2.0 ** min(tries, _TRIES_COUNTED))
 
-    def learn(self, addresses: Iterable[str]) -> None:
+    def add_brokers(self, addresses: Iterable[str]) -> None:
         """Add addresses of the cluster's brokers, for use when the others do not answer.
 
         A connection to a directory ignores them: its control calls go to that directory's broker.
@@ -314,10 +314,10 @@ class ClusterConnection(ProcessBound):
         with self._lock:
             for address in addresses:
                 if address:
-                    self._learned.pop(address, None)
-                    self._learned[address] = None
-            while len(self._learned) > BROKERS_MAX:
-                del self._learned[next(iter(self._learned))]
+                    self._received.pop(address, None)
+                    self._received[address] = None
+            while len(self._received) > BROKERS_MAX:
+                del self._received[next(iter(self._received))]
 
     # -- the brokers ----------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class ClusterConnection(ProcessBound):
         address = error.details.get("address") if isinstance(error, NotLeader) else None
         if not isinstance(address, str) or not address:
             return None
-        self.learn([address])
+        self.add_brokers([address])
         return self.at(address)
 
     def _give_up(self, link: BrokerLink) -> None:
@@ -343,7 +343,7 @@ class ClusterConnection(ProcessBound):
     def _candidates(self) -> list[str]:
         """Return all addresses, with the last one that failed at the end."""
         with self._lock:
-            known = dict.fromkeys([*self._named, *reversed(self._learned)])
+            known = dict.fromkeys([*self._named, *reversed(self._received)])
             return sorted(known, key=lambda address: address == self._lost)
 
     def _choose(self, deadline: float) -> BrokerLink:
@@ -371,7 +371,7 @@ class ClusterConnection(ProcessBound):
             except BrokerUnavailable as error:
                 failure = failure or error
             except RequestTimeout as error:
-                failure = error  # there is a broker, but it does not answer
+                failure = error  # a broker accepts connections but does not answer
             except IsologError as error:
                 if address in self._named:
                     raise
@@ -381,7 +381,7 @@ class ClusterConnection(ProcessBound):
         names = ", ".join(addresses)
         message = f"no broker answers at {names}"
         if failure is not None and len(addresses) == 1:
-            message = failure.message  # it has the reason
+            message = failure.message  # its message has the reason
         raise BrokerUnavailable(message, hint=_MOVED, address=names)
 
     def fetch_brokers(self, link: BrokerLink, timeout_s: float) -> None:
@@ -392,7 +392,7 @@ class ClusterConnection(ProcessBound):
             self._fetch_at = time.monotonic() + _FETCH_RETRY_S
             return
         self._fetch_at = time.monotonic() + _FETCH_S
-        self.learn(each.address for each in found.brokers)
+        self.add_brokers(each.address for each in found.brokers)
 
     def _address_of(self, directory: Path) -> str:
         """Return the address of the directory's broker, after starting one if needed."""

@@ -42,7 +42,7 @@ _DOUBTFUL: Final = (
     UnknownLeaderEpoch,
 )
 _NO_ANSWER: Final = (BrokerStopping, BrokerUnavailable, RequestTimeout)
-LEFT_ALONE_S: Final = 10.0
+AVOIDED_S: Final = 10.0
 """A follower that does not answer gets no reads for this time."""
 OLD_S: Final = 60.0
 """After this time a reader with a rack looks up the near followers again."""
@@ -64,7 +64,7 @@ class Router:
         self._connection = connection
         self._lock = new_lock()  # the innermost: guards the topics and their routes
         self._topics: dict[tuple[str, str], _Topic] = {}
-        self._left_alone: dict[str, float] = {}  # until when
+        self._avoided_until: dict[str, float] = {}  # until when
 
     @property
     def timeout_s(self) -> float:
@@ -110,12 +110,12 @@ class Router:
         with self._lock:
             place = self._topics.get((route.topic, route.topic_id))
             found = None if place is None else place.routes.near(route.partition)
-            is_left_alone = found is not None and (
-                time.monotonic() < self._left_alone.get(found.address, 0.0)
+            is_avoided = found is not None and (
+                time.monotonic() < self._avoided_until.get(found.address, 0.0)
             )
-            return None if is_left_alone else found
+            return None if is_avoided else found
 
-    def has_asked(self, topic: str, topic_id: str) -> bool:
+    def was_looked_up(self, topic: str, topic_id: str) -> bool:
         """Return whether near followers were looked up. Leaders also come from other answers."""
         if self._connection.rack is None:
             return True
@@ -123,7 +123,7 @@ class Router:
             place = self._topics.get((topic, topic_id))
             return place is not None and place.asked_at > -math.inf
 
-    def take_look_up(self, topic: str, topic_id: str) -> bool:
+    def claim_look_up(self, topic: str, topic_id: str) -> bool:
         """Return True once a minute. The caller then looks up the near followers."""
         if self._connection.rack is None:
             return False
@@ -156,18 +156,18 @@ class Router:
         with self._asking(topic, topic_id, deadline) as place:
             self._ask(place, topic, topic_id, seconds_left(deadline))
 
-    def learn_leader(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
+    def record_leader(self, topic: str, topic_id: str, facts: LeaderFacts) -> bool:
         """Add a leader that another answer named. Return False if it is outdated."""
-        self._connection.learn([facts.address])
+        self._connection.add_brokers([facts.address])
         place = self._place(topic, topic_id)
         with self._lock:
-            return place.routes.learn_leader(facts)
+            return place.routes.record_leader(facts)
 
-    def note_epoch(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
+    def record_epoch(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
         """Record that a leader answered in this epoch. Return False if a newer leader is known."""
         place = self._place(topic, topic_id)
         with self._lock:
-            return place.routes.note_epoch(partition, epoch)
+            return place.routes.record_epoch(partition, epoch)
 
     def on_failed(
         self, route: Route, error: IsologError, near: BrokerAddress | None = None
@@ -180,7 +180,7 @@ class Router:
         """
         if near is not None and isinstance(error, _NO_ANSWER):
             with self._lock:
-                self._left_alone[near.address] = time.monotonic() + LEFT_ALONE_S
+                self._avoided_until[near.address] = time.monotonic() + AVOIDED_S
             return
         if not isinstance(error, _DOUBTFUL):
             return
@@ -190,7 +190,7 @@ class Router:
             if isinstance(error, NotLeader):
                 named = _named(route.partition, error)
                 if named is not None and named.leader != route.leader:
-                    place.routes.learn_leader(named)
+                    place.routes.record_leader(named)
 
     def on_answer(self, route: Route, epoch: int | None) -> bool:
         """Record an answer in this epoch. Return False if a newer leader is known."""
@@ -240,10 +240,10 @@ class Router:
             raise
         with self._lock:
             for each in found.partitions:
-                if place.routes.learn_leader(each):
-                    place.routes.learn_near(each)
+                if place.routes.record_leader(each):
+                    place.routes.record_near(each)
         near = (each.near.address for each in found.partitions if each.near is not None)
-        self._connection.learn([*near, *(each.address for each in found.partitions)])
+        self._connection.add_brokers([*near, *(each.address for each in found.partitions)])
 
 
 def _named(partition: int, error: NotLeader) -> LeaderFacts | None:

@@ -43,7 +43,7 @@ class Routes:
         """Return the route to use. None if it has to be looked up."""
         return None if partition in self._suspect else self._routes.get(partition)
 
-    def learn_leader(self, facts: LeaderFacts) -> bool:
+    def record_leader(self, facts: LeaderFacts) -> bool:
         """Record a leader that a broker named, or return False if its epoch is outdated."""
         partition, epoch = facts.partition, facts.leader_epoch
         if epoch is not None:
@@ -63,7 +63,7 @@ class Routes:
         """Return the follower that is nearer than the leader, if one was found."""
         return self._near.get(partition)
 
-    def learn_near(self, facts: LeaderFacts) -> None:
+    def record_near(self, facts: LeaderFacts) -> None:
         """Record the near follower, or its absence, from the answer of a look-up."""
         if facts.near is None:
             self._near.pop(facts.partition, None)
@@ -75,7 +75,7 @@ class Routes:
         if self._routes.get(route.partition) == route:
             self._suspect.add(route.partition)
 
-    def note_epoch(self, partition: int, epoch: int) -> bool:
+    def record_epoch(self, partition: int, epoch: int) -> bool:
         """Record that a leader answered in this epoch. Return False if a later epoch was seen."""
         if epoch < self._epochs.get(partition, 0):
             return False
@@ -84,7 +84,7 @@ class Routes:
 
     def on_answer(self, route: Route, epoch: int) -> bool:
         """Record an answer of the route's leader. Return False if a later epoch was seen."""
-        if not self.note_epoch(route.partition, epoch):
+        if not self.record_epoch(route.partition, epoch):
             return False
         if self._routes.get(route.partition) == route:
             self._routes[route.partition] = replace(route, epoch=epoch)

@@ -43,7 +43,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class CallPool:
-    """Up to ``threads_max`` threads of a process. The last of them waits for more calls."""
+    """A pool of up to ``threads_max`` threads. The last one stays and waits for more calls."""
 
     def __init__(self, threads_max: int, name: str) -> None:
         self._threads_max = threads_max
@@ -59,7 +59,7 @@ class CallPool:
         self._idle = 0  # 1 if a thread waits for a call
 
     def add(self, key: Hashable, call: Callable[[*Ts], None], *arguments: *Ts) -> None:
-        """Queue a call, behind the earlier ones of this key.
+        """Queue a call after the earlier ones with this key.
 
         Raises:
             RuntimeError: No thread is running or can be started.
@@ -90,7 +90,7 @@ class CallPool:
             self.add(self, _do_nothing)
 
     def await_idle(self, timeout_s: float | None) -> None:
-        """Wait until all calls have returned, or for so many seconds."""
+        """Wait until all calls have returned, or for ``timeout_s`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._waiting or self._busy), timeout_s)
 

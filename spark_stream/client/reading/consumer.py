@@ -27,10 +27,10 @@ import pyarrow as pa
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.core import FAIL, GONE, continue_at, fails_on
+from spark_stream.client.reading.core import FAIL, LOSS_ERRORS, continue_at, fails_on
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.group_reader import GroupOptions, GroupReader, check_options
-from spark_stream.client.reading.loop import WATCH_S, Feed, WantedRange
+from spark_stream.client.reading.loop import WATCH_S, Fetcher, WantedRange
 from spark_stream.client.reading.named_reader import NamedPositions, ReaderHeartbeats, check_name
 from spark_stream.client.reading.ranges import check_place
 from spark_stream.client.reading.records import (
@@ -156,7 +156,7 @@ class Consumer(ProcessBound):
         self._handed_out: tuple[Key, int] | None = None
         """The last delivered item, which may be unprocessed: its partition and its first offset."""
         self._checked = time.monotonic()
-        self._feed: Feed | None = None
+        self._fetcher: Fetcher | None = None
         in_child_while_used(self._leave_parent)
         self._polling: Polling | None = None
         self._seeks = 0
@@ -321,7 +321,7 @@ class Consumer(ProcessBound):
         position, member, seeks = self._position, self._member, self._seeks
         needs_turn = None if member is None else member.needs_turn if waits else member.is_due
         if self._heartbeats is not None:
-            needs_turn = self._heartbeats.note_active
+            needs_turn = self._heartbeats.record_activity
         self._keep_lineage(key, fetched)
         for record in records_of(key, fetched):
             position[key] = record[2] + 1
@@ -329,7 +329,7 @@ class Consumer(ProcessBound):
                 self._handed_out = key, record[2]
             yield record
             if self._seeks != seeks or (needs_turn is not None and needs_turn()):
-                self._stop_feed()  # the next one begins after this record
+                self._stop_fetcher()  # the next one begins after this record
                 return
         position[key] = fetched.next
 
@@ -380,10 +380,10 @@ class Consumer(ProcessBound):
             self._connection.call(CheckConsumer(consumer=name, instance=owner))
             self._checked = time.monotonic()
 
-    def note_committed(self, places: Iterable[PositionOf]) -> None:
+    def record_committed(self, places: Iterable[PositionOf]) -> None:
         """Record that these positions are stored."""
         keeper = self._keeper or self._refuse_storing()
-        keeper.note_stored(places)
+        keeper.record_stored(places)
 
     def places(self, connection: ClusterConnection) -> list[PositionOf]:
         """Return the position in the form in which this connection stores it.
@@ -473,11 +473,11 @@ class Consumer(ProcessBound):
         for key in position:
             self._lineages.pop(key, None)
         if self._member is not None:
-            self._member.membership.note_seek()
+            self._member.membership.record_seek()
         self._handed_out = None
         self._seeks += 1
         self._polling = None
-        self._stop_feed()
+        self._stop_fetcher()
 
     def close(self) -> None:
         """Stop fetching and end running iterators. A member of a group leaves it.
@@ -502,7 +502,7 @@ class Consumer(ProcessBound):
         It does not block, and any thread may call it.
         """
         self._closed.set()
-        self._stop_feed()
+        self._stop_fetcher()
 
     def __enter__(self) -> Self:
         return self
@@ -584,9 +584,9 @@ class Consumer(ProcessBound):
         while not self._closed.is_set():
             if self._connection.lifetime.is_parents:
                 raise self._connection.lifetime.refusal()
-            self._stop_feed()
+            self._stop_fetcher()
             if watch is not None and time.monotonic() - self._checked > WATCH_S:
-                watch()  # under read_atomic feeds may be too short-lived to watch
+                watch()  # under read_atomic fetchers may be too short-lived to watch
             if self._member is not None and self._needs_turn():
                 self._member.apply()
             if ends is not None and not self._atomic and not self._position.keys() <= ends.keys():
@@ -612,7 +612,7 @@ class Consumer(ProcessBound):
                 continue
             pause = _CUT_PAUSE_FIRST_S
             seeks = self._seeks
-            feed = self._feed = Feed(
+            fetcher = self._fetcher = Fetcher(
                 [
                     WantedRange(
                         self._source(view_of(key[0]), key),
@@ -627,30 +627,30 @@ class Consumer(ProcessBound):
                 fail_on_loss=self._fail_on_loss,
             )
             if self._closed.is_set() or self._seeks != seeks:
-                self._stop_feed()  # a close or seek before this found no feed to stop
+                self._stop_fetcher()  # a close or seek before this found no fetcher to stop
             try:
-                while feed.running:
-                    for key, fetched in feed.fetched(left):
+                while fetcher.running:
+                    for key, fetched in fetcher.fetched(left):
                         yield key, fetched
                         self._handed_out = None
                         if self._needs_turn():
-                            self._stop_feed()
+                            self._stop_fetcher()
                             break
                         if fetched.batch.num_rows:
                             patience.restart()
                         if ends is None and (
                             self._grow(key[0], fetched.partitions) or self._find_topics()
                         ):
-                            self._stop_feed()
+                            self._stop_fetcher()
                     if self._needs_turn() or (ends is None and self._find_topics()):
-                        self._stop_feed()
-                    elif feed.running and not round_left():
+                        self._stop_fetcher()
+                    elif fetcher.running and not round_left():
                         yield None
             finally:
-                feed.stop()
-            if self._feed is feed and (until or not self._atomic):
+                fetcher.stop()
+            if self._fetcher is fetcher and (until or not self._atomic):
                 return  # every partition has reached its end, or the consumer was closed
-            # Else a seek, a new partition or a new topic stopped this feed, or the round has ended:
+            # Else a seek, a new partition or topic stopped this fetcher, or the round has ended:
             # continue from the new positions.
 
     def _find_topics(self, *, now: bool = False) -> bool:
@@ -665,7 +665,7 @@ class Consumer(ProcessBound):
     def _needs_turn(self) -> bool:
         """Return whether a rebalance of the group is due for this consumer."""
         if self._heartbeats is not None:
-            return self._heartbeats.note_active()
+            return self._heartbeats.record_activity()
         return self._member is not None and self._member.needs_turn()
 
     @property
@@ -719,7 +719,7 @@ class Consumer(ProcessBound):
             source = self._source(view_of(key[0]), key)
             try:
                 check_place(source, offset, offset, self._lineages.get(key, NO_LINEAGE))
-            except GONE as error:
+            except LOSS_ERRORS as error:
                 self._position[key] = continue_at(error, fail=self._fail_on_loss)
                 self._lineages.pop(key, None)
 
@@ -728,14 +728,14 @@ class Consumer(ProcessBound):
             self._topics.router, view, self._subscription.ids[key[0]], key[1], self._fetching
         )
 
-    def _stop_feed(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.stop()
+    def _stop_fetcher(self) -> None:
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None:
+            fetcher.stop()
 
     def _leave_parent(self) -> None:
         """End iterators in a forked child. The running fetches are the parent's."""
         self._seeks += 1
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.leave_parent()
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None:
+            fetcher.leave_parent()

@@ -35,7 +35,7 @@ FOLLOWER_PAUSE_S: Final = 10.0
 FAIL = "fail"
 CONTINUE = "continue"
 _HINT = "To continue with the remaining records, create the consumer with on_loss='continue'."
-GONE: Final = (DataLoss, OffsetEvicted)
+LOSS_ERRORS: Final = (DataLoss, OffsetEvicted)
 """The errors for removed records."""
 
 
@@ -143,16 +143,16 @@ class RangeCore:
         ``partitions``: the topic's number of partitions, if the answer has it.
         """
         moved = following != self.position
-        told = partitions not in (None, self._partitions)
+        is_news_of_partitions = partitions not in (None, self._partitions)
         self.position, self.lineage = following, lineage
         self._partitions = partitions or self._partitions
         self._heard, self._failing_since = now, None
-        return bool(rows) or moved or told
+        return bool(rows) or moved or is_news_of_partitions
 
     def on_ended(self) -> None:
         """Record that the fetch was answered completely."""
         if self.at_follower:
-            self._leader_next = self.position == self._fetched_from  # nothing came
+            self._leader_next = self.position == self._fetched_from  # no records arrived
             if self._leader_next and self.end is not None:
                 self._may_use_followers = False
             return
@@ -171,7 +171,7 @@ class RangeCore:
         if self.at_follower:
             self._leader_until = now + FOLLOWER_PAUSE_S
             return None
-        if isinstance(error, GONE):
+        if isinstance(error, LOSS_ERRORS):
             self.position = continue_at(error, fail=self._fail_on_loss)
             self.lineage = NO_LINEAGE
             return self.position
@@ -385,7 +385,7 @@ class FetchCore(Generic[K]):
 
     @property
     def has_room(self) -> bool:
-        """Whether any call may be sent now. Otherwise only one of the first range alone."""
+        """Whether any call may be sent now. Otherwise only a call with the first range alone."""
         if self._budget is None:
             return True
         held = sum(each.size for each in self._ranges.values())

@@ -82,10 +82,10 @@ class Dispatcher:
             source = self._sources[fetch.key]
             topic = source.view.topic, source.topic_id
             route = self._router.known(*topic, source.partition)
-            if route is None or (fetch.may_use_follower and not self._router.has_asked(*topic)):
+            if route is None or (fetch.may_use_follower and not self._router.was_looked_up(*topic)):
                 by_topic[topic].append(fetch)
                 continue
-            if fetch.may_use_follower and self._router.take_look_up(*topic):
+            if fetch.may_use_follower and self._router.claim_look_up(*topic):
                 call_elsewhere(("look up", id(self._router)), weakly(self._look_up, topic))
             sending = Sending(
                 fetch, route, self._router.near(route) if fetch.may_use_follower else None
@@ -153,7 +153,7 @@ class Dispatcher:
             failure: IsologError | None = None
             first = self._sources[self._finding[topic][0].key].partition
             try:
-                if self._router.has_asked(*topic):
+                if self._router.was_looked_up(*topic):
                     self._router.route(*topic, first, self._timeout_s)
                 else:
                     self._router.refresh(*topic, self._timeout_s)

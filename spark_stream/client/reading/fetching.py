@@ -66,7 +66,7 @@ logger = logger_of(__name__)
 
 CREDIT: Final = 8 << 20
 """The bytes that a broker may send on a fetch before they are read."""
-_LEFT_ALONE_S: Final = 60.0
+_AVOIDED_S: Final = 60.0
 _PATIENCE_S: Final = 1.0  # for a follower, because the leader has the records too
 
 
@@ -149,19 +149,19 @@ def mapped_rows(
     """
     router, file = source.router, None
     columns = pa.schema([source.view.field(name) for name in source.view.requested])
-    for run in placed(router, asked, facts, timeout_s):
+    for run in runs_with_files(router, asked, facts, timeout_s):
         if file is None or not file.covers(run.file):
             file = MappedFile(run.file, source.topic_id, source.partition)
         try:
             for batch, sent in mapped_batches(run, file, columns):
-                yield shown(source, batch, sent)
-        except OtherBytes:
+                yield fetched_chunk(source, batch, sent)
+        except ChecksumMismatch:
             doubt = structs.replace(facts, stored=[run.facts])
-            placed(router, asked, doubt, timeout_s, doubted=True)
+            runs_with_files(router, asked, doubt, timeout_s, doubted=True)
             raise
 
 
-def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
+def fetched_chunk(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
     """Return a chunk with the columns of the view. ``facts``: those sent with it."""
     return Fetched(
         source.partition,
@@ -174,7 +174,7 @@ def shown(source: Source, data: pa.RecordBatch, facts: ChunkFacts) -> Fetched:
     )
 
 
-def ended_at(source: Source, facts: EndFacts) -> Fetched:
+def fetched_end(source: Source, facts: EndFacts) -> Fetched:
     """Return the facts at the end of a fetch, without rows."""
     return Fetched(
         source.partition,
@@ -187,7 +187,7 @@ def ended_at(source: Source, facts: EndFacts) -> Fetched:
     )
 
 
-def moved_to(source: Source, offset: int) -> Fetched:
+def fetched_move(source: Source, offset: int) -> Fetched:
     """Return a move to the offset, where the next rows begin, without rows."""
     return Fetched(source.partition, offset, offset, empty_batch(source.view.schema))
 
@@ -207,7 +207,7 @@ def this_machine() -> str | None:
     return SystemMachine().boot_id()
 
 
-def placed(
+def runs_with_files(
     router: Router,
     asked: FetchRange,
     facts: PlacesFacts,
@@ -265,7 +265,7 @@ class CannotMap(Exception):
         self.lasting = lasting
 
 
-class OtherBytes(CannotMap):
+class ChecksumMismatch(CannotMap):
     """The error for bytes that do not have the leader's checksum."""
 
 
@@ -275,12 +275,12 @@ class MappingLeaders:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._lock = new_lock()
-        self._left_alone: dict[str, float] = {}
+        self._avoided_until: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:
         """Return this machine's id for a fetch, or None to fetch the records themselves."""
         with self._lock:
-            until = self._left_alone.get(address)
+            until = self._avoided_until.get(address)
             if until is not None and self._monotonic() < until:
                 return None
         return this_machine()
@@ -290,7 +290,7 @@ class MappingLeaders:
         logger.debug("cannot map a file; fetching its records instead: %s", error)
         if error.lasting:
             with self._lock:
-                self._left_alone[address] = self._monotonic() + _LEFT_ALONE_S
+                self._avoided_until[address] = self._monotonic() + _AVOIDED_S
 
 
 LEADERS: Final = MappingLeaders()
@@ -362,7 +362,7 @@ class MappedFile:
         The file has the schema that the topic had when its batches were appended.
 
         Raises:
-            OtherBytes: The bytes there are not those of the leader.
+            ChecksumMismatch: The bytes there are not those of the leader.
             CannotMap: The file ends before them.
             SchemaMismatch: A value does not fit the reader's schema.
         """
@@ -374,7 +374,9 @@ class MappedFile:
             raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
         places = list(zip(parts[::2], parts[1::2], strict=True))
         if crc_of_parts(self._data, places) != facts.crc:
-            raise OtherBytes(f"{self.path} has other bytes from {parts[0]} on than were written")
+            raise ChecksumMismatch(
+                f"{self.path} has other bytes from {parts[0]} on than were written"
+            )
         view = memoryview(self._data)
         messages = [view[at : at + size] for at, size in places]
         low, high = facts.lead, facts.lead + facts.rows

@@ -145,14 +145,14 @@ class GroupReader:
 
         All records that were delivered before are processed.
         """
-        self.membership.note_active()
+        self.membership.record_activity()
         if self._is_time_to_store():
             self._store_quietly(self._position)
         return self._has_changes()
 
     def is_due(self) -> bool:
         """Return whether :meth:`needs_turn` would have something to do. Do nothing."""
-        self.membership.note_active()
+        self.membership.record_activity()
         return self._is_time_to_store() or self._has_changes()
 
     def _is_time_to_store(self) -> bool:
@@ -217,7 +217,7 @@ class GroupReader:
             InvalidRequest: The group has not assigned a partition yet.
             IsologError: The broker refuses that.
         """
-        self.membership.note_active()
+        self.membership.record_activity()
         self.apply()
         if not self._assigned:
             raise InvalidRequest(
@@ -357,9 +357,9 @@ class GroupReader:
         if places:
             asked = CommitPosition(positions=places, owners=self.owner)
             self._connection.call(asked, timeout_s)
-        self.note_stored(places)
+        self.record_stored(places)
 
-    def note_stored(self, places: Iterable[PositionOf]) -> None:
+    def record_stored(self, places: Iterable[PositionOf]) -> None:
         """Record that these positions are stored."""
         self._stored_at = time.monotonic()
         for each in places:

@@ -37,10 +37,10 @@ from spark_stream.client.reading.fetching import (
     Fetched,
     Source,
     decoded_rows,
-    ended_at,
+    fetched_chunk,
+    fetched_end,
+    fetched_move,
     mapped_rows,
-    moved_to,
-    shown,
 )
 from spark_stream.client.topics import Key
 from spark_stream.consistency.isolation import Isolation
@@ -113,7 +113,7 @@ class _FetchCall(Struct):
             self.stream.cancel()
 
 
-class _Arrived(Struct, frozen=True):
+class _QueuedFrame(Struct, frozen=True):
     """A frame for the consumer, with the position and lineage of its range before it."""
 
     number: int
@@ -127,11 +127,11 @@ class _Arrived(Struct, frozen=True):
     lineage: Lineage
 
 
-_OfRange = _Arrived | RangeMoved[int] | RangeOver[int]
+_OfRange = _QueuedFrame | RangeMoved[int] | RangeOver[int]
 _Item = _OfRange | IsologError | None
 
 
-class Feed:
+class Fetcher:
     """A prefetching read of ranges. When it stops, prefetched records are dropped.
 
     ``watch`` is called every two seconds. If it raises a final error, the iteration ends. Removed
@@ -318,31 +318,31 @@ class Feed:
         if isinstance(item, RangeOver):
             with self._lock:
                 return self._core.is_current(item.key, item.number)
-        size = item.size if isinstance(item, _Arrived) else 0
+        size = item.size if isinstance(item, _QueuedFrame) else 0
         with self._lock:
             is_current = self._core.is_current(item.key, item.number)
             self._core.on_taken(item.key, item.number, size)
-        if isinstance(item, _Arrived) and item.call.stream is not None:
+        if isinstance(item, _QueuedFrame) and item.call.stream is not None:
             item.call.stream.grant_credit(size)
         self._advance()
         return is_current
 
-    def _decode(self, item: _Arrived | RangeMoved[int]) -> Iterator[Fetched]:
+    def _decode(self, item: _QueuedFrame | RangeMoved[int]) -> Iterator[Fetched]:
         """Decode an item for the consumer."""
         source = self._ranges[item.key].source
         if isinstance(item, RangeMoved):
-            yield moved_to(source, item.left)
+            yield fetched_move(source, item.left)
             return
         _, address = item.call.sendings[0].broker
         position, lineage = item.position, item.lineage
         try:
             match item.facts:
                 case EndFacts():
-                    yield ended_at(source, item.facts)
+                    yield fetched_end(source, item.facts)
                 case ChunkFacts():
                     assert item.call.schema is not None
                     rows = decoded_rows(item.call.schema, item.body, item.facts)
-                    yield shown(source, rows, item.facts)
+                    yield fetched_chunk(source, rows, item.facts)
                 case PlacesFacts():
                     timeout_s = self._router.timeout_s
                     for fetched in mapped_rows(source, item.asked, item.facts, timeout_s):
@@ -590,7 +590,7 @@ class Feed:
             if before is not None and is_worth_giving:
                 asked = call.ranges[place]
                 self._queue.put(
-                    _Arrived(
+                    _QueuedFrame(
                         fetch.number, fetch.key, call, asked, facts, frame.body, frame.size, *before
                     )
                 )

@@ -132,9 +132,9 @@ class NamedPositions:
     def store(self, places: list[PositionOf]) -> None:
         """Store positions outside of transactions. Raise ConsumerFenced if this is not allowed."""
         self._connection.call(CommitPosition(positions=places, owners=self.owner))
-        self.note_stored(places)
+        self.record_stored(places)
 
-    def note_stored(self, places: Iterable[PositionOf]) -> None:
+    def record_stored(self, places: Iterable[PositionOf]) -> None:
         """Record that these positions are stored."""
         self.committed.update({(each.topic, each.partition): each.offset for each in places})
 
@@ -173,7 +173,7 @@ class ReaderHeartbeats:
         at_end_while_used(self._end_with_program)
         self._begin()
 
-    def note_active(self) -> bool:
+    def record_activity(self) -> bool:
         """Record that the program requests records. Return False: there is no other work."""
         self.active_at = time.monotonic()
         return False

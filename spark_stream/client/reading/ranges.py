@@ -14,7 +14,7 @@ from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.threads import in_parallel
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
-from spark_stream.client.reading.loop import Feed, WantedRange
+from spark_stream.client.reading.loop import Fetcher, WantedRange
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
@@ -49,18 +49,18 @@ def read_range(
         BrokerUnavailable, RequestTimeout, NotLeader, LeaderUnavailable, …: Retries failed until the
             timeout of a call.
     """
-    feed = Feed(
+    fetcher = Fetcher(
         [WantedRange(source, start, end, lineage, checks)],
         wait_ms=wait_ms,
         max_bytes=FETCH_BYTES_DEFAULT,
     )
     try:
-        while feed.running:
-            found = feed.take()
+        while fetcher.running:
+            found = fetcher.take()
             if found is not None:
                 yield found[1]
     finally:
-        feed.stop()
+        fetcher.stop()
 
 
 def check_place(source: Source, start: int, end: int, lineage: Lineage = NO_LINEAGE) -> None:
@@ -84,7 +84,7 @@ def read_together(wanted: Sequence[WantedRange]) -> Generator[Iterator[Fetched],
     caller then reads the rest with :func:`read_range`, which raises the error. All sources must
     share one router.
     """
-    feed = Feed(
+    fetcher = Fetcher(
         wanted,
         max_bytes=FETCH_BYTES_DEFAULT,
         together=True,
@@ -92,16 +92,16 @@ def read_together(wanted: Sequence[WantedRange]) -> Generator[Iterator[Fetched],
     )
     try:
         for number in range(len(wanted)):
-            feed.move_to(number)
-            yield _first_range(feed, number)
+            fetcher.move_to(number)
+            yield _first_range(fetcher, number)
     finally:
-        feed.stop()
+        fetcher.stop()
 
 
-def _first_range(feed: Feed, number: int) -> Iterator[Fetched]:
+def _first_range(fetcher: Fetcher, number: int) -> Iterator[Fetched]:
     try:
-        while not feed.is_over(number):
-            found = feed.take_range()
+        while not fetcher.is_over(number):
+            found = fetcher.take_range()
             if found is not None:
                 yield found[1]
     except IsologError as error:

@@ -215,7 +215,7 @@ def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Return the appended data as one batch. Cast a data frame to the topic's types."""
     if isinstance(data, pa.RecordBatch):
         return data
-    table = data if is_arrow(data) else eased(table_of(data), schema)
+    table = data if is_arrow(data) else cast_to_schema(table_of(data), schema)
     batches = table.combine_chunks().to_batches()
     if not batches:
         return empty_batch(table.schema)
@@ -436,7 +436,7 @@ def _column_error(name: Any, kind: str, problem: str, row: int | None = None) ->
     )
 
 
-def eased(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def cast_to_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast columns to the schema's types if no value changes.
 
     Other columns keep their types. :func:`fitted_to` then reports them.

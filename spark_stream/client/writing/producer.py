@@ -77,7 +77,7 @@ class Positioned(Protocol):
     def owner(self) -> dict[str, str]:
         """Return ``{name: instance}``, the required owner of the name when positions are stored."""
 
-    def note_committed(self, places: Iterable[PositionOf]) -> None:
+    def record_committed(self, places: Iterable[PositionOf]) -> None:
         """Record that these positions are stored."""
 
 
@@ -321,23 +321,23 @@ class Producer(ProcessBound):
     # -- transactions: only a TransactionalProducer has them --------------------------------------
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        """Raise InvalidTransaction: this producer has no ``transactional_id``."""
         raise _not_transactional("transaction")
 
     def begin_transaction(self) -> None:
-        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        """Raise InvalidTransaction: this producer has no ``transactional_id``."""
         raise _not_transactional("begin_transaction")
 
     def commit_transaction(self) -> None:
-        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        """Raise InvalidTransaction: this producer has no ``transactional_id``."""
         raise _not_transactional("commit_transaction")
 
     def abort_transaction(self) -> None:
-        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        """Raise InvalidTransaction: this producer has no ``transactional_id``."""
         raise _not_transactional("abort_transaction")
 
     def commit_position(self, consumer: Positioned) -> None:
-        """Raise InvalidTransaction: this producer was made without a ``transactional_id``."""
+        """Raise InvalidTransaction: this producer has no ``transactional_id``."""
         raise _not_transactional("commit_position")
 
     # -- ending ---------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Producer(ProcessBound):
     def close(self) -> None:
         """Flush, then close the streams. Raise the errors of :meth:`flush`.
 
-        This does nothing in a forked child, whose parent sends the records, and after the end of
+        This has no effect in a forked child, whose parent sends the records, and after the end of
         the program, which has sent them.
         """
         if self._closed or self._connection.lifetime.is_over:

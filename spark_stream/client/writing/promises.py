@@ -97,9 +97,9 @@ class Failures:
         self._kept: list[Unreported] = []
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
-        """The first error since :meth:`forget`, reported or not."""
+        """The first error since :meth:`clear`, reported or not."""
 
-    def note(self, failure: Unreported) -> None:
+    def add(self, failure: Unreported) -> None:
         """Add a failure, just before its futures are settled."""
         with self.lock:
             self.first = self.first or failure.error
@@ -115,7 +115,7 @@ class Failures:
             if not failure.is_reported:
                 raise failure.error
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop the failures so far, unreported."""
         with self.lock:
             self._kept = []
@@ -178,7 +178,7 @@ class Promise(ProcessBound, Future[Written]):
         failure = None
         if isinstance(outcome, IsologError):
             failure = Failure(outcome, weakref.ref(self))
-            self._failures.note(failure)
+            self._failures.add(failure)
         self.fulfil(outcome, failure)
 
     def fulfil(self, outcome: Written | IsologError, failure: ReportableFailure | None) -> None:
@@ -192,7 +192,7 @@ class Promise(ProcessBound, Future[Written]):
             self.set_result(outcome)
 
 
-class Gathering:
+class SpreadPromise:
     """The promise of a batch whose keys spread it over partitions. It fails if a part fails.
 
     Then the error's ``kept`` is the number of acknowledged records of all parts, and its ``offset``
@@ -301,7 +301,7 @@ class Outcomes:
         else:
             kept = 0 if settlement.kept is None else settlement.kept.count
             failure = FailedRows(settlement.error, rows - kept, weakref.ref(self))
-            self._failures.note(failure)
+            self._failures.add(failure)
             part = _Part(settlement.kept, failure)
         with self._lock:
             self._settled[number] = part
@@ -316,7 +316,7 @@ class Outcomes:
         if len(self._settled) == self._parts:
             return
         failure = Failure(error, weakref.ref(self))
-        self._failures.note(failure)
+        self._failures.add(failure)
         with self._lock:
             self._given_up = failure
             watched = [each for listed in self._watched.values() for each in listed]

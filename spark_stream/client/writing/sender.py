@@ -41,10 +41,10 @@ from spark_stream.client.writing.loop import ProducerLoop, Settings
 from spark_stream.client.writing.promises import (
     CALLBACKS,
     Failures,
-    Gathering,
     Outcomes,
     Promise,
     RecordPromise,
+    SpreadPromise,
 )
 from spark_stream.errors import (
     InternalError,
@@ -83,7 +83,7 @@ _Waiting = tuple[TopicDescription, Pending]
 class AppendedPart(Struct, frozen=True):
     """A partition's part of an appended batch, and the room that is released with it."""
 
-    whole: Gathering
+    whole: SpreadPromise
     first: int
     share: Share
     buffer: Buffer
@@ -144,7 +144,7 @@ class Sender:
         self._pending: dict[str, list[_Waiting]] = {}
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
-        self._outcomes: weakref.WeakSet[Outcomes | Gathering] = weakref.WeakSet()
+        self._outcomes: weakref.WeakSet[Outcomes | SpreadPromise] = weakref.WeakSet()
         self._inside: dict[int, FrameType] = {}  # the callers of `_whole`, by thread
         self._changing: set[int] = set()  # the threads in `_change`
         self._put_back: BaseException | None = None
@@ -291,7 +291,7 @@ class Sender:
             return self._append(known, parts, room)
 
     def _append(self, known: TopicDescription, parts: Sequence[Part], room: int) -> Promise:
-        whole = Gathering(len(parts), self.failures)
+        whole = SpreadPromise(len(parts), self.failures)
         self._outcomes.add(whole)
         with self._lock:
             self.buffer.reserve(room)

@@ -187,8 +187,8 @@ class TransactionalProducer(Producer):
                     hint="Commit it, or end it by abort_transaction() if an exception left it.",
                 )
             begun = self._call(self._begin)
-            self._sender.failures.forget()
-            self._forget_positions()
+            self._sender.failures.clear()
+            self._clear_positions()
             self._aborting = False
             self._branch = begun
             self._sender.write_as(*author_of(self._branch))
@@ -227,7 +227,7 @@ class TransactionalProducer(Producer):
                 raise
             for name, consumer in self._positioned.items():
                 mine = [each for each in self._positions.values() if each.consumer == name]
-                consumer.note_committed(mine)
+                consumer.record_committed(mine)
             self._over(branch)
 
     def abort_transaction(self) -> None:
@@ -371,10 +371,10 @@ class TransactionalProducer(Producer):
         self._last = branch.number
         self._branch = None
         self._committing = self._aborting = False
-        self._sender.failures.forget()
-        self._forget_positions()
+        self._sender.failures.clear()
+        self._clear_positions()
 
-    def _forget_positions(self) -> None:
+    def _clear_positions(self) -> None:
         self._positions.clear()
         self._positioned.clear()
         self._owners.clear()

@@ -72,7 +72,7 @@ class NamedQuery:
             self._longest_s = max(self._longest_s, now - self._planned_at)
         self._planned_at = now
         if self._heartbeats is not None:
-            self._heartbeats.note_active()
+            self._heartbeats.record_activity()
             self._heartbeats.patience_s = self._longest_s or _TRIGGER_S
 
     def end(self) -> None:

@@ -147,7 +147,7 @@ def test_a_received_address_of_another_cluster_is_ignored(cluster, monkeypatch):
 
 def test_only_the_latest_addresses_are_kept(cluster):
     connection = ClusterConnection("a:1", brokers=["old:1"])
-    connection.learn(f"h{number}:1" for number in range(1_000))
+    connection.add_brokers(f"h{number}:1" for number in range(1_000))
     assert len(connection.brokers) == module.BROKERS_MAX
     assert connection.brokers[0] == "h999:1"
 

@@ -50,29 +50,29 @@ def test_leader_after_a_sequence_of_answers(case):
     answers, expected = TABLE[case]
     routes = Routes("t", "id")
     for leader, epoch in answers:
-        routes.learn_leader(said(leader, epoch))
+        routes.record_leader(said(leader, epoch))
     assert seen(routes) == expected
 
 
 def test_a_failed_route_is_not_used_before_a_look_up():
     routes = Routes("t", "id")
-    routes.learn_leader(said("a", 1))
-    routes.learn_leader(said("a", 1, partition=1))
+    routes.record_leader(said("a", 1))
+    routes.record_leader(said("a", 1, partition=1))
     failed = routes.get(0)
     routes.on_failed(failed)
     assert seen(routes, 0) is None
     assert seen(routes, 1) == ("a", 1)
-    assert not routes.learn_leader(said("a", 0))  # outdated: it does not confirm the route
+    assert not routes.record_leader(said("a", 0))  # outdated: it does not confirm the route
     assert seen(routes) is None
-    assert routes.learn_leader(said("a", 1))
+    assert routes.record_leader(said("a", 1))
     assert seen(routes) == ("a", 1)
 
 
 def test_a_late_failure_of_an_earlier_route_keeps_the_present_one():
     routes = Routes("t", "id")
-    routes.learn_leader(said("a", 1))
+    routes.record_leader(said("a", 1))
     before = routes.get(0)
-    routes.learn_leader(said("b", 2))
+    routes.record_leader(said("b", 2))
     routes.on_failed(before)
     assert seen(routes) == ("b", 2)
     assert routes.replaced(before)
@@ -81,20 +81,20 @@ def test_a_late_failure_of_an_earlier_route_keeps_the_present_one():
 
 def test_an_answer_in_an_older_epoch_comes_from_a_replaced_leader():
     routes = Routes("t", "id")
-    routes.learn_leader(said("a", None))
+    routes.record_leader(said("a", None))
     route = routes.get(0)
     assert routes.on_answer(route, 3)
     assert seen(routes) == ("a", 3)
-    assert not routes.note_epoch(0, 2)
+    assert not routes.record_epoch(0, 2)
     assert not routes.on_answer(route, 2)
     assert seen(routes) == ("a", 3)
 
 
 def test_the_same_leader_in_a_later_epoch_is_another_route():
     routes = Routes("t", "id")
-    routes.learn_leader(said("a", 1))
+    routes.record_leader(said("a", 1))
     before = routes.get(0)
-    routes.learn_leader(said("a", 2))
+    routes.record_leader(said("a", 2))
     assert routes.replaced(before)
 
 
@@ -118,7 +118,7 @@ def test_leader_epochs_of_routes_never_decrease(steps):
     greatest = 0
     for step, leader, epoch in steps:
         if step == "told":
-            routes.learn_leader(said(leader, epoch))
+            routes.record_leader(said(leader, epoch))
         elif (route := routes.get(0)) is not None:
             routes.on_failed(route)
         found = routes.get(0)
@@ -144,8 +144,8 @@ NEAR = BrokerAddress(id="f", address="f:1")
 def near() -> Router:
     """A router with a cached leader and a nearer follower."""
     found = Router(ClusterConnection("127.0.0.1:1", rack="west"))
-    assert found.learn_leader("t", "id", said("a", 1))
-    found._place("t", "id").routes.learn_near(replace(said("a", 1), near=NEAR))
+    assert found.record_leader("t", "id", said("a", 1))
+    found._place("t", "id").routes.record_near(replace(said("a", 1), near=NEAR))
     return found
 
 
@@ -157,7 +157,7 @@ def test_a_silent_follower_is_avoided_and_keeps_the_leader(near, monkeypatch):
     near.on_failed(route, BrokerUnavailable("dead"), NEAR)
     assert near.near(route) is None
     assert near.known("t", "id", 0) == route
-    now += router.LEFT_ALONE_S
+    now += router.AVOIDED_S
     assert near.near(route) == NEAR
 
 
@@ -170,10 +170,10 @@ def test_a_refusal_of_a_follower_leads_to_a_new_look_up(near):
 def test_near_followers_are_looked_up_again_once_a_minute(near, monkeypatch):
     near._place("t", "id").asked_at = now = 1_000.0  # exact, so the difference is exact too
     monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))
-    assert not near.take_look_up("t", "id")
+    assert not near.claim_look_up("t", "id")
     now += router.OLD_S
-    assert near.take_look_up("t", "id")
-    assert not near.take_look_up("t", "id")
+    assert near.claim_look_up("t", "id")
+    assert not near.claim_look_up("t", "id")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from isolog.errors import NotLeader
 from spark_stream.client.connecting.routes import Route
-from spark_stream.client.reading import loop as feed
+from spark_stream.client.reading import loop as fetcher
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.core import AheadLimits
 from spark_stream.client.reading.fetching import Source
@@ -32,8 +32,8 @@ PAD = 1_000
 
 def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a call to about four frames ahead, and the budget to three calls."""
-    monkeypatch.setattr(feed, "CLIENT_LIMITS", ConnectionLimits(credit=PAD))
-    monkeypatch.setattr(feed, "TOGETHER", AheadLimits(total=12 * PAD, call=4 * PAD))
+    monkeypatch.setattr(fetcher, "CLIENT_LIMITS", ConnectionLimits(credit=PAD))
+    monkeypatch.setattr(fetcher, "TOGETHER", AheadLimits(total=12 * PAD, call=4 * PAD))
 
 
 class _Stream:
@@ -136,10 +136,10 @@ class Leaders:
         leader = self.leaders[partition % len(self.leaders)]
         return Route(topic, topic_id, partition, leader, leader, 1)
 
-    def has_asked(self, topic: str, topic_id: str) -> bool:
+    def was_looked_up(self, topic: str, topic_id: str) -> bool:
         return True
 
-    def take_look_up(self, topic: str, topic_id: str) -> bool:
+    def claim_look_up(self, topic: str, topic_id: str) -> bool:
         return False
 
     def near(self, route: Route) -> None:
@@ -166,7 +166,7 @@ class Leaders:
         self, leader: str, begin: Any, method: Any, header: bytes, body: bytes, **more: Any
     ) -> None:
         asked = Fetch.from_bytes(body).ranges
-        credit = more["credit"] + feed.CLIENT_LIMITS.credit
+        credit = more["credit"] + fetcher.CLIENT_LIMITS.credit
         with self.changed:
             self.calls.append(len(asked))
             frames = self._answer(asked)
@@ -219,7 +219,7 @@ class Leaders:
                     stream.credit -= frame.size
                     self.sent.append(stream.leader)
                     self.frame_max = max(self.frame_max, frame.size)
-                held = sum(each.held for each in self.streams if each.granted < feed.CREDIT)
+                held = sum(each.held for each in self.streams if each.granted < fetcher.CREDIT)
                 self.held_max = max(self.held_max, held)
             stream.handle(frame)
 

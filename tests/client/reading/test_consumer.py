@@ -23,7 +23,7 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.client.reading import consumer as consumer_module
-from spark_stream.client.reading.loop import Feed
+from spark_stream.client.reading.loop import Fetcher
 from tests.client.proxy import Proxy
 from tests.support import NUMBERS, eventually, numbers, values
 
@@ -248,7 +248,7 @@ def test_close_ends_a_waiting_iteration_promptly(log, topic):
 
     thread = threading.Thread(target=consume, daemon=True)
     thread.start()
-    eventually(lambda: consumer._feed)
+    eventually(lambda: consumer._fetcher)
     begun = time.monotonic()
     consumer.close()
     assert ended.wait(10)
@@ -262,9 +262,9 @@ def test_a_close_or_seek_during_the_start_of_fetches_takes_effect(log, topic, mo
     """It happens when the fetches have begun and the consumer has no reference to them yet."""
     fill(log, topic, 5)
     consumer = log.consumer(topic)
-    begun: list[Feed] = []
+    begun: list[Fetcher] = []
 
-    class MeanwhileAsked(Feed):
+    class MeanwhileAsked(Fetcher):
         def __init__(self, *args, **options) -> None:
             super().__init__(*args, **options)
             begun.append(self)
@@ -274,7 +274,7 @@ def test_a_close_or_seek_during_the_start_of_fetches_takes_effect(log, topic, mo
                 other.start()
                 other.join()
 
-    monkeypatch.setattr(consumer_module, "Feed", MeanwhileAsked)
+    monkeypatch.setattr(consumer_module, "Fetcher", MeanwhileAsked)
     found: list[int] = []
 
     def consume() -> None:
@@ -290,8 +290,8 @@ def test_a_close_or_seek_during_the_start_of_fetches_takes_effect(log, topic, mo
         assert not thread.is_alive()
         assert found == ([] if act == "close" else [3, 4])
     finally:
-        for feed in begun:
-            feed.stop()
+        for fetcher in begun:
+            fetcher.stop()
 
 
 def test_closing_the_log_ends_its_consumers(shared, topic):
@@ -308,7 +308,7 @@ def test_closing_the_log_ends_its_consumers(shared, topic):
 
         thread = threading.Thread(target=consume, daemon=True)
         thread.start()
-        eventually(lambda: consumer._feed)
+        eventually(lambda: consumer._fetcher)
     thread.join(10)
     assert not thread.is_alive()
 
@@ -356,12 +356,12 @@ def test_a_collected_consumer_cancels_its_fetches(log, topic):
     consumer = log.consumer(topic)
     assert sum(len(consumer.poll(60)) for _ in range(3)) == 9
     assert consumer.poll() == []
-    feed = weakref.ref(consumer._feed)
-    calls = consumer._feed._calls
+    fetcher = weakref.ref(consumer._fetcher)
+    calls = consumer._fetcher._calls
     streams = eventually(lambda: [call.stream for call in calls.values()])
     del consumer
     gc.collect()
-    assert feed() is None
+    assert fetcher() is None
     # A stream whose fetch was answered needs no cancellation.
     assert all(stream.has_ended or stream._is_done for stream in streams)
 
@@ -397,9 +397,11 @@ def test_prefetching_between_two_polls_is_bounded(log, topic):
             producer.append(topic, values(*[bytes(100_000)] * 40))
     with log.consumer(topic) as consumer:
         assert len(consumer.poll(60, 1)) == 1
-        feed = consumer._feed
-        eventually(lambda: not feed._calls)  # the answer has arrived, and there is no further fetch
-        assert 0 < feed._queue.qsize() <= 8
+        fetcher = consumer._fetcher
+        eventually(
+            lambda: not fetcher._calls
+        )  # the answer has arrived, and there is no further fetch
+        assert 0 < fetcher._queue.qsize() <= 8
         assert len(list(consumer.batches(until="latest"))) > 0
 
 

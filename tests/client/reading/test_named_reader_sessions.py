@@ -110,7 +110,7 @@ def test_an_idle_member_is_stalled_until_its_next_request(log, topic):
         member._renewed_at = 0.0
         member._beat()
         assert of(log, f"team of {topic}").state is ReaderState.STALLED
-        member.note_active()
+        member.record_activity()
         member._renewed_at = 0.0
         member._beat()
         assert of(log, f"team of {topic}").state is ReaderState.CATCHING_UP

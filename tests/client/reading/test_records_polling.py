@@ -56,13 +56,13 @@ def test_a_poll_waits_up_to_its_timeout(log, topic, isolation):
 
 
 def test_polls_without_a_timeout_return_prefetched_records(log, topic):
-    """All of them share one feed."""
+    """All of them share one fetcher."""
     fill(log, topic, 3)
     with log.consumer(topic) as consumer:
         assert [record.offset for record in eventually(consumer.poll)] == [0, 1, 2]
-        feed = consumer._feed
+        fetcher = consumer._fetcher
         assert consumer.poll() == []
-        assert consumer._feed is feed
+        assert consumer._fetcher is fetcher
 
 
 def test_a_poll_continues_after_a_seek_or_an_iteration(log, topic):

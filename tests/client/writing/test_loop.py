@@ -14,7 +14,7 @@ from spark_stream.client.writing.buffer import Share
 from spark_stream.client.writing.core import AllSettled, ProducerCore, SettleBatch
 from spark_stream.client.writing.lanes import Outgoing, Settlement
 from spark_stream.client.writing.loop import ProducerLoop, Settings
-from spark_stream.client.writing.promises import Failures, Gathering
+from spark_stream.client.writing.promises import Failures, SpreadPromise
 from spark_stream.client.writing.sender import AppendedPart
 
 
@@ -50,7 +50,7 @@ def test_batches_after_a_failing_callback_are_settled(
 def test_a_part_that_cannot_be_settled_frees_its_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole, released = Gathering(1, Failures()), list[Share]()
+    whole, released = SpreadPromise(1, Failures()), list[Share]()
     monkeypatch.setattr(whole.promise, "settle", _fail)
     buffer = cast(Any, SimpleNamespace(release=released.append))
     share = Share(90, 1, parts=1, flushes=0)

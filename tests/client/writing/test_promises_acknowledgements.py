@@ -17,7 +17,7 @@ from isolog.errors import InvalidRequest, IsologError, UnknownOutcome
 from spark_stream import client, errors
 from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Outgoing, Settlement, Unacknowledged, settlement_of
-from spark_stream.client.writing.promises import Failures, Gathering, Outcomes, RecordPromise
+from spark_stream.client.writing.promises import Failures, Outcomes, RecordPromise, SpreadPromise
 from spark_stream.wire.stream_messages import Ack, BatchRefused, ack_from_bytes
 
 ROWS = 4
@@ -109,7 +109,7 @@ def test_an_acknowledgement_below_offset_0_cannot_be_made(offset, count):
 
 @given(st.lists(st.sampled_from(["written", "refused", "unknown", "gone"]), min_size=1, max_size=5))
 def test_a_batch_over_partitions_is_acknowledged_with_all_its_parts(kinds):
-    whole = Gathering(len(kinds), Failures())
+    whole = SpreadPromise(len(kinds), Failures())
     parts: dict[str, Settlement] = {
         "written": Written("t", 0, 50, 4),
         "refused": Unacknowledged(

@@ -58,7 +58,7 @@ def test_the_first_failure_is_kept_after_its_report():
     failed(failures, "a").exception()
     failed(failures, "b")
     assert failures.first.message == "a"
-    failures.forget()
+    failures.clear()
     assert failures.first is None
     failures.raise_first()
 
@@ -90,6 +90,6 @@ def test_futures_may_be_dropped_while_their_failures_are_tidied_up():
     for _ in range(1024):
         holders = iter([object()])
         failure = Failure(BrokerUnavailable("dropped"), lambda holders=holders: next(holders, None))
-        failures.note(failure)
+        failures.add(failure)
     with pytest.raises(BrokerUnavailable, match="dropped"):
         failures.raise_first()

@@ -12,7 +12,7 @@ import pytest
 from isolog.errors import BrokerUnavailable, DataLoss
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.client.reading import dispatch as ways
-from spark_stream.client.reading import loop as feed
+from spark_stream.client.reading import loop as fetcher
 from spark_stream.datasource.reading import reader as reading
 from spark_stream.datasource.values import limits as tasks
 from tests.datasource.sources import Query
@@ -51,7 +51,7 @@ def test_ranges_of_one_leader_take_one_call_and_one_batch(query, monkeypatch):
 
 def test_there_is_one_call_for_any_timing_of_leader_look_ups(query, monkeypatch):
     """Another thread finds the leaders while this one may still check other partitions."""
-    call_elsewhere, opened, calls = ways.call_elsewhere, feed.Feed.open, []
+    call_elsewhere, opened, calls = ways.call_elsewhere, fetcher.Fetcher.open, []
 
     def at_once(key, call):
         call_elsewhere(key, call)
@@ -62,7 +62,7 @@ def test_there_is_one_call_for_any_timing_of_leader_look_ups(query, monkeypatch)
         opened(self, group, shared)
 
     monkeypatch.setattr(ways, "call_elsewhere", at_once)
-    monkeypatch.setattr(feed.Feed, "open", counted)
+    monkeypatch.setattr(fetcher.Fetcher, "open", counted)
     assert query.batch() == of(range(PARTITIONS))
     assert calls == [PARTITIONS]
 
@@ -108,14 +108,14 @@ def test_a_chunk_that_cannot_be_decoded_is_read_again_with_its_range(
     with log.producer() as producer:
         for first in range(0, 6 * MANY, MANY):
             producer.append(topic, numbers(first, MANY), partition=first // MANY % 2).result()
-    decoded_rows, calls = feed.decoded_rows, itertools.count()
+    decoded_rows, calls = fetcher.decoded_rows, itertools.count()
 
     def decoded(*asked):
         if next(calls) == 1:
             raise pa.ArrowMemoryError("malloc of size 2400000 failed")
         return decoded_rows(*asked)
 
-    monkeypatch.setattr(feed, "decoded_rows", decoded)
+    monkeypatch.setattr(fetcher, "decoded_rows", decoded)
     firsts = (0, 2, 4, 1, 3, 5)
     assert query.batch() == [n for first in firsts for n in range(first * MANY, (first + 1) * MANY)]
 

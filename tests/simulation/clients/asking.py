@@ -96,8 +96,8 @@ class Session:
             find = methodcaller("find_leaders", topic.name, topic.id, self.rack)
             found = yield from self.call(self.any_broker(), f"leaders of {topic.name}", find)
             for facts in found:
-                if routes.learn_leader(facts):
-                    routes.learn_near(facts)
+                if routes.record_leader(facts):
+                    routes.record_near(facts)
             known = routes.get(partition)
         if known is None:
             raise NoAnswer(f"nobody leads {topic.name}/{partition}")
