@@ -34,7 +34,7 @@ from spark_stream.broker.actions.running import run_call
 from spark_stream.broker.actions.transactions import check_id_owner
 from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
 from spark_stream.broker.serving.fetch_task import blocking_answers
-from spark_stream.broker.serving.fetching import Answer, FetchStream, bound
+from spark_stream.broker.serving.fetching import Answer, FetchStream, bind_request
 from spark_stream.broker.serving.memory import memory_error, memory_errors
 from spark_stream.broker.serving.pool import Activity
 from spark_stream.cluster.topics import Topic
@@ -329,7 +329,7 @@ class FlightFacade(fl.FlightServerBase):
             path, numbers = [*path, str(asked.partition)], [asked.partition]
         fetches = [asked.fetch(each) for each in numbers]
         # This refuses a bad filter now.
-        _, projection, _ = bound(self._here.host, fetches[0].ranges[0])
+        _, projection, _ = bind_request(self._here.host, fetches[0].ranges[0])
         places = [Joined(topic.name, topic.id, each) for each in numbers]
         bounds = self._here.transactions.run(read_bounds(places))
         return fl.FlightInfo(

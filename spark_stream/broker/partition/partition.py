@@ -101,7 +101,7 @@ class Partition:
         on_trouble: Callable[[], None] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        """Make a replica over an open log.
+        """Create a replica over an open log.
 
         Args:
             topic: The topic's name.
@@ -419,7 +419,7 @@ class Partition:
             return self.core.spans.snapshot()
 
     def shows_uncommitted(self, start: Offset, end: Offset) -> bool:
-        """Return whether ``[start, end)`` has aborted records, or records from an open part on."""
+        """Return whether ``[start, end)`` has aborted records, or ends above an undecided one."""
         first = self.core.bounds_state.first_undecided
         if first is not None and first < end:
             return True

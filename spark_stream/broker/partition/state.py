@@ -225,8 +225,9 @@ class PartitionState(Struct, eq=False):
             Refusal.FENCED: LeaderEpochFenced,
             Refusal.UNKNOWN_EPOCH: UnknownLeaderEpoch,
         }
+        present = self.core.leader_epoch
         return kinds.get(refusal, NotLeader)(
-            f"{self.name}: {refusal.value} (epoch {epoch}, here {self.core.leader_epoch})",
+            f"{self.name}: {refusal.value} (epoch {epoch}, this replica has {present})",
             topic=self.topic,
             partition=self.number,
         )

@@ -96,7 +96,8 @@ class PartitionTransactions:
     def end(self, transaction: int, takes: Callable[[int], bool]) -> Marked:
         """Write the markers of a decided transaction: commits for the producer ids it takes.
 
-        Parts that have ended do not change. Return the entry index after the markers.
+        Parts that have ended do not change. Return the log's end after the markers, with the
+        leader epoch and whether the log is replicated up to that end.
 
         Raises:
             DiskFull, StorageFailure: some markers may be missing. The call can be repeated.

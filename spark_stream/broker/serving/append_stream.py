@@ -121,35 +121,35 @@ class AppendStream:
         """Queue a frame. Its batch is appended in its turn."""
         with self._lock:
             self._core.receive(frame)
-            self._go_on()
+            self._advance()
 
     def end(self) -> None:
         """Record that the client sends no more frames."""
         with self._lock:
             self._core.end()
-            self._go_on()
+            self._advance()
 
     def leave(self) -> None:
         """Record that the client has disconnected. The batches that it has sent are appended."""
         with self._lock:
             self._is_gone = True
             self._core.end()
-            self._go_on()
+            self._advance()
 
     def refuse(self, error: IsologError) -> None:
         """Refuse further frames, and end the stream with this error."""
         with self._lock:
             self._core.fail(error)
-            self._go_on()
+            self._advance()
 
     def take_credit(self) -> None:
         """Resume sending answers, because the client has granted credit."""
         with self._lock:
-            self._go_on()
+            self._advance()
 
     # -- with the lock -----------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Send answers, take frames within the limits, and end the stream if all is done."""
         core = self._core
         if core.outbox:
@@ -219,7 +219,7 @@ class AppendStream:
                 with self._lock:
                     frame = self._core.next_frame()
                     if frame is None:
-                        self._go_on()  # a frame may have arrived, or this was the last one
+                        self._advance()  # a frame may have arrived, or this was the last one
                         return
                 if frame.size:
                     self._client.grant_credit(frame.size)
@@ -231,7 +231,7 @@ class AppendStream:
             with self._lock:
                 self._core.fail(error)
                 self._core.next_frame()
-                self._go_on()
+                self._advance()
         else:
             self._start()
 
@@ -342,7 +342,7 @@ class AppendStream:
                 return
             with self._lock:
                 place = self._core.pop_first(place)
-                self._go_on()
+                self._advance()
 
     def _join_all(self) -> None:
         """Join group after group. Append their batches, or queue them if that fails."""
@@ -350,14 +350,14 @@ class AppendStream:
             with self._lock:
                 group = self._core.next_group()
                 if not group:
-                    self._go_on()
+                    self._advance()
                     return
             self._join([each.work for each in group])
             for place in group:
                 if self._attempt(place):
                     with self._lock:
                         is_last = self._core.pop_first(place) is None
-                        self._go_on()
+                        self._advance()
                     if is_last:
                         continue
                 self._streams.pool.submit(self._append_queue, place.partition)
@@ -400,7 +400,7 @@ class AppendStream:
     def _answer(self, place: BatchPlace[Append]) -> None:
         with self._lock:
             self._core.answer(place, place.work.answer)
-            self._go_on()
+            self._advance()
 
 
 def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:

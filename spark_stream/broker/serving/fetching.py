@@ -143,7 +143,7 @@ def row_filter_of(hosted: HostedTopic, request: FetchRange) -> RecordFilter | No
     return row_filter(request.filter, topic.name, topic.schema, request.partition)
 
 
-def bound(
+def bind_request(
     host: Host, request: FetchRange, *, encoded: bool = False
 ) -> tuple[HostedTopic, Projection, RecordFilter | None]:
     """Return the topic, with the request's columns and filter bound to its schema.
@@ -181,7 +181,7 @@ class RangeStream:
         encoded: bool = False,
     ) -> None:
         """Check a range. ``number`` is its index among several, or None if it is the only one."""
-        hosted, self._projection, self._rows = bound(host, request, encoded=encoded)
+        hosted, self._projection, self._rows = bind_request(host, request, encoded=encoded)
         self._host = host
         self._number = number
         self._encoded = encoded
@@ -480,7 +480,7 @@ class FetchStream:
         """Check the first range.
 
         Raises:
-            UnknownTopic, SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`bound`.
+            UnknownTopic, SchemaMismatch, InvalidRequest, InvalidFilter: as :func:`bind_request`.
             OffsetOutOfRange, OffsetEvicted, DataLoss, NotLeader, …: the only range cannot be read.
         """
         first, *more = request.ranges
@@ -494,7 +494,7 @@ class FetchStream:
             self.schema = only.schema
             self._answers = only.answers()
         else:
-            _, projection, _ = bound(host, first, encoded=encoded)
+            _, projection, _ = bind_request(host, first, encoded=encoded)
             self.schema = projection.schema
             self._answers = self._of_several(request.ranges)
 

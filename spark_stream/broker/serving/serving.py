@@ -296,7 +296,7 @@ class Authentication:
         self._pool = serving.pool
 
     def begin(self, opened: StreamOpened, stream: Stream) -> None:
-        """Answer on a pool. Refuse a host that has too many pending checks."""
+        """Answer from a pool's thread. Refuse a host with too many pending checks."""
         serving = self._serving
         if self._asked.password is not None:
             self._pool = serving.password_pool

@@ -143,7 +143,7 @@ class DelayedStart:
         if self._quotas.hold(self._caller, nbytes):
             self._held += nbytes
             return True
-        text = f"{self._caller.principal!r} has sent too much data above its quota"
+        text = f"too much data of {self._caller.principal!r} waits for its quota"
         self._stop(BrokerBusy(text, hint="Write with fewer streams in parallel, or retry later."))
         return False
 
