@@ -235,7 +235,7 @@ class StoreTests:
         """Open a store on the test's folder."""
         return another()
 
-    def test_it_does_what_a_dictionary_with_versions_does(self) -> None:
+    def test_the_store_behaves_as_a_dictionary_with_versions(self) -> None:
         machine = type("Machine", (StoreMachine,), {"store_in": staticmethod(self.open_store)})
         chosen = settings(
             max_examples=self.examples,

@@ -1,4 +1,5 @@
-"""Passwords, tokens and sessions: what is kept says nothing, and only the right one is taken."""
+"""Passwords, tokens and sessions: the stored form reveals none, and only the right one is
+accepted."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_only_the_token_is_the_token():
     assert token_id_of("password") == ""
 
 
-def test_a_session_says_what_was_signed_and_nothing_else():
+def test_a_session_has_exactly_the_signed_statement():
     token = sign_session(CALLER, KEY)
     assert session_of(token, KEY) == replace(CALLER, is_session=True)
     assert session_of(token, b"j" * 32) is None

@@ -119,7 +119,7 @@ def test_a_denial_of_describing_denies_everything(rules, who, operation, resourc
     st.sampled_from(sorted(DESCRIBING)),
     st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
 )
-def test_who_reads_writes_alters_or_deletes_may_describe(rules, operation, resource):
+def test_read_write_alter_and_delete_imply_describe(rules, operation, resource):
     found = RuleSet(rules)
     if found.allow("alice", operation, resource):
         assert found.allow("alice", Operation.DESCRIBE, resource)
@@ -147,7 +147,7 @@ def test_an_operation_that_is_also_denied_does_not_imply_describe(operation, den
 
 
 @given(RULES, st.sampled_from(Operation), st.builds(Resource, st.sampled_from(ResourceKind)))
-def test_without_a_rule_that_allows_it_nothing_is_allowed(rules, operation, resource):
+def test_operations_without_a_rule_are_denied(rules, operation, resource):
     denying = [rule for rule in rules if rule.effect is Effect.DENY]
     assert not RuleSet(denying).allow("alice", operation, resource)
 
@@ -163,7 +163,7 @@ GRANTS = st.lists(st.builds(Grant, st.none() | st.sampled_from(Operation), PATTE
     st.sampled_from(Operation),
     st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
 )
-def test_what_two_tokens_allow_together_is_what_each_allows(one, other, operation, resource):
+def test_the_intersection_of_two_tokens_allows_what_each_allows(one, other, operation, resource):
     def allows(grants) -> bool:
         return rules_of(tuple(grants)).allow(ANYBODY, operation, resource)
 
@@ -204,13 +204,13 @@ def test_a_token_to_read_and_one_to_write_both_describe():
 
 
 @given(GRANTS, GRANTS)
-def test_what_a_token_covers_is_not_reduced(asked, held):
+def test_a_covered_grant_is_not_reduced(asked, held):
     if all(is_covered(each, held) for each in asked):
         assert set(intersection(asked, held)) >= set(asked)
     assert all(is_covered(each, asked) for each in asked)
 
 
-def test_a_token_allows_no_more_than_its_principal_may_and_its_grants_say():
+def test_a_token_allows_the_intersection_of_its_grants_and_its_principals_rules():
     rules = RuleSet(
         [Rule("alice", Effect.ALLOW, Operation.READ, Pattern(ResourceKind.TOPIC, "a", True))]
     )
@@ -232,7 +232,7 @@ def test_a_token_allows_no_more_than_its_principal_may_and_its_grants_say():
 @pytest.mark.parametrize(
     "text", ["topic:a", "topic:a*", "topic:*", "consumer:x.y", "transaction:load:1", "cluster"]
 )
-def test_a_resource_is_written_as_it_is_read(text: str):
+def test_a_resource_is_formatted_as_it_is_parsed(text: str):
     assert str(Pattern.parse(text)) == text
 
 
@@ -252,6 +252,6 @@ def test_a_resource_is_plain_text():
 
 
 @pytest.mark.parametrize("text", ["", "topic", "topic:", "cluster:x", "queue:a", "topic:a*b", "*"])
-def test_what_is_no_resource_is_refused(text: str):
+def test_text_that_is_no_resource_is_refused(text: str):
     with pytest.raises(InvalidRequest, match="is not a resource"):
         Pattern.parse(text)

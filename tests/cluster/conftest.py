@@ -36,8 +36,8 @@ def _etcd(_: Path) -> Opener:
     return lambda: EtcdStore(_running[0].client(), name)
 
 
-# An implementation comes as a function: it takes an empty folder, and says how to open a store
-# there. All that are opened see the same records, and what is closed can be opened again.
+# An implementation comes as a function: it takes an empty folder, and returns a function that opens
+# a store there. All open stores see the same records, and a closed one can be opened again.
 STORES: dict[str, Callable[[Path], Opener]] = {
     "sqlite": _sqlite,
     "memory": _memory,
@@ -64,7 +64,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def another(kind, tmp_path) -> Iterator[Opener]:
-    """Opens one more store on the test's folder; all are closed in the end."""
+    """Opens one more store on the test's folder. All are closed in the end."""
     opener = STORES[kind](tmp_path)
     opened: list[MetadataStore] = []
 

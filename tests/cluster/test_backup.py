@@ -68,7 +68,7 @@ def test_a_store_that_was_deleted_refuses_changes_until_it_is_written_back(path,
     again.close()
 
 
-def test_a_lost_store_refuses_changes_without_a_turn_in_the_line(path, monkeypatch):
+def test_a_lost_store_refuses_changes_without_a_turn(path, monkeypatch):
     """Brokers try some changes many times a second."""
     store = SqliteStore(path)
     store.put("k", {}, 0)
@@ -85,8 +85,8 @@ def test_a_lost_store_refuses_changes_without_a_turn_in_the_line(path, monkeypat
     store.close()
 
 
-def test_a_copy_that_was_written_back_is_forced_like_the_store(path, monkeypatch):
-    """Whatever SQLite was built to do by default."""
+def test_a_written_back_copy_is_synced_like_the_store(path, monkeypatch):
+    """With any defaults of SQLite's build."""
     store = SqliteStore(path)
     remove(path)
     connected = sqlite._connected
@@ -152,7 +152,7 @@ def test_a_part_of_an_earlier_copy_does_not_keep_a_lost_store_from_being_saved(p
     assert [each.name for each in path.parent.glob("*.saved*")] == [f"{path.name}.saved"]
 
 
-def test_a_copy_is_known_until_all_have_taken_it_and_another_file_is_none(path):
+def test_a_written_back_copy_is_adopted_by_all_and_another_file_is_not(path):
     """A later file may get the inode of one that was open."""
     store, late = SqliteStore(path), SqliteStore(path)
     path.unlink()
@@ -208,7 +208,7 @@ def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path
     "cluster/stores/store_files.py",
 )
 @pytest.mark.parametrize("raw", [True, False])
-def test_an_overwritten_store_is_noticed_and_nothing_is_written_into_it(path, tmp_path, raw):
+def test_an_overwritten_store_is_detected_and_not_written(path, tmp_path, raw):
     """The file is the same one, with the content of a backup or of an older copy by ``cp``."""
     store, copy = full_store(path), tmp_path / "copy"
     shutil.copyfile(path, copy) if raw else back_up(path, copy)
@@ -242,7 +242,7 @@ def test_an_overwritten_store_is_noticed_and_nothing_is_written_into_it(path, tm
     assert records(path) == [CLUSTER]
 
 
-def test_a_file_that_cannot_be_read_for_now_is_not_taken_for_an_overwritten_one(path, monkeypatch):
+def test_a_temporarily_unreadable_file_is_not_reported_as_overwritten(path, monkeypatch):
     """A process may be short of descriptors."""
     store = full_store(path)
 
@@ -327,7 +327,7 @@ def test_a_backup_is_made_while_the_store_is_written_and_never_replaces_a_file(p
     store.close()
 
 
-def test_a_backup_is_put_in_the_place_of_what_a_link_names(path, tmp_path):
+def test_a_restore_replaces_the_target_of_a_link(path, tmp_path):
     (tmp_path / "volume").mkdir()
     real, copy = tmp_path / "volume" / "store", tmp_path / "copy"
     path.symlink_to(real)
@@ -343,7 +343,7 @@ def test_a_backup_is_put_in_the_place_of_what_a_link_names(path, tmp_path):
     store.close()
 
 
-def test_members_of_a_group_have_to_join_again_after_a_backup_was_put_back(path):
+def test_members_of_a_group_have_to_join_again_after_a_restore(path):
     with closing(SqliteStore(path)) as store:
         member = GroupMember("m", ("t",), 45_000, Isolation.READ_COMMITTED)
         value = {"positions": []}
@@ -359,7 +359,7 @@ def test_members_of_a_group_have_to_join_again_after_a_backup_was_put_back(path)
         assert named.value == {"positions": [], "instance": "i"}
 
 
-def test_a_backup_of_another_cluster_and_what_is_none_are_refused(path, tmp_path):
+def test_a_backup_of_another_cluster_and_another_file_are_refused(path, tmp_path):
     for name, cluster in ((path, "mine"), (tmp_path / "other", "other")):
         store = SqliteStore(name)
         store.put(CLUSTER, {"id": cluster}, 0)
@@ -377,7 +377,7 @@ def test_a_backup_of_another_cluster_and_what_is_none_are_refused(path, tmp_path
     store.close()
 
 
-def test_no_backup_is_put_back_while_a_process_opens_or_closes_the_store(path, tmp_path):
+def test_no_backup_is_restored_while_a_process_opens_or_closes_the_store(path, tmp_path):
     store, copy = SqliteStore(path), tmp_path / "copy"
     store.put(CLUSTER, {"id": "c"}, 0)
     back_up(path, copy)

@@ -56,7 +56,7 @@ def make(request: pytest.FixtureRequest, files: Make) -> Make:
 
 
 def filled(backend: Backend, cluster: str = "c1", records: int = 250) -> dict[str, Any]:
-    """Fill a place with a cluster's records; return them."""
+    """Fill a place with a cluster's records. Return them."""
     made = {f"record/{n}": {"n": n, "text": "ä" * (n % 7)} for n in range(records)}
     made[CLUSTER] = {"id": cluster, "secret": "00"}
     with closing(backend.open_store()) as store:
@@ -98,7 +98,7 @@ def test_a_cluster_moves_and_moves_back(make: Make, files: Make):
 
 
 class Failing:
-    """A place whose store fails once it was asked to change something so many times."""
+    """A place whose store fails after a number of changes."""
 
     def __init__(self, backend: Backend, changes: list[int]) -> None:
         self._backend = backend
@@ -126,7 +126,7 @@ class Failing:
         return counted
 
 
-def test_a_move_that_stops_anywhere_is_finished_by_the_next(make: Make, files: Make):
+def test_a_move_that_stops_anywhere_is_finished_by_the_next_run(make: Make, files: Make):
     for stops_after in itertools.count():
         here, there, left = files(), make(), [stops_after]
         records = filled(here, records=20)
@@ -143,7 +143,7 @@ def test_a_move_that_stops_anywhere_is_finished_by_the_next(make: Make, files: M
     assert stops_after > 4
 
 
-def test_an_unfinished_move_is_given_up_or_goes_elsewhere(make: Make, files: Make):
+def test_an_unfinished_move_can_be_cancelled_or_redirected(make: Make, files: Make):
     here, there, left = files(), make(), [2]
     records = filled(here)
     with pytest.raises(StorageFailure):
@@ -162,7 +162,7 @@ def test_an_unfinished_move_is_given_up_or_goes_elsewhere(make: Make, files: Mak
         cancel(here)
 
 
-def test_a_move_that_is_given_up_or_run_twice_meanwhile_does_not_end(make: Make, files: Make):
+def test_a_move_fails_if_it_is_cancelled_or_run_twice_at_the_same_time(make: Make, files: Make):
     here, there, elsewhere = files(), make(), files()
     filled(here)
     for meanwhile in (lambda: cancel(here), lambda: migrate(here, elsewhere)):
@@ -173,7 +173,7 @@ def test_a_move_that_is_given_up_or_run_twice_meanwhile_does_not_end(make: Make,
     assert (serves(here), serves(elsewhere)) == (False, True)
 
 
-def test_a_move_of_long_ago_is_not_run_again(make: Make, files: Make):
+def test_a_finished_move_is_not_repeated(make: Make, files: Make):
     first, second, third = files(), make(), files()
     records = filled(first)
     migrate(first, second)
@@ -184,7 +184,7 @@ def test_a_move_of_long_ago_is_not_run_again(make: Make, files: Make):
     assert content(third) == records
 
 
-def test_a_broker_that_is_refused_by_half_a_copy_does_not_make_it_whole(
+def test_a_broker_refuses_an_incomplete_copy_and_does_not_change_it(
     make: Make, files: Make, tmp_path: Path
 ):
     here, there, left = files(), make(), [3]
@@ -219,7 +219,7 @@ class Meddling:
         return self._backend.open_board()
 
 
-def test_nothing_moves_while_a_broker_runs(make: Make, files: Make, tmp_path: Path):
+def test_no_metadata_moves_while_a_broker_runs(make: Make, files: Make, tmp_path: Path):
     here, there = make(), files()
     filled(here)
     with closing(here.open_board()) as board:

@@ -65,14 +65,14 @@ def test_a_broker_leaves_but_never_a_later_incarnation(brokers):
     assert [each.incarnation for each in brokers.all()] == ["start-8"]
 
 
-def test_a_broker_is_known_with_its_generation_and_its_rack(brokers):
+def test_a_broker_is_registered_with_its_generation_and_rack(brokers):
     made = replace(ONE, generation=Generation("g7"), rack="cellar")
     assert brokers.register(made) == made
     assert brokers.get("b1") == made
     assert decode("b1", encode(made)) == made
 
 
-def test_a_broker_that_is_leaving_is_told_so_when_it_starts_again(brokers):
+def test_a_leaving_broker_stays_so_after_a_restart(brokers):
     brokers.register(ONE)
     leaving = replace(ONE, state=BrokerState.LEAVING)
     assert brokers.mark("b1", BrokerState.LEAVING) == leaving
@@ -102,7 +102,7 @@ def test_a_mark_and_a_start_at_the_same_time_are_both_kept(store, another):
     assert marking.get("b1") == replace(later, state=BrokerState.LEAVING)
 
 
-def test_a_broker_that_started_again_is_not_alive_in_the_generation_that_it_had(store, brokers):
+def test_a_restarted_broker_is_not_alive_in_its_earlier_generation(store, brokers):
     """Its new lease is seen before its new record is: elected as it was, it would lose records."""
     board = MemoryBoard()
     leases, view = Leases(board, SystemClock(), 3.0), ClusterView(store)
@@ -131,7 +131,7 @@ def all_live(broker: BrokerId, incarnation: str) -> bool:
     return True
 
 
-def test_the_first_who_asks_is_the_controller_until_its_lease_is_over(store):
+def test_the_first_candidate_is_the_controller_until_its_lease_expires(store):
     one, two = ControllerSeat(store, B1, "s1"), ControllerSeat(store, B2, "s1")
     first = one.take(all_live)
     assert first == Controller(B1, "s1", 0)
@@ -145,7 +145,7 @@ def test_the_first_who_asks_is_the_controller_until_its_lease_is_over(store):
     assert not one.holds(second)
 
 
-def test_an_earlier_incarnation_holds_no_seat(store):
+def test_an_earlier_incarnation_is_not_the_controller(store):
     """The broker lives, but not the process that was the controller."""
     ControllerSeat(store, B1, "s1").take(all_live)
     later = ControllerSeat(store, B1, "s2")
@@ -154,7 +154,7 @@ def test_an_earlier_incarnation_holds_no_seat(store):
     assert not ControllerSeat(store, B1, "s1").holds(Controller(B1, "s2", 1))
 
 
-def test_of_two_who_try_at_once_one_is_the_controller(store, another):
+def test_one_of_two_concurrent_candidates_becomes_the_controller(store, another):
     ControllerSeat(store, BrokerId("b0"), "s").take(all_live)
     two = ControllerSeat(another(), B2, "s")
     taken = []
@@ -198,20 +198,20 @@ def test_a_new_store_gets_an_id_and_keeps_it(store):
 
 
 def test_a_store_without_an_id_takes_that_of_an_existing_directory(store):
-    """As after a first start that ended before its store was there: its clients know that id."""
+    """As after a first start that ended before it created its store: its clients have that id."""
     assert cluster_id(store, IDS, "known") == "known"
     assert cluster_id(store, IDS, None) == "known"
 
 
 @pytest.mark.rule("to which cluster a directory belongs", "cluster/brokers.py")
-def test_a_directory_of_another_cluster_is_refused_by_name(store):
+def test_a_directory_of_another_cluster_is_refused_with_both_ids(store):
     cluster_id(store, IDS, "ours")
     with pytest.raises(WrongCluster, match="cluster theirs, the metadata store to cluster ours"):
         cluster_id(store, IDS, "theirs")
     assert cluster_id(store, IDS, None) == "ours"
 
 
-def test_brokers_that_start_at_once_get_one_id(another):
+def test_brokers_that_start_together_get_one_cluster_id(another):
     stores = [another() for _ in range(4)]
     found: list[str] = []
     threads = [

@@ -1,4 +1,4 @@
-"""Who is the controller among real processes that are killed and stopped."""
+"""The controller among real processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _be_a_broker(folder: Path, name: str, duration_s: float) -> None:
 
 
 class Brokers:
-    """Processes on one store, and who has been the controller."""
+    """Processes on one store, and their controllers."""
 
     def __init__(self, folder: Path) -> None:
         self.store = SqliteStore(folder / "metadata.sqlite")
@@ -77,8 +77,8 @@ def brokers(tmp_path) -> Iterator[Brokers]:
 
 
 @pytest.mark.slow
-def test_a_controller_that_is_killed_is_replaced_at_once(brokers):
-    """Its lease would last for a thousand seconds; and so it goes until one broker is left."""
+def test_a_killed_controller_is_replaced_immediately(brokers):
+    """Its lease would last for a thousand seconds. And so it goes until one broker is left."""
     for name in NAMES:
         brokers.start(name, 1_000.0)
     eventually(lambda: brokers.controller() is not None)
@@ -94,7 +94,7 @@ def test_a_controller_that_is_killed_is_replaced_at_once(brokers):
 
 
 @pytest.mark.slow
-def test_a_broker_that_comes_back_is_not_the_controller_that_it_was(brokers):
+def test_a_restarted_controller_does_not_keep_its_term(brokers):
     brokers.start("b1", 1_000.0)
     eventually(lambda: brokers.controller() is not None)
     first = brokers.controller()
@@ -107,7 +107,7 @@ def test_a_broker_that_comes_back_is_not_the_controller_that_it_was(brokers):
 
 
 @pytest.mark.slow
-def test_a_controller_that_stands_still_is_replaced_when_its_time_is_over(brokers):
+def test_a_paused_controller_is_replaced_when_its_lease_expires(brokers):
     brokers.start("b1", 2.0)
     eventually(lambda: brokers.controller() is not None)
     brokers.start("b2", 2.0)

@@ -52,7 +52,7 @@ def found(**changes) -> FoundLogs:
         (left(ends=TEN), found(boot="boot-2"), None),
         (left(ends=TEN, boot=None), found(boot=None), None),
         (left(ends=TEN), found(ends={"t/0": 9}), Doubt.MOVED_ENDS),
-        (left(ends=TEN), found(ends={"t/0": 10}), None),  # the others went meanwhile
+        (left(ends=TEN), found(ends={"t/0": 10}), None),  # the others were removed in the meantime
         (left(ends=TEN), found(ends={"t/0": 10, "u/0": 3}), None),  # another one came
         (left(ends=TEN), found(ends={"t/0": -1}), Doubt.MOVED_ENDS),
         (left(ends=TEN), found(run="run-0"), Doubt.OTHER_DIRECTORY),
@@ -60,7 +60,7 @@ def found(**changes) -> FoundLogs:
         (left(ends=TEN, force_failed=True), found(), Doubt.FORCE_FAILED),
     ],
 )
-def test_what_a_broker_may_vouch_for(before, now, reason):
+def test_a_broker_vouches_by_the_table(before, now, reason):
     assert doubt(before, now) is reason
 
 
@@ -74,7 +74,7 @@ def test_what_a_broker_may_vouch_for(before, now, reason):
         force_failed=st.booleans(),
     )
 )
-def test_the_codec_keeps_what_was_left_behind(before):
+def test_the_codec_keeps_a_last_run(before):
     assert decode(encode(before)) == before
 
 
@@ -113,7 +113,7 @@ def test_an_end_in_order_counts_for_one_start(generations):
     assert generations.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
 
 
-def test_after_a_force_that_failed_nobody_vouches_until_a_new_generation(generations):
+def test_after_a_failed_fsync_no_start_vouches_until_a_new_generation(generations):
     fresh = names("g")
     generations.begin(found(run=None), "run-1", fresh)
     generations.force_failed("run-1")
@@ -122,7 +122,7 @@ def test_after_a_force_that_failed_nobody_vouches_until_a_new_generation(generat
     assert generations.begin(found(run="run-2"), "run-3", fresh) == ("g2", None)
 
 
-def test_what_an_earlier_run_says_late_is_not_heard(generations):
+def test_a_late_write_of_an_earlier_run_is_ignored(generations):
     fresh = names("g")
     generations.end("run-0", TEN)
     generations.begin(found(run=None), "run-1", fresh)
@@ -149,7 +149,7 @@ def test_brokers_vouch_each_for_itself(store):
     assert one.begin(found(), "run-2", fresh) == ("g1", None)
 
 
-def test_a_machine_tells_its_starts_apart_where_it_can(tmp_path):
+def test_a_machine_has_another_boot_id_after_each_boot(tmp_path):
     assert SystemMachine(tmp_path / "missing").boot_id() is None
     (tmp_path / "empty").write_text("\n")
     assert SystemMachine(tmp_path / "empty").boot_id() is None
@@ -160,14 +160,15 @@ def test_a_machine_tells_its_starts_apart_where_it_can(tmp_path):
     assert SystemMachine().boot_id() == SystemMachine().boot_id()
 
 
-# -- the invariant, against a machine that loses what a machine can lose ---------------------------
+# -- the invariant, against a machine with any possible loss
+# ----------------------------------------
 
 
 class BrokerOnAMachine:
-    """A broker with one log: entries, of which some are forced; and a directory that has the run.
+    """A broker with one log, of which a part is synced, and a directory that has the run.
 
-    A kill keeps all that was written. A power cut keeps what was forced and any part of the rest.
-    A force that fails drops a part of what was not forced.
+    A kill keeps all that was written. A power cut keeps synced entries and any part of the rest. A
+    failed fsync drops a part of the unsynced entries.
     """
 
     def __init__(self) -> None:
@@ -229,7 +230,7 @@ class BrokerOnAMachine:
         del self.log[max(self.forced, len(self.log) - lost) :]
 
     def damage(self, lost: int) -> None:
-        """The disk lies: forced entries are gone, which the log finds out when it opens."""
+        """The disk lies: synced entries are lost, which the log detects when it opens."""
         if lost and self.log:
             del self.log[max(0, len(self.log) - lost) :]
             self.lost_forced = True
@@ -264,7 +265,7 @@ EVENTS = st.lists(
 
 
 def check_generations(events: list[tuple[str, int]]) -> None:
-    """Lets this happen to a broker, and checks at each start what its generation has."""
+    """Applies events to a broker, and checks the entries of its generation at each start."""
     broker = BrokerOnAMachine()
     broker.start()
     broker.name_directory()
@@ -327,7 +328,7 @@ def test_a_broker_that_only_loses_its_process_vouches_each_time():
 
 
 @pytest.mark.parametrize("ignored", ["run", "ends", "boot", "intact", "force_failed"])
-def test_each_fact_is_needed(ignored, monkeypatch):
+def test_each_part_of_the_evidence_is_needed(ignored, monkeypatch):
     """A decision that ignores one of the facts breaks the invariant."""
 
     def careless(before: LastRun | None, now: FoundLogs) -> Doubt | None:

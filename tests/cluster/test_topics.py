@@ -49,7 +49,7 @@ def topics(store) -> Topics:
     return Topics(store)
 
 
-def test_a_topic_is_found_as_it_was_written(store, topics):
+def test_a_topic_is_read_as_it_was_written(store, topics):
     made = write(store, topic())
     found = topics.get("flights")
     assert found == made
@@ -68,7 +68,7 @@ def test_topics_are_listed_by_name(store, topics):
 
 
 @pytest.mark.parametrize("name", ["flights", "", "a/b", "\0", "../x"])
-def test_a_topic_that_is_not_there_is_unknown_by_name(store, topics, name):
+def test_a_missing_topic_is_unknown_by_name(store, topics, name):
     write(store, topic("flight"))
     with pytest.raises(UnknownTopic) as caught:
         topics.get(name)
@@ -82,7 +82,7 @@ def test_a_number_of_partitions_out_of_range_is_refused(partitions):
 
 
 @pytest.mark.parametrize("partitions", [1, PARTITIONS_MAX])
-def test_a_number_of_partitions_in_range_is_taken(partitions):
+def test_a_number_of_partitions_in_range_is_accepted(partitions):
     check_partitions(topic(partitions=partitions))
 
 
@@ -103,7 +103,7 @@ def test_a_bad_name_is_refused(name):
 
 
 @given(st.text(max_size=10))
-def test_a_name_that_is_taken_is_one_plain_folder_name(name):
+def test_an_accepted_name_is_one_plain_folder_name(name):
     try:
         check_name(name)
     except InvalidTopic:

@@ -42,7 +42,7 @@ FULL = Transaction(
 )
 
 
-def test_a_record_comes_back_as_it_was(store):
+def test_a_record_survives_encoding(store):
     assert store.put("transactions/loader-1", encode(FULL), 0)
     assert decode(store.get("transactions/loader-1").value) == FULL
 
@@ -51,7 +51,7 @@ def test_the_codec_keeps_a_transaction():
     assert decode(json.loads(json.dumps(encode(FULL)))) == FULL
 
 
-def test_a_record_is_found_by_what_is_in_it_as_it_is_now():
+def test_a_record_is_found_by_its_present_content():
     store = MemoryStore(MemoryRecords())
     index = TransactionIndex(store)
     mine = Transaction("s", query="q", run="r", state=State.OPEN)
@@ -71,7 +71,7 @@ def test_a_record_is_found_by_what_is_in_it_as_it_is_now():
     assert len(index.find(By.QUERY, "o")) == 50
 
 
-def test_a_look_up_reads_what_has_changed_and_no_more():
+def test_a_look_up_reads_only_the_changes():
     records = MemoryRecords()
     store, read = MemoryStore(records), []
     original = store.changes
@@ -89,7 +89,7 @@ def test_a_look_up_reads_what_has_changed_and_no_more():
     assert read == [1_000, 1, 0]
 
 
-def test_records_that_went_while_the_store_forgot_deletions_are_gone():
+def test_records_deleted_while_deletions_were_dropped_are_not_found():
     records = MemoryRecords()
     store = MemoryStore(records)
     index = TransactionIndex(store)
@@ -105,7 +105,7 @@ def test_records_that_went_while_the_store_forgot_deletions_are_gone():
 @pytest.mark.rule(
     "no producer id and no transaction number is given out twice", "cluster/transactions.py"
 )
-def test_no_number_is_given_out_twice(another):
+def test_no_number_is_allotted_twice(another):
     makers = [Numbers(another(), "numbers/x", block=7) for _ in range(3)]
     taken: list[int] = []
 
@@ -120,12 +120,12 @@ def test_no_number_is_given_out_twice(another):
     assert len(set(taken)) == len(taken) == 300
 
 
-def test_numbers_go_on_after_a_restart(another):
+def test_numbers_continue_after_a_restart(another):
     first = [Numbers(another(), "n").take() for _ in range(3)]
     assert first == sorted(set(first))
 
 
-def test_a_number_above_another_brokers_rises_and_skips_what_is_left(another):
+def test_a_number_above_another_brokers_skips_the_rest_of_the_block(another):
     one, two = (Numbers(another(), "n", block=10) for _ in range(2))
     assert [one.take(), two.take()] == [0, 10]
     assert one.take(above=10) > 10
@@ -133,13 +133,13 @@ def test_a_number_above_another_brokers_rises_and_skips_what_is_left(another):
     assert two.take() == 11
 
 
-def test_a_number_far_above_all_blocks_moves_all_that_come(another):
+def test_a_number_far_above_all_blocks_moves_later_blocks(another):
     one, two = (Numbers(another(), "n", block=10) for _ in range(2))
     assert one.take(above=1_000_000) == 1_000_001
     assert two.take() == 1_000_011
 
 
-def test_a_store_that_forgot_what_it_gave_out_is_told(another):
+def test_pass_over_moves_a_stored_counter_that_is_behind(another):
     one = Numbers(another(), "n", block=10)
     assert one.take() == 0
     assert not one.pass_over(9), "the store knows of the whole block"
@@ -163,8 +163,8 @@ def test_block_begins_above_the_numbers_in_the_logs(another):
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans()), max_size=60),
 )
-def test_the_numbers_of_one_id_rise_whichever_broker_hands_them_out(block, draws):
-    """Three brokers draw for four ids, and now and then start anew; no number comes twice."""
+def test_the_numbers_of_one_id_rise_over_all_brokers(block, draws):
+    """Three brokers allot numbers to four ids, and restart now and then. No number comes twice."""
     records = MemoryRecords()
     brokers = [Numbers(MemoryStore(records), "n", block) for _ in range(3)]
     last = dict.fromkeys(range(4), -1)

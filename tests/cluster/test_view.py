@@ -1,4 +1,4 @@
-"""The cluster as a broker sees it: what the store holds, whatever happened on the way."""
+"""The cluster as a broker sees it equals the store after any events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def led(epoch: int = 0) -> PartitionRecord:
 
 
 def put(store: MetadataStore, key: str, value) -> int:
-    """Writes the record whatever its version is."""
+    """Writes the record at any version."""
     record = store.get(key)
     version = store.put(key, value, 0 if record is None else record.version)
     assert version is not None
@@ -53,7 +53,7 @@ def remove(store: MetadataStore, key: str) -> None:
 
 
 def content(store: MetadataStore) -> Snapshot:
-    """What the store holds, read at once and decoded one by one."""
+    """The records of the store, read together and decoded one by one."""
     found = [topics.decode(each) for each in store.list(TOPICS)]
     numbered: dict[str, dict[int, StoredPartition]] = {}
     for record in store.list(PARTITIONS):
@@ -70,7 +70,7 @@ def content(store: MetadataStore) -> Snapshot:
     )
 
 
-def test_a_view_shows_what_the_store_holds(store):
+def test_a_view_has_the_records_of_the_store(store):
     view = ClusterView(store)
     assert view.now == Snapshot()
     put(store, TOPICS + "flights", topics.encode(topic()))
@@ -122,7 +122,7 @@ def test_a_snapshot_never_changes(store):
     assert view.now.partition(PartitionId("t1", 0)) is None
 
 
-def test_listeners_hear_of_each_refresh_in_order_and_one_that_fails_stops_no_other(store, caplog):
+def test_listeners_get_each_refresh_in_order_and_a_failing_one_stops_no_other(store, caplog):
     view = ClusterView(store)
     heard: list[tuple[News, int]] = []
 
@@ -140,7 +140,7 @@ def test_listeners_hear_of_each_refresh_in_order_and_one_that_fails_stops_no_oth
     assert "it has a bug" in caplog.text
 
 
-def test_a_record_that_cannot_be_read_hides_no_other(store, caplog):
+def test_an_unreadable_record_hides_no_other(store, caplog):
     view = ClusterView(store)
     put(store, f"{PARTITIONS}t1/0", partitions.encode(led(1)))
     view.refresh()
@@ -157,7 +157,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(store, caplog):
     assert caplog.text.count("cannot be read") == 4
 
 
-def test_a_store_that_fails_leaves_the_view_as_it_was(store):
+def test_a_failing_store_leaves_the_view_unchanged(store):
     view = ClusterView(store)
     put(store, f"{PARTITIONS}t1/0", partitions.encode(led(1)))
     view.refresh()
@@ -248,7 +248,7 @@ def _differing(before, after) -> set:
 
 
 @pytest.mark.rule("what a broker sees of the cluster", "cluster/view.py")
-def test_whatever_changes_in_whatever_order_the_view_is_what_the_store_holds():
+def test_after_any_changes_the_view_equals_the_store():
     run_state_machine_as_test(
         ViewMachine, settings=settings(max_examples=examples(60), stateful_step_count=30)
     )
@@ -265,7 +265,7 @@ def many(store) -> MetadataStore:
     return store
 
 
-def test_with_ten_thousand_partitions_a_change_costs_what_changed(many):
+def test_with_ten_thousand_partitions_a_refresh_copies_only_the_changes(many):
     """Counted in records that are decoded, not in time."""
     view = ClusterView(many)
     assert len(view.refresh().partitions) == 10_000

@@ -39,7 +39,7 @@ def table_of(entries: Sequence[Entry]) -> Table:
 def replica_of(
     entries: Sequence[Entry], now: int, followers: int = 0, to_come: Sequence[Entry] = ()
 ) -> Replica:
-    """A replica that opens a log of these entries; ``to_come`` are applied later."""
+    """A replica that opens a log of these entries. ``to_come`` are applied later."""
     whole = [*entries, *to_come]
     lookups = ReplicaLookups(lambda entry: end_of(whole[:entry]))
     tables = [table_of(entries)]
@@ -55,7 +55,7 @@ ME, FOLLOWER = (Member(BrokerId(broker), Generation("1")) for broker in "ab")
 
 @dataclass
 class Leader:
-    """A leader with the entries of its log, and with one follower or none; numbers rise."""
+    """A leader with the entries of its log, and with one follower or none. Numbers rise."""
 
     followers: int = 0
     entries: list[Entry] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Leader:
         self._begin(LeaderEpoch(0), 0)
 
     def _begin(self, epoch: LeaderEpoch, replicated: int) -> None:
-        """It leads in this epoch; its follower has so many entries."""
+        """It leads in this epoch. Its follower has so many entries."""
         members = (ME, FOLLOWER)[: 1 + self.followers]
         brokers = tuple(each.broker for each in members)
         self._version += 1
@@ -86,7 +86,7 @@ class Leader:
             self._session = agreed.session
 
     def replicate(self, entries: int) -> Effects:
-        """The follower has so many entries, and says so."""
+        """The follower reports that it has this number of entries."""
         return self.replica.follower_acked(self._session, EntryIndex(entries), self.now)
 
     def entry(self, kind: Kind, count: int, stamp: Stamp) -> Entry:
@@ -151,7 +151,7 @@ class Leader:
         self._begin(LeaderEpoch(self.replica.leader_epoch + 1), replicated)
 
     def do(self, step: tuple[str, int, int, int]) -> None:
-        """One step of a history; one that is not possible now does nothing."""
+        """One step of a history. One that is not possible now does nothing."""
         what, producer_id, transaction, count = step
         if what == "append":
             self.append(count)

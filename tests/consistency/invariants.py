@@ -1,4 +1,4 @@
-"""What must hold of a partition's leader after every event; each check is one sentence."""
+"""The invariants of a partition's leader after every event. Each check is one sentence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from spark_stream.consistency.replication.leader import LeaderState
 
 @dataclass(frozen=True)
 class Observed:
-    """A leader's state, with what the test itself knows about the log."""
+    """A leader's state, with the test's own model of the log."""
 
     state: LeaderState
     first_undecided: int | None
 
 
 class BoundsAreOrdered:
-    """log start <= LSO <= HW <= LEO, in offsets; and in entries, which markers move too."""
+    """log start <= LSO <= HW <= LEO, in offsets and in entries, which markers move too."""
 
     @staticmethod
     def check(before: Observed, after: Observed) -> None:
@@ -47,7 +47,7 @@ class BoundsNeverMoveBack:
 
 
 class AloneIsReplicated:
-    """With no followers HW = LEO: what the leader has is on every in-sync replica."""
+    """With no followers HW = LEO: the leader is the only in-sync replica."""
 
     @staticmethod
     def check(before: Observed, after: Observed) -> None:

@@ -1,9 +1,9 @@
-"""A whole partition in memory: its replicas' cores, their logs, the record, what is on its way.
+"""A whole partition in memory: its replicas' cores, their logs, the record, messages under way.
 
-Everything that a broker's shell does is here in its simplest form; the rules are the production
-code. What happens next is chosen from outside (``choose``), one small step at a time: so messages
-and compare-and-sets are late or lost, brokers die, lose what they had not forced, and come back.
-After each step :meth:`Cluster.check` says what must hold.
+Everything that a broker's shell does is here in its simplest form. The rules are the production
+code. The next event is chosen from outside (``choose``), one small step at a time: so messages and
+compare-and-sets are late or lost, brokers die, lose unsynced entries, and come back. After each
+step :meth:`Cluster.check` has the invariants.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cluster:
         self.committed: dict[int, tuple[int, int]] = {}
         self.led: dict[int, Process] = {}
         self.holes: dict[BrokerId, EntryIndex] = {}
-        """The damaged entry of each broker's log that it knows of."""
+        """The detected damaged entry of each broker's log."""
         self.lost = False
         self.seen_epoch, self.seen_hw = 0, 0
         self.version = 1
@@ -81,14 +81,14 @@ class Cluster:
         self.see(process)
 
     def kill(self, process: Process) -> None:
-        """The process is gone, its machine keeps what it wrote."""
+        """The process ends, and its machine keeps its writes."""
         del self.running[process.me.broker]
         for broker, link in list(self.links.items()):
             if process in (link.taker, link.leader):
                 self.cut(broker)
 
     def lose_power(self, process: Process) -> None:
-        """What was not forced may be gone: the broker cannot vouch for its log any more."""
+        """Unsynced entries may be lost: the broker cannot vouch for its log any more."""
         self.kill(process)
         log, broker = process.log, process.me.broker
         low = max(log.forced, log.start.entry)
@@ -96,13 +96,13 @@ class Cluster:
         self.generations[broker] = Generation(str(int(self.generations[broker]) + 1))
 
     def cut(self, broker: BrokerId) -> None:
-        """The connection that this follower opened is gone, with all that is on its way."""
+        """The connection that this follower opened ends, with all messages under way."""
         link = self.links.pop(broker)
         if link.session is not None and link.leader in self.running.values():
             self.obey(link.leader, link.leader.core.follower_left(link.session, self.now))
 
     def see(self, process: Process) -> None:
-        """The process hears of the record, and of who is alive, as they are now."""
+        """The process reads the present record and the live brokers."""
         process.alive = dict(self.alive)
         record, core = self.record, process.core
         if process.found_epoch is None:
@@ -156,7 +156,7 @@ class Cluster:
     # -- the record -------------------------------------------------------------------------------
 
     def land(self, write: Write, *, answered: bool) -> None:
-        """A compare-and-set arrives at the store; its answer may be lost."""
+        """A compare-and-set arrives at the store. Its answer may be lost."""
         self.writes.remove(write)
         taken = write.version == self.version
         if taken:
@@ -176,7 +176,7 @@ class Cluster:
         self.obey(process, effects)
 
     def forget(self) -> None:
-        """Records were lost, loudly: what the new leader has is what is committed."""
+        """Records were lost, with an error: the new leader's log is the committed one."""
         log = self.logs[self.record.leader or ""]
         for index, entry in list(self.committed.items()):
             if index >= log.start.entry:
@@ -187,7 +187,7 @@ class Cluster:
         self.seen_hw = 0
 
     def control(self) -> None:
-        """The controller, or somebody's hand, reads the record and wants it changed."""
+        """The controller, or an operator, reads the record and proposes a change."""
         record = self.record
         wanted: list[election.Outcome] = [
             election.elect(record, self.alive),
@@ -208,7 +208,7 @@ class Cluster:
             self.writes.append(Write(self.version, self.choose(possible)))
 
     def elect(self) -> None:
-        """What a controller does that sees no leader alive."""
+        """The election by a controller without a live leader."""
         elected = election.elect(self.record, self.alive)
         if isinstance(elected, PartitionRecord):
             self.writes.append(Write(self.version, elected))
@@ -228,7 +228,7 @@ class Cluster:
     # -- appends and replication ------------------------------------------------------------------
 
     def append(self, process: Process, count: int) -> None:
-        """A client's batch of ``count`` records; 0: a marker."""
+        """A client's batch of ``count`` records. 0: a marker."""
         self.content += 1
         end = process.log.end
         entry = Entry(
@@ -245,7 +245,7 @@ class Cluster:
         process.core.apply(entry)
 
     def connect(self, process: Process) -> None:
-        """A follower asks the broker that it believes to lead."""
+        """A follower starts a session at the leader on its last record."""
         broker = process.me.broker
         if broker in self.links:
             self.cut(broker)
@@ -265,7 +265,7 @@ class Cluster:
         if progress is None or link.session not in {number for number, *_ in progress.sessions()}:
             return
         if link.next_entry < link.leader.log.start.entry:
-            return self.cut(link.taker.me.broker)  # evicted meanwhile: it begins again
+            return self.cut(link.taker.me.broker)  # evicted in the meantime: it starts again
         entries = tuple(link.leader.log.since(link.next_entry)[:count])
         entries = self.readable(link.leader, entries)
         high = core.bounds_state.high_watermark.entry
@@ -355,7 +355,7 @@ class Cluster:
             process.log.evict(process.core.bounds_state.log_start)
 
     def read(self, process: Process) -> None:
-        """A reader asks for the bound; it believes no epoch older than one that it has seen."""
+        """A reader requests the bound. It ignores epochs older than one that it has seen."""
         core = process.core
         if not process.leads or core.leader_epoch < self.seen_epoch or not core.hw_known:
             return
@@ -363,10 +363,10 @@ class Cluster:
         assert high >= self.seen_hw, f"the high watermark went back: {self.seen_hw} to {high}"
         self.seen_epoch, self.seen_hw = core.leader_epoch, high
 
-    # -- what must hold ---------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises AssertionError with what does not hold."""
+        """Raises AssertionError with the violated invariant."""
         self.check_record()
         for process in self.running.values():
             self.check_committed(process)
@@ -449,7 +449,7 @@ class Cluster:
         return link.session in {number for number, *_ in progress.sessions()}
 
     def run_down(self, link: Link) -> None:
-        """All that is on its way on a connection arrives, and the leader sends what it has."""
+        """All messages under way on a connection arrive, and the leader sends its entries."""
         broker = link.taker.me.broker
         for _ in range(3):
             while self.links.get(broker) is link and (link.up or link.down):

@@ -17,7 +17,7 @@ from tests.consistency.histories import AGE, START, table_of
 
 @dataclass
 class Log:
-    """A replica's log; what is below ``forced`` outlives a loss of power."""
+    """A replica's log. What is below ``forced`` outlives a loss of power."""
 
     start: Boundary = START
     entries: list[Entry] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Log:
 
 @dataclass(eq=False)
 class Process:
-    """A running broker. It knows the record, and who is alive, as it saw them last."""
+    """A running broker. It has the record and the live brokers as it read them last."""
 
     me: Member
     log: Log
@@ -83,7 +83,7 @@ class Process:
 
 @dataclass(eq=False)
 class Link:
-    """A connection that a follower opened; each direction keeps its order."""
+    """A connection that a follower opened. Each direction keeps its order."""
 
     taker: Process
     leader: Process
@@ -114,7 +114,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Write:
-    """A compare-and-set on its way; ``process`` waits for its outcome, if that is still there."""
+    """A compare-and-set on its way. ``process`` waits for its outcome, if that is still there."""
 
     version: int
     record: PartitionRecord

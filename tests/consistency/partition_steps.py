@@ -98,7 +98,7 @@ def start(cluster: Cluster) -> None:
 
 
 def expire(cluster: Cluster) -> None:
-    """A lease is over; its holder, if it runs, knows nothing of that yet."""
+    """A lease expires. Its holder, if it runs, has not detected that yet."""
     if cluster.alive:
         del cluster.alive[cluster.choose(list(cluster.alive))]
 
@@ -151,7 +151,7 @@ WEIGHTS: dict[Step, int] = {
 
 
 def run(seed: int, steps: int = 600) -> Cluster:
-    """A run that the seed decides; AssertionError (or ValueError) if something does not hold."""
+    """A run that the seed decides. AssertionError (or ValueError) if something does not hold."""
     chance = random.Random(seed)
     brokers = chance.choice([1, 2, 3, 3, 4])
     factor = chance.randint(1, min(3, brokers))

@@ -33,7 +33,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 
 @dataclass
 class Sketch:
-    """A table in the making: ``rows`` are (records, timestamp, epoch step); 0 records: a marker."""
+    """A table in the making: ``rows`` are (records, timestamp, epoch step). 0 records: a marker."""
 
     rows: list[tuple[int, int, int]]
     first_index: int = 0
@@ -98,7 +98,7 @@ def walked_prefix(table: Table, first_index: int | None, first_offset: int, posi
 
 
 @given(sketches)
-def test_a_table_made_by_the_rules_is_valid(sketch):
+def test_a_table_by_the_rules_is_valid(sketch):
     args = (sketch.first_index, sketch.first_offset, sketch.position)
     assert valid_prefix(sketch.table, *args) == len(sketch.rows)
     assert valid_prefix(sketch.table, None, *args[1:]) == len(sketch.rows)
@@ -150,7 +150,7 @@ def test_a_lone_row_is_valid_where_a_table_of_it_is(sketch, data):
 
 
 @pytest.mark.parametrize(("records", "field", "value"), [(0, "length", -8), (1, "length", -8)])
-def test_a_lone_row_that_no_entry_makes_is_not_taken(records, field, value):
+def test_an_invalid_lone_row_is_refused(records, field, value):
     sketch = Sketch([(records, 0, 0)])
     sketch.table[field] = value
     assert lone_entry(sketch.table.tobytes()[:CRC_SPAN], 0, 0, 0) is None
@@ -182,7 +182,7 @@ def test_every_offset_is_found_in_its_batch_and_never_in_a_marker(sketch):
 
 @settings(max_examples=examples(150))
 @given(sketches, st.integers(-51, 51) | st.just(-(2**63)))
-def test_a_moment_is_found_in_the_first_batch_that_reaches_it_and_never_in_a_marker(sketch, moment):
+def test_a_timestamp_finds_the_first_batch_that_reaches_it_and_no_marker(sketch, moment):
     expected = None
     for number, (records, timestamp, _) in enumerate(sketch.rows):
         if records and timestamp >= moment:
@@ -191,7 +191,7 @@ def test_a_moment_is_found_in_the_first_batch_that_reaches_it_and_never_in_a_mar
     assert first_at_or_after(sketch.table, moment) == expected
 
 
-def test_a_marker_later_than_every_record_is_not_an_answer_to_a_moment():
+def test_a_marker_is_not_found_by_timestamp():
     table = Sketch([(5, 100, 0), (0, 900, 0)]).table
     assert first_at_or_after(table, 500) is None
 
@@ -239,7 +239,7 @@ written = st.lists(
 
 @st.composite
 def parted(draw):
-    """Entries of a log, in any order, as tables of several segments; some may be empty."""
+    """Entries of a log, in any order, as tables of several segments. Some may be empty."""
     rows: list[Written] = draw(written)
     # Large numbers too, and a second batch or a marker of some pair far from its first.
     rows += draw(st.permutations(rows[:8])) if rows else []
@@ -276,7 +276,7 @@ def test_a_batch_is_aborted_if_any_table_has_the_marker_of_its_transaction_and_p
 
 @settings(max_examples=examples(200), deadline=None)
 @given(parted())
-def test_open_are_the_pairs_without_a_marker_with_their_first_entry(log):
+def test_open_transactions_are_those_without_a_marker(log):
     rows, tables, first_index = log
     ended = {(number, producer) for number, producer, kind in rows if kind is not Kind.DATA}
     expected: dict[tuple[int, int], int] = {}
@@ -286,13 +286,13 @@ def test_open_are_the_pairs_without_a_marker_with_their_first_entry(log):
     assert open_transactions(tables) == expected
 
 
-def test_a_log_without_entries_has_nothing_open_and_nothing_aborted():
+def test_an_empty_log_has_no_open_and_no_aborted_transaction():
     assert open_transactions([]) == {}
     assert aborted_rows([]) == []
     assert aborted_rows([np.zeros(0, ENTRY)]) == [None]
 
 
-def test_the_greatest_numbers_are_those_that_were_given_out():
+def test_the_greatest_numbers_ignore_invented_ones():
     table = np.zeros(4, ENTRY)
     table["producer_id"] = [-1, 7, 3, (1 << 63) - 1]
     table["transaction"] = [-1, -1, 12, 1 << 62]

@@ -24,7 +24,7 @@ batches = st.lists(
 
 
 def tables_of(segments: Sequence[Sequence[tuple[int, int]]], first: int) -> list[Table]:
-    """Tables with these batches; the first record has the offset ``first``."""
+    """Tables with these batches. The first record has the offset ``first``."""
     tables, entry, offset = [], 0, first
     for segment in segments:
         table, position = np.zeros(len(segment), ENTRY), 400

@@ -1,4 +1,4 @@
-"""What became of records, against a plain walk over single records."""
+"""The states of records, against a plain walk over single records."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_each_record_has_the_state_that_a_walk_over_the_log_finds(segments, high
 
 
 @given(logs, st.integers(-1, 30))
-def test_an_entry_was_appended_when_its_row_says(segments, index):
+def test_appended_at_returns_the_time_in_the_entrys_row(segments, index):
     tables = tables_of(segments)
     count = sum(map(len, tables))
     assert appended_at(tables, index) == (100 * index if 0 <= index < count else None)

@@ -50,7 +50,7 @@ def places(group: Group, name: str) -> set[Place]:
 
 
 def release_all(group: Group, topics: Topics) -> Group:
-    """Every member gives up at once what it is to give up, until nobody is to."""
+    """Every member releases its revoked partitions immediately, until there are none."""
     while True:
         before = group
         for each in before.members:
@@ -62,7 +62,7 @@ def release_all(group: Group, topics: Topics) -> Group:
             return group
 
 
-# -- what a target is ------------------------------------------------------------------------------
+# -- targets ---------------------------------------------------------------------------------------
 
 topics_given = st.dictionaries(
     st.sampled_from(NAMES), st.integers(0, 6).map(lambda count: KnownTopic("", count)), max_size=3
@@ -71,7 +71,7 @@ topics_given = st.dictionaries(
 
 @st.composite
 def groups_given(draw: st.DrawFn) -> tuple[Group, Topics]:
-    """Any members with any partitions, some of topics that are gone or are not theirs to read."""
+    """Any members with any partitions, some of deleted topics or topics that they cannot read."""
     topics = draw(topics_given)
     names = [f"m{number}" for number in range(draw(st.integers(1, 5)))]
     members = {
@@ -87,7 +87,7 @@ def groups_given(draw: st.DrawFn) -> tuple[Group, Topics]:
 
 
 def least_squares(group: Group, topics: Topics) -> int:
-    """The most even distribution, by trying all of them; partitions of a topic are alike."""
+    """The most even distribution, by trying all of them. Partitions of a topic are alike."""
     best = {(0,) * len(group.members)}
     for name, topic in topics.items():
         readers = [number for number, each in enumerate(group.members) if name in each.topics]
@@ -161,8 +161,9 @@ def test_partitions_of_each_topic_are_spread():
         assert Counter(at.topic for at in each.assigned) == dict.fromkeys(NAMES, 2)
 
 
-def test_a_chain_of_moves_evens_what_no_single_move_can():
-    """The first can read only what the second has, and the third only what the second could."""
+def test_a_chain_of_moves_evens_loads_that_no_single_move_can():
+    """The first can read only the second's partitions, and the third only others that the second
+    can read."""
     topics = {"a": KnownTopic("a", 3), "b": KnownTopic("b", 2)}
     first = replace(
         member("1", "a"), assigned=tuple(Assigned("a", "a", number, 1) for number in range(3))
@@ -200,7 +201,7 @@ def test_a_release_of_an_earlier_assignment_does_nothing():
     assert groups.release(again, "1", [first]) == again
 
 
-def test_a_member_that_is_removed_loses_all_at_once():
+def test_a_removed_member_loses_all_its_partitions():
     topics = {"a": KnownTopic("a", 3)}
     group = groups.settle(group_of(member("1"), member("2")), topics)
     group = groups.settle(groups.remove(group, "1"), topics)
@@ -209,7 +210,7 @@ def test_a_member_that_is_removed_loses_all_at_once():
     assert groups.answer(group, topics, "1") is None
 
 
-def test_a_topic_that_was_made_anew_is_another_one():
+def test_a_recreated_topic_is_another_topic():
     before, after = ({"a": KnownTopic(topic_id, 1)} for topic_id in ("old", "new"))
     group = groups.settle(group_of(member("1")), before)
     told = groups.answer(groups.settle(group, after), after, "1")
@@ -218,7 +219,7 @@ def test_a_topic_that_was_made_anew_is_another_one():
     assert [each.topic_id for each in told.revoked] == ["old"]
 
 
-def test_the_first_counts_say_where_a_new_reader_begins():
+def test_partitions_added_later_are_read_from_their_first_record():
     group = groups.note_topics(Group(), {"a": KnownTopic("a", 2)})
     group = groups.note_topics(
         group, {"a": KnownTopic("a", 5), "b": KnownTopic("b", 3)}, found_later=["b"]
@@ -228,7 +229,7 @@ def test_the_first_counts_say_where_a_new_reader_begins():
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """A group under any sequence of events; nobody has read two assignments of one epoch."""
+    """A group under any sequence of events. No partition has two assignments of one epoch."""
 
     @initialize()
     def begin(self) -> None:
@@ -290,7 +291,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def check_it_comes_to_rest(self) -> None:
-        """Once all have answered, all partitions are read as the target says, and it stays so."""
+        """Once all have answered, the assignment is the target, and stays so."""
         rest = release_all(self.group, self.topics)
         wanted = groups.target(rest, self.topics)
         for each in rest.members:
@@ -320,7 +321,7 @@ def assigned_twice() -> tuple[Group, int, int]:
 
 
 @pytest.mark.rule("which position a member of a group may store", "consistency/groups.py")
-def test_a_position_needs_the_assignment_of_now():
+def test_a_position_needs_the_present_assignment():
     group, early, now = assigned_twice()
     assert groups.may_store(group, Owner("1", now, 0), [position(5)])
     assert not groups.may_store(group, Owner("1", early, 0), [position(5)])
@@ -328,7 +329,7 @@ def test_a_position_needs_the_assignment_of_now():
     assert not groups.may_store(group, Owner("2", now, 0), [])
 
 
-def test_a_late_position_is_left_out_unless_a_seek_came_between():
+def test_a_lower_position_is_stored_only_after_a_seek():
     group, _, now = assigned_twice()
     owner = Owner("1", now, 0)
     known = [position(7)]
@@ -341,11 +342,11 @@ def test_a_late_position_is_left_out_unless_a_seek_came_between():
 
 
 @given(st.text(min_size=1, max_size=40), st.integers(0, 1 << 40), st.integers(0, 1 << 40))
-def test_an_owner_is_read_from_its_text(name: str, epoch: int, turn: int):
+def test_an_owner_is_parsed_from_its_text(name: str, epoch: int, turn: int):
     owner = Owner(name, epoch, turn)
     assert Owner.parse(str(owner)) == owner
 
 
 @pytest.mark.parametrize("text", ["0f3a", "@1.2", "a@1", "a@b.c", "a@1."])
-def test_the_text_of_a_named_consumer_is_none_of_a_member(text: str):
+def test_a_named_consumers_text_is_no_owner(text: str):
     assert Owner.parse(text) is None

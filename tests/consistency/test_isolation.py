@@ -1,4 +1,4 @@
-"""Which offsets a consumer sees: every level against a model that asks offset by offset."""
+"""The offsets that a consumer sees: every level against a model that checks each offset."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_four_levels_of_one_log():
 
 
 @pytest.mark.parametrize("isolation", CONSUMER_LEVELS)
-def test_start_above_the_bound_is_an_empty_read_that_waits_never_a_leak(isolation):
+def test_a_start_above_the_bound_is_an_empty_range(isolation):
     bounds = bounds_of(0, 3, 5, 9)
     for start in range(upper_bound(bounds, isolation), 10):
         assert visible_range(bounds, isolation, Offset(start)) == VisibleRange(start, start)
@@ -113,7 +113,7 @@ def test_above_leo_is_out_of_range_naming_both_numbers(isolation):
     assert visible_range(bounds_of(0, 3, 5, 9), isolation, Offset(10)) == OutOfRange(10, 9)
 
 
-def test_below_the_log_start_is_evicted_naming_the_first_left():
+def test_below_the_log_start_is_evicted_naming_the_log_start():
     found = visible_range(bounds_of(4, 5, 5, 9), Isolation.READ_UNCOMMITTED, Offset(3))
     assert found == Evicted(3, 4)
 
@@ -133,7 +133,7 @@ def test_bounds_out_of_order_are_a_programmers_error(disorder):
         bounds_of(*disorder)
 
 
-def test_names_are_those_that_users_write():
+def test_level_names_are_those_of_the_options():
     assert [str(each) for each in CONSUMER_LEVELS] == [
         "read_uncommitted",
         "read_replicated",

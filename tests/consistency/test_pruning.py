@@ -1,4 +1,4 @@
-"""Keys keep the order of values, and no batch that holds a match is said to have none."""
+"""Keys keep the order of values, and no batch with a match is pruned."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def extremes_of(batches):
 
 
 def check(possible, batches, verdict):
-    """Nothing is said to be impossible that is so for a value; a null is neither."""
+    """No outcome of a value counts as impossible. A null is neither."""
     for can_be, is_so in zip(possible, (True, False), strict=True):
         for may, batch in zip(can_be.tolist(), batches, strict=True):
             assert may or not any(verdict(whole_key(v)) is is_so for v in batch if v is not None)

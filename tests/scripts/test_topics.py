@@ -349,7 +349,7 @@ def test_what_is_left_of_a_deleted_topic_goes_and_a_later_topic_of_its_name_stay
     "delete", [delete_topic, lambda name: alter_topic(name, lambda old: old, added)]
 )
 @pytest.mark.parametrize("name", ["flights", "", "a/b", "\0", "../x"])
-def test_a_topic_that_is_not_there_is_unknown_by_name(on, delete, name):
+def test_a_missing_topic_is_unknown_by_name(on, delete, name):
     on.run(creation(replace(MADE, name="flight")))
     with pytest.raises(UnknownTopic) as caught:
         on.run(delete(name))

@@ -35,7 +35,7 @@ class AppendHost(Protocol):
         """Return what the appends of one stream share."""
 
     def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
-        """Return the append of a batch; raises UnknownTopic."""
+        """Return the append of a batch. Raises UnknownTopic."""
 
     def run(self, script: Script[Any]) -> Body:
         """A body that returns what the script returns."""

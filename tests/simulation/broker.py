@@ -1,8 +1,8 @@
 """A broker of a simulated run: ``broker.core`` on a machine of its own.
 
 It starts as ``broker.process`` does, and does the same again and again. What differs: its tasks
-belong to a schedule, which may end them all between any two events; its calls come over a simulated
-network; it looks at the store when something has changed there, and not forty times a second; and
+belong to a schedule, which may end them all between any two events. Its calls come over a simulated
+network. It looks at the store when something has changed there, and not forty times a second. And
 its machine may lose power, fail a force, or be full.
 """
 
@@ -189,13 +189,13 @@ class SimulatedBroker:
     # -- its life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """The process starts; it serves when it is ready."""
+        """The process starts. It serves when it is ready."""
         self.lives += 1
         self.runs = True
         self._around.schedule.start(f"{self.broker_id} starts", self._start(), self.owner)
 
     def crash(self, *, power: bool = False) -> None:
-        """The process ends where it stands; with ``power`` its machine does."""
+        """The process ends where it stands. With ``power`` its machine does."""
         self.runs = self.serves = self.paused = False
         self.dies_in = None
         self._around.schedule.resume(self.owner)
@@ -412,7 +412,7 @@ class SimulatedBroker:
         self._start_task(name, keep())
 
     def _watch(self) -> Body:
-        """Sees what has changed in the store; now and then late, or late what it had read by then.
+        """Sees what has changed in the store. Now and then late, or late what it had read by then.
 
         Others in this broker may have read more meanwhile: then there is nothing new in it.
         """

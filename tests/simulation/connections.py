@@ -3,7 +3,7 @@
 What runs on them is what ships: ``protocol.Connection`` at both ends, the streams of
 ``transport.streams``, and the streams of replication with their shells (``broker.replication``).
 This module stands for sockets, the loop and the pool: bytes arrive in their order, split anywhere,
-late, or not at all; a thread may be slow. A connection is lost as a whole.
+late, or not at all. A thread may be slow. A connection is lost as a whole.
 
 **After a break.** Neither end knows at once that a connection is broken, and some of what had
 arrived may still be handled, late. Where a split only holds bytes up, the ends find out by silence.
@@ -162,7 +162,7 @@ class _End:
         self._threads.submit(partial(self.command, act, *args))
 
     def close(self) -> None:
-        """Close the connection; the other end learns of it behind what was sent."""
+        """Close the connection. The other end learns of it behind what was sent."""
         self._threads.submit(lambda: self._lose("the connection was closed"))
 
     def arrive(self, data: Bytes) -> None:
@@ -409,7 +409,7 @@ class SimulatedLines:
         self._network = network
 
     def call(self, address: str, opening: bytes, on_event: OnEvent) -> ReplicationLine:
-        """Open a line; the address is the broker's id."""
+        """Open a line. The address is the broker's id."""
         line = ReplicationLine(opening, on_event)
 
         def ready(channel: SimulatedChannel) -> None:

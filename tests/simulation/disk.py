@@ -1,6 +1,6 @@
 """A disk in memory that loses what a real one may lose.
 
-Of each file it knows what was forced and the changes since; of each directory the names that were
+Of each file it knows what was forced and the changes since. Of each directory the names that were
 forced and the changes since. :meth:`SimulatedDisk.crash` is a power cut: of what was not forced,
 any part may be there or not. Changes that were not forced need not survive in their order, and a
 write may survive in parts: up to a byte, or by sectors.
@@ -153,9 +153,9 @@ def _is_below(path: Path, top: Path) -> bool:
 
 
 class _Renaming(Struct, frozen=True):
-    """What one operation did to names; all of it survives, or nothing of it.
+    """What one operation did to names. All of it survives, or nothing of it.
 
-    ``content`` and ``after`` say what has the name ``path`` now (None: nothing); ``freed`` is the
+    ``content`` and ``after`` say what has the name ``path`` now (None: nothing). ``freed`` is the
     name that it had before, if it had one.
     """
 
@@ -304,7 +304,7 @@ class SimulatedDisk(Disk):
         self._failing = 0
 
     def fail_next_force(self, times: int = 1) -> None:
-        """The next forces fail, of a file or of a directory; what they were to force is lost."""
+        """The next forces fail, of a file or of a directory. What they were to force is lost."""
         self._failing += times
 
     def stop_failing(self) -> None:

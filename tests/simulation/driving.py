@@ -2,7 +2,7 @@
 
 The steps do what they do in a broker (``broker.scripting.driver``), but those that wait: time
 is the schedule's here. Before each step, and between the steps of a ``Together``, anything may
-happen; sometimes between a step and its answer as well.
+happen. Sometimes between a step and its answer as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CarriedOut = Callable[[RemoteStep, Answer], None]
 
 
 class SimulatedDriver:
-    """Drives the scripts of one broker; its bodies are for a schedule."""
+    """Drives the scripts of one broker. Its bodies are for a schedule."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What a reader of a run is: the core, the streams and the connections that ship, and a shell.
 
 ``client.reading.core`` decides what is asked, and what an answer means. This stands for
-``client.reading.loop``, with tasks for its threads. At the broker the fetch itself is what ships;
+``client.reading.loop``, with tasks for its threads. At the broker the fetch itself is what ships.
 :func:`watched` looks at what it answers.
 """
 
@@ -95,7 +95,7 @@ class SimulatedReader:
         self._left.add(place)
 
     def read(self, *, once: bool = False) -> Body:
-        """Read until all ranges are over; ``once``: or a call is.
+        """Read until all ranges are over. ``once``: or a call is.
 
         Raises:
             IsologError: a range cannot be read on.

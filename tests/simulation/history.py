@@ -1,7 +1,7 @@
 """What happened in a run, as somebody sees it who sees everything.
 
 The entries of every replica are folded here in a plain way of its own (``Fold``), and what was
-committed of each partition besides (``Course``); records of the store are taken as they change.
+committed of each partition besides (``Course``). Records of the store are taken as they change.
 Invariants compare what brokers and clients do with this.
 """
 
@@ -37,7 +37,7 @@ class Sent(Struct, frozen=True):
     values: range
     place: Place
     producer: int | None
-    """The number of its producer, which has ids and may send it again; else None."""
+    """The number of its producer, which has ids and may send it again. Else None."""
     committed: bool = False
     """Its client asks for an acknowledgement once it is replicated."""
     client: str = ""
@@ -59,7 +59,7 @@ class Fetched(Struct, frozen=True):
     records: list[tuple[int, int]]
     """(offset, number)."""
     epoch: int | None
-    """In which the leader answered; None: the fetch ended before it said so."""
+    """In which the leader answered. None: the fetch ended before it said so."""
     bounds: Bounds | None
 
 
@@ -95,7 +95,7 @@ class Seen(Struct, eq=False):
 class Fold:
     """Entries one after the other, and what follows from them.
 
-    ``start``: the first that is left; those before it have been given up. ``start_offset``: the
+    ``start``: the first that is left. Those before it have been given up. ``start_offset``: the
     offset there, above the end of the entry before it if a trimmed log began above its end.
     """
 
@@ -118,7 +118,7 @@ class Fold:
         self._fold(seen)
 
     def cut(self, entries: int) -> list[Seen]:
-        """Only so many are left; those that are gone."""
+        """Only so many are left. Those that are gone."""
         gone = self.entries[entries:]
         if gone:
             del self.entries[entries:]
@@ -215,7 +215,7 @@ class Course:
         return epoch >= self.unclean_epoch
 
     def lose(self, entries: int) -> list[Seen]:
-        """Of what was committed only so many entries are left; those that are gone."""
+        """Of what was committed only so many entries are left. Those that are gone."""
         gone = self.committed.cut(entries)
         markers = {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
         self.lost |= markers
@@ -331,7 +331,7 @@ class History(Struct):
         client: str,
         part: Part | None,
     ) -> Sent:
-        """A new batch of so many records; a producer's numbers rise in its order."""
+        """A new batch of so many records. A producer's numbers rise in its order."""
         values = range(self.values, self.values + count)
         sent = Sent(values, place, producer, committed, client, part, self.moment())
         self.sent[self.values] = sent
@@ -392,7 +392,7 @@ class History(Struct):
                 self.finished.add(before.number)
 
     def is_committed(self, part: Part) -> bool | None:
-        """Whether what the producer wrote in the transaction counts; None: it is not decided."""
+        """Whether what the producer wrote in the transaction counts. None: it is not decided."""
         if part[0] == NO_TRANSACTION:
             return True
         if part in self.dropped:

@@ -1,7 +1,7 @@
 """The logs of a simulated broker: files on a simulated disk.
 
 They go on over the broker's end. A machine that loses power keeps what was forced and, of the rest,
-what chance decides; so what happens to a machine happens to all its logs.
+what chance decides. So what happens to a machine happens to all its logs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DiskLogs(FileLogs):
         self._runs.forget_run()
 
     def end_process(self) -> None:
-        """End the broker; the machine goes on."""
+        """End the broker. The machine goes on."""
         self.disk.kill()
 
     def lose_power(self, chance: Random) -> None:
@@ -75,7 +75,7 @@ class DiskLogs(FileLogs):
     def change_a_byte(
         self, chance: Random, topic_id: str, spared: Container[tuple[str, int]] = ()
     ) -> tuple[Path, int] | None:
-        """Change a bit of a stored batch; return its file and entry, None if there is no batch."""
+        """Change a bit of a stored batch. Return its file and entry, None if there is no batch."""
         found = []
         for path, raw in self.disk.files().items():
             if path.suffix == ".entries" and path.parts[-3] == topic_id:

@@ -47,7 +47,7 @@ class Onlooker:
         *,
         tells: bool,
     ) -> None:
-        """``tell`` takes a sentence of the story; ``tells``: somebody reads it."""
+        """``tell`` takes a sentence of the story. ``tells``: somebody reads it."""
         self.topics: dict[str, Topic] = {}
         """The topics that are there, by name."""
         self._view = view
@@ -76,7 +76,7 @@ class Onlooker:
                 line.may_be_cut = True
 
     def note_changes(self, by: str) -> None:
-        """Takes what has changed in the store; ``by``: the broker that did it, if one did."""
+        """Takes what has changed in the store. ``by``: the broker that did it, if one did."""
         changes, self._records.changes = self._records.changes, []
         for change in changes:
             self._note_change(*change, by)
@@ -135,7 +135,7 @@ class Onlooker:
         """Where the log starts: what was before is gone, by retention or as its leader's is.
 
         A line keeps it all the same. A follower that began anew may never have had it, or something
-        else in its place; one that gave up its own may be at another offset. Only what it had in
+        else in its place. One that gave up its own may be at another offset. Only what it had in
         common with what is committed counts as given up.
         """
         before, start = line.start, int(partition.log.start.entry)

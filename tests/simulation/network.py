@@ -3,7 +3,7 @@
 Between two that a split keeps apart no message arrives, and what lasts (``connections``) breaks or
 is held up.
 
-A call is a task of the broker that is asked, and dies with it; then its caller learns that the
+A call is a task of the broker that is asked, and dies with it. Then its caller learns that the
 connection broke, and not whether the call was carried out.
 """
 
@@ -75,14 +75,14 @@ class Call:
         self.answered.give()
 
     def result(self) -> Any:
-        """The answer; raises the error, or NoAnswer."""
+        """The answer. Raises the error, or NoAnswer."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class Trouble(Struct):
-    """How often a message has a bad fate; each is a chance between 0 and 1."""
+    """How often a message has a bad fate. Each is a chance between 0 and 1."""
 
     lost: float = 0.0
     late: float = 0.0
@@ -106,7 +106,7 @@ class Network:
     # -- splits ------------------------------------------------------------------------------------
 
     def split(self, one: str, other: str) -> frozenset[str]:
-        """These two cannot reach each other from now on; for :meth:`heal`."""
+        """These two cannot reach each other from now on. For :meth:`heal`."""
         pair = frozenset((one, other))
         self._splits.append(pair)
         for each, ends in list(self.connections.items()):

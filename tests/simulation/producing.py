@@ -1,6 +1,6 @@
 """What a producer of a run is: the core, the streams and the connections that ship, and a shell.
 
-``client.writing.core`` decides; ``client.writing.appending`` carries batches over streams of a
+``client.writing.core`` decides. ``client.writing.appending`` carries batches over streams of a
 ``protocol.Connection``. This stands for ``client.writing.loop``, with tasks for its threads. All
 clients of a run are one process: they share one connection to each broker.
 """
@@ -405,5 +405,5 @@ def _give_up(fail: Callable[[IsologError], None]) -> Body:
 
 
 def description_of(topic: str, topic_id: str) -> TopicDescription:
-    """Return a topic as a producer knows it; none here wants to hear of more partitions."""
+    """Return a topic as a producer knows it. None here wants to hear of more partitions."""
     return TopicDescription(name=topic, id=topic_id, schema=SCHEMA, config={}, partitions=())

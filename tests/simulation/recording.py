@@ -156,7 +156,7 @@ class Recorder(Invariant):
 
 
 def _outcome_of(sent: Sent, error: IsologError) -> str:
-    """A real producer aborts a transaction in which a write failed; those of a run may not."""
+    """A real producer aborts a transaction in which a write failed. Those of a run may not."""
     if isinstance(error, UnknownOutcome):
         return "unknown"
     if sent.part is not None and not isinstance(error, InvalidTransaction):

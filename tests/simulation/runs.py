@@ -44,7 +44,7 @@ class Ran(Struct, frozen=True):
 
 
 def run(form: Form, *, tells: bool = False, histories: Path | None = None) -> Ran:
-    """One run, from its form; its history is written into the folder ``histories``."""
+    """One run, from its form. Its history is written into the folder ``histories``."""
     recorders: list[Recorder] = []
 
     def watch(view: View) -> Recorder:
@@ -95,7 +95,7 @@ def _found_again(form: Form, broken: str) -> Finding | None:
 def find(seeds: Iterable[int], faults: Collection[str] = ()) -> tuple[int, Finding | None]:
     """Runs one seed after the other until one fails: the events of all, and the finding.
 
-    ``faults``: leave out runs without one of these kinds of faults; none: leave out no run.
+    ``faults``: leave out runs without one of these kinds of faults. None: leave out no run.
     """
     events = 0
     for form in map(draw, seeds):

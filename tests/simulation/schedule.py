@@ -22,7 +22,7 @@ from tests.simulation.clock import VirtualClock
 
 
 class Signal:
-    """Something that tasks wait for; once it is given, who asks later does not wait."""
+    """Something that tasks wait for. Once it is given, who asks later does not wait."""
 
     __slots__ = ("_schedule", "_waiting", "given")
 
@@ -45,7 +45,7 @@ class Signal:
 
 
 class Within(Struct, frozen=True):
-    """Waits for a signal, and for so many seconds at most; ``given`` tells which it was."""
+    """Waits for a signal, and for so many seconds at most. ``given`` tells which it was."""
 
     signal: Signal
     seconds: float
@@ -93,7 +93,7 @@ class Schedule:
         self._stopped: dict[str, list[Task]] = {}  # owner → its tasks that could go on
 
     def start(self, name: str, body: Body, owner: str = "") -> Task:
-        """A new task; it takes its first step when its turn comes."""
+        """A new task. It takes its first step when its turn comes."""
         task = Task(name, body, owner)
         self._tasks[task] = None
         self.make_ready(task)

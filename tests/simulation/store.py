@@ -134,7 +134,7 @@ class MemoryStore:
 
     @contextmanager
     def as_of(self, revision: int | None) -> Iterator[None]:
-        """:meth:`changes` tells meanwhile what there was at this revision; None: what there is."""
+        """:meth:`changes` tells meanwhile what there was at this revision. None: what there is."""
         self._sees = revision
         try:
             yield
@@ -258,7 +258,7 @@ class Outage:
         self.is_away = True
 
     def end(self, look: Callable[[], None]) -> None:
-        """Let the broker reach the store again; what was late is done before that, or never.
+        """Let the broker reach the store again. What was late is done before that, or never.
 
         ``look`` takes notice of what the broker has changed.
         """
@@ -270,7 +270,7 @@ class Outage:
         self.ends = self.is_away = False
 
     def seen_upto(self, seen: int, last: int) -> int:
-        """Return up to which revision a watch has told of changes; ``seen`` it has told before."""
+        """Return up to which revision a watch has told of changes. ``seen`` it has told before."""
         if self.is_away:
             return seen
         return self._chance.randint(seen, last) if self._chance.random() < _BEHIND else last
@@ -281,7 +281,7 @@ class Outage:
             raise MetadataUnavailable("the metadata store in memory: it does not answer")
 
     def change(self, change: Callable[[], Done]) -> Done:
-        """Return what the change returns; MetadataUnavailable, whether it is done or not."""
+        """Return what the change returns. MetadataUnavailable, whether it is done or not."""
         if not self.is_away:
             return change()
         self._late.clear()

@@ -29,25 +29,25 @@ def lines(*, committed: int) -> tuple[Line, Line]:
     return line, led
 
 
-def test_a_cut_explains_that_what_is_not_committed_is_gone():
+def test_a_truncation_explains_missing_uncommitted_entries():
     line, led = lines(committed=2)
     line.may_be_cut = True
     assert unexplained(line, line.entries, led) == line.entries[:2]
 
 
-def test_a_cut_explains_that_what_its_leader_has_evicted_is_gone():
+def test_a_truncation_explains_missing_entries_that_the_leader_evicted():
     line, led = lines(committed=3)
     line.may_be_cut = True
     led.begin_at(2)
     assert unexplained(line, line.entries, led) == line.entries[2:]
 
 
-def test_without_a_cut_nothing_explains_that_an_entry_is_gone():
+def test_a_missing_entry_without_a_truncation_is_reported():
     line, led = lines(committed=0)
     assert unexplained(line, line.entries, led) == line.entries
 
 
-def test_a_removal_explains_that_all_is_gone():
+def test_a_removal_explains_that_all_entries_are_missing():
     line, led = lines(committed=3)
     line.may_be_gone = True
     assert unexplained(line, line.entries, led) == []
@@ -68,13 +68,13 @@ def told_of(answers: Any) -> list[str]:
     return told
 
 
-def test_a_reader_goes_on_where_it_is_answered():
+def test_a_reader_continues_after_an_answer():
     facts = EndFacts(next=3, lineage=(), bounds=None, partitions=1, leader_epoch=1, range=0)
     answer = numbers(0, 0), facts.to_bytes()
     assert told_of(each for each in [answer, answer]) == ["went_on", "looked", "looked"]
 
 
-def test_a_reader_does_not_go_on_where_its_fetch_is_refused_after_it_began():
+def test_a_reader_does_not_continue_where_its_fetch_is_refused():
     """Its leader was replaced meanwhile and leads again: others are in the place of its records."""
 
     def answers() -> Any:

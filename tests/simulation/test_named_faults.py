@@ -17,11 +17,11 @@ SEEDS = range(12)
 
 
 def form(seed: int) -> Form:
-    """Three brokers; two bytes of their logs may change."""
+    """Three brokers. Two bytes of their logs may change."""
     return Form(seed, 3, 1, (*CLIENTS, "changed-byte-5", "changed-byte-6"))
 
 
-def test_whatever_byte_changes_all_that_holds_goes_on_to_hold():
+def test_invariants_hold_after_any_changed_byte():
     changed = 0
     for seed in SEEDS:
         world = World(form(seed), tells=True)
@@ -36,7 +36,7 @@ def changed_bytes(seed: int) -> Form:
     return Form(seed, 3, 1, (*CLIENTS, "changed-bytes-5"))
 
 
-def test_nothing_is_lost_if_bytes_change_on_all_disks_each_in_another_entry():
+def test_no_record_is_lost_if_each_disk_has_damage_in_another_entry():
     taken = 0
     for seed in SEEDS:
         world = World(changed_bytes(seed), tells=True)
@@ -46,7 +46,7 @@ def test_nothing_is_lost_if_bytes_change_on_all_disks_each_in_another_entry():
     assert taken > len(SEEDS)
 
 
-def test_a_log_that_keeps_nothing_of_what_it_cuts_at_damage_is_found(
+def test_a_log_that_drops_its_truncated_part_at_damage_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(CutSegments, "keep", lambda *_: None)
@@ -63,12 +63,12 @@ def dead_disk(seed: int) -> Form:
     return Form(seed, 3, 1, ("transactions-0", "plain-1", "plain-2", "dead-disk-3"))
 
 
-def test_a_leader_whose_disk_takes_no_writes_hands_over():
+def test_a_leader_on_a_read_only_disk_hands_over():
     findings = [run(dead_disk(seed)).finding for seed in SEEDS]
     assert not any(findings), findings
 
 
-def test_a_leader_that_keeps_leading_on_a_disk_that_takes_no_writes_is_found(
+def test_a_leader_that_stays_on_a_read_only_disk_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(Withdrawals, "looking", no_steps)

@@ -55,5 +55,5 @@ def test_a_planted_bug_is_found_without_its_seed(name: str):
     check(name, find_bug(name, seeds_for(name, 2 * RUNS)))
 
 
-def test_each_seed_is_one_of_a_bug_that_is_planted():
+def test_each_seed_belongs_to_a_planted_bug():
     assert SEEDS.keys() <= BUGS.keys()

@@ -8,5 +8,5 @@ from tests.simulation.planted import BUGS
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_patches_names_of_today(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_planted_bug_patches_existing_names(name: str, monkeypatch: pytest.MonkeyPatch):
     BUGS[name](monkeypatch)

@@ -1,4 +1,4 @@
-"""The schedule of a simulated run: one seed, one run; whoever crashes does nothing more."""
+"""The schedule of a simulated run: one seed, one run. Whoever crashes does nothing more."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_task_keeps_its_own_order(seed):
         assert [each for each in told if each[0] == name] == [f"{name}{n}" for n in range(5)]
 
 
-def test_time_passes_to_the_earliest_timer_when_nobody_can_go_on():
+def test_time_passes_to_the_earliest_timer_without_a_runnable_task():
     told: list[tuple[str, float]] = []
     found = schedule()
 
@@ -62,7 +62,7 @@ def test_time_passes_to_the_earliest_timer_when_nobody_can_go_on():
     assert told == [("early", 2.0), ("late", 30.0)]
 
 
-def test_time_may_pass_while_a_task_could_go_on():
+def test_time_may_pass_while_a_task_is_runnable():
     """Such a task is slow: what it saw may be old when it goes on."""
     overtaken = 0
     for seed in range(200):
@@ -84,7 +84,7 @@ def test_time_may_pass_while_a_task_could_go_on():
     assert 0 < overtaken < 100
 
 
-def test_a_signal_lets_everybody_go_on_and_whoever_asks_later():
+def test_a_signal_wakes_all_waiters_and_later_ones():
     found = schedule()
     signal = Signal(found)
     told: list[str] = []
@@ -107,7 +107,7 @@ def test_a_signal_lets_everybody_go_on_and_whoever_asks_later():
     assert sorted(told) == ["a", "b", "c"]
 
 
-def test_tasks_that_wait_for_what_never_comes_end_the_run():
+def test_tasks_that_wait_forever_end_the_run():
     found = schedule()
 
     def wait() -> Body:
@@ -169,7 +169,7 @@ def test_the_wall_clock_steps_and_the_others_do_not():
     assert clock.monotonic() == 10.0
 
 
-def test_who_waits_for_a_signal_within_a_time_goes_on_at_whichever_comes_first():
+def test_a_wait_with_a_timeout_ends_at_the_signal_or_the_timeout():
     told: list[tuple[str, bool, float]] = []
     found = schedule()
     early, late = Signal(found), Signal(found)
@@ -192,7 +192,7 @@ def test_who_waits_for_a_signal_within_a_time_goes_on_at_whichever_comes_first()
     assert told == [("a", True, 1.0), ("b", False, 5.0), ("a", True, 101.0), ("b", True, 105.0)]
 
 
-def test_tasks_of_an_owner_who_stands_still_go_on_later():
+def test_tasks_of_a_paused_owner_continue_later():
     told: list[str] = []
     found = schedule()
 

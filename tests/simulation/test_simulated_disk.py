@@ -15,7 +15,7 @@ FILE = HERE / "file"
 
 
 def disk_with_a_file(content: bytes = b"") -> tuple[SimulatedDisk, SimulatedFile]:
-    """A disk with one file; what it has is forced, and so is its name."""
+    """A disk with one file. What it has is forced, and so is its name."""
     disk = SimulatedDisk()
     disk.make_directory(HERE)
     file = disk.create(FILE)
@@ -35,7 +35,7 @@ def outcomes(prepare, crashes: int = 300) -> set[bytes | None]:
     return found
 
 
-def test_what_was_forced_survives_every_crash():
+def test_synced_writes_survive_every_crash():
     def prepare():
         disk, file = disk_with_a_file(b"kept")
         file.write(4, b"lost?")
@@ -45,7 +45,7 @@ def test_what_was_forced_survives_every_crash():
     assert outcomes(prepare) == {b"keptlost?"}
 
 
-def test_of_a_write_that_was_not_forced_any_first_part_may_survive():
+def test_any_prefix_of_an_unsynced_write_may_survive():
     def prepare():
         disk, file = disk_with_a_file(b"kept")
         file.write(4, b"xyz")
@@ -54,7 +54,7 @@ def test_of_a_write_that_was_not_forced_any_first_part_may_survive():
     assert outcomes(prepare) == {b"kept" + b"xyz"[:length] for length in range(4)}
 
 
-def test_what_is_on_the_disk_lacks_what_was_not_forced():
+def test_unsynced_writes_are_not_on_the_disk():
     disk, file = disk_with_a_file(b"kept")
     file.write(4, b"lost?")
     assert disk.forced(FILE) == b"kept"
@@ -66,7 +66,7 @@ def test_what_is_on_the_disk_lacks_what_was_not_forced():
     assert disk.forced(HERE / "other") == b""
 
 
-def test_writes_that_were_not_forced_need_not_survive_in_order():
+def test_unsynced_writes_may_survive_out_of_order():
     def prepare():
         disk, file = disk_with_a_file()
         file.write(0, b"a" * SECTOR)
@@ -77,7 +77,7 @@ def test_writes_that_were_not_forced_need_not_survive_in_order():
     assert {b"", b"a" * SECTOR, b"\0" * SECTOR + b"b" * SECTOR} <= found
 
 
-def test_a_name_that_was_not_forced_may_be_gone_and_a_replaced_file_may_be_back():
+def test_an_unsynced_name_may_be_lost_and_a_replaced_file_may_return():
     def made():
         disk = SimulatedDisk()
         disk.make_directory(HERE)
@@ -108,7 +108,7 @@ def test_a_renamed_file_has_one_name_after_a_crash():
         assert list(disk.files().values()) == [b"x"]
 
 
-def test_after_a_force_that_failed_readers_see_what_a_second_force_does_not_bring_to_the_disk():
+def test_after_a_failed_fsync_a_second_one_does_not_write_what_readers_see():
     def prepare():
         disk, file = disk_with_a_file(b"kept")
         file.write(4, b"ghost")
@@ -122,7 +122,7 @@ def test_after_a_force_that_failed_readers_see_what_a_second_force_does_not_brin
     assert outcomes(prepare) == {b"kept"}
 
 
-def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
+def test_a_directory_whose_removal_was_not_synced_can_be_made_again():
     disk, _ = disk_with_a_file(b"gone")
     disk.fail_next_force()
     with pytest.raises(StorageFailure):
@@ -133,7 +133,7 @@ def test_a_directory_whose_removal_could_not_be_forced_can_be_made_again():
     disk.create(FILE)
 
 
-def test_a_full_disk_takes_what_it_has_room_for_and_says_no():
+def test_a_full_disk_takes_what_fits_and_fails():
     disk, file = disk_with_a_file(b"kept")
     disk.room = 2
     with pytest.raises(DiskFull):
@@ -150,7 +150,7 @@ def test_a_mapping_shows_what_is_written_later_and_outlives_the_file():
     assert mapped.size == 100
 
 
-def test_a_file_of_a_process_that_died_takes_no_more():
+def test_a_file_of_a_dead_process_takes_no_writes():
     disk, file = disk_with_a_file(b"x")
     disk.kill()
     with pytest.raises(ValueError, match="closed"):
@@ -158,7 +158,7 @@ def test_a_file_of_a_process_that_died_takes_no_more():
     assert disk.files()[FILE] == b"x"
 
 
-def test_a_bit_rots_for_good():
+def test_a_rotten_bit_stays():
     disk, _ = disk_with_a_file(b"\0\0")
     disk.flip(FILE, 1, 7)
     disk.crash(random.Random(0))

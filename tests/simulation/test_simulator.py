@@ -1,4 +1,4 @@
-"""Two thousand short runs find nothing; a seed is one run; what fails can be had again, smaller."""
+"""Two thousand short runs find nothing. A seed is one run. What fails can be had again, smaller."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def story_of(seed: int) -> list[str]:
 
 @pytest.mark.rule("what a step of a script does", "broker/scripting/driver.py")
 @pytest.mark.slow
-def test_eighty_runs_find_nothing_and_do_what_brokers_are_for():
+def test_eighty_runs_find_no_violation_and_cover_all_operations():
     """Each raises what it finds, and in most something is written and committed."""
     written = committed = 0
     for world in map(world_of, range(FEW)):
@@ -74,7 +74,7 @@ def test_eighty_runs_find_nothing_and_do_what_brokers_are_for():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.full
-def test_two_thousand_runs_find_nothing():
+def test_two_thousand_runs_find_no_violation():
     shares = [range(first, first + SHARE) for first in range(0, RUNS, SHARE)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         found = list(pool.map(search, shares))
@@ -86,7 +86,7 @@ def test_two_thousand_runs_find_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [FEW // 4, pytest.param(RUNS // 4, marks=pytest.mark.full)])
 @pytest.mark.timeout(1200)
-def test_runs_with_a_consumer_group_find_nothing_and_partitions_move(runs: int):
+def test_runs_with_a_consumer_group_find_no_violation_and_rebalance(runs: int):
     moved = 0
     for world in map(world_of, range(GROUPS_FROM, GROUPS_FROM + runs)):
         group = group_of(json.loads(world.records.kept[CONSUMERS + GROUP][0]))
@@ -99,7 +99,7 @@ def test_runs_with_a_consumer_group_find_nothing_and_partitions_move(runs: int):
     "which run a number stands for", "tests/simulation/form.py", "tests/simulation/schedule.py"
 )
 @pytest.mark.slow
-def test_a_seed_is_one_run_whatever_python_hashes_to():
+def test_a_seed_is_one_run_with_any_hash_seed():
     program = (
         "from tests.simulation.test_simulator import story_of\n"
         "for seed in range(8): print(*story_of(seed), sep='\\n')"
@@ -129,7 +129,7 @@ def test_seeds_draw_every_kind_of_run():
         assert "member" in kinds <= {"member", *GROUP_CLIENTS, *GROUP_FAULTS}
 
 
-def test_each_invariant_says_in_one_sentence_what_holds():
+def test_each_invariant_has_a_docstring_of_one_sentence():
     assert len(INVARIANTS) >= 20
     for each in INVARIANTS:
         text = each.__doc__
@@ -140,7 +140,7 @@ def test_each_invariant_says_in_one_sentence_what_holds():
 
 
 @pytest.mark.parametrize("kind", sorted(ACTORS))
-def test_each_actor_alone_does_no_harm(kind: str):
+def test_each_actor_alone_violates_no_invariant(kind: str):
     for seed in range(3):
         form = draw(seed)
         alone = form.without(form.actors)
@@ -148,7 +148,7 @@ def test_each_actor_alone_does_no_harm(kind: str):
         assert ran.finding is None, ran.finding
 
 
-def test_a_finding_is_shrunk_and_told_and_can_be_had_again(
+def test_a_finding_is_shrunk_reported_and_reproducible(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     BUGS["a_transaction_is_finished_before_its_markers"](monkeypatch)

@@ -65,7 +65,7 @@ class World:
         self.schedule = Schedule(form.chance(f"order {form.order}"), self.clock)
         self.calm = False
         self.rests: list[Callable[[], bool]] = []
-        """Whether what clients keep up for ever has come to rest; asked at the end of the run."""
+        """Whether what clients keep up for ever has come to rest. Asked at the end of the run."""
         self.favourite: Place | None = None
         """The partition that clients choose most of the time."""
         self.history = History()
@@ -142,7 +142,7 @@ class World:
             self.story.append(f"{self.schedule.events:5} {self.clock.monotonic():7.2f} s  {what}")
 
     def start_client(self, name: str, body: Body) -> Signal:
-        """A client, for which the run waits; the signal is given at its end."""
+        """A client, for which the run waits. The signal is given at its end."""
         done = Signal(self.schedule)
 
         def live() -> Body:
@@ -199,7 +199,7 @@ class World:
             self.start_client(name, body)
 
     def run(self) -> None:
-        """From the first event to the last check; Broken if something does not hold."""
+        """From the first event to the last check. Broken if something does not hold."""
         while self._clients and self.clock.monotonic() < _WORK_S:
             self._advance()
         self.tell("all trouble ends")
@@ -331,7 +331,7 @@ class World:
         self._onlooker.look(self._by_owner.get(task.owner.partition("/")[0]))
 
     def _make_cluster(self) -> None:
-        """The brokers have run before, and topics were made; all logs are empty."""
+        """The brokers have run before, and topics were made. All logs are empty."""
         store = MemoryStore(self.records)
         for broker in self.brokers:
             before = LastRun(Generation(f"{broker.broker_id}.0"), "before", None, broker.boot_id())

@@ -85,7 +85,7 @@ def lossy(etcd: LocalEtcd) -> Lossy:
 def stores(
     etcd: LocalEtcd, lossy: Lossy, request: pytest.FixtureRequest
 ) -> Iterator[list[EtcdStore]]:
-    """A store that loses what is asked of it, and one that does not."""
+    """A store whose requests or answers are lost, and one without losses."""
     clients = (lossy, etcd.client(PATIENT_S))
     found = [EtcdStore(each, request.node.name) for each in clients]
     yield found
@@ -112,7 +112,7 @@ def test_a_change_whose_answer_is_lost_is_done_once(stores, lossy: Lossy, lost: 
     assert [each.key for each in other.list("")] == ["b"]
 
 
-def test_a_change_that_was_done_and_replaced_is_found_in_the_past(stores, lossy: Lossy):
+def test_a_replaced_change_is_found_in_the_history(stores, lossy: Lossy):
     store, other = stores
     first = other.put("a", {"n": 1}, 0)
     lossy.lost = ["answer"]
@@ -120,7 +120,7 @@ def test_a_change_that_was_done_and_replaced_is_found_in_the_past(stores, lossy:
     assert other.get("a").version < (store.put("a", {"n": 2}, first) or 0)
 
 
-def test_a_change_whose_answer_is_lost_is_told_though_others_have_changed_the_record(
+def test_a_change_with_a_lost_answer_is_resolved_after_other_changes(
     stores, lossy: Lossy, monkeypatch: pytest.MonkeyPatch
 ):
     store, other = stores
@@ -143,7 +143,7 @@ def test_a_change_whose_answer_is_lost_is_told_though_others_have_changed_the_re
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_change_that_arrives_late_is_not_done_twice(stores, lossy: Lossy, deleted: bool):
-    """It was sent again meanwhile; perhaps somebody has deleted the record since."""
+    """It was retried in the meantime. Perhaps somebody has deleted the record since."""
     store, other = stores
     lossy.lost = ["late"]
     version = store.put("a", {"n": 1}, 0)
@@ -165,7 +165,7 @@ def test_a_change_that_arrives_late_is_not_done_twice(stores, lossy: Lossy, dele
     assert [other.get("b"), other.get("c")] == [None, None]
 
 
-def test_changes_of_other_threads_go_on_when_the_fence_moves(stores, lossy: Lossy):
+def test_changes_of_other_threads_continue_when_the_fence_moves(stores, lossy: Lossy):
     store, other = stores
     lossy.lost = ["answer", "request", "late"] * 5
     with ThreadPoolExecutor(8) as pool:
@@ -174,7 +174,7 @@ def test_changes_of_other_threads_go_on_when_the_fence_moves(stores, lossy: Loss
 
 
 class Counted(EtcdClient):
-    """A client that counts what it is asked."""
+    """A client that counts its requests."""
 
     calls = 0
 
@@ -183,7 +183,7 @@ class Counted(EtcdClient):
         return super().write(path, asked)
 
 
-def test_a_read_that_need_not_be_fresh_costs_nothing_once_the_record_is_known(
+def test_a_read_without_fresh_sends_no_request_for_a_cached_record(
     etcd: LocalEtcd,
 ):
     client = Counted(etcd.endpoints, 1.0)
@@ -243,22 +243,20 @@ def test_answer_that_a_watch_has_overtaken_is_not_cached(etcd: LocalEtcd, delete
 
 
 def compact(etcd: LocalEtcd, store: EtcdStore) -> None:
-    """Forget the history, as etcd's auto-compaction does."""
+    """Compact the history, as etcd's auto-compaction does."""
     client = etcd.client()
     revision = store.changes(0).revision
     client.write("/v3/kv/compaction", {"revision": str(revision), "physical": True})
     client.close()
 
 
-def test_after_a_compaction_whoever_was_away_gets_all_records(
-    stores, etcd: LocalEtcd, lossy: Lossy
-):
+def test_after_a_compaction_a_late_caller_gets_all_records(stores, etcd: LocalEtcd, lossy: Lossy):
     store, other = stores
     other.put("a", {}, 0)
     since = store.changes(0).revision
     watch = eventually(lambda: store._feed._watch)
     lossy.has_no_watch = True
-    watch.end()  # its connection is lost, and meanwhile …
+    watch.end()  # its connection is lost, and in the meantime …
     gone = other.put("gone", {}, 0)
     other.delete("gone", gone)
     other.put("b", {}, 0)
@@ -294,7 +292,7 @@ def test_an_answer_of_another_cluster_or_an_earlier_term_is_refused(etcd: LocalE
     client.close()
 
 
-def test_what_a_closed_store_is_asked_fails(etcd: LocalEtcd):
+def test_calls_of_a_closed_store_fail(etcd: LocalEtcd):
     store = EtcdStore(etcd.client(), "closed")
     since = store.changes(0).revision
     store.close()
@@ -318,7 +316,7 @@ def test_a_renewal_whose_answer_was_lost_keeps_the_lease(etcd: LocalEtcd, lossy:
 
 
 def test_while_no_member_answers_callers_do_not_pile_up(etcd: LocalEtcd):
-    """One finds out that nobody answers; the others fail at once until somebody does."""
+    """One detects that no member answers. The others fail immediately until one does."""
     client = etcd.client(1.0)
     silent = socket.socket()
     silent.bind(("127.0.0.1", 0))
@@ -351,10 +349,10 @@ def answers(client: EtcdClient, asked: Any) -> bool:
         return False
 
 
-# -- the form of what is stored --------------------------------------------------------------------
+# -- the format of the records ---------------------------------------------------------------------
 
 
-def test_a_cluster_in_another_form_is_refused_and_left_as_it_was(etcd: LocalEtcd):
+def test_a_cluster_in_another_format_is_refused_and_not_changed(etcd: LocalEtcd):
     place = EtcdPlace(tuple(etcd.endpoints), "another-form")
     backend = EtcdBackend(place, EtcdAccess(), SystemClock(), SystemMachine(), 6.0)
     for _ in range(2):  # it is noted, and then found
@@ -369,7 +367,7 @@ def test_a_cluster_in_another_form_is_refused_and_left_as_it_was(etcd: LocalEtcd
     assert after == written
 
 
-# -- who may use etcd ------------------------------------------------------------------------------
+# -- authentication --------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -399,7 +397,7 @@ def test_etcd_is_reached_with_tls_a_certificate_a_user_and_a_password(tmp_path: 
             version = store.put("a", {"n": 1}, 0)
             assert store.changes(since).changed["a"].version == version
             (member,) = etcd.members
-            member.kill()  # it forgets the tokens that it gave
+            member.kill()  # it drops its tokens
             etcd.restore()
             eventually(lambda: store.get("a").version == version)
             assert store.put("a", {"n": 2}, version)
@@ -482,10 +480,10 @@ def test_the_second_broker_of_an_id_is_refused(board_of, tmp_path: Path, with_le
         each.release()
 
 
-def test_a_broker_that_is_killed_and_started_again_has_its_id_at_once(board_of, tmp_path: Path):
+def test_a_restarted_broker_gets_its_id_immediately(board_of, tmp_path: Path):
     first = board_of("one")
     first.lock_id("b", tmp_path)
-    first.take_place("b", "start", LEASE_S)  # and dies: nothing is released
+    first.take_place("b", "start", LEASE_S)  # and dies without releasing its id
     begun = time.monotonic()
     again = board_of("one")
     again.lock_id("b", tmp_path)
@@ -496,7 +494,7 @@ def test_a_broker_that_is_killed_and_started_again_has_its_id_at_once(board_of, 
 
 
 @pytest.mark.parametrize("boot_id", ["two", None])
-def test_after_a_lease_without_a_sign_of_life_an_id_is_free_and_its_old_broker_ends(
+def test_an_id_is_free_after_a_lease_without_a_renewal(
     board_of, tmp_path: Path, boot_id: str | None
 ):
     first = board_of("one")
@@ -571,7 +569,7 @@ def test_lock_id_is_refused_by_a_renewal_after_its_last_look(
 
 
 @pytest.mark.parametrize("longer_s", [LEASE_S, 2 * LEASE_S])
-def test_whoever_looks_for_running_brokers_ends_those_that_stand_still(
+def test_a_check_for_running_brokers_ends_paused_ones(
     board_of, tmp_path: Path, longer_s: float, caplog: pytest.LogCaptureFixture
 ):
     """The leases of the others may last longer than the observer's own."""
@@ -606,7 +604,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["leader", "follower"])
-def test_a_member_that_stands_still_delays_and_loses_nothing(three: LocalEtcd, name: str):
+def test_a_paused_member_loses_no_change(three: LocalEtcd, name: str):
     stores = [EtcdStore(three.client(), f"still-{name}") for _ in range(2)]
     written: list[int] = []
     stop = threading.Event()
@@ -619,7 +617,7 @@ def test_a_member_that_stands_still_delays_and_loses_nothing(three: LocalEtcd, n
                 if stores[0].put("n", {"n": len(written)}, at) is not None:
                     written.append(len(written))
             except StorageFailure:
-                continue  # nobody can tell; the next read does
+                continue  # the outcome is unknown. The next read does
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -645,7 +643,7 @@ def test_a_member_that_stands_still_delays_and_loses_nothing(three: LocalEtcd, n
 
 
 @pytest.mark.full
-def test_without_a_quorum_calls_fail_in_time_and_a_watch_goes_on_after_it(
+def test_without_a_quorum_calls_fail_in_time_and_a_watch_continues_later(
     three: LocalEtcd, tmp_path: Path
 ):
     store, other = (EtcdStore(three.client(0.5), "quorum") for _ in range(2))
@@ -677,7 +675,7 @@ def test_without_a_quorum_calls_fail_in_time_and_a_watch_goes_on_after_it(
     def told() -> bool:
         try:
             return "c" in store.changes(since).changed
-        except MetadataUnavailable:  # others fail at once while one of them tries
+        except MetadataUnavailable:  # others fail immediately while one of them tries
             return False
 
     eventually(told)

@@ -26,7 +26,7 @@ FROM_3_6 = "message"
         (2, "auth token is not given", MetadataUnavailable),
     ],
 )
-def test_an_error_is_understood_by_its_text(name: str, code: int, text: str, error: type) -> None:
+def test_an_error_is_classified_by_its_text(name: str, code: int, text: str, error: type) -> None:
     answer = json.dumps({name: text, "code": code}).encode()
     with closing(EtcdClient(["127.0.0.1:1"], 1.0)) as client:
         with pytest.raises(error, match="etcd at") as raised:

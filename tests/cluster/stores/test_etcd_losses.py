@@ -47,7 +47,7 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 def lost(call: Callable[[], object]) -> None:
-    """Wait while etcd starts; then the call must fail with METADATA_LOST."""
+    """Wait while etcd starts. Then the call must fail with METADATA_LOST."""
     found = eventually(lambda: (code := outcome(call)) != "METADATA_UNAVAILABLE" and code)
     assert found == "METADATA_LOST"
 
@@ -120,7 +120,7 @@ def opened(etcd: LocalEtcd, name: str, mark: str) -> None:
     backend(etcd, name).open_store(mark).close()
 
 
-def test_restart_finds_a_restore_of_etcd(own: LocalEtcd, tmp_path: Path):
+def test_a_restart_detects_a_restore_of_etcd(own: LocalEtcd, tmp_path: Path):
     mark = filled(own, tmp_path, "restart")
     opened(own, "restart", mark)
     put_back_data(own, tmp_path / "copy")
@@ -167,9 +167,7 @@ def test_store_works_again_once_the_earlier_etcd_is_back(own: LocalEtcd, tmp_pat
         assert set(store.changes(since).changed) == {"b"}
 
 
-def test_store_that_knows_a_later_head_changes_nothing_whatever_the_revision(
-    own: LocalEtcd, tmp_path: Path
-):
+def test_a_store_with_a_later_head_makes_no_change(own: LocalEtcd, tmp_path: Path):
     """A restore may raise the revision (``--bump-revision``)."""
     with closing(EtcdStore(own.client(), "bumped")) as store:
         first = store.put("a", {"n": 1}, 0)
@@ -203,7 +201,7 @@ def test_changes_of_a_restored_etcd_are_never_returned(own: LocalEtcd, tmp_path:
             store.changes(since, fresh=False)
 
 
-def test_one_member_of_another_cluster_is_passed_over(
+def test_one_member_of_another_cluster_is_skipped(
     own: LocalEtcd, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "other").mkdir()
@@ -230,7 +228,7 @@ def test_one_member_of_another_cluster_is_passed_over(
             assert loss_key(own, "members") == ""
 
 
-def test_restart_passes_over_a_first_member_of_another_cluster(own: LocalEtcd, tmp_path: Path):
+def test_a_restart_skips_a_first_member_of_another_cluster(own: LocalEtcd, tmp_path: Path):
     (tmp_path / "other").mkdir()
     with LocalEtcd(1, tmp_path / "other") as other:
         mark = filled(own, tmp_path, "first")

@@ -1,4 +1,4 @@
-"""Leases: what a holder may believe, what an observer may conclude, and never both."""
+"""Leases: a holder and an observer never count on opposite facts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOARDS: dict[str, Callable[[Path], Board]] = {
 
 
 class HandClock:
-    """A clock that a test moves; each broker's has another beginning."""
+    """A clock that a test moves. Each broker's has another beginning."""
 
     def __init__(self, moments: list[float], beginning: float = 0.0) -> None:
         self._moments = moments
@@ -46,7 +46,7 @@ class HandClock:
 
 
 class PromptLeases(EtcdLeases):
-    """Leases in etcd whose watch is never late: it tells of a change before the next read."""
+    """Leases in etcd whose watch is never late: it reports a change before the next read."""
 
     def read(self, broker_id: str) -> Renewal | None:
         super().read(broker_id)  # the watch goes on from the first read
@@ -90,7 +90,7 @@ def observers(board, moments) -> Leases:
     return Leases(board, HandClock(moments, 7_000.0), 10.0)
 
 
-def test_who_saw_a_lease_end_sees_that_its_holder_has_another(holders, observers, moments):
+def test_an_observer_of_an_expired_lease_sees_the_next_one(holders, observers, moments):
     lease = holders.hold("b1", "start-1")
     assert observers.alive("b1")
     moments.append(11.0)
@@ -116,8 +116,8 @@ def test_a_lease_lasts_for_as_long_as_it_is_renewed(holders, observers, moments)
     assert not observers.alive("b1")
 
 
-def test_who_looks_for_the_first_time_gives_a_lease_its_full_time(holders, board, moments):
-    """A broker that starts knows nothing of how old a lease is."""
+def test_an_observer_counts_an_unseen_lease_with_its_full_duration(holders, board, moments):
+    """A broker that starts does not have the age of a lease."""
     holders.hold("b1", "start-1")
     moments.append(1_000.0)
     newcomer = Leases(board, HandClock(moments), 10.0)
@@ -127,7 +127,7 @@ def test_who_looks_for_the_first_time_gives_a_lease_its_full_time(holders, board
 
 
 class LateAnswer:
-    """A board whose next read takes ``slow_s``; the holder renews just before its answer."""
+    """A board whose next read takes ``slow_s``. The holder renews just before its answer."""
 
     def __init__(self, board: Board, moments: list[float], slow_s: float) -> None:
         self._board = board
@@ -170,7 +170,7 @@ def test_a_broker_without_a_lease_is_not_alive(holders, observers):
     assert not lease.renew()
 
 
-def test_a_renewal_that_comes_too_late_says_so_and_is_seen_again(holders, observers, moments):
+def test_a_late_renewal_fails_and_is_seen_again(holders, observers, moments):
     lease = holders.hold("b1", "start-1")
     assert observers.alive("b1")
     moments.append(11.0)
@@ -180,8 +180,8 @@ def test_a_renewal_that_comes_too_late_says_so_and_is_seen_again(holders, observ
     assert not lease.renew(), "its holder takes a new one"
 
 
-def test_a_lease_is_its_incarnations_alone(holders, observers, moments):
-    """The later takes the place; what the earlier writes then is not seen."""
+def test_only_its_incarnation_renews_a_lease(holders, observers, moments):
+    """The later takes the place. Later writes of the earlier incarnation are not seen."""
     earlier = holders.hold("b1", "start-1")
     later = holders.hold("b1", "start-2")
     assert not earlier.renew()
@@ -192,7 +192,7 @@ def test_a_lease_is_its_incarnations_alone(holders, observers, moments):
     assert not observers.alive("b1")
 
 
-def test_a_lease_lasts_as_long_as_its_holder_counts_on_it(board, moments):
+def test_a_lease_lasts_for_its_holders_duration(board, moments):
     """Whatever the observer's own leases last."""
     long = Leases(board, HandClock(moments, 50.0), 20.0)
     short = Leases(board, HandClock(moments, 60.0), 2.0)
@@ -204,7 +204,7 @@ def test_a_lease_lasts_as_long_as_its_holder_counts_on_it(board, moments):
     assert not long.alive("b2")
 
 
-def test_who_holds_a_lease_is_one_incarnation(holders, observers, moments):
+def test_a_lease_has_one_holding_incarnation(holders, observers, moments):
     assert observers.holder("b1") is None
     holders.hold("b1", "start-1")
     assert observers.holder("b1") == "start-1"
@@ -214,7 +214,7 @@ def test_who_holds_a_lease_is_one_incarnation(holders, observers, moments):
     assert observers.holder("b1") is None
 
 
-def test_a_broker_ceases_to_serve_before_its_lease_is_over(holders, observers, moments):
+def test_a_broker_ceases_to_serve_before_its_lease_expires(holders, observers, moments):
     lease = holders.hold("b1", "start-1")
     assert observers.alive("b1")
     assert lease.may_serve()
@@ -228,8 +228,8 @@ def test_a_broker_ceases_to_serve_before_its_lease_is_over(holders, observers, m
     assert not lease.may_serve()
 
 
-def test_a_lease_that_was_over_is_never_served_on_again(holders, observers, moments):
-    """Others may have taken over meanwhile: its holder has to find that out first."""
+def test_an_expired_lease_is_never_served_on_again(holders, observers, moments):
+    """Others may have taken over: its holder has to check that first."""
     lease = holders.hold("b1", "start-1")
     moments.append(10.5)
     assert not lease.renew()
@@ -244,7 +244,7 @@ def test_a_renewal_is_due_several_times_in_a_leases_duration(holders):
     assert Leases(MemoryBoard(), HandClock([0.0]), 3.0).pause_s == 0.5
 
 
-def test_a_board_that_knows_that_a_process_has_ended_shows_nothing_of_it(observers, moments):
+def test_a_board_removes_the_lease_of_a_process_that_ended(observers, moments):
     board = MemoryBoard()
     leases = Leases(board, HandClock(moments), 10.0)
     lease = leases.hold("b1", "s")
@@ -256,7 +256,7 @@ def test_a_board_that_knows_that_a_process_has_ended_shows_nothing_of_it(observe
     assert not leases.alive("b1")
 
 
-def test_leases_of_several_brokers_have_nothing_to_do_with_each_other(holders, observers, moments):
+def test_leases_of_several_brokers_are_independent(holders, observers, moments):
     first, _ = holders.hold("b1", "s"), holders.hold("b2", "s")
     assert observers.alive("b1")
     assert observers.alive("b2")
@@ -302,8 +302,8 @@ class MomentsClock(FakeClock):
 
 
 @pytest.mark.parametrize("trouble", ["reads fail", "a read takes long", "the own lease is over"])
-def test_who_was_cut_off_from_the_board_gives_all_others_time_to_renew_their_leases(trouble):
-    """They were probably cut off too: nobody is dead because all were blind."""
+def test_after_a_read_outage_all_leases_count_as_valid_for_half_their_duration(trouble):
+    """They were probably cut off too: no broker counts as dead after an outage of all reads."""
     moments = [0.0]
     board, clock = SlowBoard(moments), MomentsClock(moments)
     leases = Leases(board, clock, 6.0)
@@ -327,7 +327,7 @@ def test_who_was_cut_off_from_the_board_gives_all_others_time_to_renew_their_lea
         assert not leases.alive("b1"), "it has not renewed its lease since"
 
 
-def test_who_reads_the_board_in_time_finds_a_lease_over_when_it_is():
+def test_an_observer_sees_a_lease_expire_on_time():
     moments = [0.0]
     board, clock = SlowBoard(moments), MomentsClock(moments)
     leases = Leases(board, clock, 6.0)

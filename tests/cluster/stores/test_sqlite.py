@@ -28,7 +28,7 @@ from spark_stream.cluster.stores.store import FORM, Delete, Put
 from tests.support import eventually
 
 
-def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
+def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path):
     path = tmp_path / "metadata.sqlite"
     path.write_bytes(b"certainly not a database\n" * 100)
     with pytest.raises(StorageFailure, match=r"metadata\.sqlite") as caught:
@@ -43,7 +43,7 @@ def test_a_folder_that_is_missing_is_a_typed_error(tmp_path):
         SqliteStore(tmp_path / "missing" / "metadata.sqlite")
 
 
-def test_many_stores_may_be_made_on_one_file_at_once(tmp_path):
+def test_many_stores_may_be_created_on_one_file_together(tmp_path):
     """A broker that starts and one that stops may meet here."""
     stores = [SqliteStore(tmp_path / "metadata.sqlite") for _ in range(5)]
     assert [store.put(f"k{n}", {}, 0) is not None for n, store in enumerate(stores)] == [True] * 5
@@ -79,7 +79,7 @@ print(json.dumps({"errors": errors, "keys": keys, "found": found, "read": read, 
 """
 
 
-def test_without_room_a_change_fails_reads_go_on_and_changes_come_back(tmp_path):
+def test_a_full_disk_fails_changes_but_not_reads_until_there_is_room(tmp_path):
     path = tmp_path / "metadata.sqlite"
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(path)], capture_output=True, text=True, check=False
@@ -96,7 +96,7 @@ def test_without_room_a_change_fails_reads_go_on_and_changes_come_back(tmp_path)
 
 
 def test_a_full_database_takes_no_changes_until_there_is_room(tmp_path):
-    """SQLite's own word for it; a limit of pages gives the very error that a full disk gives."""
+    """SQLite's own word for it. A limit of pages gives the very error that a full disk gives."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     version = store.put("kept", {"n": 0}, 0)
     store._writer.execute("pragma max_page_count = 6")
@@ -126,7 +126,7 @@ def let_go(holder: sqlite3.Connection) -> None:
     holder.close()
 
 
-def test_a_lock_that_another_holds_for_a_moment_is_waited_for(tmp_path):
+def test_a_change_waits_for_a_lock_of_another_process(tmp_path):
     store = SqliteStore(tmp_path / "metadata.sqlite")
     holder = holder_of(tmp_path / "metadata.sqlite")
     thread = threading.Thread(target=let_go, args=(holder,))
@@ -136,7 +136,7 @@ def test_a_lock_that_another_holds_for_a_moment_is_waited_for(tmp_path):
     store.close()
 
 
-def test_a_store_that_opens_waits_for_another_that_is_making_the_file(tmp_path):
+def test_opening_waits_for_a_process_that_creates_the_file(tmp_path):
     """SQLite itself does not: two brokers that start on a new store would not both come up."""
     holder = holder_of(tmp_path / "metadata.sqlite", "create table record (key text)")
     thread = threading.Thread(
@@ -161,7 +161,7 @@ class FastClock:
     steady_us = wall_us = lambda self: 0
 
 
-def test_a_store_whose_holder_is_stopped_says_so_in_time(tmp_path):
+def test_a_change_fails_in_time_if_the_holder_is_stopped(tmp_path):
     path = tmp_path / "metadata.sqlite"
     store = SqliteStore(path, FastClock())
     holder = holder_of(path)
@@ -186,7 +186,7 @@ def _die_in_the_middle_of_a_change(path: Path, said) -> None:
     store._change(_Waiting(stop))
 
 
-def test_a_writer_that_is_killed_in_its_turn_holds_nobody_up(tmp_path):
+def test_a_writer_killed_in_its_turn_blocks_no_other(tmp_path):
     path = tmp_path / "metadata.sqlite"
     store = SqliteStore(path)
     context = multiprocessing.get_context("spawn")
@@ -217,8 +217,8 @@ def _is_locked(path: Path) -> bool:
         return False
 
 
-def test_a_writer_that_is_stopped_while_it_is_the_next_holds_up_nobody_for_long(tmp_path):
-    """It has the first place in the line, and nothing else."""
+def test_a_writer_stopped_as_the_next_blocks_others_only_briefly(tmp_path):
+    """It has only the first place in the line."""
     path = tmp_path / "metadata.sqlite"
     store = SqliteStore(path)
     holder = holder_of(path)
@@ -255,7 +255,7 @@ def test_reads_of_a_thread_do_not_wait_for_a_change_of_another(tmp_path):
     store.close()
 
 
-def test_a_list_reads_only_what_starts_with_the_prefix(tmp_path):
+def test_a_list_reads_only_keys_with_the_prefix(tmp_path):
     """Counted in the steps of SQLite's machine: some ten a record."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     rows = [(f"z/{number}", "{}", 1) for number in range(5_000)]
@@ -281,8 +281,8 @@ def _change_on_and_on(path: Path, stop) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_changes_on_and_on_lets_others_have_their_turn(tmp_path):
-    """How many changes it makes while another waits for one of its own."""
+def test_a_busy_process_lets_others_take_their_turn(tmp_path):
+    """The number of its changes while another process waits for one."""
     path = tmp_path / "metadata.sqlite"
     store = SqliteStore(path)
     context = multiprocessing.get_context("spawn")
@@ -310,7 +310,7 @@ def test_a_process_that_changes_on_and_on_lets_others_have_their_turn(tmp_path):
     assert sum(meanwhile) / len(meanwhile) < 20
 
 
-def test_another_programs_database_is_refused_and_left_as_it_was(tmp_path: Path):
+def test_another_programs_database_is_refused_and_not_changed(tmp_path: Path):
     path = tmp_path / "bookmarks.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("create table bookmarks (place text)")
@@ -322,7 +322,7 @@ def test_another_programs_database_is_refused_and_left_as_it_was(tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", [0, FORM + 1])
-def test_a_store_in_another_form_is_refused_and_left_as_it_was(tmp_path: Path, form: int):
+def test_a_store_in_another_format_is_refused_and_not_changed(tmp_path: Path, form: int):
     path = tmp_path / "store"
     SqliteStore(path).close()
     with sqlite3.connect(path) as connection:
@@ -334,7 +334,7 @@ def test_a_store_in_another_form_is_refused_and_left_as_it_was(tmp_path: Path, f
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_says_so(tmp_path: Path):
+def test_the_error_for_another_file_says_that_it_is_no_database(tmp_path: Path):
     path = tmp_path / "noise"
     path.write_bytes(bytes(range(256)) * 32)
     with pytest.raises(StorageFailure, match="restore it from a backup"):
@@ -342,7 +342,7 @@ def test_a_file_that_is_no_database_says_so(tmp_path: Path):
     assert path.read_bytes() == bytes(range(256)) * 32
 
 
-def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
+def test_the_error_for_a_missing_folder_names_it(tmp_path: Path):
     with pytest.raises(StorageFailure, match="folder must be there"):
         SqliteStore(tmp_path / "missing" / "store")
 
@@ -355,7 +355,7 @@ def test_a_folder_that_is_not_there_says_so(tmp_path: Path):
     "cluster/stores/store.py",
     "cluster/stores/sqlite.py",
 )
-def test_deletions_are_remembered_for_a_while_and_then_all_is_read(tmp_path, monkeypatch):
+def test_after_many_changes_deletions_are_dropped_and_all_records_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite, "DELETED_KEPT", 10)
     store = SqliteStore(tmp_path / "metadata.sqlite")
     store.put("kept", {}, 0)
@@ -389,7 +389,7 @@ def test_an_idle_store_is_polled_without_a_query(tmp_path):
     store.close()
 
 
-def test_many_changes_are_forced_once(tmp_path):
+def test_many_changes_share_one_fsync(tmp_path):
     """A thousand puts are one transaction of SQLite, which forces its log once."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     commits = []
@@ -403,7 +403,7 @@ def test_many_changes_are_forced_once(tmp_path):
     store.close()
 
 
-def test_a_failure_among_many_changes_leaves_none(tmp_path):
+def test_a_failure_among_many_changes_commits_none(tmp_path):
     store = SqliteStore(tmp_path / "metadata.sqlite")
     version = store.put("kept", {"n": 0}, 0)
     since = store.changes(0).revision
@@ -417,8 +417,8 @@ def test_a_failure_among_many_changes_leaves_none(tmp_path):
     store.close()
 
 
-def test_changes_that_wait_in_one_process_go_into_the_file_together(tmp_path):
-    """Those that come while one waits for the file need one commit; each has its answer."""
+def test_waiting_changes_of_one_process_share_a_commit(tmp_path):
+    """Those that come while one waits for the file need one commit. Each has its answer."""
     path = tmp_path / "metadata.sqlite"
     store = SqliteStore(path)
     store.put("there", {}, 0)
@@ -449,7 +449,7 @@ def test_changes_that_wait_in_one_process_go_into_the_file_together(tmp_path):
     store.close()
 
 
-def test_a_change_that_fails_takes_those_that_went_with_it_along(tmp_path):
+def test_a_failed_commit_fails_all_changes_of_its_group(tmp_path):
     store = SqliteStore(tmp_path / "metadata.sqlite")
 
     def fail(connection, revision):
@@ -465,7 +465,7 @@ def test_a_change_that_fails_takes_those_that_went_with_it_along(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["k", "\ud800"], ids=["defect", "key that is no text"])
-def test_a_change_that_is_wrong_itself_fails_alone(tmp_path, key):
+def test_an_invalid_change_fails_alone(tmp_path, key):
     store = SqliteStore(tmp_path / "metadata.sqlite")
 
     def fail(connection, revision):

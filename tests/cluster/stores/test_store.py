@@ -48,8 +48,8 @@ class TestSqliteStore(OfKind):
         "cluster/stores/store.py",
         "cluster/stores/sqlite.py",
     )
-    def test_it_does_what_a_dictionary_with_versions_does(self) -> None:
-        super().test_it_does_what_a_dictionary_with_versions_does()
+    def test_the_store_behaves_as_a_dictionary_with_versions(self) -> None:
+        super().test_the_store_behaves_as_a_dictionary_with_versions()
 
 
 @pytest.mark.usefixtures("etcd")
@@ -66,7 +66,7 @@ def _count_in_process(kind: str, folder: Path, times: int, results) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_PROCESSES)
-def test_of_processes_that_open_and_write_at_once_exactly_one_wins_each_time(kind, tmp_path):
+def test_exactly_one_of_concurrent_processes_wins_each_compare_and_set(kind, tmp_path):
     """None of them has a store before: they race for making it, too."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -90,7 +90,7 @@ TEXTS = st.text(st.sampled_from(["\0", "a", "b", "\ud7ff", "\ue000", LAST]), max
 @given(TEXTS, TEXTS)
 @example("\ud7ff", "\ue000")
 @example("a" + LAST, "b")
-def test_a_range_holds_exactly_what_starts_with_the_prefix(prefix, key):
+def test_a_range_has_exactly_the_keys_with_the_prefix(prefix, key):
     end = end_of(prefix)
     start, known = prefix.encode(), key.encode()
     inside = start <= known and (end is None or known < end.encode())
@@ -102,7 +102,7 @@ def test_some_prefixes_have_no_end(prefix):
     assert end_of(prefix) is None
 
 
-def test_a_change_that_a_full_store_does_not_make_is_a_failure_until_one_is_made(tmp_path: Path):
+def test_write_failure_lasts_until_a_successful_change(tmp_path: Path):
     store = SqliteStore(tmp_path / "metadata.sqlite")
     errors = NamedCounts()
     timed = TimedStore(store, Histogram(), Histogram(), errors)

@@ -1,4 +1,4 @@
-"""Whoever writes comes to its turn: among threads in the order of asking, among processes soon."""
+"""Every writer gets its turn: threads in the order of their requests, processes soon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.clocks import FakeClock
 from tests.support import eventually
 
 
-def test_threads_get_the_lock_in_the_order_in_which_they_asked():
+def test_threads_get_the_lock_in_the_order_of_their_requests():
     line, order = ThreadLine(), []
     assert line.acquire(1.0)
 
@@ -38,7 +38,7 @@ def test_threads_get_the_lock_in_the_order_in_which_they_asked():
     assert order == list(range(10))
 
 
-def test_who_waits_too_long_leaves_the_line():
+def test_a_timeout_leaves_the_line():
     line = ThreadLine()
     assert line.acquire(1.0)
     assert not line.acquire(0.01)
@@ -80,7 +80,7 @@ def writers(tmp_path):
 
 
 @pytest.mark.rule("who may write to the store next", "cluster/stores/store_files.py")
-def test_who_ends_its_turn_and_comes_back_at_once_finds_the_other_before_it(writers):
+def test_a_writer_that_returns_immediately_waits_for_the_other(writers):
     greedy, patient = writers
     for _ in range(20):
         order = []
@@ -103,7 +103,7 @@ def test_who_ends_its_turn_and_comes_back_at_once_finds_the_other_before_it(writ
         assert order == ["patient", "greedy"]
 
 
-def test_who_waits_too_long_gives_its_place_back(writers):
+def test_a_timeout_releases_the_place(writers):
     holder, late = writers
     late.turns._clock = SystemClock()
     assert holder.take()
@@ -115,7 +115,7 @@ def test_who_waits_too_long_gives_its_place_back(writers):
     late.end()
 
 
-def test_an_attempt_that_fails_gives_the_place_and_the_turn_back(writers):
+def test_a_failed_attempt_releases_the_place_and_the_turn(writers):
     def fail() -> bool:
         raise OSError("no disk")
 

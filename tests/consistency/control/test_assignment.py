@@ -48,7 +48,7 @@ def test_without_racks_replicas_and_leaders_differ_by_one_at_most(brokers, facto
     st.lists(st.integers(0, 6), max_size=9),
 )
 def test_replicas_are_in_as_many_racks_as_there_are(racks, factor, partitions, before):
-    """Whatever the brokers have already."""
+    """For any existing load of the brokers."""
     known = {str(broker): str(rack) for broker, rack in enumerate(racks)}
     load = load_of([[str(each)] for each in before])
     factor = min(factor, len(known))
@@ -66,14 +66,14 @@ def test_equal_racks_are_loaded_evenly():
     assert counts(load, racks) == ([12] * 6, [4] * 6)
 
 
-def test_brokers_that_have_less_are_filled_first():
+def test_brokers_with_fewer_replicas_are_filled_first():
     load = load_of([("0", "1"), ("1", "0"), ("0", "1"), ("1", "0")])
     assignment = assign(4, 2, {"0": None, "1": None, "2": None, "3": None}, load)
     assert all(set(replicas) == {"2", "3"} for replicas in assignment)
     assert [load.leaders[each] for each in "0123"] == [2, 2, 2, 2]
 
 
-def test_what_a_broker_leads_is_shared_out_when_it_dies():
+def test_partitions_of_a_dead_leader_are_spread_over_brokers():
     assignment = assign(20, 3, FLAT, Load())
     heirs = Counter(replicas[1] for replicas in assignment if replicas[0] == "0")
     assert len(heirs) >= 3
@@ -91,7 +91,7 @@ def test_no_partitions_are_refused(partitions):
         (6, Misfit.TOO_MANY_REPLICAS, "there are 5 (0, 1, 2, 3, 4)"),
     ],
 )
-def test_a_replication_factor_that_cannot_be_is_refused(factor, why, names):
+def test_an_impossible_replication_factor_is_refused(factor, why, names):
     load = Load()
     refused = assign(3, factor, FLAT, load)
     assert refused.why is why
@@ -109,7 +109,7 @@ def test_a_replication_factor_that_cannot_be_is_refused(factor, why, names):
         ([["1", "2"], ["3", "3"]], Misfit.REPEATED_BROKER, 1, "3", "'3' twice"),
     ],
 )
-def test_an_assignment_by_hand_that_cannot_be_is_refused_by_name(
+def test_an_impossible_manual_assignment_is_refused_with_its_fault(
     assignment, why, partition, broker, names
 ):
     refused = misassigned(assignment, FLAT)
@@ -118,7 +118,7 @@ def test_an_assignment_by_hand_that_cannot_be_is_refused_by_name(
     assert names in refused.message
 
 
-def test_partitions_that_are_added_are_named_by_their_numbers():
+def test_faults_of_added_partitions_name_their_numbers():
     refused = misassigned([["1"], ["7"]], FLAT, first_partition=4)
     assert refused is not None
     assert refused.partition == 5
@@ -145,7 +145,7 @@ def test_a_leaving_broker_is_replaced_everywhere(brokers, factor, partitions):
     )
 
 
-def test_a_leaving_broker_that_nobody_can_replace_stays_and_is_named():
+def test_a_leaving_broker_without_a_possible_replacement_is_refused():
     refused = replace_broker(("0", "1"), "0", {"0": None, "1": None}, Load())
     assert isinstance(refused, Misassigned)
     assert "'0'" in refused.message

@@ -1,4 +1,4 @@
-"""Who leads a partition, who is in sync, and how it is moved: each change of its record."""
+"""The changes of a partition's record: elections, the ISR and moves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_leader_that_comes_back_in_another_generation_is_replaced():
 
 @pytest.mark.rule("who leads a partition, and who may", "consistency/control/election.py")
 @pytest.mark.parametrize("alive", [{"c": "1"}, {"a": "2", "b": "2", "c": "1"}, {}])
-def test_nobody_outside_the_isr_is_elected_nor_in_another_generation(alive):
+def test_only_isr_members_of_the_present_generation_are_elected(alive):
     outcome = election.elect(record("a", (A, B)), alive)
     assert why(outcome) is Obstacle.NOBODY_IN_SYNC
     assert outcome.record == record("a", (A, B))
@@ -67,7 +67,8 @@ BACK = {"a": "2", "b": "2", "c": "1"}
 
 
 def test_once_no_member_can_come_back_the_longest_log_of_them_leads():
-    """A higher last epoch is longer than more entries; who was not in sync is not looked at."""
+    """A higher last epoch is longer than more entries. Replicas outside the ISR are no
+    candidates."""
     given_up = election.elect_longest(
         record("a", (A, B)), ends(a=("2", 4, 90), b=("2", 5, 10), c=("1", 5, 99)), BACK
     )
@@ -80,38 +81,38 @@ def test_of_logs_with_one_last_epoch_the_one_with_more_entries_leads():
 
 
 @pytest.mark.rule("when committed records are given up", "consistency/control/election.py")
-def test_a_member_that_may_come_back_with_its_records_is_waited_for():
+def test_elect_longest_waits_for_a_member_that_may_come_back():
     outcome = election.elect_longest(
         record("a", (A, B)), ends(a=("2", 5, 90)), {"a": "2", "b": "1"}
     )
     assert why(outcome) is Obstacle.AWAITED
 
 
-def test_a_member_that_is_registered_nowhere_is_not_waited_for():
+def test_an_unclean_election_does_not_wait_for_an_unregistered_member():
     found = election.elect_longest(record("a", (A, B)), ends(a=("2", 5, 90)), {"a": "2"})
     assert found.leader == "a"
 
 
 @pytest.mark.parametrize("unclean", [False, True])
-def test_nothing_is_given_up_while_a_member_is_alive(unclean):
+def test_elect_longest_is_refused_while_a_member_is_alive(unclean):
     outcome = election.elect_longest(
         record("a", (A, B)), ends(b=("1", 5, 3), c=("1", 5, 90)), ALIVE, unclean=unclean
     )
     assert why(outcome) is Obstacle.ELECTABLE
 
 
-def test_an_unclean_election_waits_for_nobody_and_takes_any_replica():
+def test_an_unclean_election_takes_any_live_replica_immediately():
     asked = record("a", (A, B)), ends(c=("1", 3, 7)), ALIVE
     assert why(election.elect_longest(*asked)) is Obstacle.AWAITED
     found = election.elect_longest(*asked, unclean=True)
     assert found == replace(record(), leader="c", leader_epoch=6, isr=(C,))
 
 
-def test_without_any_replica_alive_nothing_can_be_done():
+def test_without_a_live_replica_no_leader_is_elected():
     assert why(election.elect_longest(record(), {}, {}, unclean=True)) is Obstacle.NOBODY_ALIVE
 
 
-def test_epochs_rise_above_those_of_the_log_where_the_store_was_older():
+def test_an_epoch_rises_above_the_logs_last_one_with_an_older_store():
     found = election.elect_longest(record("a", (A,)), ends(a=("2", 9, 1)), {"a": "2"})
     assert found.leader_epoch == 10
 
@@ -140,7 +141,7 @@ def test_the_preferred_leader_leads_again_once_it_is_in_sync():
 # -- in-sync replicas -----------------------------------------------------------------------------
 
 
-def test_the_leader_of_the_epoch_says_who_is_in_sync():
+def test_the_leader_of_the_epoch_sets_the_isr():
     assert election.propose_isr(record(), A, 5, (C, A)) == replace(record(), isr=(A, C))
 
 
@@ -157,7 +158,7 @@ def test_the_leader_of_the_epoch_says_who_is_in_sync():
         (A, 5, (C, B, A), Obstacle.SAME),
     ],
 )
-def test_nobody_else_does_and_nobody_else_is(me, epoch, members, obstacle):
+def test_only_the_leader_changes_the_isr_and_only_to_replicas(me, epoch, members, obstacle):
     assert why(election.propose_isr(record(), me, epoch, members)) is obstacle
 
 
@@ -189,7 +190,7 @@ def test_a_leader_that_stays_keeps_its_epoch_when_a_move_ends():
     assert done == PartitionRecord(("a", "b"), "a", 5, (A, B))
 
 
-def test_a_move_that_is_cancelled_leaves_those_who_were_there():
+def test_a_cancelled_move_keeps_the_original_replicas():
     moving = election.begin_move(record("a", (A, B)), ("d", "c"))
     came = replace(moving, isr=(A, B, D), leader="d")
     back = election.cancel_move(came, ALIVE)
@@ -199,13 +200,13 @@ def test_a_move_that_is_cancelled_leaves_those_who_were_there():
     assert why(election.cancel_move(only_new, ALIVE)) is Obstacle.NOT_IN_SYNC
 
 
-def test_what_does_not_move_is_neither_finished_nor_cancelled():
+def test_finish_and_cancel_need_a_move():
     assert why(election.finish_move(record(), ALIVE)) is Obstacle.NOT_MOVING
     assert why(election.cancel_move(record(), ALIVE)) is Obstacle.NOT_MOVING
     assert why(election.begin_move(record(), ("a", "b", "c"))) is Obstacle.SAME
 
 
-def test_a_move_that_replaces_another_forgets_who_never_came():
+def test_a_move_that_replaces_another_removes_replicas_that_never_joined():
     moving = election.begin_move(record("a", (A, B)), ("d", "a"))
     again = election.begin_move(moving, ("a", "b"))
     assert again == replace(record("a", (A, B)), replicas=tuple("abc"), removing=("c",))
@@ -214,7 +215,7 @@ def test_a_move_that_replaces_another_forgets_who_never_came():
 
 
 @given(st.lists(st.tuples(st.lists(BROKERS, min_size=1), st.sets(BROKERS))))
-def test_a_cancelled_move_leaves_those_who_were_there_though_it_had_replaced_others(moves):
+def test_a_cancelled_move_keeps_the_original_replicas_after_it_replaced_another_move(moves):
     """Those that an earlier move had brought go too."""
     known = record("a", (A, B, C))
     for target, came in moves:
@@ -236,7 +237,7 @@ ENDS = st.builds(LogEnd, st.sampled_from("12"), st.integers(-1, 9), st.integers(
 
 
 def asked(data: st.DataObject, known: PartitionRecord) -> election.Outcome:
-    """Any change, asked for by anybody."""
+    """Any change, by any broker."""
     alive, me = data.draw(ALIVES), Member(data.draw(BROKERS), data.draw(st.sampled_from("12")))
     leader = known.member(known.leader)
     new = {broker: Member(broker, "2") for broker in data.draw(TARGETS)}
@@ -259,7 +260,7 @@ def asked(data: st.DataObject, known: PartitionRecord) -> election.Outcome:
 
 
 @given(st.data())
-def test_whatever_is_asked_in_whatever_order_a_record_stays_sound(data):
+def test_any_sequence_of_changes_keeps_the_records_invariants(data):
     """An epoch never falls, nor has it two leaders."""
     known = election.create(data.draw(TARGETS), ALIVE)
     for _ in range(data.draw(st.integers(1, 12))):

@@ -33,17 +33,17 @@ from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
 from tests.examples import examples
 
 
-def test_a_write_that_failed_is_acted_on_at_once_and_a_full_disk_after_a_while():
+def test_a_failed_write_is_acted_on_immediately_and_a_full_disk_later():
     assert after_refusal(None, 100, full=False) == Trouble(full=False, due=100)
     assert after_refusal(None, 100, full=True) == Trouble(full=True, due=100 + FULL_US)
 
 
-def test_a_full_disk_is_waited_for_from_its_first_refusal_on():
+def test_the_wait_for_a_full_disk_begins_with_its_first_refusal():
     first = after_refusal(None, 100, full=True)
     assert after_refusal(first, 100 + FULL_US, full=True) == first
 
 
-def test_a_failure_of_a_full_disk_is_acted_on_at_once():
+def test_a_failed_write_on_a_full_disk_is_acted_on_immediately():
     full = after_refusal(None, 100, full=True)
     assert after_refusal(full, 200, full=False) == Trouble(full=False, due=200)
 
@@ -63,7 +63,7 @@ def test_only_the_first_failure_is_acted_on_without_a_probe():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, FULL_US)), min_size=1))
-def test_whatever_is_refused_something_is_done_within_the_patience_for_a_full_disk(refusals):
+def test_any_refusals_are_acted_on_within_the_wait_for_a_full_disk(refusals):
     trouble, now, first = None, 0, None
     for full, pause in refusals:
         now += pause
@@ -81,20 +81,20 @@ def test_a_preferred_leader_waits_for_the_settle_time_and_not_longer():
     assert due_handovers(known, 60, 160) == ["t/0"]
 
 
-def test_a_break_begins_the_settle_time_anew():
+def test_an_interruption_restarts_the_settle_time():
     known = after_look({}, {"t/0": "epoch 1"}, 100)
     known = after_look(known, {}, 110)
     known = after_look(known, {"t/0": "epoch 1"}, 120)
     assert known == {"t/0": Settling("epoch 1", 120)}
 
 
-def test_another_start_or_leader_begins_the_settle_time_anew():
+def test_another_start_or_leader_restarts_the_settle_time():
     known = after_look({}, {"t/0": "epoch 1", "t/1": "epoch 1"}, 100)
     known = after_look(known, {"t/0": "epoch 2", "t/1": "epoch 1"}, 120)
     assert known == {"t/0": Settling("epoch 2", 120), "t/1": Settling("epoch 1", 100)}
 
 
-def test_a_broker_that_comes_and_goes_gets_nothing_back_until_it_stays():
+def test_an_unstable_broker_gets_no_partition_back():
     known: dict[str, Settling] = {}
     for start in range(10):
         for now in range(start * 100, start * 100 + 55, 5):
@@ -105,7 +105,7 @@ def test_a_broker_that_comes_and_goes_gets_nothing_back_until_it_stays():
     assert due_handovers(known, 60, 960) == ["t/0"]
 
 
-def test_a_bounded_number_is_handed_over_at_once_the_longest_waiting_first():
+def test_a_bounded_number_is_handed_over_together_longest_waiting_first():
     late = {f"late/{number}": 1 for number in range(AT_ONCE_MAX)}
     early = {f"early/{number}": 1 for number in range(10)}
     known = after_look(after_look({}, early, 100), late | early, 110)
@@ -136,7 +136,7 @@ def test_a_follower_or_a_leader_leaves_while_another_in_sync_replica_lives() -> 
         assert judge(damaged, [damaged], ME, alive(A, B)) is Verdict.LEAVE
 
 
-def test_the_only_living_one_stays() -> None:
+def test_the_only_live_replica_stays() -> None:
     damaged = record(A, A, B)
     assert judge(damaged, [damaged], ME, alive(A)) is Verdict.STAY
     assert judge(record(A, A), [record(A, A)], ME, alive(A, B, C)) is Verdict.STAY
@@ -164,7 +164,8 @@ living = st.lists(st.sampled_from(BROKERS[1:]), max_size=2, unique=True).map(
 
 
 def next_leader(partition: PartitionRecord, members: dict[BrokerId, Generation], me: Member):
-    """Who leads after the controller's round, and after the broker led again what only it has."""
+    """The leaders after the controller's round, and after the broker resumed its lone
+    partitions."""
     outcome = election.elect(partition, members)
     if isinstance(outcome, Unchanged) and outcome.why is election.Obstacle.LED:
         return partition.leader
@@ -174,7 +175,7 @@ def next_leader(partition: PartitionRecord, members: dict[BrokerId, Generation],
 
 
 @given(records, st.lists(records, max_size=4), living)
-def test_who_leaves_costs_no_partition_its_leader_and_does_not_lead_what_is_damaged(
+def test_a_leaving_broker_costs_no_partition_its_leader_and_leads_no_damaged_one(
     damaged: PartitionRecord,
     others: list[PartitionRecord],
     members: dict[BrokerId, Generation],
@@ -194,12 +195,12 @@ def test_who_leaves_costs_no_partition_its_leader_and_does_not_lead_what_is_dama
         assert not all(can_go_on(each, ME, members) for each in others)
 
 
-# -- whole lives of a partition --------------------------------------------------------------------
+# -- random histories of a partition ---------------------------------------------------------------
 
 
 @dataclass
 class Copy:
-    """A replica's log: how long it is, and which of its entries are damaged, known or not."""
+    """A replica's log: its length, and its damaged entries, detected or not."""
 
     end: int = 0
     rotten: set[int] = field(default_factory=set)
@@ -211,9 +212,9 @@ class Copy:
 
 
 class Life:
-    """Three copies of one partition; brokers die and come back, bytes rot and are found.
+    """Three copies of one partition. Brokers die and come back, bytes rot and are found.
 
-    A process that ends forgets what damage it knew of, and nothing else.
+    A process that ends loses only its list of detected damage.
     """
 
     def __init__(self, seed: int) -> None:
@@ -331,7 +332,8 @@ class Life:
         self.committed = max(self.committed, min(self.copies[each].end for each in members))
 
     def _fetch(self, broker: BrokerId, most: int = 1000) -> None:
-        """Follows the leader: cuts at the hole that it knows, and takes what the leader gives."""
+        """Follow the leader: truncate at the first detected damage, and copy the leader's
+        entries."""
         if broker in (self.leader, None) or self.leader is None or broker in self.dead:
             return
         copy, source = self.copies[broker], self.copies[self.leader]
@@ -351,7 +353,7 @@ class Life:
     "consistency/control/handover.py",
 )
 @pytest.mark.slow
-def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_lead() -> None:
+def test_in_random_histories_every_committed_record_has_a_sound_electable_copy() -> None:
     lives, left, healed = examples(1000), 0, 0
     for seed in range(lives):
         life = Life(seed)
@@ -363,7 +365,7 @@ def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_
                     copy.end > entry and entry not in copy.rotten for copy in life.copies.values()
                 ), f"seed {seed}: entry {entry} is gone"
         left += any(generation != "0" for generation in life.generations.values())
-        # All come back, and what is damaged is found: in the end all is whole everywhere.
+        # All brokers return, and all damage is detected: in the end all logs are complete.
         life.dead.clear()
         for _ in range(12):
             life.elect()
@@ -381,7 +383,7 @@ def test_in_thousands_of_lives_every_committed_record_has_a_sound_copy_that_may_
     assert healed > 0.3 * lives
 
 
-def test_the_only_one_that_was_in_sync_leads_on_in_a_new_epoch() -> None:
+def test_the_only_in_sync_replica_continues_to_lead_in_a_new_epoch() -> None:
     alone = record(A, A)
     renewed = election.renew(alone, ME, Member(A, NEW))
     assert renewed == replace(alone, leader_epoch=LeaderEpoch(1), isr=(Member(A, NEW),))

@@ -69,10 +69,10 @@ def test_a_message_with_a_bad_record_in_the_middle_keeps_the_prefix(rows):
     assert verdict.kept == kept
     assert (verdict.flaw.reason if verdict.flaw else None) == reason
     if verdict.flaw is not None:
-        assert verdict.flaw.row == kept  # what is refused is the first that is not kept
+        assert verdict.flaw.row == kept  # the refused record is the first one that is not kept
 
 
-def test_a_flaw_says_what_and_where():
+def test_a_flaw_has_its_row_reason_and_column():
     assert first_too_large(np.array([5, 101, 200]), LIMIT) == Flaw(1, Reason.TOO_LARGE, size=101)
 
 
@@ -84,7 +84,7 @@ def test_the_first_record_bad_keeps_nothing():
     assert judged([Row(101, False, False), Row(1, False, False)]).kept == 0
 
 
-def test_of_two_flaws_in_one_record_the_rule_given_first_is_named():
+def test_of_two_flaws_in_one_record_the_first_rule_is_reported():
     flaws = [Flaw(3, Reason.INVALID_TEXT), Flaw(3, Reason.TOO_LARGE, size=101)]
     assert admit(10, flaws).flaw == flaws[0]
 

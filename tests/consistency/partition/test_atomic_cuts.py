@@ -1,4 +1,4 @@
-"""Atomic cuts against a search through all of them; extents kept up against extents derived."""
+"""Atomic cuts against a search through all of them. Extents kept up against extents derived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark_stream.consistency.partition.atomic_cuts import Spans, greatest_cut, 
 from tests.examples import examples
 
 Records = list[int]
-"""Of one partition: the transaction of each record by offset; -1: none."""
+"""Of one partition: the transaction of each record by offset. -1: none."""
 
 
 ENDLESS = 1 << 30
@@ -48,7 +48,7 @@ def snapshots(partitions: list[Records]):
 
 
 def is_atomic(cut, partitions: list[Records], lower=None) -> bool:
-    """Whether no transaction lies on both sides; what is below ``lower`` is not looked at."""
+    """Whether no transaction lies on both sides. What is below ``lower`` is not looked at."""
     lower = lower or [0] * len(cut)
     below, above = set(), set()
     for end, start, records in zip(cut, lower, partitions, strict=True):
@@ -106,7 +106,7 @@ def test_the_least_cut_is_the_least(drawn, data):
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)
 @given(bounded(), st.data())
-def test_the_next_cut_goes_on(drawn, data):
+def test_the_next_cut_makes_progress(drawn, data):
     found, bounds = drawn
     spans = snapshots(found)
     lower = [data.draw(st.integers(0, each)) for each in bounds]
@@ -176,7 +176,7 @@ steps = st.lists(
 @pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=examples(400), deadline=None)
 @given(steps, st.integers(0, 40), st.integers(0, 30), st.booleans())
-def test_extents_kept_up_are_those_derived(taken, split, gone, look):
+def test_maintained_extents_equal_derived_ones(taken, split, gone, look):
     written, spans, ended = Written([]), Spans(), set()
     offset = 0
     for transaction, branch, count, commits in taken:
@@ -200,7 +200,7 @@ def test_extents_kept_up_are_those_derived(taken, split, gone, look):
     for each in (spans, derived):
         each.on_evicted(gone)
     kept = {key: (max(gone, low), high) for key, (low, high) in extents(spans).items()}
-    # Of a part that is gone the rest may begin later than the whole did.
+    # After a partial removal, the rest may begin later than the whole.
     for found in (extents(spans), extents(derived)):
         assert {key: last for key, (_, last) in found.items()} == {
             key: last for key, (_, last) in kept.items() if last >= gone
@@ -209,7 +209,7 @@ def test_extents_kept_up_are_those_derived(taken, split, gone, look):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_snapshot_stays_as_it_was():
+def test_a_snapshot_does_not_change():
     spans = spans_of([1, 2, 1, 3, 4, 5, 6, 7])
     before = spans.snapshot()
     spans.on_aborted(1, 101)
@@ -220,7 +220,7 @@ def test_a_snapshot_stays_as_it_was():
 
 
 @pytest.mark.usefixtures("small_blocks", "steps_max")
-def test_overlap_without_end_stands_still():
+def test_the_cut_does_not_move_while_transactions_overlap_without_end():
     overlapping = [0, *(each for k in range(1, 50) for each in (k, k - 1)), 49]
     spans = [spans_of(overlapping).snapshot()]
     assert greatest_cut([80], spans).tolist() == [0]
@@ -254,14 +254,14 @@ def test_chains_across_partitions_against_the_search(length, count, breaks, data
 
 @pytest.mark.parametrize("count", [2, 3, 16])
 def test_a_chain_of_twenty_thousand_transactions_is_followed_to_its_end(count):
-    """Each link is a step of its own: whatever a step costs, this has 20,000 of them, twice."""
+    """Each link is a separate step: there are 20,000 of them, twice."""
     middle, length = 10_000, 20_000
     found = crosswise(length, count, (middle,))
     spans = snapshots(found)
     ends = [len(records) for records in found]
     bounds = list(ends)
     bounds[(length - 1) % count] -= 1  # within the last two
-    # The break parts its pair, so a cut may lie between the two; elsewhere between the pairs.
+    # The break parts its pair, so a cut may lie between the two. Elsewhere between the pairs.
     cut = [4 * len(range(place, middle, count)) for place in range(count)]
     cut[middle % count] += 1
     assert greatest_cut(bounds, spans).tolist() == cut

@@ -1,4 +1,4 @@
-"""Who waits for a bound: exactly the satisfied are taken out, and those that left leave nothing."""
+"""Waiters: a bound removes exactly the satisfied ones, and cancelled ones take no memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_stream.consistency.partition.effects import Waiters
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "cancel", "pass"]), st.integers(0, 30))))
-def test_a_bound_takes_out_exactly_those_below_it_the_lowest_first(steps):
+def test_a_bound_removes_exactly_the_waiters_below_it_lowest_first(steps):
     waiters, waiting, number = Waiters(), {}, 0
     for what, value in steps:
         if what == "add":
@@ -28,7 +28,7 @@ def test_a_bound_takes_out_exactly_those_below_it_the_lowest_first(steps):
         assert len(waiters) == len(waiting)
 
 
-def test_waiters_that_gave_up_do_not_pile_up():
+def test_cancelled_waiters_do_not_pile_up():
     waiters = Waiters()
     waiters.add(0, 5)
     for number in range(1, 100_000):

@@ -1,4 +1,4 @@
-"""No batch lands in a transaction after its seal, whatever comes between its steps."""
+"""No batch is accepted in a transaction after its seal, with any events between the steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JoinMachine(RuleBasedStateMachine):
         return self.put_on_record(join)
 
     def put_on_record(self, join):
-        """The record refuses what is decided or dropped: the compare-and-set sees it."""
+        """The record refuses decided transactions and dropped branches by its compare-and-set."""
         key = (join.transaction, join.producer_id)
         refused = join.transaction in self.decided or key in self.dropped
         if not refused:
@@ -77,7 +77,7 @@ class JoinMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, sealed=st.booleans())
     def decide(self, number, sealed):
-        """Only partitions on the record are sealed, then or later: nobody knows of any other."""
+        """Only partitions on the record are sealed."""
         self.decided.add(number)
         if sealed:
             self.seal(number)
@@ -103,7 +103,7 @@ class JoinMachine(RuleBasedStateMachine):
 
     @rule(restart=st.booleans())
     def lead_in_a_new_epoch(self, restart):
-        """Nothing is remembered; calls that are under way go on, after a restart to nobody."""
+        """No state is kept. Calls under way continue, and are lost after a restart."""
         if restart:
             self.joins = Joins()
         else:
@@ -125,7 +125,7 @@ TestJoins.settings = settings(max_examples=examples(150), stateful_step_count=40
     "consistency/transactions/events.py",
     "consistency/partition/open_transactions.py",
 )
-def test_a_join_that_a_seal_met_on_its_way_is_not_confirmed():
+def test_a_pending_join_is_not_confirmed_after_a_seal():
     joins = Joins()
     pending = joins.open(10, 1)
     joins.seal(10)
@@ -133,7 +133,7 @@ def test_a_join_that_a_seal_met_on_its_way_is_not_confirmed():
     assert (10, 1) not in joins
 
 
-def test_any_number_of_transactions_that_end_leaves_nothing_behind():
+def test_ended_transactions_take_no_memory():
     """The earlier list of 4,096 forgot the oldest, and took a batch of it that had waited."""
     joins = Joins()
     waited = joins.open(10, 1)
@@ -145,7 +145,7 @@ def test_any_number_of_transactions_that_end_leaves_nothing_behind():
     assert not joins.confirm(waited)
 
 
-def test_two_calls_that_join_at_once_do_not_end_each_other():
+def test_two_concurrent_joins_do_not_cancel_each_other():
     joins = Joins()
     one, other = joins.open(10, 1), joins.open(10, 1)
     assert joins.confirm(one)
@@ -182,7 +182,7 @@ def test_a_marker_decides_only_below_the_high_watermark():
     assert undecided.first() is None
 
 
-def test_branches_of_one_transaction_are_held_apart():
+def test_branches_of_one_transaction_have_separate_joins():
     undecided = Undecided()
     undecided.began(1, 10, 0, Offset(5))
     undecided.began(1, 11, 0, Offset(6))

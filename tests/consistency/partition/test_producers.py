@@ -75,7 +75,7 @@ def test_an_older_batch_than_the_window_is_refused():
     assert wrong(written(8), Stamp(7, 0, 7 - WINDOW)) is Wrong.TOO_OLD
 
 
-def test_a_batch_that_only_partly_is_one_that_was_kept_is_refused():
+def test_a_batch_with_a_kept_sequence_and_another_count_is_refused():
     assert wrong(written(3), Stamp(7, 0, 2), records=3) is Wrong.OTHER_BATCH
 
 
@@ -93,7 +93,7 @@ def test_sequences_wrap_from_the_greatest_to_0_and_to_nothing_else():
     assert judge(state, Stamp(7, 0, SEQUENCE_MAX), 2) == Duplicate(104, 2)
 
 
-def test_duplicates_are_known_across_the_wrap():
+def test_duplicates_are_detected_across_the_wrap():
     state = written(4, first=SEQUENCE_MAX - 1)
     assert [batch.sequence for batch in state.recent] == [SEQUENCE_MAX - 1, SEQUENCE_MAX, 0, 1]
     assert judge(state, Stamp(7, 0, SEQUENCE_MAX), 2) == Duplicate(102, 2)
@@ -140,7 +140,7 @@ def test_a_write_outside_of_its_open_transaction_is_refused():
     assert wrong(written(2, transaction=40), Stamp(7, 1, 0, 41)) is Wrong.ANOTHER
 
 
-def test_a_marker_ends_the_epoch_so_a_delayed_batch_of_it_does_nothing():
+def test_a_delayed_batch_after_the_marker_is_refused():
     state = ended(written(2, transaction=40), 0, 9)
     assert not state.open
     assert wrong(state, Stamp(7, 0, 2, 40)) is Wrong.ENDED
@@ -167,7 +167,7 @@ def test_producers_with_open_transactions_never_expire_others_do():
     assert not expired(written(2), 1 + DAY, DAY)
 
 
-def test_an_ended_transaction_is_remembered_as_long_as_requests_live():
+def test_an_ended_transactions_state_is_kept_for_the_longest_delay_of_a_request():
     state = ended(written(2, transaction=40), 0, 10)
     assert not expired(state, 10 + ENDED_AGE, DAY)
     assert expired(state, 11 + ENDED_AGE, DAY)
@@ -219,20 +219,20 @@ def histories(draw):
 
 
 @given(histories())
-def test_what_is_derived_from_the_log_is_what_the_leader_knew(history):
+def test_derived_producer_states_equal_the_leaders(history):
     tables, states = history
     assert derived(tables, 60, DAY) == states
 
 
 @given(histories(), st.integers(0, 80))
-def test_what_has_expired_is_not_derived(history, age):
+def test_expired_producers_are_not_derived(history, age):
     tables, states = history
     now = 70
     kept = {each: state for each, state in states.items() if not expired(state, now, age)}
     assert derived(tables, now, age) == kept
 
 
-def test_followers_take_what_the_leader_decided():
+def test_followers_accept_the_leaders_decisions():
     """Gaps (a refused batch used up its sequence) and falling epochs are not judged again."""
     table = np.zeros(4, ENTRY)
     table["producer_id"], table["transaction"], table["count"] = 7, -1, 1
@@ -243,7 +243,7 @@ def test_followers_take_what_the_leader_decided():
     )
 
 
-def test_entries_of_nobody_in_particular_are_no_producer():
+def test_entries_without_a_producer_derive_no_producer():
     table = np.zeros(2, ENTRY)
     table["producer_id"] = -1
     assert derived([table], 0, DAY) == {}

@@ -1,4 +1,4 @@
-"""A leader's followers: what is replicated, who leaves the ISR, who joins it, and when."""
+"""A leader's followers: replication, and the conditions for leaving and joining the ISR."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def with_isr(progress: Progress, *isr: Member) -> PartitionRecord:
     return replace(progress.record, isr=isr)
 
 
-# -- what is replicated ---------------------------------------------------------------------------
+# -- replication ----------------------------------------------------------------------------------
 
 
-def test_the_slowest_in_sync_replica_decides_what_is_replicated():
+def test_high_watermark_is_that_of_the_slowest_in_sync_replica():
     progress = leading()
     progress.on_started(1, B, 3)
     progress.on_started(2, C, 2)
@@ -50,7 +50,7 @@ def test_a_member_that_has_never_reported_holds_the_high_watermark():
     assert progress.replicated(9) == 0
 
 
-def test_until_its_first_report_a_member_may_have_more_than_the_leader():
+def test_a_member_may_have_surplus_entries_until_its_first_report():
     progress = leading()
     progress.on_started(1, B, 0)
     begun(progress, 2, C, 0)
@@ -61,7 +61,7 @@ def test_until_its_first_report_a_member_may_have_more_than_the_leader():
     assert progress.all_truncated
 
 
-def test_a_member_that_never_reports_is_proposed_out_of_an_empty_partition_too():
+def test_a_silent_member_is_removed_from_an_empty_partition_too():
     progress = leading()
     begun(progress, 1, B, 0)
     progress.on_started(2, C, 0)
@@ -71,13 +71,13 @@ def test_a_member_that_never_reports_is_proposed_out_of_an_empty_partition_too()
     assert progress.propose(0, 0, due) == (A, B)
 
 
-def test_alone_all_that_the_leader_has_is_replicated():
+def test_a_lone_leaders_entries_are_replicated():
     progress = leading(isr=(A,))
     assert progress.alone
     assert progress.replicated(9) == 9
 
 
-def test_who_is_not_in_sync_is_not_waited_for():
+def test_high_watermark_ignores_followers_outside_isr():
     progress = leading(isr=(A, B))
     progress.on_started(1, B, 5)
     progress.on_started(2, C, 1)
@@ -85,20 +85,20 @@ def test_who_is_not_in_sync_is_not_waited_for():
 
 
 @pytest.mark.parametrize(("least", "replicas", "enough"), [(2, "abc", False), (2, "a", True)])
-def test_the_high_watermark_stands_while_too_few_are_in_sync(least, replicas, enough):
+def test_high_watermark_does_not_move_with_too_few_in_sync_replicas(least, replicas, enough):
     """A partition with fewer replicas than min.insync.replicas needs all it has."""
     progress = leading(isr=(A,), least=least, replicas=replicas)
     assert progress.enough is progress.alone is enough
     assert progress.replicated(9) == (9 if enough else 0)
 
 
-def test_what_another_generation_reports_does_not_count_for_a_member():
+def test_a_report_counts_only_for_its_generation():
     progress = leading(isr=(A, B))
     progress.on_started(1, Member("b", "2"), 9)
     assert progress.replicated(9) == 0
 
 
-def test_what_was_reported_counts_when_the_session_is_over_but_no_late_report_does():
+def test_reports_count_after_their_session_but_late_ones_are_ignored():
     progress = leading(isr=(A, B))
     progress.on_started(1, B, 5)
     progress.on_left(1)
@@ -119,7 +119,7 @@ def test_a_new_session_of_a_broker_ends_its_earlier_one():
 # -- who leaves -----------------------------------------------------------------------------------
 
 
-def test_a_member_that_lacks_an_entry_for_too_long_is_proposed_out():
+def test_a_member_that_lacks_an_entry_for_too_long_is_removed():
     progress = leading()
     begun(progress, 1, B, 10)
     begun(progress, 2, C, 9)
@@ -155,13 +155,13 @@ def test_an_idle_partition_keeps_its_members_and_an_append_gives_them_time():
 
 
 @pytest.mark.parametrize("alive", [{"a": "1"}, {"a": "1", "b": "2"}], ids=["dead", "another"])
-def test_a_member_that_is_not_alive_in_its_generation_is_proposed_out_at_once(alive):
+def test_a_member_not_alive_in_its_generation_is_removed_immediately(alive):
     progress = leading(isr=(A, B), alive=alive)
     progress.on_started(1, B, 5)
     assert progress.propose(5, 5, 1) == (A,)
 
 
-def test_a_member_whose_log_refuses_writes_is_proposed_out_until_it_reports_again():
+def test_a_member_that_refuses_writes_is_removed_until_it_reports_again():
     progress = leading()
     begun(progress, 1, B, 5)
     begun(progress, 2, C, 5)
@@ -176,7 +176,7 @@ def test_a_member_whose_log_refuses_writes_is_proposed_out_until_it_reports_agai
     assert progress.propose(5, 5, 0) == (A, B, C)
 
 
-def test_a_word_of_a_session_that_is_over_does_not_take_its_follower_out():
+def test_a_refusal_of_an_ended_session_does_not_remove_its_follower():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 5)
     begun(progress, 2, B, 5)
@@ -188,7 +188,7 @@ def test_a_word_of_a_session_that_is_over_does_not_take_its_follower_out():
     "which replicas are in sync, and whom the high watermark waits for",
     "consistency/partition/progress.py",
 )
-def test_who_is_proposed_out_counts_until_the_record_says_so():
+def test_a_removed_member_counts_until_its_removal_is_on_record():
     progress = leading(isr=(A, B), alive={"a": "1"})
     progress.on_started(1, B, 5)
     assert progress.propose(5, 9, 1) == (A,)
@@ -230,7 +230,7 @@ def test_a_broker_that_is_no_replica_does_not_join():
     assert progress.propose(5, 5, 1) is None
 
 
-def test_a_broker_that_comes_back_in_another_generation_takes_its_own_place():
+def test_a_broker_in_another_generation_replaces_its_old_member():
     again = Member("b", "2")
     progress = leading(isr=(A, B), alive={"a": "1", "b": "2"})
     begun(progress, 1, again, 5)
@@ -238,8 +238,8 @@ def test_a_broker_that_comes_back_in_another_generation_takes_its_own_place():
     assert set(progress.maximal) == {B, again}
 
 
-def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
-    """It may have lost what it had reported; nobody has noticed the end of its connection."""
+def test_a_restarted_follower_joins_only_with_a_new_session():
+    """It may have lost reported entries. The leader has not detected the end of its connection."""
     alive = {"a": "1", "b": "1"}
     progress = leading(isr=(A,), alive=alive)
     begun(progress, 1, B, 5)
@@ -256,7 +256,7 @@ def test_a_follower_that_died_and_is_back_joins_only_with_a_new_session():
     assert progress.propose(5, 5, 4) == (A, B)
 
 
-def test_who_was_proposed_counts_before_the_record_says_so_and_not_after_a_refusal():
+def test_a_proposed_member_counts_until_a_refusal():
     progress = leading(isr=(A,))
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
@@ -277,8 +277,8 @@ def test_an_isr_change_that_loses_its_compare_and_set_changes_nothing():
     assert (progress.record, progress.version, progress.proposed) == (found, 9, None)
 
 
-def test_a_late_refusal_says_nothing_of_the_proposal_that_came_after_it():
-    """Who may be on record by now is waited for, though it would not be proposed again."""
+def test_a_late_refusal_does_not_end_a_later_proposal():
+    """A proposed member that may be on record counts, though it would not be proposed again."""
     progress = leading(isr=(A,))
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
@@ -292,7 +292,7 @@ def test_a_late_refusal_says_nothing_of_the_proposal_that_came_after_it():
     assert progress.replicated(9) == 9
 
 
-def test_one_proposal_at_a_time_and_old_news_is_no_news():
+def test_one_proposal_at_a_time_and_older_versions_are_ignored():
     progress = leading(isr=(A,))
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A, B)
@@ -305,7 +305,7 @@ def test_one_proposal_at_a_time_and_old_news_is_no_news():
     assert progress.propose(5, 5, 3) == (A, B, C)
 
 
-def test_a_leader_that_was_deposed_proposes_nothing_and_counts_as_before():
+def test_a_deposed_leader_makes_no_proposal():
     progress = leading(isr=(A, B), alive={"a": "1"})
     begun(progress, 1, B, 5)
     assert progress.propose(5, 5, 1) == (A,)
@@ -344,7 +344,7 @@ def test_a_follower_close_behind_joins_while_appends_go_on_without_a_pause():
     assert progress.acked(B) >= high
 
 
-def test_a_follower_that_falls_back_again_is_not_waited_for_any_longer():
+def test_high_watermark_ignores_an_admitted_follower_that_fell_behind():
     progress = leading(isr=(A,))
     progress.on_appended(0, 0)
     begun(progress, 1, B, 0)
@@ -359,7 +359,7 @@ def test_a_follower_that_falls_back_again_is_not_waited_for_any_longer():
 
 def test_a_follower_far_behind_never_holds_the_high_watermark():
     progress = leading(isr=(A,), inherited=5)
-    begun(progress, 1, B, 3)  # what the leader inherited is of unknown age
+    begun(progress, 1, B, 3)  # the age of inherited entries is unknown
     progress.propose(5, 5, 1)
     assert progress.maximal == ()
 
@@ -368,7 +368,7 @@ def test_a_follower_far_behind_never_holds_the_high_watermark():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3 * LAG), st.integers(1, 5)), max_size=60))
-def test_an_entrys_age_is_told_to_within_a_step_or_as_too_old(appends):
+def test_an_entrys_age_is_exact_to_within_a_step(appends):
     ages = Ages(0, LAG)
     now, times = 0, []
     for passes, count in appends:
@@ -391,7 +391,7 @@ def test_a_record_that_names_another_leader_is_a_programmers_error():
 # -- replicas that move ---------------------------------------------------------------------------
 
 
-def test_what_a_replica_had_is_forgotten_when_it_moves_away():
+def test_the_progress_of_a_moved_replica_is_removed():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 5)
     begun(progress, 2, C, 5)
@@ -408,7 +408,7 @@ def test_what_a_replica_had_is_forgotten_when_it_moves_away():
     assert progress.propose(5, 5, 1) == (A, B, C)
 
 
-def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
+def test_a_replica_removed_and_added_again_has_no_progress():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 5)
     coming = replace(progress.record, adding=("c",))
@@ -419,7 +419,7 @@ def test_a_replica_that_went_and_came_back_unseen_counts_for_nothing():
     assert progress.acked(C) is None
 
 
-def test_a_replica_that_comes_keeps_its_session_when_its_leader_takes_it_in():
+def test_an_added_replica_keeps_its_session_when_it_joins():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 5)
     assert progress.on_changed(replace(progress.record, adding=("c",)), 8)
@@ -431,11 +431,11 @@ def test_a_replica_that_comes_keeps_its_session_when_its_leader_takes_it_in():
 
 
 def test_a_follower_joins_with_its_first_report_and_not_before():
-    """Until then it may not have cut its log, and be elected with what the leader has not got."""
+    """Until then its log may be untruncated, so it could be elected with surplus entries."""
     progress = leading(isr=(A,))
     progress.on_started(1, B, 5)
     assert progress.propose(5, 5, 1) is None
-    assert progress.on_reported(1, 5)  # it has nothing new: what it had was cut
+    assert progress.on_reported(1, 5)  # it has no new entry: its surplus entries were truncated
     assert not progress.on_reported(1, 5)
     assert progress.propose(5, 5, 2) == (A, B)
     progress.on_refused(1, progress.record, 1)
@@ -444,7 +444,7 @@ def test_a_follower_joins_with_its_first_report_and_not_before():
 
 
 @pytest.mark.rule("who leads without a lease", "consistency/replication/promises.py")
-def test_a_leader_goes_on_until_the_first_promise_of_a_member_is_over():
+def test_a_leader_continues_until_the_first_promise_expires():
     progress = leading()
     begun(progress, 1, B, 0)
     begun(progress, 2, C, 0)
@@ -460,7 +460,7 @@ def test_a_leader_goes_on_until_the_first_promise_of_a_member_is_over():
     assert progress.leads_until() == 7.0
 
 
-def test_who_may_be_a_member_by_now_has_to_promise_too():
+def test_a_proposed_member_has_to_promise_too():
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 0)
     progress.on_promised(1, 9.0)
@@ -470,7 +470,7 @@ def test_who_may_be_a_member_by_now_has_to_promise_too():
     assert progress.leads_until() == 0.0, "C may be on record, and could be elected"
 
 
-def test_an_only_member_and_a_leader_beside_whom_any_replica_may_be_elected_need_their_lease():
+def test_an_only_member_and_a_leader_with_unclean_elections_need_their_lease():
     assert leading(isr=(A,)).leads_until() is None
     progress = leading(isr=(A, B))
     begun(progress, 1, B, 0)
@@ -479,7 +479,7 @@ def test_an_only_member_and_a_leader_beside_whom_any_replica_may_be_elected_need
     assert progress.leads_until() is None
 
 
-def test_another_generation_of_a_member_promises_nothing_for_it():
+def test_a_promise_counts_only_for_its_generation():
     progress = leading(isr=(A, B))
     begun(progress, 1, Member("b", "2"), 0)
     progress.on_promised(1, 9.0)

@@ -1,4 +1,4 @@
-"""A replica's core: one fold on every replica, acknowledgements, and who is woken by what."""
+"""A replica's core: one fold on every replica, acknowledgements, and wake-ups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def derived_state(replica: Replica) -> dict[str, Any]:
 
 
 @given(STEPS, st.booleans(), st.data())
-def test_a_fold_entry_by_entry_is_what_the_tables_give_at_any_point(steps, alone, data):
+def test_a_fold_entry_by_entry_equals_derivation_from_the_tables(steps, alone, data):
     """At a leader, at a follower that takes its entries, and at a replica that opens their log."""
     leader = history(steps, followers=0 if alone else 1)
     known = derived_state(leader.replica)
@@ -67,7 +67,7 @@ def test_a_fold_entry_by_entry_is_what_the_tables_give_at_any_point(steps, alone
 
 
 @given(STEPS, st.data())
-def test_a_truncation_takes_along_what_the_cut_entries_had_done(steps, data):
+def test_a_truncation_undoes_the_effects_of_the_removed_entries(steps, data):
     leader = history(steps, followers=1)
     low = leader.replica.bounds_state.high_watermark.entry
     kept = leader.entries[: data.draw(st.integers(low, len(leader.entries)))]
@@ -94,8 +94,8 @@ def test_an_entry_that_does_not_follow_the_log_end_is_a_programmers_error():
         leader.replica.apply(leader.entries[0])
 
 
-def test_a_marker_that_was_lost_and_comes_late_does_not_take_a_producer_back():
-    """Recovery writes it under the part's old epoch; its producer has gone on long since."""
+def test_a_late_marker_does_not_move_a_producer_back():
+    """Recovery writes it under the part's old epoch. Its producer has gone on long since."""
     leader = Leader()
     leader.join(10, 1)
     leader.append(1, Stamp(1, 0, 0, 10))
@@ -160,7 +160,7 @@ INSIDE = Stamp(1, 0, 0, 10)
         (INSIDE, Isolation.READ_COMMITTED, False),
     ],
 )
-def test_an_append_is_answered_as_its_isolation_and_its_transaction_ask(stamp, level, at_once):
+def test_an_append_is_acknowledged_by_its_isolation_and_transaction(stamp, level, at_once):
     leader = Leader(followers=1)
     leader.join(10, 1)
     leader.append(3, stamp)
@@ -177,14 +177,14 @@ def test_an_append_is_answered_as_its_isolation_and_its_transaction_ask(stamp, l
 
 
 @pytest.mark.parametrize("level", [Isolation.READ_UNCOMMITTED, Isolation.READ_COMMITTED])
-def test_alone_every_append_is_answered_at_once(level):
+def test_a_lone_leader_acknowledges_every_append_immediately(level):
     leader = Leader()
     leader.join(10, 1)
     leader.append(3, INSIDE)
     assert leader.replica.acknowledge(1, INSIDE, level, last_offset=2)
 
 
-def test_an_append_that_is_cut_off_is_disowned_and_one_that_gave_up_is_never_answered():
+def test_a_truncated_append_is_disowned_and_a_cancelled_one_is_never_answered():
     leader = Leader(followers=1)
     for number in range(3):
         leader.append(2)
@@ -244,7 +244,7 @@ def test_a_step_wakes_exactly_the_reads_that_it_satisfies(steps, waits, data):
 # -- joins and epochs -----------------------------------------------------------------------------
 
 
-def test_a_batch_in_a_transaction_is_taken_only_under_a_join_of_the_present_epoch():
+def test_a_batch_in_a_transaction_needs_a_join_of_the_present_epoch():
     leader = Leader()
     ended = RefusedBatch(Wrong.ENDED, 0)
     assert leader.replica.judge(INSIDE, 1) == ended

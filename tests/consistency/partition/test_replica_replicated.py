@@ -1,7 +1,7 @@
-"""A whole partition of several replicas, in any order of events; and mistakes that this finds.
+"""A whole partition of several replicas, in any order of events, and the mistakes that it finds.
 
 The partition in memory (``partition_model``) runs the production rules. It is checked after each
-small step, and in the end, when all trouble is over, all replicas must be in sync and the same.
+small step, and in the end, without further faults, all replicas must be in sync and the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUNS = 300
 
 @pytest.mark.rule("who leads a partition, and who may", "consistency/control/election.py")
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.full) for i in (1, 2, 3))])
-def test_runs_with_crashes_and_lost_messages_lose_nothing_that_was_committed(part):
+def test_runs_with_crashes_and_lost_messages_lose_no_committed_record(part):
     """``run(seed)`` repeats a run."""
     for seed in range(part * RUNS, (part + 1) * RUNS):
         try:
@@ -246,7 +246,7 @@ def a_follower_believes_in_entries_that_it_does_not_have(patch: Patch) -> None:
     patch.setattr(Replica, "_learned", learned)
 
 
-# The first run that finds each of the rarest, when last looked; if it does not, all are tried.
+# The first run that finds each of the rarest, when last looked. If it does not, all are tried.
 FOUND = {
     "a_follower_counts_from_its_start_with_all_that_is_in_its_log": 251,
     "a_leader_ignores_its_followers_generations": 362,
@@ -261,7 +261,7 @@ FOUND = {
 @pytest.mark.parametrize(
     "first", [FOUND, pytest.param({}, marks=pytest.mark.full)], ids=["recorded", "anew"]
 )
-def test_a_mistake_in_the_rules_is_found(plant, first, monkeypatch):
+def test_a_mutated_rule_is_found(plant, first, monkeypatch):
     plant(monkeypatch)
     name = plant.__name__
     seeds = [*([first[name]] if name in first else []), *range(4 * RUNS)]

@@ -36,7 +36,7 @@ def led(*members: Member, replicas: str = "abc", epoch: int = 1) -> PartitionRec
 
 
 class Partition(Leader):
-    """A leader with the entries of its log, its followers' sessions, and what it was told."""
+    """A leader with the entries of its log, its followers' sessions, and its effects."""
 
     def __init__(self, record: PartitionRecord | None = None, **settings: Any) -> None:
         super().__init__(followers=1)
@@ -85,7 +85,7 @@ def test_the_high_watermark_between_two_entries_is_found_in_the_log():
     assert leader.replica.bounds_state.high_watermark == Boundary(2, 5)
 
 
-def test_alone_in_the_isr_an_append_is_replicated_at_once():
+def test_an_only_member_replicates_an_append_immediately():
     leader = Partition(led(A))
     assert leader.append(3) == [HighWatermarkMoved(1)]
     assert leader.high == 1
@@ -95,7 +95,7 @@ def test_alone_in_the_isr_an_append_is_replicated_at_once():
     "which appends wait for in-sync replicas, and when those are too few",
     "consistency/partition/replica.py",
 )
-def test_too_few_in_sync_replicas_refuse_what_waits_for_them_and_take_the_rest():
+def test_too_few_in_sync_replicas_refuse_only_appends_that_wait_for_replication():
     leader = Partition(led(A), min_insync=2)
     replica = leader.replica
     inside = Stamp(1, 0, 0, 10)
@@ -114,7 +114,7 @@ def test_a_setting_that_allows_fewer_replicas_moves_the_high_watermark():
     assert leader.replica.configure(IsrSettings(min_insync=1), 1) == [HighWatermarkMoved(1)]
 
 
-def test_a_follower_that_is_out_of_sync_is_proposed_in_and_then_waited_for():
+def test_high_watermark_waits_for_a_follower_once_it_is_proposed():
     leader = Partition(led(A))
     leader.append(3)
     session = leader.follow(B)
@@ -125,7 +125,7 @@ def test_a_follower_that_is_out_of_sync_is_proposed_in_and_then_waited_for():
     assert leader.replica.follower_acked(session, 2, 1) == [HighWatermarkMoved(2)]
 
 
-def test_a_member_that_lags_is_proposed_out_and_appends_are_answered_without_it():
+def test_a_lagging_member_is_removed_and_appends_are_acknowledged_without_it():
     leader = Partition(led(A, B), lag_max_us=640)
     leader.follow(B)
     leader.append(3)
@@ -138,7 +138,7 @@ def test_a_member_that_lags_is_proposed_out_and_appends_are_answered_without_it(
     assert replica.isr_changed(led(A), 2, due) == [HighWatermarkMoved(1), Answer((7,))]
 
 
-def test_a_refused_proposal_is_made_again_on_what_the_record_is_now():
+def test_a_refused_proposal_is_repeated_on_the_present_record():
     leader = Partition(led(A, B), lag_max_us=640)
     leader.append(3)
     assert leader.replica.tick(10_000) == [ProposeIsr((A,), 1)]
@@ -148,7 +148,7 @@ def test_a_refused_proposal_is_made_again_on_what_the_record_is_now():
 @pytest.mark.rule(
     "what a new leader knows of the high watermark", "consistency/partition/replica.py"
 )
-def test_a_new_leader_does_not_know_the_high_watermark_until_what_it_had_is_replicated():
+def test_a_new_leaders_high_watermark_is_unknown_until_its_inherited_entries_are_replicated():
     leader = Partition()
     for _ in range(3):
         leader.append(2)
@@ -164,7 +164,7 @@ def test_a_new_leader_does_not_know_the_high_watermark_until_what_it_had_is_repl
     assert (leader.high, replica.hw_known) == (3, True)
 
 
-def test_alone_the_high_watermark_is_known_at_once():
+def test_a_lone_leaders_high_watermark_is_known_immediately():
     leader = Partition()
     leader.append(2)
     effects = leader.replica.lead_replicas(A, led(A), 1, 0)
@@ -181,17 +181,19 @@ def test_alone_the_high_watermark_is_known_at_once():
         (1, A, Refusal.NOT_A_REPLICA),
     ],
 )
-def test_a_follower_of_another_epoch_and_who_is_no_replica_are_refused(epoch, member, refusal):
+def test_a_follower_of_another_epoch_and_a_broker_without_a_replica_are_refused(
+    epoch, member, refusal
+):
     leader = Partition(led(A, B))
     assert leader.replica.follower_started(member, epoch, NOTHING, 0) == (refusal, [])
 
 
-def test_a_broker_that_does_not_lead_says_so():
+def test_a_broker_that_does_not_lead_refuses_followers():
     other = Partition()
     assert other.replica.follower_started(B, 0, NOTHING, 0) == (Refusal.NOT_LEADING, [])
 
 
-def test_a_follower_is_told_where_the_logs_go_apart_and_what_is_replicated():
+def test_a_follower_gets_the_end_of_the_common_part_and_the_high_watermark():
     leader = Partition(led(A, B))
     for _ in range(4):
         leader.append(1)
@@ -204,7 +206,7 @@ def test_a_follower_is_told_where_the_logs_go_apart_and_what_is_replicated():
     assert effects == [HighWatermarkMoved(2)]
 
 
-def test_a_follower_behind_the_log_start_begins_at_the_start_and_counts_for_nothing_before():
+def test_a_follower_behind_the_log_start_begins_there_without_progress():
     leader = Partition(led(A))
     for _ in range(4):
         leader.append(1)
@@ -262,7 +264,7 @@ def test_a_follower_that_has_evicted_all_that_they_shared_keeps_its_log_if_it_is
     assert agreed == LeaderAnswer(len(others), Agreement(1, 0 if begin else 2, 3, begin=begin))
 
 
-def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_of_the_follower():
+def test_an_acknowledgement_past_the_log_end_is_an_error():
     leader = Partition(led(A, B))
     session = leader.follow(B)
     with pytest.raises(ValueError, match="past the log end"):
@@ -272,7 +274,7 @@ def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_of_the_follower():
 # -- ceasing to lead ------------------------------------------------------------------------------
 
 
-def test_a_leader_that_ceases_abandons_appends_wakes_reads_and_keeps_no_promise():
+def test_a_leader_that_steps_down_abandons_appends_and_wakes_reads():
     leader = Partition(led(A, B))
     leader.append(3)
     leader.join(10, 1)
@@ -307,7 +309,7 @@ def test_epochs_never_fall():
 # -- following ------------------------------------------------------------------------------------
 
 
-def test_a_follower_believes_its_leaders_high_watermark_as_far_as_its_log_goes():
+def test_a_followers_high_watermark_is_its_leaders_up_to_its_log_end():
     leader, taker = Partition(led(A)), Partition()
     for _ in range(3):
         leader.append(2)
@@ -319,8 +321,8 @@ def test_a_follower_believes_its_leaders_high_watermark_as_far_as_its_log_goes()
     assert taker.high == 2
 
 
-def test_a_follower_takes_what_the_leader_decided_about_producers():
-    """No sequence is checked there: what is folded is what the leader has."""
+def test_a_follower_accepts_the_leaders_decisions_on_producers():
+    """A follower checks no sequence: it folds the leader's entries."""
     leader, taker = Partition(led(A)), Partition()
     for sequence in (0, 1, 2):
         leader.append(1, Stamp(1, 0, sequence))
@@ -329,7 +331,7 @@ def test_a_follower_takes_what_the_leader_decided_about_producers():
     assert taker.replica.producers == leader.replica.producers
 
 
-def test_a_cut_below_the_high_watermark_is_made_only_where_records_are_given_up():
+def test_a_truncation_below_the_high_watermark_needs_lost_records():
     taker = Partition()
     for _ in range(3):
         taker.append(2)
@@ -341,7 +343,7 @@ def test_a_cut_below_the_high_watermark_is_made_only_where_records_are_given_up(
     assert taker.replica.bounds_state.bounds().high_watermark == 2
 
 
-def test_a_follower_that_begins_anew_forgets_what_its_entries_had_done():
+def test_a_follower_with_an_emptied_log_drops_its_derived_state():
     taker = Partition()
     taker.append(1, Stamp(1, 0, 0))
     taker.replica.reset(Boundary(40, 90), 0)

@@ -1,4 +1,4 @@
-"""What becomes of replicas that went apart, fell behind or lost what they had, one by one."""
+"""Stories of replicas that diverged, fell behind or lost entries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fail_over(of: Cluster) -> None:
         of.see(process)
 
 
-def test_an_ex_leader_with_a_longer_uncommitted_tail_cuts_it_and_converges():
+def test_an_ex_leader_truncates_its_longer_uncommitted_tail():
     made = cluster()
     before = contents(made, "0")
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_a_follower_behind_the_logs_start_begins_at_the_start():
     del made.alive["2"]
     for process in made.running.values():
         made.see(process)
-    made.land(made.writes[-1], answered=True)  # it is out of the ISR: appends go on without it
+    made.land(made.writes[-1], answered=True)  # it left the ISR: appends continue without it
     for _ in range(4):
         made.append(leader(made), 1)
         for link in list(made.links.values()):
@@ -82,7 +82,7 @@ def test_a_follower_behind_the_logs_start_begins_at_the_start():
     assert made.logs["2"].end == leader(made).log.end
 
 
-def test_a_follower_whose_retention_has_taken_all_goes_on_where_it_is():
+def test_a_follower_whose_retention_removed_all_entries_continues_at_its_end():
     """It is in sync, and would be elected: it does not begin again with less."""
     made = cluster()
     follower = made.running["1"]
@@ -98,8 +98,9 @@ def test_a_follower_whose_retention_has_taken_all_goes_on_where_it_is():
     made.heal()
 
 
-def test_an_in_sync_follower_keeps_its_log_where_its_leaders_retention_has_taken_all():
-    """A crash while it began anew would leave it in sync, and elected next, with a part of it."""
+def test_an_in_sync_follower_keeps_its_log_if_its_leaders_retention_removed_all_entries():
+    """A crash during a restart from an empty log would leave it in sync, and electable, with a part
+    of it."""
     made = cluster()
     made.choose = max
     made.evict(leader(made))
@@ -113,8 +114,8 @@ def test_an_in_sync_follower_keeps_its_log_where_its_leaders_retention_has_taken
     assert contents(made, "1")[4:] == contents(made, "0")
 
 
-def test_an_ex_leader_whose_retention_has_taken_all_but_its_tail_begins_where_its_leader_does():
-    """It is not in sync: what it evicted may be lost by now, and other records in its place."""
+def test_an_ex_leader_with_only_its_tail_begins_at_its_leaders_start():
+    """It is not in sync: the entries that it evicted may have been lost and replaced by others."""
     made = cluster()
     dead = leader(made)
     made.choose = max
@@ -141,7 +142,7 @@ def test_a_committed_record_outlives_the_deaths_of_leader_after_leader():
     assert len(made.committed) == 4
 
 
-def test_with_too_few_in_sync_replicas_the_high_watermark_stands_and_goes_on_when_they_are_back():
+def test_high_watermark_stops_with_too_few_in_sync_replicas_until_they_return():
     made = cluster(brokers=2, least=2)
     made.kill(made.running["1"])
     del made.alive["1"]
@@ -155,7 +156,7 @@ def test_with_too_few_in_sync_replicas_the_high_watermark_stands_and_goes_on_whe
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
-def test_without_a_follower_what_was_forced_is_committed_after_an_end_too(power):
+def test_without_a_follower_synced_entries_are_committed_after_a_restart(power):
     made = cluster(brokers=1)
     made.logs["0"].forced = 4
     (made.lose_power if power else made.kill)(made.running["0"])
@@ -164,8 +165,8 @@ def test_without_a_follower_what_was_forced_is_committed_after_an_end_too(power)
     assert len(contents(made, "0")) == 4
 
 
-def test_a_leader_that_comes_back_at_once_without_its_tail_does_not_lead_on():
-    """Its lease is not even over: it is the generation that tells."""
+def test_a_restarted_leader_without_its_tail_does_not_continue_to_lead():
+    """Its lease has not expired: only its generation differs."""
     made = cluster()
     made.logs["0"].forced = 0
     made.lose_power(made.running["0"])  # all of its log is gone

@@ -19,7 +19,7 @@ def at(entry: int, offset: int) -> Boundary:
 
 
 def table(entries: list[tuple[int, int]]) -> Table:
-    """Of (epoch, records) of each entry; a marker has no records."""
+    """Of (epoch, records) of each entry. A marker has no records."""
     found = np.zeros(len(entries), ENTRY)
     found["leader_epoch"] = [epoch for epoch, _ in entries]
     found["count"] = [count for _, count in entries]
@@ -50,7 +50,7 @@ def test_an_empty_log_has_no_epoch_yet():
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30),
     st.lists(st.integers(0, 30), max_size=5),
 )
-def test_what_was_kept_entry_by_entry_is_what_a_log_says_when_it_opens(steps, cuts):
+def test_epochs_kept_entry_by_entry_equal_derived_ones(steps, cuts):
     epoch, entries = 0, []
     for rise, count in steps:
         epoch += rise
@@ -95,17 +95,17 @@ def told(log: Log, start: int) -> EpochHistory:
 
 
 TERM = st.tuples(
-    st.integers(0, 2),  # who leads
-    st.integers(0, 3),  # how much it appends
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=3),  # who takes how much
+    st.integers(0, 2),  # the leader
+    st.integers(0, 3),  # the number of its entries
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12)), max_size=3),  # replicas
 )
 
 
 @given(st.lists(TERM, max_size=8), st.tuples(st.integers(0, 2), st.integers(0, 2)), st.data())
-def test_two_replicas_agree_up_to_where_their_entries_do(terms, pair, data):
+def test_agreement_is_the_end_of_equal_entries(terms, pair, data):
     """Leaders come and go, some epochs reach one replica only, and retention takes the starts.
 
-    Nothing here keeps a leader from being behind: what is agreed on must hold without that.
+    A leader may be behind here: the agreement must hold nevertheless.
     """
     logs: list[Log] = [[], [], []]
     number = 0
@@ -129,7 +129,7 @@ def test_two_replicas_agree_up_to_where_their_entries_do(terms, pair, data):
     assert agreement(told(other, starts[1]), told(one, starts[0])) == expected
 
 
-def test_epochs_that_one_side_lacks_do_not_hide_what_both_share():
+def test_epochs_of_only_one_log_do_not_hide_the_common_part():
     """The follower led epoch 2 alone, the leader epochs 1 and 3: they share epoch 0's start."""
     follower = EpochHistory(0, 7, [(0, 0), (2, 5)])
     leader = EpochHistory(0, 9, [(0, 0), (1, 3), (3, 6)])
@@ -142,8 +142,8 @@ def test_an_epoch_that_both_have_ends_for_both_where_it_ends_first():
     assert agreement(follower, leader) == 6
 
 
-def test_an_epoch_at_other_places_is_not_taken_for_shared():
-    """Retention left nothing of what may be shared: its follower begins at the leader's start."""
+def test_an_epoch_at_other_indexes_is_not_shared():
+    """Retention removed any common part: its follower begins at the leader's start."""
     follower = EpochHistory(0, 3, [(0, 0)])
     leader = EpochHistory(5, 9, [(0, 5), (1, 7)])
     assert agreement(follower, leader) is None

@@ -1,4 +1,4 @@
-"""That a lineage tells a reader what was taken back of the records that it read, and no more."""
+"""A lineage shows a reader exactly the lost records of those that it has read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shared(one: Log, other: Log) -> int:
     return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))
 
 
-def test_a_lineage_goes_back_to_the_first_epoch_that_every_later_log_knows():
+def test_a_lineage_goes_back_to_the_first_epoch_that_every_later_log_has():
     log = of_epochs((0, 5), (2, 3), (4, 2), (7, 1))
     assert told(log, 11, 11) == told(log, 11, 99) == ((7, 11),)
     assert told(log, 11, 10) == ((4, 10), (7, 11))
@@ -65,7 +65,7 @@ def test_a_lineage_goes_back_to_the_first_epoch_that_every_later_log_knows():
 
 
 def test_records_of_an_earlier_epoch_at_the_same_offsets_are_others():
-    """Leader 6 never had the last records of epoch 5; leader 7 has them, and none of epoch 6."""
+    """Leader 6 never had the last records of epoch 5. Leader 7 has them, and none of epoch 6."""
     read = of_epochs((5, 9), (6, 2))
     now = of_epochs((5, 12), (7, 3))
     lineage = told(read, 11, 9)
@@ -74,13 +74,13 @@ def test_records_of_an_earlier_epoch_at_the_same_offsets_are_others():
 
 
 @pytest.mark.parametrize(("start", "left"), [(0, 5), (4, 5), (5, 5), (8, 8), (9, None), (12, None)])
-def test_what_retention_removed_counts_as_held(start, left):
+def test_records_removed_by_retention_count_as_surviving(start, left):
     lineage = ((1, 5), (2, 9))
     now = of_epochs((1, 6), (3, 9))
     assert lost_above(9, lineage, held(lineage, now, start)) == left
 
 
-def test_a_copy_of_an_earlier_time_has_lost_what_it_lacks():
+def test_an_older_copy_of_the_log_has_lost_its_missing_records():
     log = of_epochs((0, 5), (2, 3))
     lineage = told(log, 8, 8)
     assert lost_above(8, lineage, held(lineage, log[:6])) == 6
@@ -88,8 +88,8 @@ def test_a_copy_of_an_earlier_time_has_lost_what_it_lacks():
     assert lost_above(8, lineage, held(lineage, [])) == 0
 
 
-def test_what_retention_removed_everywhere_but_at_the_next_leader_is_held():
-    """A log without records, opened again, does not know the epochs before it begins."""
+def test_records_that_only_the_next_leader_still_has_survive():
+    """A log without records, opened again, does not have the epochs before its start."""
     opened = EpochStarts()
     opened.on_appended(LeaderEpoch(5), place_of(100))
     lineage = lineage_of(opened, Offset(105), Offset(100))
@@ -99,7 +99,7 @@ def test_what_retention_removed_everywhere_but_at_the_next_leader_is_held():
     assert lost_above(105, lineage, held(lineage, of_epochs((3, 80)))) == 80
 
 
-def test_a_log_that_knows_no_epoch_of_a_reader_has_lost_what_was_replicated():
+def test_a_log_without_the_epochs_of_a_reader_has_lost_replicated_records():
     lineage = told(of_epochs((0, 5), (2, 3)), 8, 8)
     assert held(lineage, of_epochs((0, 5), (3, 9))) == 5
     assert held(lineage, of_epochs((0, 5), (1, 1), (3, 9))) == 6
@@ -107,16 +107,16 @@ def test_a_log_that_knows_no_epoch_of_a_reader_has_lost_what_was_replicated():
     assert held(lineage, of_epochs((1, 9))) == 0
 
 
-def test_a_place_above_what_was_told_is_held_with_it():
+def test_an_offset_above_the_last_claim_survives_with_it():
     assert lost_above(20, ((3, 9),), 9) is None
     assert lost_above(20, ((3, 9),), 8) == 8
     assert lost_above(20, NO_LINEAGE, 0) is None
 
 
 TERM = st.tuples(
-    st.integers(0, 2),  # who leads
-    st.integers(0, 4),  # how much it appends
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 16)), max_size=3),  # who takes how much
+    st.integers(0, 2),  # the leader
+    st.integers(0, 4),  # the number of its entries
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 16)), max_size=3),  # replicas
 )
 
 
@@ -126,11 +126,11 @@ TERM = st.tuples(
     "datasource/reading/losses.py",
 )
 @given(st.lists(TERM, max_size=9), st.data())
-def test_a_reader_learns_exactly_what_was_taken_back(terms, data):
-    """Leaders come and go over three replicas, and whoever has all that is replicated may lead.
+def test_a_reader_detects_exactly_the_lost_records(terms, data):
+    """Three replicas lead in turn, and each one with all replicated entries may lead.
 
-    A reader of each leader remembers where it is; every later leader tells it what is left. Each
-    leader removes what it likes of what is replicated, and opens its log again.
+    A reader of each leader remembers where it is. Every later leader returns the surviving part.
+    Each leader evicts some replicated entries, and opens its log again.
     """
     logs: list[Log] = [[], [], []]
     firsts = [0, 0, 0]

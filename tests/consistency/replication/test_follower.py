@@ -64,7 +64,7 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreemen
         (log(0, 3, 7), agreed(7, epoch=6), Refusal.UNKNOWN_EPOCH),
     ],
 )
-def test_a_follower_cuts_what_its_leader_does_not_have_and_says_what_is_lost(state, answer, plan):
+def test_a_follower_truncates_surplus_entries_and_reports_lost_ones(state, answer, plan):
     assert preparation(state, answer) == plan
 
 
@@ -90,8 +90,9 @@ def test_a_frame_is_taken_where_the_log_ends_and_in_its_own_epoch(epoch, first, 
     assert judge_frame(EPOCH, 7, epoch, first, count) == verdict
 
 
-def test_a_log_of_another_past_begins_anew():
-    """Of the same entry index, but of other offsets: what it had evicted was given up elsewhere."""
+def test_a_log_with_another_history_starts_again():
+    """The same entry index has other offsets: other replicas lost the entries that it had
+    evicted."""
     assert diverged(at(7), 70) is None
     assert diverged(at(7), 69) == StartOver(at(0), lost_from=0)
 
@@ -120,12 +121,12 @@ def record(leader: BrokerId | None, *isr: BrokerId) -> PartitionRecord:
         (B, (A, B, C), Spot("west", "machine-2"), None),
         (B, (A, B, C), Spot("west"), None),  # the leader wins
         (A, (A, D), Spot("west"), None),
-        (A, (A, B, C), Spot(None, "machine-2"), None),  # who names no rack asks leaders
-        (A, (A, C), Spot("west", "machine-2"), C),  # who is not in sync is not asked
+        (A, (A, B, C), Spot(None, "machine-2"), None),  # a reader without a rack reads at leaders
+        (A, (A, C), Spot("west", "machine-2"), C),  # no reads at a replica outside the ISR
         (None, (B, C), Spot("west"), None),
     ],
 )
-def test_a_reader_asks_a_member_of_the_isr_in_its_rack(leader, isr, reader, found):
+def test_a_reader_reads_at_an_isr_member_in_its_rack(leader, isr, reader, found):
     assert nearest(record(leader, *isr), SPOTS, reader) == found
 
 

@@ -1,4 +1,4 @@
-"""A leader's LEO, HW and LSO against a list of entries that is counted anew after every event."""
+"""A leader's LEO, HW and LSO against a list of entries that is counted after every event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.state = leader.opened(LeaderEpoch(0), START, START, followers)
         self.before = self.observed()
 
-    # -- what the test knows by counting ----------------------------------------------------------
+    # -- the model, by counting ------------------------------------------------------------------
 
     def position(self, entry: int) -> Boundary:
         return at(entry, sum(self.counts[:entry]))

@@ -35,7 +35,7 @@ def committed(**options) -> Transaction:
     return ok(rules.finish(ok(decided), 5))
 
 
-def test_every_attempt_of_a_task_gets_a_branch_of_its_own():
+def test_every_attempt_of_a_task_gets_a_separate_branch():
     first = ok(sink(Transaction("s"), "run", 0, 5, 70))
     second = ok(sink(first, "run", 0, 6, 71))
     assert (second.number, second.branches) == (5, (70, 71))
@@ -43,7 +43,7 @@ def test_every_attempt_of_a_task_gets_a_branch_of_its_own():
     assert done.taken == (71,)
 
 
-def test_a_replayed_batch_is_recognised():
+def test_a_replayed_batch_is_detected():
     found = ok(sink(Transaction("s"), "run", 3, 5, 70))
     done = ok(rules.finish(ok(rules.commit(found, "run", 5, [70], 3)), 5))
     assert done.committed_batch == 3
@@ -75,7 +75,7 @@ def test_a_sink_of_another_query_is_in_use():
     assert denied(taken) is Denial.IN_USE
 
 
-def test_a_late_task_of_a_job_that_was_aborted_begins_nothing():
+def test_a_late_task_of_an_aborted_job_begins_no_transaction():
     def job(found: Transaction, number: int) -> Outcome:
         return sinks.branch(found, Claim("j", "j", 0, TIMEOUT), Allotted(number, 70 + number), 0)
 
@@ -95,7 +95,7 @@ def test_a_commit_of_another_batch_than_was_begun_is_refused():
     assert denied(rules.commit(found, "run", 5, [70])) is Denial.INVALID
 
 
-def test_what_a_batch_wrote_is_remembered_with_it():
+def test_a_committed_batch_keeps_its_content():
     done = committed()
     assert (done.committed_batch, done.content) == (3, (CONTENT[0],))
     begun = ok(sinks.branch(done, claim(batch=4), Allotted(6, 71), 2_000))
@@ -112,17 +112,17 @@ def test_a_task_without_a_branch_renews_the_transaction_of_its_batch():
     assert later.deadline_ms == 50_000 + TIMEOUT
 
 
-def test_a_new_branch_is_a_sign_of_life():
+def test_a_new_branch_renews_the_transaction():
     found = ok(sinks.branch(opened(), claim(), Allotted(6, 71), 50_000))
     assert found.deadline_ms == 50_000 + TIMEOUT
 
 
-def test_where_there_is_nothing_of_the_batch_to_renew_nothing_changes():
+def test_renewal_without_an_open_transaction_of_the_batch_is_a_no_op():
     for found in (Transaction("s"), committed(), opened(batch=4), opened(run="another")):
         assert ok(sinks.renew(found, "run", 3, 50_000)) == found
 
 
-def test_a_run_that_was_displaced_is_told_when_it_renews():
+def test_a_displaced_runs_renewal_is_fenced():
     found = ok(sinks.branch(opened(), claim(run="newer"), Allotted(6, 71), 1_000))
     assert denied(sinks.renew(found, "run", 3, 50_000)) is Denial.FENCED
 
@@ -130,11 +130,11 @@ def test_a_run_that_was_displaced_is_told_when_it_renews():
 # -- branches that fail ---------------------------------------------------------------------------
 
 
-def test_a_dropped_branch_is_never_taken_and_the_others_are():
+def test_a_commit_includes_no_dropped_branch():
     both = ok(sinks.branch(opened(), claim(), Allotted(6, 71), 1_000))
     left = ok(sinks.drop(both, "run", 5, 70))
     assert (left.state, left.branches, left.dropped) == (State.OPEN, (71,), (70,))
-    assert ok(sinks.drop(left, "run", 5, 70)) == left  # asked again
+    assert ok(sinks.drop(left, "run", 5, 70)) == left  # a retry
     assert denied(rules.commit(left, "run", 5, [70, 71], 3)) is Denial.FOREIGN
     assert ok(rules.commit(left, "run", 5, [71], 3)).taken == (71,)
 
@@ -144,13 +144,13 @@ def test_a_dropped_branch_joins_no_partition():
     assert denied(rules.join(left, 5, 70, 0)) is Denial.FOREIGN
 
 
-def test_nobody_drops_what_is_not_his():
+def test_only_the_owner_drops_a_branch():
     found = opened()
     assert denied(sinks.drop(found, "another", 5, 70)) is Denial.FENCED
     assert denied(sinks.drop(found, "run", 5, 99)) is Denial.FOREIGN
 
 
-def test_of_a_transaction_that_is_decided_or_over_nothing_is_dropped():
+def test_no_branch_of_a_decided_or_finished_transaction_is_dropped():
     decided = ok(rules.commit(opened(), "run", 5, [70], 3))
     for found in (decided, committed(), ok(rules.abort(opened(), "run", 5))):
         assert ok(sinks.drop(found, "run", 5, 70)) == found
@@ -160,12 +160,12 @@ def test_of_a_transaction_that_is_decided_or_over_nothing_is_dropped():
 # -- drivers that give up -------------------------------------------------------------------------
 
 
-def test_a_driver_aborts_what_it_has_planned_until_then():
+def test_a_driver_aborts_its_plans_of_a_batch():
     stopped = ok(sinks.stop(opened(), Stop("driver", 8, 3)))
     assert (stopped.state, stopped.cause) == (State.ABORTING, Cause.ASKED)
 
 
-def test_a_driver_aborts_nothing_else():
+def test_a_driver_aborts_only_its_batch():
     for asked in (Stop("driver", 7, 3), Stop("another", 9, 3), Stop("driver", 9, 2)):
         assert ok(sinks.stop(opened(), asked)) == opened()
     decided = ok(rules.commit(opened(), "run", 5, [70], 3))
@@ -173,7 +173,7 @@ def test_a_driver_aborts_nothing_else():
         assert ok(sinks.stop(found, Stop("driver", 9, 3))) == found
 
 
-def test_a_late_task_of_a_batch_that_was_given_up_begins_nothing():
+def test_a_late_task_of_a_stopped_batch_begins_no_transaction():
     over = ok(rules.finish(ok(sinks.stop(opened(), Stop("driver", 8, 3))), 5))
     assert denied(sinks.branch(over, claim(), Allotted(6, 71), 1_000)) is Denial.ABORTED
     again = ok(sinks.branch(over, claim(run="next run"), Allotted(6, 71), 1_000))
@@ -183,7 +183,7 @@ def test_a_late_task_of_a_batch_that_was_given_up_begins_nothing():
 # -- batches without rows, and other names --------------------------------------------------------
 
 
-def test_a_batch_without_rows_ends_what_a_dead_run_left_open():
+def test_an_empty_batch_aborts_a_dead_runs_transaction():
     settled = ok(sinks.settle(opened(), claim(run="new")))
     assert (settled.state, settled.cause, settled.instance) == (
         State.ABORTING,
@@ -193,7 +193,7 @@ def test_a_batch_without_rows_ends_what_a_dead_run_left_open():
     assert denied(rules.commit(settled, "run", 5, [70], 3)) is Denial.FENCED
 
 
-def test_a_batch_without_rows_ends_what_failed_attempts_left():
+def test_an_empty_batch_aborts_failed_attempts():
     settled = ok(sinks.settle(opened(), claim()))
     assert (settled.state, settled.cause) == (State.ABORTING, Cause.ASKED)
 
@@ -202,12 +202,12 @@ def test_a_batch_without_rows_leaves_no_record():
     assert ok(sinks.settle(Transaction("s"), claim())) == Transaction("s")
 
 
-def test_a_replay_without_rows_is_recognised():
+def test_an_empty_replay_is_detected():
     assert denied(sinks.settle(committed(), claim(run="new"))) is Denial.DONE
     assert denied(sinks.settle(committed(), claim(run="new", batch=2))) is Denial.STALE
 
 
-def test_a_sink_that_gets_another_name_goes_on_where_it_was():
+def test_a_renamed_sink_continues_after_its_last_batch():
     given = ok(sinks.hand_over(committed(), "new"))
     taken = ok(sinks.inherit(Transaction("other"), given))
     assert denied(sinks.branch(taken, claim(run="new"), Allotted(6, 71), 0)) is Denial.DONE
@@ -215,7 +215,7 @@ def test_a_sink_that_gets_another_name_goes_on_where_it_was():
     assert denied(sinks.branch(given, claim(batch=4), Allotted(6, 71), 0)) is Denial.FENCED
 
 
-def test_what_was_open_under_the_other_name_is_aborted():
+def test_the_open_transaction_under_the_old_name_is_aborted():
     given = ok(sinks.hand_over(opened(), "new"))
     assert (given.state, given.cause) == (State.ABORTING, Cause.FENCED)
     assert denied(sinks.hand_over(given, "run")) is Denial.FENCED

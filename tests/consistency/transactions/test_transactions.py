@@ -1,4 +1,4 @@
-"""A transaction's life: only the transitions of the table, by those who may ask for them."""
+"""A transaction's life: only the transitions of the table, by the permitted callers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def sink(found: Transaction, run: str, batch: int, number: int, producer: int) -
 
 
 def test_an_id_that_was_just_taken_over_counts_as_used():
-    """Else the sweep would forget it for its age before it begins anything."""
+    """Else the sweep would remove it for its age before its first transaction."""
     assert owned().deadline_ms == 1_000 + TIMEOUT
     again = ok(rules.init(committed(), "b", TIMEOUT, 500_000))
     assert again.deadline_ms == 500_000 + TIMEOUT
@@ -103,7 +103,7 @@ def test_a_repeated_begin_gets_the_same_answer():
     assert ok(rules.begin(found, "a", -1, Allotted(6, 71), 9_000)) == found
 
 
-def test_a_delayed_begin_of_an_earlier_transaction_does_nothing():
+def test_a_delayed_begin_of_an_earlier_transaction_is_refused():
     assert denied(rules.begin(committed(), "a", -1, Allotted(6, 71), 9_000)) is Denial.INVALID
     third = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     done = ok(rules.finish(ok(rules.abort(third, "a", 6)), 6))
@@ -114,15 +114,15 @@ def test_a_second_transaction_inside_one_is_denied():
     assert denied(rules.begin(opened(), "a", 5, Allotted(6, 71), 9_000)) is Denial.INVALID
 
 
-def test_an_id_that_nobody_owns_is_unknown():
+def test_an_id_without_an_owner_is_unknown():
     nobody = Transaction("x")
     assert denied(rules.begin(nobody, "a", -1, Allotted(6, 71), 0)) is Denial.UNKNOWN
     assert denied(rules.commit(nobody, "a", 1, [])) is Denial.UNKNOWN
 
 
 @pytest.mark.parametrize("cause", ["expired", "killed"])
-def test_an_owner_that_never_learned_of_its_begin_can_begin_again(cause):
-    """The answer to begin was lost, and the transaction aborted before it was asked again."""
+def test_an_owner_that_missed_the_answer_to_begin_can_begin_again(cause):
+    """The answer to begin was lost, and the transaction aborted before the retry."""
     first = ok(rules.begin(aborted(cause), "a", -1, Allotted(6, 71), 2_000))
     assert (first.number, first.epoch) == (6, 1)
     late = ok(rules.expire(first, 6, first.deadline_ms))
@@ -215,7 +215,7 @@ def test_a_commit_of_an_unknown_transaction_is_refused():
     assert denied(rules.abort(joined(), "a", 6)) is Denial.UNKNOWN
 
 
-def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one():
+def test_a_delayed_request_has_no_effect_on_a_later_transaction():
     later = ok(rules.begin(committed(), "a", 5, Allotted(6, 71), 2_000))
     assert denied(rules.commit(later, "a", 5, [70])) is Denial.OVER
     assert denied(rules.abort(later, "a", 5)) is Denial.OVER
@@ -251,12 +251,12 @@ def test_an_expired_transaction_is_aborted_and_its_owner_is_refused():
     assert ok(rules.begin(ok(rules.finish(late, 5)), "a", 5, Allotted(6, 71), 0)).epoch == 1
 
 
-def test_a_sign_of_life_moves_the_deadline():
+def test_a_renewal_moves_the_deadline():
     found = ok(rules.renew(joined(), "a", 5, 50_000))
     assert found.deadline_ms == 50_000 + TIMEOUT
 
 
-def test_a_sign_of_life_is_seen_though_the_wall_clock_was_set_back():
+def test_a_renewal_changes_the_deadline_after_the_wall_clock_was_set_back():
     """Who watches the record for its timeout sees another deadline after each sign of life."""
     found = joined()
     for now in (1_000, 1_000, 1_000 - 1):
@@ -265,7 +265,7 @@ def test_a_sign_of_life_is_seen_though_the_wall_clock_was_set_back():
         found = alive
 
 
-def test_numbers_of_an_id_rise_or_the_broker_is_at_fault():
+def test_a_number_that_does_not_rise_is_an_error():
     with pytest.raises(ValueError, match="numbers rise"):
         rules.begin(committed(), "a", 5, Allotted(5, 71), 2_000)
 
@@ -292,7 +292,7 @@ def test_an_operator_ends_an_open_transaction():
     assert denied(rules.kill(aborted())) is Denial.INVALID
 
 
-def test_a_repeated_kill_does_nothing_to_the_next_transaction():
+def test_a_repeated_kill_does_not_abort_the_next_transaction():
     killed = aborted("killed")
     assert ok(rules.kill(killed, 5)) == killed
     later = ok(rules.begin(killed, "a", 5, Allotted(6, 71), 2_000))
@@ -360,7 +360,7 @@ def test_what_is_committed_never_aborts_and_the_reverse():
 
 
 class TransactionMachine(RuleBasedStateMachine):
-    """Producers, runs of a sink, operators and finishers ask for anything, at any time."""
+    """Producers, runs of a sink, operators and finishers send any events, at any time."""
 
     @initialize()
     def start(self):

@@ -36,7 +36,7 @@ _ELSEWHERE = (NotLeader, LeaderUnavailable, LeaderEpochFenced, UnknownLeaderEpoc
 
 
 class Session:
-    """What one client of a run needs; ``name`` is for the story."""
+    """What one client of a run needs. ``name`` is for the story."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -52,7 +52,7 @@ class Session:
         return self.chance.choice(self.world.brokers)
 
     def call(self, broker: SimulatedBroker, what: str, ask: Ask) -> Body:
-        """One call; raises NoAnswer, or what the broker answers."""
+        """One call. Raises NoAnswer, or what the broker answers."""
         name = f"{self.name}: {what}"
         return (yield from self.world.network.call(name, broker, lambda: ask(broker)))
 
@@ -82,7 +82,7 @@ class Session:
     # -- leaders -----------------------------------------------------------------------------------
 
     def route(self, topic: Topic, partition: int) -> Body:
-        """The route to a partition's leader; it asks any broker where it knows none.
+        """The route to a partition's leader. It asks any broker where it knows none.
 
         Raises:
             NoAnswer: nobody leads it, or nobody says who.
@@ -109,7 +109,7 @@ class Session:
         return None if found is None else found.id
 
     def call_leader(self, topic: Topic, what: str, ask: Ask, by: Route) -> Body:
-        """One call along a route, which is doubted when it fails; as :meth:`call`."""
+        """One call along a route, which is doubted when it fails. As :meth:`call`."""
         try:
             return (yield from self.call(self.world.broker(by.leader), what, ask))
         except (*_ELSEWHERE, NoAnswer):
@@ -149,7 +149,7 @@ class Session:
         *,
         in_transaction: bool = False,
     ) -> Body:
-        """Send one batch and wait; return whether it was acknowledged.
+        """Send one batch and wait. Return whether it was acknowledged.
 
         Without a producer it is sent once, without a stamp.
 

@@ -76,7 +76,7 @@ class SimulatedMember:
         self.is_over = False
 
     def live(self, *, for_ever: bool = False) -> Body:
-        """Works for a while; its heartbeats are a task of their own."""
+        """Works for a while. Its heartbeats are a task of their own."""
         chance, world = self._session.chance, self._session.world
         try:
             if self._in_transactions:
@@ -148,7 +148,7 @@ class SimulatedMember:
         core.on_answer(told.epoch, told.assigned, told.revoked)
 
     def _beat_on(self) -> Body:
-        """Heartbeats while it lives; a removed member's end by themselves."""
+        """Heartbeats while it lives. A removed member's end by themselves."""
         chance, clock = self._session.chance, self._session.world.clock
         renewed = clock.monotonic()
         while not self.is_over:

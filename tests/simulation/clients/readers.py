@@ -92,7 +92,7 @@ def read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, in
 
 
 def find_offsets(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
-    """A cut through the topics, from these positions on; None: logs have lost records meanwhile."""
+    """A cut through the topics, from these positions on. None: logs have lost records meanwhile."""
     ranges = [
         CutTopic(
             topic=topic.name,

@@ -20,7 +20,7 @@ _QUERIES: Final = ("green",)
 
 
 def write_batches(world: World, name: str) -> Body:
-    """One or two runs of the query; the second goes on where the first was."""
+    """One or two runs of the query. The second goes on where the first was."""
     session = Session(world, name)
     query = session.chance.choice(_QUERIES)
     batch = 0
@@ -88,7 +88,7 @@ def _write_batch(session: Session, claim: SinkBatch) -> Body:
 
 
 def _write_branch(session: Session, sink: str, number: int, branch: int) -> Body:
-    """A task's batches; False: it failed."""
+    """A task's batches. False: it failed."""
     producer = SimulatedProducer(session)
     producer.write_as(branch, 0, number, sink)
     try:

@@ -73,7 +73,7 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
 
 
 def take_name(session: Session, consumer: str, instance: str) -> Body:
-    """Takes a consumer's name; the offset after which it goes on."""
+    """Takes a consumer's name. The offset after which it goes on."""
     found = yield from session.run(
         f"take {consumer}",
         lambda at: at.transactions.consumers.take(consumer, instance),
@@ -100,7 +100,7 @@ def _begin(session: Session, transactional_id: str, instance: str, after: int) -
 
 
 def _write(session: Session, begun: Transaction, producer: SimulatedProducer) -> Body:
-    """Some batches; the signals of those that are still on their way."""
+    """Some batches. The signals of those that are still on their way."""
     late: list[Signal] = []
     for number in range(session.chance.randint(1, 4)):
         picked = session.pick_partition()
@@ -182,7 +182,7 @@ def _commit(
 
 
 def commit(session: Session, asked: CommitTransaction) -> Body:
-    """Commits; raises as ``Session.run``."""
+    """Commits. Raises as ``Session.run``."""
     calling = session.run("commit", lambda at: at.transactions.decisions.commit(asked))
     answer = yield from _note_finish(session, calling, asked.number, asked.branches)
     session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
@@ -192,7 +192,7 @@ def commit(session: Session, asked: CommitTransaction) -> Body:
 def _note_finish(
     session: Session, calling: Body, transaction: int, taken: tuple[int, ...] | None = None
 ) -> Body:
-    """Ends a transaction, and notes what its client was told; ``taken`` is None for an abort."""
+    """Ends a transaction, and notes what its client was told. ``taken`` is None for an abort."""
     world, commits = session.world, taken is not None
     called = world.history.moment()
 

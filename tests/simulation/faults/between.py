@@ -56,7 +56,7 @@ def trouble_the_network(world: World, name: str) -> Body:
 
 
 def cut_off_the_store(world: World, name: str) -> Body:
-    """Some brokers cannot reach the store for a while, perhaps all; one after the other can.
+    """Some brokers cannot reach the store for a while, perhaps all. One after the other can.
 
     Some then restart, while their promises still hold.
     """

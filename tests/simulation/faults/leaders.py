@@ -21,7 +21,7 @@ from tests.simulation.world import World
 
 
 def leave_a_leader_alone(world: World, name: str) -> Body:
-    """A leader that its followers cannot reach takes batches, and is replaced; perhaps by turns.
+    """A leader that its followers cannot reach takes batches, and is replaced. Perhaps by turns.
 
     Clients choose its partition most of the time, and somebody reads all that is there.
     """

@@ -82,7 +82,7 @@ def pause(world: World, name: str) -> Body:
 
 
 def fail_a_force(world: World, name: str) -> Body:
-    """The disk cannot force what was written, now and then; later the broker is started anew."""
+    """The disk cannot force what was written, now and then. Later the broker is started anew."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S
     if world.calm:
@@ -117,7 +117,7 @@ def fill_a_disk(world: World, name: str) -> Body:
 def ruin_a_disk(world: World, name: str) -> Body:
     """A disk takes no writes any more until all trouble ends.
 
-    For runs without other faults, which could keep a leader from handing over; ``form`` draws none
+    For runs without other faults, which could keep a leader from handing over. ``form`` draws none
     by chance.
     """
     chance, broker = begin(world, name)
@@ -179,9 +179,9 @@ def wipe(world: World, name: str) -> Body:
 
 
 def change_a_byte(world: World, name: str) -> Body:
-    """A bit of a stored batch changes on a disk; an in-sync replica that runs has it as it was.
+    """A bit of a stored batch changes on a disk. An in-sync replica that runs has it as it was.
 
-    For runs whose logs are files; ``form`` draws none by chance.
+    For runs whose logs are files. ``form`` draws none by chance.
     """
     chance, _ = begin(world, name)
     for _ in range(chance.randint(1, 4)):
@@ -200,7 +200,7 @@ def change_a_byte(world: World, name: str) -> Body:
 def change_a_byte_on_each(world: World, name: str) -> Body:
     """A bit changes on each broker's disk, each in another entry, and all brokers find that.
 
-    For runs whose logs are files; ``form`` draws none by chance.
+    For runs whose logs are files. ``form`` draws none by chance.
     """
     chance, _ = begin(world, name)
     yield chance.random() * SOON_S

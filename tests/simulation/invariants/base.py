@@ -1,6 +1,6 @@
 """What an invariant sees of a run.
 
-An invariant overrides those methods that tell it what it needs; each is called in the event in
+An invariant overrides those methods that tell it what it needs. Each is called in the event in
 which it happens, after the history has it. It raises ``Broken`` through :meth:`Invariant.require`.
 """
 
@@ -97,7 +97,7 @@ class Invariant:
     # -- what happens ------------------------------------------------------------------------------
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
-        """A partition was opened; these entries of it are gone. ``power``: its machine was off."""
+        """A partition was opened. These entries of it are gone. ``power``: its machine was off."""
 
     def died(self, files: Mapping[Path, bytes]) -> None:
         """A broker's process has ended within a step, and has left these files of open logs."""
@@ -115,7 +115,7 @@ class Invariant:
         """The high watermark of a leader has passed the entries ``first`` to ``upto - 1``."""
 
     def observed(self, line: Line, partition: Partition) -> None:
-        """A broker has done something; this is one of its partitions."""
+        """A broker has done something. This is one of its partitions."""
 
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         """A broker has changed the record of a transactional id."""
@@ -199,7 +199,7 @@ class Invariant:
         """A member begins to read a partition of its group at this offset."""
 
     def processed(self, member: str, assigned: Assigned, start: int, end: int) -> None:
-        """A member has processed the records at these offsets; end is exclusive."""
+        """A member has processed the records at these offsets. End is exclusive."""
 
     def group_asked(self, member: str, transaction: int, starts: Mapping[Place, int]) -> None:
         """A member asks for a commit of the transaction that moves it on from these offsets."""
@@ -229,4 +229,4 @@ class Invariant:
         """A reader got a cut through partitions."""
 
     def ended(self, folders: Mapping[str, set[Path]]) -> None:
-        """All trouble is over, everybody had time; ``folders``: on each broker's machine."""
+        """All trouble is over, everybody had time. ``folders``: on each broker's machine."""

@@ -65,7 +65,7 @@ class ACommitIsForcedFirst(Invariant):
         self._promised: dict[Line, set[Seen]] = {}
 
     def asked(self, commit: CommitTransaction) -> None:
-        """What is there by now is what its client means; a batch on its way is its own affair."""
+        """What is there by now is what its client means. A batch on its way is its own affair."""
         there = {}
         for course in self.history.there():
             line = self.history.led(course.place)
@@ -286,7 +286,7 @@ class SequencesHaveNoGap(Invariant):
 
 
 class BoundsNeverGoBack(Invariant):
-    """Log start, last stable offset, high watermark and log end are in order; a leader's rise."""
+    """Log start, last stable offset, high watermark and log end are in order. A leader's rise."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

@@ -2,5 +2,5 @@
 
 A simulator that finds nothing may be one that looks at nothing. Each of these is a mistake that
 somebody could make, in one place, and that no type checker sees. There is a module for each
-subject; a function that ``bug`` decorates is one of ``planted.BUGS``.
+subject. A function that ``bug`` decorates is one of ``planted.BUGS``.
 """

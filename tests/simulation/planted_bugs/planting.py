@@ -12,7 +12,7 @@ from tests.simulation.form import DISK_FAULTS, GROUPS_FROM
 Patch = pytest.MonkeyPatch
 BUGS: dict[str, Callable[[Patch], None]] = {}
 FAULTS_OF: dict[str, Collection[str]] = {}
-"""The kinds of faults one of which shows the bug; any run may show a bug that is not here."""
+"""The kinds of faults one of which shows the bug. Any run may show a bug that is not here."""
 
 IN_GROUPS: set[str] = set()
 """The bugs that only runs with a consumer group show."""

@@ -246,7 +246,7 @@ def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
         assert isinstance(refused(lambda: again.ask("settle-batch", **other)), SinkInUse)
 
 
-def test_a_batch_without_rows_ends_what_a_dead_run_left_open(channel, t):
+def test_an_empty_batch_aborts_a_dead_runs_transaction(channel, t):
     dead = Sink(channel)
     dead.put(t, dead.open(), 1)
     new = Sink(channel, dead.name, instance="new")

@@ -295,7 +295,7 @@ def test_a_repeated_call_gets_the_same_answer_and_the_opposite_is_refused(channe
     assert seen(channel, t, COMMITTED) == [1]
 
 
-def test_a_delayed_request_of_an_earlier_transaction_does_nothing_to_a_later_one(channel, t):
+def test_a_delayed_request_has_no_effect_on_a_later_transaction(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     first = (owner.producer, owner.epoch, owner.number)
