@@ -1,19 +1,19 @@
 """Brokers, their surroundings and their clients in one process: one seed is one run.
 
-``docs/simulator.md`` tells how to run it, and how to read and to extend it.
+``docs/simulator.md`` describes how to run, read and extend it.
 
-``runs``        one run, many runs, and the smallest that fails in the same way
-``form``        who takes part in a run, from its seed
+``runs``        one run, many runs, and the smallest run that fails in the same way
+``form``        the seed and the actors of a run
 ``world``       a run from its first event to its last check
-``looking``     who looks on, after each event
+``observer``    the changes after each event, for the history and the invariants
 ``broker``      a broker's own parts on a simulated machine
-``driving``     who takes the steps of its scripts
+``driving``     the drivers of a broker's scripts
 ``connections`` connections between brokers: bytes that are split, late, or lost
-``clients``     what is asked of brokers
-``faults``      what goes wrong
-``invariants``  what holds nevertheless
-``history``     what happened, as nobody in the run sees it
+``clients``     the requests to brokers
+``faults``      the faults of a run
+``invariants``  the properties that hold nevertheless
+``history``     the history of a run, with all that its parts cannot see
 
-Below those lies what stands for a host: ``clock`` (time and names), ``schedule`` (who goes on),
-``network``, ``store`` and ``leases``, ``disk`` with ``logs`` over it.
+Below those are the parts of a host: ``clock`` (time and names), ``schedule`` (the order of tasks),
+``network``, ``store`` and ``leases``, and ``disk`` with ``logs`` over it.
 """

@@ -20,7 +20,7 @@ from tests.simulation.form import Form, draw
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.runs import Finding, run, search, shrink
 
-_SHARE: Final = 50  # seeds that a process is given at once
+_SHARE: Final = 50  # seeds per task of a process
 _STORY_LINES: Final = 120
 
 
@@ -47,7 +47,7 @@ def search_side_by_side(
 
 
 def show(finding: Finding, console: Console) -> None:
-    """What does not hold, what happened, and how to see it again."""
+    """The violated invariant, the events, and the command that repeats the run."""
     rules = {each.__name__: each.__doc__ for each in INVARIANTS}
     console.rule(f"[bold red]seed {finding.form.seed}: {finding.broken}")
     if finding.broken in rules:
@@ -62,7 +62,7 @@ def show(finding: Finding, console: Console) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: nothing was found."""
+    """0: no violation was found."""
     asked = _parsed(arguments)
     console = Console()
     began = time.monotonic()

@@ -32,7 +32,7 @@ class AppendHost(Protocol):
     """The broker that appends."""
 
     def new_facts(self, asked: AppendTo) -> StreamFacts:
-        """Return what the appends of one stream share."""
+        """Return the shared state of one stream's appends."""
 
     def new_append(self, facts: StreamFacts, envelope: Envelope, batch: pa.RecordBatch) -> Append:
         """Return the append of a batch. Raises UnknownTopic."""
@@ -44,7 +44,7 @@ class AppendHost(Protocol):
         """A body in which a thread stands still, now and then."""
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
-        """Note that a batch is answered."""
+        """Record the answer of a batch."""
 
 
 class SimulatedAppends:
@@ -93,7 +93,7 @@ class SimulatedAppends:
         try:
             while core.outbox and (self._is_gone or stream.send(core.outbox[0])):
                 core.on_sent()
-        except StreamOver:  # its end is about to be told
+        except StreamOver:  # its end is reported next
             self._is_gone = True
             core.on_sent(len(core.outbox))
         if core.begin_taking():
@@ -178,7 +178,7 @@ class SimulatedAppends:
         yield NOW
         while group := self._core.next_group():
             for stamp, partitions in group_joins([each.work for each in group]):
-                with suppress(IsologError):  # the appends say why
+                with suppress(IsologError):  # the appends have the reason
                     yield from self._broker.run(self._facts.joins.join_together(partitions, stamp))
             for place in group:
                 if (yield from self._attempt(place)):

@@ -1,9 +1,9 @@
-"""A broker of a simulated run: ``broker.core`` on a machine of its own.
+"""A broker of a simulated run: ``broker.core`` on a separate machine.
 
-It starts as ``broker.process`` does, and does the same again and again. What differs: its tasks
-belong to a schedule, which may end them all between any two events. Its calls come over a simulated
-network. It looks at the store when something has changed there, and not forty times a second. And
-its machine may lose power, fail a force, or be full.
+It starts as ``broker.process`` does, and runs the same tasks. The differences: its tasks belong to
+a schedule, which may end them all between any two events. Its calls come over a simulated network.
+It reads the store after changes, and not forty times a second. And its machine may lose power, fail
+an fsync, or have a full disk.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _SECRET: Final = ClusterSecret(b"of all simulated brokers")
 _MEMORY: Final = 1 << 30
 _RETRY_S: Final = 1.0
 _LOOK_S: Final = 0.6
-_LATE: Final = 0.1  # how often a broker sees late what has changed in the store
+_LATE: Final = 0.1  # the share of late reads of the store's changes
 _LATE_S: Final = 1.5
 
 
@@ -112,10 +112,10 @@ class News:
 
 
 class Surroundings(Struct):
-    """What all brokers of a run share.
+    """The shared state of all brokers of a run.
 
-    ``look_at`` is called when a broker has done something in the middle of an event, and goes on.
-    ``sees_ends``: whether the lease of a process that has ended is over at once. ``has_group``:
+    ``look_at`` is called after an action of a broker in the middle of an event.
+    ``sees_ends``: whether the lease of a process that has ended expires immediately. ``has_group``:
     whether the run has members of a consumer group.
     """
 
@@ -139,7 +139,7 @@ class Surroundings(Struct):
 
 
 class SimulatedBroker:
-    """One broker and its machine, through all its lives."""
+    """One broker and its machine, over all its processes."""
 
     def __init__(self, broker_id: str, around: Surroundings) -> None:
         self.broker_id = broker_id
@@ -168,7 +168,7 @@ class SimulatedBroker:
         self._store: MortalStore
         self._proposed: Signal
         self.ended_in_order = False
-        """As its last process did that could tell others of itself."""
+        """Whether the last process that registered has ended in order."""
         self.opened_in = 0  # the last life that came as far as open logs
         self.registered_in = 0  # … and as far as its registration
         around.brokers[broker_id] = self
@@ -178,12 +178,12 @@ class SimulatedBroker:
         return f"{self.broker_id}/{self.lives}"
 
     def make_folder(self, topic: Topic) -> None:
-        """Gives a topic that was there before the run the folder that it has by then."""
+        """Creates the folder of a topic that existed before the run."""
         self.logs.make_folder(self._directory.topic(topic.name, topic.id))
 
     def wipe(self, topic: Topic) -> None:
         """Somebody removes the topic's folder while the broker does not run."""
-        with contextlib.suppress(StorageFailure):  # whether that is forced, nobody asks
+        with contextlib.suppress(StorageFailure):  # no invariant requires an fsync of that
             self.logs.remove(self._directory.topic(topic.name, topic.id))
 
     # -- its life ----------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class SimulatedBroker:
         )
 
     def peers(self, core: BrokerCore) -> Peers:
-        """No thread asks a peer: ``driver`` does, by the schedule."""
+        """No thread calls a peer: ``driver`` does, by the schedule."""
         return _NoPeers()
 
     def links(self, core: BrokerCore) -> Fetchers:
@@ -377,11 +377,11 @@ class SimulatedBroker:
         return ReplicationContext(self._me, settings, self._around.clock, threads.background)
 
     def boot_id(self) -> str:
-        """Tells the starts of its machine apart."""
+        """Identifies the boots of its machine."""
         return f"{self.broker_id} boot {self.logs.boot}"
 
     def end_in_order(self) -> Body:
-        """A body that ends the process as an operator does who waits for it."""
+        """A body that ends the process as an operator who waits for the end."""
         with contextlib.suppress(IsologError):
             yield from self.run(self.core.leaving())
         in_order = self.host.close()
@@ -399,7 +399,7 @@ class SimulatedBroker:
         self._around.schedule.start(f"{self.broker_id} {name}", body, self.owner)
 
     def _keep(self, name: str, pause_s: float, task: Callable[[], Body | float | None]) -> None:
-        """A task that does this again and again: at once, or as a body."""
+        """Start a task that repeats this, a call or a body, with pauses."""
 
         def keep() -> Body:
             while True:
@@ -412,9 +412,9 @@ class SimulatedBroker:
         self._start_task(name, keep())
 
     def _watch(self) -> Body:
-        """Sees what has changed in the store. Now and then late, or late what it had read by then.
+        """Reads the store's changes. Now and then late, or it applies them late.
 
-        Others in this broker may have read more meanwhile: then there is nothing new in it.
+        Other tasks of this broker may have read later changes before: then it changes nothing.
         """
         chance, records = self._around.chance, self._around.records
         while True:
@@ -454,14 +454,14 @@ class SimulatedBroker:
             for each in hosted.open_partitions()
         }
 
-    # -- what it is asked --------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------
 
     def run(self, script: Script[Any]) -> Body:
         """A body that returns what the script returns."""
         return self.driver.run(script)
 
     def new_facts(self, asked: AppendTo) -> StreamFacts:
-        """Return what the appends of one stream share."""
+        """Return the shared state of one stream's appends."""
         joins = StreamJoins(self.transactions.decisions, asked.transactional_id)
         return StreamFacts(asked, self._around.clock, joins)
 
@@ -475,7 +475,7 @@ class SimulatedBroker:
         return self.driver.may_stand_still()
 
     def answers(self, batch: pa.RecordBatch, ack: Ack) -> None:
-        """Note that a batch is answered."""
+        """Record the answer of a batch."""
         self._around.answered(self, batch.column(0).to_pylist(), ack)
 
     def create_topic(

@@ -10,7 +10,8 @@ BEGINNING_US: Final = 1_700_000_000_000_000
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to. The wall clock may step, the others never do."""
+    """A clock that moves only when a test moves it. The wall clock may step, the others never
+    do."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -26,7 +27,7 @@ class VirtualClock:
         return self.steady_us() + self._stepped_us
 
     def move_to(self, moment: float) -> None:
-        """Time passes until ``moment`` (seconds, as ``monotonic`` tells them). Never backwards."""
+        """Time passes until ``moment`` (seconds of ``monotonic``). Never backwards."""
         self._now = max(self._now, moment)
 
     def step_wall(self, seconds: float) -> None:

@@ -1,12 +1,12 @@
 """Connections between the processes of a simulated run, which may break, and are slow.
 
-What runs on them is what ships: ``protocol.Connection`` at both ends, the streams of
+They run the production code: ``protocol.Connection`` at both ends, the streams of
 ``transport.streams``, and the streams of replication with their shells (``broker.replication``).
 This module stands for sockets, the loop and the pool: bytes arrive in their order, split anywhere,
 late, or not at all. A thread may be slow. A connection is lost as a whole.
 
-**After a break.** Neither end knows at once that a connection is broken, and some of what had
-arrived may still be handled, late. Where a split only holds bytes up, the ends find out by silence.
+**After a break.** Neither end detects a broken connection immediately, and some messages that had
+arrived may still be handled, late. Where a split only delays bytes, the ends detect it by silence.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tests.simulation.schedule import NOW, Body, Schedule, Signal
 
 T = TypeVar("T")
 
-_SLOW: Final = 0.05  # how often what has arrived is handled late
+_SLOW: Final = 0.05  # the share of messages that are handled late
 _BUSY: Final = 0.1  # how often work has to wait for a thread
 _LATE_S: Final = 3.0  # so late may either be
-_SPLIT: Final = 0.3  # how often what has arrived is handed on in parts
-_DROPPED: Final = 0.3  # how often what has arrived is lost with its connection
+_SPLIT: Final = 0.3  # the share of bytes that are passed on in parts
+_DROPPED: Final = 0.3  # the share of messages that are lost with their connection
 _REFUSED_S: Final = 0.1
 _LOOKS_S: Final = 0.5
 
@@ -77,7 +77,7 @@ class Surface(Process, Protocol):
 
 
 class Threads:
-    """The threads of one process: work is an event of its own, and sometimes late."""
+    """The threads of one process: work is a separate event, and sometimes late."""
 
     def __init__(self, schedule: Schedule, chance: Random, owner: str) -> None:
         self.schedule = schedule
@@ -109,7 +109,7 @@ class Threads:
 
 
 class _End:
-    """One end of a connection: what ``SocketChannel`` is over a socket."""
+    """One end of a connection, in place of a ``SocketChannel`` over a socket."""
 
     is_clogged = False
 
@@ -134,7 +134,7 @@ class _End:
         self.other: _End
 
     def begin(self) -> None:
-        """Receive from now on."""
+        """Begin to receive."""
         schedule, owner = self._threads.schedule, self._threads.owner
         schedule.start(f"{self.name} receives", self._receive(), owner)
         schedule.start(f"{self.name} ticks", self._tick(), owner)
@@ -142,7 +142,7 @@ class _End:
 
     @property
     def channel(self) -> SocketChannel:
-        """As its streams know it."""
+        """The connection of its streams."""
         return cast(SocketChannel, self)
 
     @property
@@ -162,7 +162,7 @@ class _End:
         self._threads.submit(partial(self.command, act, *args))
 
     def close(self) -> None:
-        """Close the connection. The other end learns of it behind what was sent."""
+        """Close the connection. The other end receives that after the sent bytes."""
         self._threads.submit(lambda: self._lose("the connection was closed"))
 
     def arrive(self, data: Bytes) -> None:
@@ -247,20 +247,20 @@ class SimulatedConnection:
         self._processes = client, broker
         self._ends: list[_End] = []
         self.is_held = False
-        """Whether nothing arrives, and neither end is told."""
+        """Whether bytes are dropped without a signal to either end."""
         for each in self._processes:
             each.connections[self] = None
         network.connections[self] = client.broker_id, broker.broker_id
 
     def join(self, one: _End, other: _End) -> None:
-        """Let bytes go from now on."""
+        """Stop holding bytes up."""
         one.other, other.other = other, one
         self._ends = [one, other]
         for each in self._ends:
             each.begin()
 
     def break_off(self) -> None:
-        """What is on its way may be lost."""
+        """Bytes under way may be lost."""
         for each in self._ends:
             each.cut()
 
@@ -277,10 +277,10 @@ class SimulatedConnection:
 
 
 class SimulatedChannel:
-    """A client's connection: what ``ClientChannel`` is over a socket. Nothing here waits.
+    """A client's connection, in place of a ``ClientChannel`` over a socket. No method waits.
 
-    ``ready`` is called once it takes streams, ``ended`` with the reason when it is over, or when
-    there is none.
+    ``ready`` is called once it takes streams, ``ended`` with the reason when it ends, or when it
+    cannot be made.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""A disk in memory that loses what a real one may lose.
+"""A disk in memory with the possible losses of a real one.
 
-Of each file it knows what was forced and the changes since. Of each directory the names that were
-forced and the changes since. :meth:`SimulatedDisk.crash` is a power cut: of what was not forced,
-any part may be there or not. Changes that were not forced need not survive in their order, and a
-write may survive in parts: up to a byte, or by sectors.
+Of each file it has the synced content and the changes since, of each directory the synced names and
+the changes since. :meth:`SimulatedDisk.crash` is a power cut: any part of the unsynced changes may
+survive. Unsynced changes need not survive in their order, and a write may survive in parts: up to a
+byte, or by sectors.
 
-After a force that failed, what was to be forced counts as clean, as it does on Linux: readers see
-it, a second force says yes, and a power cut takes it.
+After a failed fsync, its data counts as clean, as on Linux: readers see it, a second fsync
+succeeds, and a power cut loses it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Content:
         self.size = size
 
     def _seen(self) -> Iterable[np.ndarray]:
-        """The bytes, and those of earlier mappings: a mapping shows what is written later."""
+        """The bytes, and those of earlier mappings: a mapping shows later writes."""
         self._mapped = [each for each in self._mapped if each() is not None]
         yield from (array for each in self._mapped if (array := each()) is not None)
         yield self._bytes
@@ -89,7 +89,7 @@ class _Content:
         return self._bytes[: self.size].tobytes()
 
     def force_pending(self) -> None:
-        """Brings to the disk what was written since the last force, whether that failed or not."""
+        """Syncs the writes since the last fsync, which may have failed."""
         for change in self.pending:
             if isinstance(change, _Resize):
                 _resize(self.forced, change.size)
@@ -98,7 +98,7 @@ class _Content:
         self.pending.clear()
 
     def flip(self, position: int, bit: int) -> None:
-        self.force_pending()  # what is not on the disk yet, the system writes as it was
+        self.force_pending()  # the system first writes the unsynced changes
         if position < len(self.forced):
             self.forced[position] ^= 1 << bit
         for array in self._seen():
@@ -153,10 +153,10 @@ def _is_below(path: Path, top: Path) -> bool:
 
 
 class _Renaming(Struct, frozen=True):
-    """What one operation did to names. All of it survives, or nothing of it.
+    """The changes of names by one operation. They survive together, or not at all.
 
-    ``content`` and ``after`` say what has the name ``path`` now (None: nothing). ``freed`` is the
-    name that it had before, if it had one.
+    ``content`` and ``after``: the file or directory with the name ``path`` now (None: none).
+    ``freed``: its earlier name, if it had one.
     """
 
     path: Path
@@ -178,9 +178,9 @@ class _Renaming(Struct, frozen=True):
 class SimulatedDisk(Disk):
     """Directories and files in memory.
 
-    ``room``: by so many bytes files can grow. ``forces``: how often something was to be forced.
-    ``refusal``: why nothing can be written at present.
-    ``before_change`` is called before each change, and may end the process there.
+    ``room``: the number of bytes by which files can grow. ``forces``: the number of fsyncs.
+    ``refusal``: the reason why all writes fail at present. ``before_change`` is called before each
+    change, and may end the process there.
     """
 
     def __init__(self, room: int = 1 << 62) -> None:
@@ -272,12 +272,12 @@ class SimulatedDisk(Disk):
         self.may_fail(path)
         self._sync(path)
 
-    # -- what happens to it ------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------
 
     def crash(self, chance: random.Random) -> None:
-        """Power goes and comes back: of what was not forced, chance decides what is left.
+        """Cut the power: chance decides which unsynced changes survive.
 
-        Files that were open are dead from then on: their process is gone.
+        Open files cannot be used any more: their process has ended.
         """
         self._life += 1
         self._failing = 0
@@ -299,16 +299,16 @@ class SimulatedDisk(Disk):
         self._renamings = []
 
     def kill(self) -> None:
-        """The process ends and the machine goes on: everything written is there for the next."""
+        """The process ends and the machine continues: the next process finds all writes."""
         self._life += 1
         self._failing = 0
 
     def fail_next_force(self, times: int = 1) -> None:
-        """The next forces fail, of a file or of a directory. What they were to force is lost."""
+        """The next fsyncs fail, of a file or of a directory. Their data is lost."""
         self._failing += times
 
     def stop_failing(self) -> None:
-        """No force fails from now on."""
+        """End the failures of fsyncs."""
         self._failing = 0
 
     def flip(self, path: Path, position: int, bit: int) -> None:
@@ -320,7 +320,7 @@ class SimulatedDisk(Disk):
         return {path: content.read() for path, content in sorted(self._names.items())}
 
     def forced(self, path: Path) -> bytes:
-        """The bytes of a file as they are on the disk, without what was not forced yet."""
+        """The synced bytes of a file."""
         found = self._forced_names.get(path)
         kept = found is not None and path.parent in self._forced_directories
         return bytes(found.forced) if found is not None and kept else b""
@@ -389,9 +389,9 @@ class SimulatedFile(DiskFile):
     def write(self, position: int, *parts: Part) -> None:
         content = self._content()
         whole = b"".join(parts)
-        here = max(0, content.size - position)  # what is overwritten has its room already
+        here = max(0, content.size - position)  # overwritten bytes need no room
         room = 0 if self._disk.refusal else here + self._disk.room
-        if len(whole) > room:  # a real disk takes what it has room for, and then says no
+        if len(whole) > room:  # a real disk takes the bytes that fit, and then fails
             self._put(content, position, whole[:room])
         self._disk.take_room(self._path, max(0, len(whole) - here))
         self._put(content, position, whole)
@@ -409,7 +409,7 @@ class SimulatedFile(DiskFile):
         try:
             self._disk.may_fail(self._path)
         except StorageFailure:
-            content.pending.clear()  # clean from now on, and nowhere but in memory
+            content.pending.clear()  # clean after this, and only in memory
             raise
         content.force_pending()
 

@@ -46,7 +46,7 @@ class SimulatedDriver:
         chance: Random,
         carried_out: CarriedOut,
     ) -> None:
-        """``carried_out`` is told of each step that was carried out here, and of its answer."""
+        """``carried_out`` gets each step that was carried out here, and its answer."""
         self._carried_out = carried_out
         self._table = table
         self._ask_peer = ask_peer

@@ -1,8 +1,8 @@
-"""What a reader of a run is: the core, the streams and the connections that ship, and a shell.
+"""A reader of a run: the production core, streams and connections, and a shell.
 
-``client.reading.core`` decides what is asked, and what an answer means. This stands for
-``client.reading.loop``, with tasks for its threads. At the broker the fetch itself is what ships.
-:func:`watched` looks at what it answers.
+``client.reading.core`` decides about requests and answers. This module stands for
+``client.reading.loop``, with tasks for its threads. At the broker the fetch is the production code.
+:func:`watched` passes its answers to the invariants.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SimulatedReader:
         self._left.add(place)
 
     def read(self, *, once: bool = False) -> Body:
-        """Read until all ranges are over. ``once``: or a call is.
+        """Read until all ranges have ended. ``once``: or a call is.
 
         Raises:
             IsologError: a range cannot be read on.
@@ -214,7 +214,7 @@ class _AskedFetch:
         return self._handle
 
     def lose(self, error: IsologError) -> None:
-        """Note that it is lost, or refused."""
+        """Record its loss or its refusal."""
         reader, route = self._reader, self._route
         if not (self._is_near and isinstance(error, BrokerUnavailable | RequestTimeout)):
             reader._session.doubt(route)
@@ -230,7 +230,7 @@ class _AskedFetch:
             self._reader._hear(is_over=True)
 
     def _note(self) -> None:
-        """Tell what the client got."""
+        """Report the client's records to the invariants."""
         last, reader = self._last, self._reader
         if last is None and not self._records:
             return
@@ -300,9 +300,9 @@ def watched(
     schema: pa.Schema,
     answers: Answers,
 ) -> Answers:
-    """Pass the answers of a fetch on, and tell the invariants of them.
+    """Pass the answers of a fetch on, and report them to the invariants.
 
-    ``got``: what a reader that goes on had got before.
+    ``got``: the earlier records of a reader that continues.
     """
     place = (asked.topic_id or "", asked.partition)
     at = Joined(asked.topic, asked.topic_id or "", asked.partition)
@@ -329,7 +329,7 @@ def watched(
                 world.look_at(broker)
                 if told.bounds is not None:
                     world.notice("told", line.course, told.bounds, told.leader_epoch)
-                # Reader and follower may not have heard yet that an unclean election lost records.
+                # Reader and follower may not have read yet that an unclean election lost records.
                 counts = not asked.near or line.course.counts(asked.leader_epoch or 0)
                 if not line.deleted and partition.leader_epoch == began and counts:
                     end = int(told.next)

@@ -1,4 +1,4 @@
-"""What a run is made of: its seed, and who takes part. The same form is the same run."""
+"""The form of a run: its seed and its actors. The same form is the same run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ GROUP_FAULTS: Final = {
     "clock-step": 1,
     "store-outage": 6,
 }
-"""Kinds of faults in runs with a group: those that members notice."""
+"""Kinds of faults in runs with a group: those that affect its members."""
 GROUPS_FROM: Final = 1_000_000_000
 """Seeds from here on stand for runs with a consumer group."""
 GROUP: Final = "shared"
@@ -71,8 +71,8 @@ DISK_FAULTS: Final = ("power-cut", "power-cut", "sudden-end", "failed-force", "f
 class Form(Struct, frozen=True):
     """A run. ``actors`` are its clients and faults by name, ``order`` is another order of events.
 
-    Every actor's own choices come from the seed and its name: to leave one out changes none of the
-    others' choices, only who goes when.
+    Every actor's own choices come from the seed and its name: without one of them, the others make
+    the same choices, in another order.
     """
 
     seed: int

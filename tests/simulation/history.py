@@ -1,8 +1,8 @@
-"""What happened in a run, as somebody sees it who sees everything.
+"""The history of a run, from a view of all its parts.
 
-The entries of every replica are folded here in a plain way of its own (``Fold``), and what was
-committed of each partition besides (``Course``). Records of the store are taken as they change.
-Invariants compare what brokers and clients do with this.
+The entries of every replica are folded here in a separate, plain way (``Fold``), and the committed
+entries of each partition too (``Course``). Records of the store are taken as they change.
+Invariants compare the actions of brokers and clients with this.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sent(Struct, frozen=True):
     producer: int | None
     """The number of its producer, which has ids and may send it again. Else None."""
     committed: bool = False
-    """Its client asks for an acknowledgement once it is replicated."""
+    """Its client requires an acknowledgement after replication."""
     client: str = ""
     part: Part | None = None
     """The transaction that it belongs to."""
@@ -59,12 +59,12 @@ class Fetched(Struct, frozen=True):
     records: list[tuple[int, int]]
     """(offset, number)."""
     epoch: int | None
-    """In which the leader answered. None: the fetch ended before it said so."""
+    """The epoch in which the leader answered, or None if the fetch ended before."""
     bounds: Bounds | None
 
 
 class Finish(Struct, frozen=True):
-    """What a client was told when it asked for the end of a transaction."""
+    """The answer to a client's request to end a transaction."""
 
     client: str
     commits: bool
@@ -93,9 +93,9 @@ class Seen(Struct, eq=False):
 
 
 class Fold:
-    """Entries one after the other, and what follows from them.
+    """A sequence of entries, and the state that follows from them.
 
-    ``start``: the first that is left. Those before it have been given up. ``start_offset``: the
+    ``start``: the first entry. Earlier ones have been removed. ``start_offset``: the
     offset there, above the end of the entry before it if a trimmed log began above its end.
     """
 
@@ -118,7 +118,7 @@ class Fold:
         self._fold(seen)
 
     def cut(self, entries: int) -> list[Seen]:
-        """Only so many are left. Those that are gone."""
+        """Truncate to this number of entries. Return the removed ones."""
         gone = self.entries[entries:]
         if gone:
             del self.entries[entries:]
@@ -126,7 +126,7 @@ class Fold:
         return gone
 
     def begin_at(self, start: int) -> None:
-        """What is before this entry is given up: it leaves no part open any more."""
+        """Remove the entries before this one. Their parts are not open any more."""
         self.start = start
         self._fold_anew()
 
@@ -154,7 +154,7 @@ class Fold:
         return min([*late, *self.open.values()], default=None)
 
     def between(self, start: int, end: int) -> Iterable[tuple[Seen, Sequence[int]]]:
-        """What lies at these offsets: entries, and those of their numbers."""
+        """The entries at these offsets, and those of their numbers."""
         for each in self.entries:
             first = each.entry.base_offset
             if each.values and each.end > start and first < end:
@@ -169,7 +169,7 @@ class Fold:
 
 
 class Course:
-    """What became of one partition."""
+    """The history of one partition."""
 
     def __init__(self, topic: str, place: Place, flush: Flush) -> None:
         self.topic = topic
@@ -185,8 +185,8 @@ class Course:
         self.lost: set[int] = set()
         """Transactions of which a marker was lost, or a batch came back: it is marked in time."""
         self.unmarked: set[int] = set()
-        """Transactions of which a marker was lost that nobody had promised to keep, or of which an
-        unclean election brought batches back after the transaction was over."""
+        """Transactions that lost an unreplicated marker, or batches of which an unclean election
+        brought back after their end."""
         self.deleted = False
         self.unclean_epoch = -1
         """The last leader epoch that began with a leader which was not in sync until then."""
@@ -208,14 +208,15 @@ class Course:
             self.unclean_epoch = int(after.leader_epoch)
 
     def counts(self, epoch: int) -> bool:
-        """Whether a leader of this epoch may still commit something.
+        """Whether a leader of this epoch may still commit entries.
 
-        Who leads after an unclean election need not have what an earlier leader goes on to commit.
+        A leader after an unclean election need not have the entries that an earlier leader commits
+        later.
         """
         return epoch >= self.unclean_epoch
 
     def lose(self, entries: int) -> list[Seen]:
-        """Of what was committed only so many entries are left. Those that are gone."""
+        """Truncate the committed entries to this number. Return the lost ones."""
         gone = self.committed.cut(entries)
         markers = {each.part[0] for each in gone if each.entry.kind is not Kind.DATA}
         self.lost |= markers
@@ -224,7 +225,7 @@ class Course:
         return gone
 
     def bring_back(self, numbers: set[int]) -> None:
-        """An unclean election has brought back batches of these transactions, which were over."""
+        """An unclean election has brought back batches of these finished transactions."""
         self.lost |= numbers
         self.unmarked |= numbers
 
@@ -249,9 +250,11 @@ class Line(Fold):
         self.was_damaged = False
         """A byte of it has changed at some time."""
         self.given_up: set[Seen] = set()
-        """Entries that were cut off since then, and may be taken back from what is kept of them."""
+        """Entries that were truncated since then, and may be restored from the kept part of the
+        log."""
         self.may_be_left = False
-        """Its broker was taken off the record: nobody waits until it has removed it."""
+        """Its broker was removed from the record, which does not wait for the removal of its
+        files."""
         self.state: object = None
         """The bounds of the replica when it was looked at last."""
 
@@ -280,7 +283,7 @@ class Line(Fold):
 
 
 class Decision(Struct, frozen=True):
-    """What became of a transaction."""
+    """The history of a transaction."""
 
     transactional_id: str
     committed: bool
@@ -317,7 +320,7 @@ class History(Struct):
         return self.moments
 
     def remove_replica(self, broker: str, place: Place) -> None:
-        """Its files are gone, or will be: what they lacked speaks against nothing any more."""
+        """Its files are removed, or will be: missing entries are no evidence any more."""
         line = self.line(broker, place)
         line.has_failed, line.may_be_gone = False, True
 
@@ -362,14 +365,14 @@ class History(Struct):
             line.may_be_left = True
 
     def led(self, place: Place) -> Line | None:
-        """The replica that leads the partition, as the record says."""
+        """The replica that leads the partition on record."""
         course = self.courses.get(place)
         if course is None or course.record is None or course.record.leader is None:
             return None
         return self.lines.get((course.record.leader, place))
 
     def there(self) -> list[Course]:
-        """The partitions of topics that are there."""
+        """The partitions of existing topics."""
         return [each for each in self.courses.values() if not each.deleted]
 
     def record(self, name: str, after: Transaction | None) -> None:

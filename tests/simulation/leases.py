@@ -27,7 +27,7 @@ class MemoryBoard(Struct):
         return self.shown.get(broker_id)
 
     def gone(self, broker_id: str) -> None:
-        """The broker's process has ended, and the board knows that."""
+        """The broker's process has ended, and the board has detected that."""
         self.shown.pop(broker_id, None)
 
 
@@ -58,16 +58,16 @@ class MemoryPlace(Struct, frozen=True):
 
 
 class WatchedLeases(Leases):
-    """Leases that tell what each look has found."""
+    """Leases that report each look."""
 
     def __init__(self, board: Board, clock: Clock, found_over: Callable[[str], None]) -> None:
-        """``found_over`` is called with the holder of a lease that is found to be over."""
+        """``found_over`` is called with the holder of a lease that has expired for the observer."""
         super().__init__(board, clock, LEASE_S)
         self._over_at: dict[str, float] = {}  # when a broker's lease was found over last
         self._now = clock.monotonic
         self._found_over = found_over
         self.taken_again_at = float("-inf")
-        """When the broker has taken a lease after the one before was over."""
+        """The time of the broker's new lease after an expired one."""
 
     def hold(self, broker_id: str, incarnation: str, after: Lease | None = None) -> Lease:
         if after is not None:

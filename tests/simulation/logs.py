@@ -1,7 +1,7 @@
 """The logs of a simulated broker: files on a simulated disk.
 
-They go on over the broker's end. A machine that loses power keeps what was forced and, of the rest,
-what chance decides. So what happens to a machine happens to all its logs.
+They outlive the broker's processes. A machine that loses power keeps synced data and a random part
+of the rest. So a fault of a machine affects all its logs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DiskLogs(FileLogs):
         return CommittedMarks(self._folder, self.disk)
 
     def promises(self) -> PromiseFile:
-        """Return where the directory notes promises."""
+        """Return the directory's file of promises."""
         return PromiseFile(self._folder, self.disk)
 
     def recorded_run(self) -> str | None:
@@ -48,11 +48,11 @@ class DiskLogs(FileLogs):
         return self._runs.recorded_run()
 
     def record_run(self, run: str) -> None:
-        """Let the directory name this run from now on, for good."""
+        """Write the name of this run into the directory, with an fsync."""
         self._runs.record_run(run)
 
     def forget_run(self) -> None:
-        """Let the directory name no run any more, for good."""
+        """Remove the name of the run from the directory, with an fsync."""
         self._runs.forget_run()
 
     def end_process(self) -> None:
@@ -65,7 +65,7 @@ class DiskLogs(FileLogs):
         self.disk.crash(chance)
 
     def fail_next_force(self) -> None:
-        """Let the next force fail."""
+        """Make the next fsync fail."""
         self.disk.fail_next_force()
 
     def refuse_writes(self, why: type[IsologError] | None) -> None:
@@ -93,17 +93,17 @@ class DiskLogs(FileLogs):
         return path, int(row["entry_index"])
 
     def mend(self) -> None:
-        """Let nothing fail from now on."""
+        """End all failures."""
         self.disk.refusal = None
         self.disk.stop_failing()
 
     def folders(self) -> set[Path]:
-        """Return the folders of partitions that are there."""
+        """Return the existing folders of partitions."""
         files = [path for path in self.disk.files() if path.suffix != ".begun"]
         return {path.parent for path in files if path.parent != self._folder}
 
     def files(self) -> dict[Path, bytes]:
-        """Return the files that are there."""
+        """Return the existing files."""
         return self.disk.files()
 
     def forced_entries(self, log: PartitionLog) -> int:

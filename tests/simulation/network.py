@@ -1,10 +1,10 @@
-"""Messages between clients and brokers: lost, late, answered after they happened, delivered twice.
+"""Messages between clients and brokers: lost, late, delivered twice, or with a late answer.
 
-Between two that a split keeps apart no message arrives, and what lasts (``connections``) breaks or
-is held up.
+Between two sides of a split no message arrives, and long connections (``connections``) break or
+are held up.
 
-A call is a task of the broker that is asked, and dies with it. Then its caller learns that the
-connection broke, and not whether the call was carried out.
+A call is a task of the called broker, and dies with it. Then its caller gets the error of a broken
+connection, and the outcome of the call is unknown.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CLIENTS: Final = "clients"
 """All clients are in one place."""
 _SLOW_S: Final = 1.5
 _HELD: Final = 0.3  # how often a split only holds up what lasts
-_LATE_S: Final = 15.0  # so some of what comes late comes after its caller has given up
+_LATE_S: Final = 15.0  # so some late answers come after their caller's timeout
 
 
 class NoAnswer(Exception):
-    """The caller does not know what became of its call."""
+    """The outcome of the call is unknown."""
 
 
 class Asked(Protocol):
-    """A broker that can be asked."""
+    """A broker that takes calls."""
 
     broker_id: str
 
@@ -52,10 +52,10 @@ class Breakable(Protocol):
     """Something that lasts between two brokers."""
 
     is_held: bool
-    """Whether nothing arrives, and neither end is told."""
+    """Whether messages are dropped without a signal to either end."""
 
     def break_off(self) -> None:
-        """What is on its way is lost."""
+        """Messages under way are lost."""
 
 
 class Call:
@@ -96,7 +96,7 @@ class Network:
     def __init__(self, schedule: Schedule, chance: Random) -> None:
         self.trouble = Trouble()
         self.slow: set[str] = set()
-        """Brokers to which what lasts is slow."""
+        """Brokers with slow connections."""
         self.connections: dict[Breakable, tuple[str, str]] = {}
         """What lasts between two brokers."""
         self._splits: list[frozenset[str]] = []
@@ -106,7 +106,7 @@ class Network:
     # -- splits ------------------------------------------------------------------------------------
 
     def split(self, one: str, other: str) -> frozenset[str]:
-        """These two cannot reach each other from now on. For :meth:`heal`."""
+        """Keep these two from reaching each other, until :meth:`heal`."""
         pair = frozenset((one, other))
         self._splits.append(pair)
         for each, ends in list(self.connections.items()):
@@ -124,7 +124,7 @@ class Network:
         self._let_go()
 
     def heal_all(self) -> None:
-        """Everybody can reach everybody, and at once."""
+        """All brokers can reach each other, without delays."""
         self._splits.clear()
         self.slow.clear()
         self._let_go()

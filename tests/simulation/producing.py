@@ -159,7 +159,7 @@ class _Shared(Struct, eq=False):
 
 
 class BatchFate:
-    """What becomes of a batch."""
+    """The outcome of a batch."""
 
     def __init__(self, session: Session) -> None:
         self.settlement: Settlement | None = None
@@ -230,7 +230,7 @@ class SimulatedProducer:
     def write_as(
         self, producer_id: int, epoch: int, transaction: int, transactional_id: str
     ) -> None:
-        """Write in a transaction from now on."""
+        """Begin to write in a transaction."""
         self.part = (transaction, producer_id)
         self.core.write_as(ProducerIdentity(producer_id, epoch, transaction), transactional_id)
 
@@ -405,5 +405,5 @@ def _give_up(fail: Callable[[IsologError], None]) -> Body:
 
 
 def description_of(topic: str, topic_id: str) -> TopicDescription:
-    """Return a topic as a producer knows it. None here wants to hear of more partitions."""
+    """Return a topic as a producer has it. No actor uses partitions that are added later."""
     return TopicDescription(name=topic, id=topic_id, schema=SCHEMA, config={}, partitions=())

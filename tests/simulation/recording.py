@@ -1,6 +1,6 @@
-"""Writes what the clients of a run were told as a history, for the checker in ``tests/histories``.
+"""Writes the clients' answers as a history, for the checker in ``tests/histories``.
 
-Only elections and losses are not theirs: of those the checker has to know what clients cannot.
+Only elections and losses are from the brokers: clients cannot see them, and the checker needs them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Recorder(Invariant):
         self._epochs: dict[tuple[int, int], int] = {}
         """In which each acknowledged batch was appended, by its first number and its offset."""
         self._settled: set[int] = set()
-        """Batches of which the client knows what became, by their first number."""
+        """Batches with a known outcome, by their first number."""
         self._asked: dict[int, tuple[CommitTransaction, int]] = {}
-        """Commits of which nothing is known yet, and when the first was asked for."""
+        """Commits without a known outcome, and the time of the first request."""
 
     def close(self) -> None:
-        """Write what is not over when a run ends early, too."""
+        """Write the unfinished operations, also of a run that ends early."""
         for first, sent in self.history.sent.items():
             if first not in self._settled:
                 self._write_append(sent, "unknown")
@@ -56,7 +56,7 @@ class Recorder(Invariant):
         return {"topic": self._topic(place), "partition": place[1]}
 
     def _topic(self, place: Place) -> str:
-        """The name with a part of the id: a topic that is made anew is another one."""
+        """The name with a part of the id: a recreated topic is another one."""
         return f"{self.history.courses[place].topic}.{place[0][:6]}"
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
@@ -165,7 +165,7 @@ def _outcome_of(sent: Sent, error: IsologError) -> str:
 
 
 def read_everything(world: World) -> Body:
-    """Reads all that is there at each level, and one cut, at the end of a run."""
+    """Reads all records at each level, and one cut, at the end of a run."""
     session = Session(world, "final")
     for topic in world.topics():
         for at in range(topic.partitions):

@@ -32,12 +32,12 @@ class Finding(Struct, frozen=True):
 
     @property
     def broken(self) -> str:
-        """What did not hold, by name: the invariant's, or the exception's."""
+        """The name of the violated invariant, or of the exception."""
         return getattr(self.error, "invariant", type(self.error).__name__)
 
 
 class Ran(Struct, frozen=True):
-    """A run that is over."""
+    """A finished run."""
 
     events: int
     finding: Finding | None = None

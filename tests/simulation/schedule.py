@@ -1,9 +1,9 @@
-"""Who goes on next: tasks are generators, and one source of chance picks among those that can.
+"""The schedule: tasks are generators, and one source of chance picks among the runnable ones.
 
-A task yields what it waits for, and is resumed when that is there: ``NOW`` (its turn, sooner or
-later), a number of seconds, a ``Signal``, or a signal for so many seconds (``Within``). Between two
-resumptions anything may happen: other tasks go on, time passes, and whoever owns the task may
-crash, which drops it where it stands, or stand still for a while.
+A task yields a condition, and is resumed when it holds: ``NOW`` (its turn, sooner or later), a
+number of seconds, a ``Signal``, or a signal with a timeout (``Within``). Any events may happen
+between two resumptions: other tasks run, time passes, and the owner of the task may crash, which
+drops the task, or pause for a while.
 
 The same seed and the same tasks give the same run.
 """
@@ -22,7 +22,7 @@ from tests.simulation.clock import VirtualClock
 
 
 class Signal:
-    """Something that tasks wait for. Once it is given, who asks later does not wait."""
+    """A condition of tasks. Once it is given, later tasks do not wait."""
 
     __slots__ = ("_schedule", "_waiting", "given")
 
@@ -32,7 +32,7 @@ class Signal:
         self.given = False
 
     def give(self) -> None:
-        """Lets everybody go on who waits for it."""
+        """Resumes all tasks that wait for it."""
         self.given = True
         for task, turn in self._waiting:
             if task.turn == turn:  # else it has given up
@@ -45,7 +45,7 @@ class Signal:
 
 
 class Within(Struct, frozen=True):
-    """Waits for a signal, and for so many seconds at most. ``given`` tells which it was."""
+    """Waits for a signal with a timeout. ``given``: whether the signal was given."""
 
     signal: Signal
     seconds: float

@@ -48,7 +48,7 @@ def seed_of(name: str, before: int | None) -> int | None:
 
 
 def main() -> int:
-    """Writes the file anew, after each bug."""
+    """Writes the whole file after each bug."""
     seeds = {name: seed for name, seed in recorded().items() if name in BUGS}
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         looks = {pool.submit(seed_of, name, seeds.get(name)): name for name in BUGS}

@@ -1,7 +1,7 @@
 """A metadata store in memory. It does what every store does, without a file and without waiting.
 
-Its records are an object of their own: brokers that open stores on the same records share them, and
-what a broker's death leaves is what the records hold.
+Its records are a separate object: brokers that open stores on the same records share them, and the
+records outlive a broker.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tests.simulation.leases import MemoryBoard, MemoryPlace
 
 _DONE: Final = 0.3  # how often a change is done of which only the answer is lost
 _DONE_LATE: Final = 0.2
-_BEHIND: Final = 0.2  # how often a watch has not told of everything yet
+_BEHIND: Final = 0.2  # the share of looks at which a watch lacks some changes
 
 Done = TypeVar("Done")
 
 
 class MemoryRecords(Struct):
-    """What the store holds: key → (value as JSON, version), and the version that was given last.
+    """The records of the store: key → (value as JSON, version), and the last version.
 
-    ``deleted``: key → the revision at which its record was deleted last. Deletions up to the
-    revision ``forgotten`` are not remembered: :meth:`forget_deleted` makes it so.
-    ``changes`` is filled with every change, for whoever takes them out: key, value before, value
-    after (None: there was, or is, no such record).
+    ``deleted``: key → the revision of the last deletion of its record. Deletions up to the
+    revision ``forgotten`` are not kept: :meth:`forget_deleted` drops them.
+    ``changes`` gets every change, for the observer: key, value before, value after (None: no such
+    record).
     """
 
     kept: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -46,7 +46,8 @@ class MemoryRecords(Struct):
     changing: Lock = field(default_factory=Lock)
 
     def forget_deleted(self) -> None:
-        """As a store does in time: whoever asks for changes since now reads all records anew."""
+        """Drop all deletions, as a store does in time: later requests of earlier changes read all
+        records."""
         with self.changing:
             self.deleted.clear()
             self.forgotten = self.last_version
@@ -95,9 +96,10 @@ class MemoryStore:
             return True
 
     def put_many(self, puts: Sequence[Put]) -> Sequence[int | None]:
-        """One put after the other: who may stop within a put may stop between two of them."""
+        """One put after the other: a broker that may end within a put may also end between two of
+        them."""
         check_distinct(puts)
-        json.dumps([each.value for each in puts])  # if one of them is no JSON, nothing is done
+        json.dumps([each.value for each in puts])  # if one of them is no JSON, no change is made
         return [self.put(*each) for each in puts]
 
     def delete_many(self, deletes: Sequence[Delete]) -> Sequence[bool]:
@@ -134,7 +136,7 @@ class MemoryStore:
 
     @contextmanager
     def as_of(self, revision: int | None) -> Iterator[None]:
-        """:meth:`changes` tells meanwhile what there was at this revision. None: what there is."""
+        """Make :meth:`changes` return an earlier revision within the block, or None: the newest."""
         self._sees = revision
         try:
             yield
@@ -188,7 +190,7 @@ class MortalStore(MemoryStore):
         return found
 
     def _watch(self) -> None:
-        """Hear of some more changes by the watch."""
+        """Receive some more changes from the watch."""
         self._seen = self._outage.seen_upto(self._seen, self._records.last_version)
 
     def _know(self, version: int) -> None:
@@ -240,10 +242,10 @@ class MortalStore(MemoryStore):
 
 
 class Outage:
-    """Whether one broker can reach the store, and what becomes of its changes if it cannot.
+    """The connection of one broker to the store, and the outcome of its changes without one.
 
-    A change may be done, and only its answer be lost. It may also be done late: but not once the
-    broker has made another change, for a store fences what it does not know the outcome of.
+    A change may be committed, and only its answer be lost. It may also be committed late, but not
+    after another change by the broker: a store fences changes with an unknown outcome.
     """
 
     def __init__(self, chance: Random) -> None:
@@ -258,9 +260,9 @@ class Outage:
         self.is_away = True
 
     def end(self, look: Callable[[], None]) -> None:
-        """Let the broker reach the store again. What was late is done before that, or never.
+        """Reconnect the broker to the store. Late changes are committed before that, or never.
 
-        ``look`` takes notice of what the broker has changed.
+        ``look`` reads the broker's changes.
         """
         late, self._late = self._late, []
         self.ends = True
@@ -270,7 +272,7 @@ class Outage:
         self.ends = self.is_away = False
 
     def seen_upto(self, seen: int, last: int) -> int:
-        """Return up to which revision a watch has told of changes. ``seen`` it has told before."""
+        """Return the revision up to which a watch has reported changes, at least ``seen``."""
         if self.is_away:
             return seen
         return self._chance.randint(seen, last) if self._chance.random() < _BEHIND else last
@@ -281,7 +283,8 @@ class Outage:
             raise MetadataUnavailable("the metadata store in memory: it does not answer")
 
     def change(self, change: Callable[[], Done]) -> Done:
-        """Return what the change returns. MetadataUnavailable, whether it is done or not."""
+        """Return the result of the change, or raise MetadataUnavailable, with or without the
+        change."""
         if not self.is_away:
             return change()
         self._late.clear()

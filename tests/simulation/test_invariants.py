@@ -1,4 +1,4 @@
-"""What invariants are told of fetches, and what they let a cut take of a log."""
+"""The reports of fetches to invariants, and the entries that a truncation may remove."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_removal_explains_that_all_entries_are_missing():
 
 
 def told_of(answers: Any) -> list[str]:
-    """What invariants are told of a fetch by a reader of everything that had read up to 3."""
+    """The reports of a fetch by a reader of all records that had read up to 3."""
     told: list[str] = []
     line, _ = lines(committed=0)
     history = SimpleNamespace(lines={("follower", line.course.place): line})
@@ -75,7 +75,7 @@ def test_a_reader_continues_after_an_answer():
 
 
 def test_a_reader_does_not_continue_where_its_fetch_is_refused():
-    """Its leader was replaced meanwhile and leads again: others are in the place of its records."""
+    """Its leader was replaced and leads again: other records are in the place of its records."""
 
     def answers() -> Any:
         raise LeaderEpochFenced("another epoch", topic="orders", partition=0, leader_epoch=3)

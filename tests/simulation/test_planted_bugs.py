@@ -1,4 +1,4 @@
-"""The simulator finds bugs: each that is planted is found, by its seed at once.
+"""The simulator finds planted bugs, each in the first run of its recorded seed.
 
 Most are found within a few dozen runs, the rarest once in a thousand or so: there a change of
 anything that draws may move the first finding beyond two thousand.
@@ -19,7 +19,7 @@ from tests.simulation.test_simulator import RUNS
 SEEDS = recorded()
 RARE = {
     name for name, seed in SEEDS.items() if seed not in seeds_for(name, 2 * RUNS)
-}  # none is, when last looked
+}  # none, at the last check
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,4 +1,4 @@
-"""The schedule of a simulated run: one seed, one run. Whoever crashes does nothing more."""
+"""The schedule of a simulated run: one seed, one run. A crashed owner runs no task."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_time_passes_to_the_earliest_timer_without_a_runnable_task():
 
 
 def test_time_may_pass_while_a_task_is_runnable():
-    """Such a task is slow: what it saw may be old when it goes on."""
+    """Such a task is slow: its data may be old when it continues."""
     overtaken = 0
     for seed in range(200):
         found = schedule(seed)

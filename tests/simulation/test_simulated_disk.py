@@ -1,4 +1,4 @@
-"""The simulated disk: it loses what a real one may lose, and nothing else."""
+"""The simulated disk: its losses are those of a real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = HERE / "file"
 
 
 def disk_with_a_file(content: bytes = b"") -> tuple[SimulatedDisk, SimulatedFile]:
-    """A disk with one file. What it has is forced, and so is its name."""
+    """A disk with one file. Its content and its name are synced."""
     disk = SimulatedDisk()
     disk.make_directory(HERE)
     file = disk.create(FILE)
@@ -26,7 +26,7 @@ def disk_with_a_file(content: bytes = b"") -> tuple[SimulatedDisk, SimulatedFile
 
 
 def outcomes(prepare, crashes: int = 300) -> set[bytes | None]:
-    """What may be left of the file after a crash of a disk that ``prepare`` makes."""
+    """The possible contents of the file after a crash of a disk that ``prepare`` makes."""
     found = set()
     for seed in range(crashes):
         disk = prepare()

@@ -1,4 +1,4 @@
-"""Two thousand short runs find nothing. A seed is one run. What fails can be had again, smaller."""
+"""Two thousand short runs find no violation. A failed run can be repeated and shrunk."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ from tests.simulation.history import Course, History, Place
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.invariants.base import Broken, Invariant, View
 from tests.simulation.leases import LEASE_S, MemoryBoard
-from tests.simulation.looking import Onlooker
 from tests.simulation.network import Network
+from tests.simulation.observer import Onlooker
 from tests.simulation.producing import ClientProcess
 from tests.simulation.schedule import Body, Schedule, Signal
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -48,7 +48,7 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 EVENTS_MAX: Final = 20_000  # a run that needs more hangs
 _WORK_S: Final = 60.0  # after so long the trouble ends, done or not
 _PATIENCE_S: Final = 240.0  # longer than any client goes on asking
-_REST_S: Final = 3.0  # what was decided last is finished, what was left over removed
+_REST_S: Final = 3.0  # the last decisions are finished, left-overs removed
 
 Notice = Callable[..., None]
 
@@ -59,13 +59,13 @@ class World:
     def __init__(
         self, form: Form, *, tells: bool = False, watch: Callable[[View], Invariant] | None = None
     ) -> None:
-        """``watch`` makes one who is told what invariants are told."""
+        """``watch`` makes an observer that gets the same reports as invariants."""
         self.form = form
         self.clock = VirtualClock()
         self.schedule = Schedule(form.chance(f"order {form.order}"), self.clock)
         self.calm = False
         self.rests: list[Callable[[], bool]] = []
-        """Whether what clients keep up for ever has come to rest. Asked at the end of the run."""
+        """Whether the endless tasks of clients have settled, at the end of the run."""
         self.favourite: Place | None = None
         """The partition that clients choose most of the time."""
         self.history = History()
@@ -95,7 +95,7 @@ class World:
         )
         self.clients = ClientProcess(self)
         self.asks: dict[bytes, tuple[int, ...]] = {}
-        """What readers had got, by the fetches that they have sent."""
+        """The records that readers had, by the fetches that they have sent."""
         self.brokers = [SimulatedBroker(f"broker-{name}", around) for name in "abc"[: form.brokers]]
         self._view = View(self.history, self.clock, self.brokers, self.notice)
         self._onlooker = Onlooker(self._view, self.records, news, self.tell, tells=tells)
@@ -132,7 +132,7 @@ class World:
     # -- for clients and faults --------------------------------------------------------------------
 
     def notice(self, what: str, *facts: Any) -> None:
-        """Tells all invariants that look at this (a method of ``Invariant``)."""
+        """Calls all invariants with this method of ``Invariant``."""
         for each in self._notices.get(what, ()):
             each(*facts)
 
@@ -166,7 +166,7 @@ class World:
             line.lost_power |= name == broker.broker_id
 
     def wipe(self, broker: SimulatedBroker, topic: Topic) -> None:
-        """The folder of a topic is gone from a broker's machine."""
+        """The folder of a topic was removed from a broker's machine."""
         broker.wipe(topic)
         for (name, place), line in self.history.lines.items():
             if name == broker.broker_id and place[0] == topic.id:
@@ -174,12 +174,12 @@ class World:
                 self.history.remove_replica(name, place)
 
     def topics(self) -> list[Topic]:
-        """The topics that are there now."""
+        """The existing topics."""
         found = self._onlooker.topics
         return [found[name] for name in sorted(found)]
 
     def look_at(self, broker: SimulatedBroker) -> None:
-        """Takes notice of what the broker has done in the middle of an event."""
+        """Reads the changes of the broker in the middle of an event."""
         self._onlooker.look(broker, whole=False)
 
     def broker(self, broker_id: str) -> SimulatedBroker:
@@ -189,7 +189,7 @@ class World:
     # -- the run -----------------------------------------------------------------------------------
 
     def begin(self, actors: Mapping[str, Callable[[World, str], Body]]) -> None:
-        """Topics are there, brokers start, and the form's actors with them."""
+        """Creates the topics, and starts the brokers and the form's actors."""
         self._make_cluster()
         for broker in self.brokers:
             broker.start()
@@ -289,12 +289,12 @@ class World:
         return all(each and each.last_stable_offset == each.log_end_offset for each in bounds)
 
     def _all_is_removed(self) -> bool:
-        """An alteration that was given up stays announced while its topic is there."""
+        """A cancelled alteration stays announced while its topic exists."""
         announced = {each for each in self.records.kept if each.startswith(REMOVED)}
         return announced <= {REMOVED + topic.id for topic in self.topics()}
 
     def _is_replicated(self, course: Course) -> bool:
-        """Whether all replicas of a partition are in sync, and have all that is there."""
+        """Whether all replicas of a partition are in sync, and have all entries."""
         led = self.history.led(course.place)
         if led is None or course.record is None:
             return False

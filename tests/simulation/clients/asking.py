@@ -1,4 +1,4 @@
-"""How clients of a run ask brokers: one call, or one again and again."""
+"""The calls of a run's clients: one call, or retries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Session:
         self.world = world
         self.name = name
         self.chance: Random = world.form.chance(name)
-        racks = [each.broker_id for each in world.brokers]  # each broker is in one of its own
+        racks = [each.broker_id for each in world.brokers]  # each broker has a separate rack
         self.rack: str | None = world.form.chance(f"{name} rack").choice(
             [*racks, *[None] * len(racks)]
         )
@@ -57,11 +57,11 @@ class Session:
         return (yield from self.world.network.call(name, broker, lambda: ask(broker)))
 
     def run(self, what: str, script: Callable[[SimulatedBroker], Script[Any]]) -> Body:
-        """Has any broker drive a script, again and again until one has answered.
+        """Lets any broker drive a script, with retries until one has answered.
 
         Raises:
             IsologError: what the broker answers.
-            NoAnswer: none has, for as long as the client has patience.
+            NoAnswer: no broker has, within the client's patience.
         """
         for attempt in range(ATTEMPTS):
             broker = self.any_broker()
@@ -82,11 +82,11 @@ class Session:
     # -- leaders -----------------------------------------------------------------------------------
 
     def route(self, topic: Topic, partition: int) -> Body:
-        """The route to a partition's leader. It asks any broker where it knows none.
+        """The route to a partition's leader. It looks the leader up at any broker.
 
         Raises:
-            NoAnswer: nobody leads it, or nobody says who.
-            UnknownTopic: it is gone.
+            NoAnswer: it has no leader, or no broker answers.
+            UnknownTopic: it was deleted.
         """
         routes = self._routes.get(topic.id)
         if routes is None:
@@ -127,7 +127,7 @@ class Session:
     # -- appending ---------------------------------------------------------------------------------
 
     def pick_partition(self) -> tuple[Topic, int] | None:
-        """A partition that is there now, if there is any topic."""
+        """An existing partition, if there is any topic."""
         topics = self.world.topics()
         if not topics:
             return None

@@ -1,7 +1,7 @@
-"""Members of a consumer group: the core is the real client's, a task beats while another works.
+"""Members of a consumer group: the core is the real client's, one task sends heartbeats, one works.
 
-Each member has some lives. In its last one it stays, so that at the end of the run the group has to
-come to rest: each partition is assigned to one member that lives.
+Each actor has some members, one after the other. The last one stays, so that at the end of the run
+the group has to settle: each partition is assigned to one running member.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TOPICS: Final = ("topic-0", "topic-1")
 
 
 def read_in_group(world: World, name: str) -> Body:
-    """Some lives of a consumer, each of which is another member of the group."""
+    """The members of one consumer, one after the other."""
     session = Session(world, name)
     in_transactions = session.chance.random() < 0.5
     for life in range(session.chance.randint(1, 3)):
@@ -72,11 +72,11 @@ class SimulatedMember:
         self._at: dict[Place, int] = {}
         """Where it reads on."""
         self._stored: dict[Place, int] = {}
-        """Where it was stored last, as far as it knows."""
+        """The last stored position in its answers."""
         self.is_over = False
 
     def live(self, *, for_ever: bool = False) -> Body:
-        """Works for a while. Its heartbeats are a task of their own."""
+        """Works for a while. A separate task sends its heartbeats."""
         chance, world = self._session.chance, self._session.world
         try:
             if self._in_transactions:
@@ -111,7 +111,7 @@ class SimulatedMember:
             return
 
     def is_at_rest(self, world: World) -> bool:
-        """Whether it reads just what is assigned to it, and the group is as it is to be."""
+        """Whether it reads exactly its assigned partitions, and the group is at its target."""
         if self.is_over:
             return True
         record = MemoryStore(world.records).get(CONSUMERS + GROUP)
@@ -148,13 +148,13 @@ class SimulatedMember:
         core.on_answer(told.epoch, told.assigned, told.revoked)
 
     def _beat_on(self) -> Body:
-        """Heartbeats while it lives. A removed member's end by themselves."""
+        """Heartbeats while it runs. Those of a removed member end without a call."""
         chance, clock = self._session.chance, self._session.world.clock
         renewed = clock.monotonic()
         while not self.is_over:
             yield _BEAT_S * (0.5 + chance.random())
             if chance.random() < 0.05 and not self._session.world.calm:
-                yield (0.5 + chance.random()) * SESSION_MS / 500  # what works may not notice
+                yield (0.5 + chance.random()) * SESSION_MS / 500  # the other task may not see that
             core, now = self.core, clock.monotonic()
             renew = now - renewed > SESSION_MS / 3_000
             released = core.released
@@ -217,7 +217,7 @@ class SimulatedMember:
                 ),
             )
         except ConsumerFenced:
-            return  # the next answer says what is assigned by now
+            return  # the next answer has the present assignment
         core.take(change.added)
         stored = {(each.topic_id, each.partition): each.offset for each in found}
         for each in change.added:

@@ -1,4 +1,4 @@
-"""A producer that writes outside transactions, with an id of its own or without."""
+"""A producer that writes outside transactions, with a separate id or without one."""
 
 from __future__ import annotations
 

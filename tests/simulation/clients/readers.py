@@ -20,7 +20,7 @@ from tests.simulation.network import NoAnswer
 from tests.simulation.schedule import NOW, Body, Signal, Within
 from tests.simulation.world import World
 
-_MORE: Final = (Isolation.READ_UNCOMMITTED,) * 2  # only they can lose what they have read
+_MORE: Final = (Isolation.READ_UNCOMMITTED,) * 2  # only they can lose records after they were read
 _WAIT_S: Final = 3.0
 _WAKING_S: Final = 30.0  # a broker that is busy wakes its readers a little later
 
@@ -73,7 +73,7 @@ def read_cuts(world: World, name: str) -> Body:
     for _ in range(session.chance.randint(2, 4)):
         yield from session.pause(4.0)
         topics = world.topics()
-        # Nothing tells a reader yet that a log has lost what it read, and has grown again since.
+        # A reader cannot detect yet that a log has lost its records and has grown again since.
         if losses != world.history.losses:
             positions.clear()
         losses = world.history.losses
@@ -92,7 +92,7 @@ def read_to_cut(session: Session, topics: list[Topic], positions: dict[Place, in
 
 
 def find_offsets(session: Session, topics: list[Topic], positions: dict[Place, int]) -> Body:
-    """A cut through the topics, from these positions on. None: logs have lost records meanwhile."""
+    """A cut through the topics, from these positions on. None: logs have lost records since."""
     ranges = [
         CutTopic(
             topic=topic.name,

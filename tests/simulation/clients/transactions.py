@@ -1,4 +1,4 @@
-"""A producer that writes in transactions, in several lives: each takes the id over anew."""
+"""A producer that writes in transactions, in several lives: each takes the id over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONSUMERS: Final = ("ann", "ann", "bob")
 
 
 def write_in_transactions(world: World, name: str) -> Body:
-    """One or two lives of an instance, with some transactions each."""
+    """One or two instances, with some transactions each."""
     session = Session(world, name)
     transactional_id = session.chance.choice(_IDS)
     for life in range(session.chance.randint(1, 2)):
@@ -57,7 +57,7 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
         if begun is None:
             return
         after = begun.number
-        if producer.core.unsettled:  # batches that are late are another's from now on
+        if producer.core.unsettled:  # later batches belong to another transaction
             producer.close()
             producer = SimulatedProducer(session)
         producer.write_as(begun.producer_id, begun.epoch, begun.number, transactional_id)
@@ -147,10 +147,10 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
             return
         asked = _commit(begun, instance, moved, chance)
         session.world.notice("asked", asked)
-        if asked.positions and chance.random() < 0.3:  # somebody else wants the name now
+        if asked.positions and chance.random() < 0.3:  # another consumer takes the name over
             rival = take_name(session, asked.positions[0].consumer, f"{instance}'s rival")
             session.world.start_client(f"{session.name} rival", _quietly(rival))
-        if chance.random() < 0.2:  # another broker is asked for the same at the same time
+        if chance.random() < 0.2:  # another broker gets the same request at the same time
             again = f"{session.name} commits twice"
             session.world.start_client(again, _quietly(commit(session, asked)))
         yield from commit(session, asked)
@@ -192,7 +192,7 @@ def commit(session: Session, asked: CommitTransaction) -> Body:
 def _note_finish(
     session: Session, calling: Body, transaction: int, taken: tuple[int, ...] | None = None
 ) -> Body:
-    """Ends a transaction, and notes what its client was told. ``taken`` is None for an abort."""
+    """Ends a transaction, and records its client's answer. ``taken`` is None for an abort."""
     world, commits = session.world, taken is not None
     called = world.history.moment()
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a run. Each fault is a body, which ends when all trouble does, or before."""
+"""The faults of a run. Each is a body, which ends at the end of all faults, or before."""
 
 from __future__ import annotations
 

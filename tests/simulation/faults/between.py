@@ -1,4 +1,4 @@
-"""What happens between brokers: in the network, in the store, and to what people call the time."""
+"""Faults between brokers: in the network, in the store, and of the wall clock."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def cut_off_the_store(world: World, name: str) -> Body:
 
 
 def win_races(world: World, name: str) -> Body:
-    """Somebody writes records once more as they are: whoever compares and sets meanwhile loses."""
+    """Another process writes records again unchanged, so that concurrent compare-and-sets fail."""
     chance, _ = begin(world, name)
     store = MemoryStore(world.records)
     for _ in range(chance.randint(5, 25)):

@@ -13,7 +13,7 @@ from tests.simulation.world import World
 SOON_S: Final = 8.0
 """Clients work for about so long."""
 LEASE_OVER_S: Final = LEASE_S * 1.2
-"""A broker that is away for longer has lost its lease."""
+"""A broker that stops for longer has lost its lease."""
 
 
 def begin(world: World, name: str) -> tuple[Random, SimulatedBroker]:
@@ -23,12 +23,12 @@ def begin(world: World, name: str) -> tuple[Random, SimulatedBroker]:
 
 
 def come_back_after(chance: Random) -> float:
-    """For how many seconds a broker is away: before its lease is over, or longer."""
+    """The seconds for which a broker stops: less than its lease, or longer."""
     return chance.random() * chance.choice((1.0, 3.0, LEASE_OVER_S * 2))
 
 
 def come_back(world: World, chance: Random, broker: SimulatedBroker) -> Body:
-    """The broker starts again, before its lease is over or after."""
+    """The broker starts again, before its lease expires or after."""
     yield come_back_after(chance)
     if not broker.runs and not world.calm:
         world.tell(f"{broker.broker_id} starts again")

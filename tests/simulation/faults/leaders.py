@@ -1,4 +1,4 @@
-"""What happens to leaders: they are left alone with what they append, and others take over."""
+"""Faults of leaders: their followers cannot reach them, and others take over."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulation.world import World
 def leave_a_leader_alone(world: World, name: str) -> Body:
     """A leader that its followers cannot reach takes batches, and is replaced. Perhaps by turns.
 
-    Clients choose its partition most of the time, and somebody reads all that is there.
+    Clients choose its partition most of the time, and a reader reads all records.
     """
     session = Session(world, name)
     chance = session.chance
@@ -85,7 +85,7 @@ def _append_some(session: Session, topic: Topic, at: int) -> Body:
 
 
 def _replace_leader(session: Session, course: Course) -> Body:
-    """Cuts the leader off from one who is to lead after it, or from all, and lets that one lead."""
+    """Cuts the leader off from its successor, or from all others, and elects that one."""
     world, chance, record = session.world, session.chance, course.record
     if record is None or record.leader is None or len(record.replicas) < 2:
         yield 1.0
@@ -145,7 +145,7 @@ def _pause(
 def _lose_lease(
     world: World, chance: Random, leader: SimulatedBroker, course: Course, heir: str
 ) -> Body:
-    """It cannot renew its lease for a while, and lives on."""
+    """It cannot renew its lease for a while, and keeps running."""
     world.tell(f"{leader.broker_id} cannot renew its lease")
     leader.renews = False
     yield LEASE_OVER_S * (0.8 + chance.random())
@@ -155,7 +155,7 @@ def _lose_lease(
 def _prefer_another(
     world: World, chance: Random, leader: SimulatedBroker, course: Course, heir: str
 ) -> Body:
-    """An operator wants another leader, and who led so far may hear of it late."""
+    """An operator elects another leader, and the earlier one may read that late."""
     record, place = course.record, PartitionId(*course.place)
     served = [each for each in world.brokers if each.serves and not each.paused]
     if record is None or not served:

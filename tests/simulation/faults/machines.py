@@ -1,4 +1,4 @@
-"""What happens to a broker's process, its disk and its machine."""
+"""Faults of a broker's process, its disk and its machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def crash(world: World, name: str) -> Body:
 
 
 def cut_power(world: World, name: str) -> Body:
-    """A machine loses power, and with it what was not forced."""
+    """A machine loses power, and unsynced data."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S
     for _ in range(chance.randrange(12)):
@@ -68,7 +68,7 @@ def end_within_a_step(world: World, name: str) -> Body:
 
 
 def pause(world: World, name: str) -> Body:
-    """A broker stands still, perhaps for longer than its lease, and goes on as if nothing was."""
+    """A broker pauses, perhaps for longer than its lease, and continues."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S
     if world.calm or not broker.runs:
@@ -82,7 +82,7 @@ def pause(world: World, name: str) -> Body:
 
 
 def fail_a_force(world: World, name: str) -> Body:
-    """The disk cannot force what was written, now and then. Later the broker is started anew."""
+    """Fsyncs of the disk fail, now and then. Later the broker restarts."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S
     if world.calm:
@@ -168,7 +168,7 @@ def wipe(world: World, name: str) -> Body:
     yield come_back_after(chance)
     if world.calm or broker.runs:
         return
-    # Only now: those who have it as well may have died meanwhile.
+    # Only now: the brokers of other copies may have died since.
     topics = [each for each in world.topics() if _others_have(world, each, broker)]
     if topics:
         gone = chance.choice(topics)
@@ -214,7 +214,7 @@ def change_a_byte_on_each(world: World, name: str) -> Body:
             for broker in chance.sample(world.brokers, len(world.brokers)):
                 copies = len(world.brokers) - 1
                 changed |= _change_a_byte(world, chance, topic, broker, copies)
-    for broker in world.brokers:  # at once: what an open finds first ends the log there
+    for broker in world.brokers:  # together: the first damage that an open finds ends the log there
         for replica in broker.host.open_replicas():
             for piece in replica.log.check_stored():
                 for suspect in piece.suspects:
@@ -250,7 +250,7 @@ def _is_in_sync_everywhere(world: World, topic: Topic) -> bool:
 
 
 def _is_damaged(world: World) -> bool:
-    """Whether a log that is open knows of damage, and has not healed."""
+    """Whether an open log has detected damage that is not repaired."""
     return any(
         each.log.hole is not None
         for broker in world.brokers
@@ -272,9 +272,8 @@ def _with_fewer_copies(
 ) -> set[tuple[str, int]]:
     """Return the entries of which fewer in-sync replicas elsewhere have a sound copy, and run.
 
-    Each with its partition's folder.
-    An in-sync replica may lack what was appended last, and may be damaged too: damage to the last
-    sound copy has no cure.
+    Each with its partition's folder. An in-sync replica may lack the last entries, and may be
+    damaged too: damage to the last sound copy cannot be repaired.
     """
     found: set[tuple[str, int]] = set()
     for course in world.history.there():
@@ -295,7 +294,7 @@ def _with_fewer_copies(
 
 
 def black_out(world: World, name: str) -> Body:
-    """All machines lose power at once."""
+    """All machines lose power together."""
     chance, _ = begin(world, name)
     yield chance.random() * SOON_S
     if world.calm:

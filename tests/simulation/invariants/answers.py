@@ -23,7 +23,7 @@ from tests.simulation.invariants.base import Invariant, View
 
 
 class AnswersComeAfterTheAppend(Invariant):
-    """An acknowledged batch was appended, where the acknowledgement says."""
+    """An acknowledged batch was appended at the offset of its acknowledgement."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         if isinstance(ack, BatchRefused):
@@ -39,7 +39,7 @@ class AnswersComeAfterTheAppend(Invariant):
 
 
 class AnAcknowledgedBatchIsReplicated(Invariant):
-    """A batch whose client asked for that is acknowledged below the high watermark."""
+    """A batch that requires replication is acknowledged below the high watermark."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         if isinstance(ack, BatchRefused) or not sent.committed:
@@ -50,7 +50,7 @@ class AnAcknowledgedBatchIsReplicated(Invariant):
         if there == list(sent.values):
             return
         lost = any(set(sent.values) & gone for gone in self._lost.values())
-        # An unclean election may have replaced its leader, which does not know that yet.
+        # An unclean election may have replaced its leader, which has not read that yet.
         epochs = [
             each.entry.leader_epoch
             for each in course.written.values()
@@ -69,7 +69,7 @@ class AnAcknowledgedBatchIsReplicated(Invariant):
 
 
 class NoAppendFailsUnforeseen(Invariant):
-    """No append is answered by an error that nobody has foreseen."""
+    """No append is answered by an unexpected error."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         error = ack.error if isinstance(ack, BatchRefused) else None
@@ -77,7 +77,7 @@ class NoAppendFailsUnforeseen(Invariant):
 
 
 class NothingIsSaidToBeDamaged(Invariant):
-    """No batch is refused for a damaged log, as no disk of a run changes what was written."""
+    """No batch is refused for a damaged log, as no disk of a run changes written bytes."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         error = ack.error if isinstance(ack, BatchRefused) else None
@@ -95,7 +95,7 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
         if isinstance(ack, BatchRefused) or sent.producer is None:
             return
         if not ack.duplicate:
-            self._first[sent.values[0]] = ack.offset  # anew: a new leader may lack the first
+            self._first[sent.values[0]] = ack.offset  # again: a new leader may lack the first
             return
         first = self._first.setdefault(sent.values[0], ack.offset)
         course = self.history.courses[sent.place]
@@ -104,7 +104,7 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
             for each in course.written.values()
             if each.values == tuple(sent.values)
         }
-        if len(places) > 1:  # it was cut off, and appended anew
+        if len(places) > 1:  # it was truncated, and appended again
             self.require(ack.offset in places, f"{sent.values} never was at {ack.offset}")
             return
         what = f"{sent.values} was acknowledged at {first} and then at {ack.offset}"
@@ -112,7 +112,7 @@ class ADuplicateGetsItsFirstAnswer(Invariant):
 
 
 class AProducerIsToldTheTruth(Invariant):
-    """A batch is where its producer is told, or is not committed if it is told why it failed."""
+    """A batch is at the offset of its acknowledgement, or is not committed after an error."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -121,7 +121,7 @@ class AProducerIsToldTheTruth(Invariant):
     def settled(self, sent: Sent, settlement: Settlement) -> None:
         course = self.history.courses[sent.place]
         if isinstance(settlement, Unacknowledged):
-            if not isinstance(settlement.error, UnknownOutcome):  # which says neither
+            if not isinstance(settlement.error, UnknownOutcome):  # without an outcome
                 self._refused[sent.values[0]] = settlement.error
                 self._look(course, course.committed.entries)
             return
@@ -147,14 +147,14 @@ class AProducerIsToldTheTruth(Invariant):
             if told is None or not self.history.is_committed(each.part):
                 continue
             # A producer aborts a transaction in which a write failed, so the error is true. The
-            # clients here may commit it all the same.
+            # clients here may still commit it.
             is_held_to = each.part[0] == NO_TRANSACTION or isinstance(told, InvalidTransaction)
             what = f"{course.name}: {each.values} is there; told: {told}"
             self.require(not is_held_to, what)
 
 
 class ACommitIsAnsweredWhenItIsVisible(Invariant):
-    """Who is told that a transaction is committed finds it marked in every partition."""
+    """A transaction whose commit was acknowledged has its marker in every partition."""
 
     def committed(self, commit: CommitTransaction, answer: Transaction) -> None:
         number = commit.number

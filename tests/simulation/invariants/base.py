@@ -1,7 +1,7 @@
-"""What an invariant sees of a run.
+"""The base of invariants, and their view of a run.
 
-An invariant overrides those methods that tell it what it needs. Each is called in the event in
-which it happens, after the history has it. It raises ``Broken`` through :meth:`Invariant.require`.
+An invariant overrides the methods for the events that it needs. Each is called in its event, after
+the history has it. It raises ``Broken`` through :meth:`Invariant.require`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Looked(Struct, frozen=True):
 
 
 class View(Struct):
-    """What invariants may look at."""
+    """The view of a run for invariants."""
 
     history: History
     clock: VirtualClock
@@ -58,7 +58,7 @@ class View(Struct):
     """Of each topic that ever was, by its id."""
 
     def partition(self, place: Place) -> Partition | None:
-        """The partition at the broker that leads it, and not one that did and does not know."""
+        """The partition at its present leader, not at a deposed one."""
         epoch = self.history.courses[place].epoch
         for broker in self.brokers:
             found = self.replica(broker, place)
@@ -67,9 +67,9 @@ class View(Struct):
         return None
 
     def vouches(self, member: Member) -> bool:
-        """Whether a member is the broker as it is now: it vouches for what its log holds."""
+        """Whether a member is in its broker's present generation, which vouches for its log."""
         broker = next(each for each in self.brokers if each.broker_id == member.broker)
-        looks = broker.runs and broker.registered_in != broker.lives  # at what it has found
+        looks = broker.runs and broker.registered_in != broker.lives  # it still checks its logs
         return not looks and self.history.generations.get(member.broker) == member.generation
 
     def replica(self, broker: SimulatedBroker, place: Place) -> Partition | None:
@@ -90,14 +90,14 @@ class Invariant:
         self.history = view.history
 
     def require(self, holds: bool, what: str) -> None:
-        """Broken, with what is wrong, unless it holds."""
+        """Raise Broken with this text, unless the condition holds."""
         if not holds:
             raise Broken(type(self).__name__, what)
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def opened(self, line: Line, lost: Sequence[Seen], partition: Partition, power: bool) -> None:
-        """A partition was opened. These entries of it are gone. ``power``: its machine was off."""
+        """A partition was opened. It has lost these entries. ``power``: its machine was off."""
 
     def died(self, files: Mapping[Path, bytes]) -> None:
         """A broker's process has ended within a step, and has left these files of open logs."""
@@ -130,7 +130,7 @@ class Invariant:
         """A broker's disk still refuses writes, and there is no other trouble."""
 
     def found_over(self, holder: SimulatedBroker) -> None:
-        """A broker has looked at this one's lease, and found that it is over."""
+        """A broker has seen this one's lease expire."""
 
     def moved(self, consumer: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """The record of a consumer's name has changed."""
@@ -144,16 +144,16 @@ class Invariant:
         """A broker has registered, in this generation of its logs."""
 
     def lost(self, course: Course, gone: Sequence[Seen]) -> None:
-        """Committed entries are lost: nobody who could be elected had them."""
+        """Committed entries are lost: no electable replica had them."""
 
     def trimmed(self, course: Course, log_start: int) -> None:
-        """A client was told that the partition's log start is at least this offset."""
+        """A client got the answer that the partition's log start is at least this offset."""
 
     def told(self, course: Course, bounds: Bounds, epoch: int) -> None:
-        """The leader of this epoch has told somebody the partition's bounds."""
+        """The leader of this epoch has returned the partition's bounds."""
 
     def sealed(self, course: Course, transaction: int, epoch: int) -> None:
-        """The leader of this epoch was asked to take no more of the transaction."""
+        """The leader of this epoch was called to seal the transaction."""
 
     def marked(
         self,
@@ -163,22 +163,22 @@ class Invariant:
         broker: SimulatedBroker,
         partition: Partition,
     ) -> None:
-        """A leader has written the markers of a transaction, and says so."""
+        """A leader has reported that it wrote the markers of a transaction."""
 
     def acknowledged(self, sent: Sent, ack: Ack, broker: SimulatedBroker) -> None:
         """A batch is acknowledged, or refused."""
 
     def settled(self, sent: Sent, settlement: Settlement) -> None:
-        """A producer has got to know what became of a batch."""
+        """A producer has the outcome of a batch."""
 
     def asked(self, commit: CommitTransaction) -> None:
-        """A client asks for a commit."""
+        """A client requests a commit."""
 
     def stored(self, positions: Sequence[PositionOf]) -> None:
-        """A client asks to store positions outside any transaction."""
+        """A client requests to store positions outside any transaction."""
 
     def committed(self, commit: CommitTransaction, answer: Transaction) -> None:
-        """A client is told that it is committed."""
+        """A client's commit is acknowledged."""
 
     def owned(self, consumer: str, instance: str, found: Sequence[PositionOf]) -> None:
         """A client owns a consumer's name, and goes on from here."""
@@ -190,10 +190,10 @@ class Invariant:
         """The session record of a member was written, or removed."""
 
     def leaving(self, member: str) -> None:
-        """A member asks to leave its group."""
+        """A member requests to leave its group."""
 
     def releasing(self, member: str, released: Sequence[Assigned]) -> None:
-        """A member asks to give these partitions up."""
+        """A member releases these partitions."""
 
     def taken(self, member: str, assigned: Assigned, offset: int) -> None:
         """A member begins to read a partition of its group at this offset."""
@@ -202,7 +202,8 @@ class Invariant:
         """A member has processed the records at these offsets. End is exclusive."""
 
     def group_asked(self, member: str, transaction: int, starts: Mapping[Place, int]) -> None:
-        """A member asks for a commit of the transaction that moves it on from these offsets."""
+        """A member requests a commit of the transaction that moves its positions from these
+        offsets."""
 
     def looked(self, read: Looked) -> None:
         """A reader got records."""
@@ -211,16 +212,16 @@ class Invariant:
         """A reader of everything, which got these records up to here, is answered by this one."""
 
     def ended_short(self, course: Course, position: int, end: int) -> None:
-        """A reader of a range that a cut gave was told there that the range is over."""
+        """A reader of a range from a cut got the end of the range at this offset."""
 
     def told_of_loss(self, topic_id: str, partition: int, isolation: Isolation) -> None:
-        """A reader of this level was told that records which it had read are gone."""
+        """A reader of this level got the loss of records that it had read."""
 
     def fetched(self, read: Fetched) -> None:
-        """A client's fetch is over."""
+        """A client's fetch has ended."""
 
     def over(self, finish: Finish) -> None:
-        """A client that asked for the end of a transaction knows what came of it, or gives up."""
+        """A client has the outcome of its request to end a transaction, or gives up."""
 
     def waited(self, where: str, woken: bool) -> None:
         """A reader waited, its bound has passed for a while, and it was woken or not."""
@@ -229,4 +230,4 @@ class Invariant:
         """A reader got a cut through partitions."""
 
     def ended(self, folders: Mapping[str, set[Path]]) -> None:
-        """All trouble is over, everybody had time. ``folders``: on each broker's machine."""
+        """All faults have ended, and all tasks had time. ``folders``: on each broker's machine."""

@@ -18,7 +18,7 @@ from tests.simulation.history import Line, Seen
 from tests.simulation.invariants.base import Invariant, View
 
 _HESITATION_S: Final = 5.0
-"""So long a thread may stand still between its look at a lease and what it does then."""
+"""The longest pause of a thread between its look at a lease and its action."""
 
 
 class ADecisionStands(Invariant):
@@ -121,7 +121,7 @@ class TimeoutsAreKept(Invariant):
 
 
 class OthersTransactionsAreLeftAlone(Invariant):
-    """A broker aborts what is too old for others only after it found that their lease was over."""
+    """A broker aborts an expired transaction of another only after that one's lease expired."""
 
     def recorded(self, before: Transaction | None, after: Transaction | None, by: str) -> None:
         if after is None or before is None or after.cause is not Cause.EXPIRED:

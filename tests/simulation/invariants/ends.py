@@ -1,4 +1,4 @@
-"""What holds at the end of a run, when all trouble is over and everybody had time."""
+"""Invariants at the end of a run, after all faults and with time for all tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.simulation.invariants.base import Invariant
 
 
 class NothingHangs(Invariant):
-    """In the end every transaction is over, and the last stable offset is the high watermark."""
+    """In the end every transaction is finished, and the last stable offset is the high
+    watermark."""
 
     def ended(self, folders: Mapping[str, set[Path]]) -> None:
         for record in self.history.records.values():
@@ -72,7 +73,7 @@ class DeletedTopicsLeaveNoRecords(Invariant):
 
 
 class WhatIsKnownIsWhatIsThere(Invariant):
-    """What a replica derived entry by entry is what its log gives at once."""
+    """The state that a replica derived entry by entry equals the state from its whole log."""
 
     def ended(self, folders: Mapping[str, set[Path]]) -> None:
         for course in self.history.there():
@@ -85,7 +86,7 @@ class WhatIsKnownIsWhatIsThere(Invariant):
     def _compare(self, line: Line, partition: Partition) -> None:
         core, log = partition.core, partition.log
         if line.start:
-            return  # what was in front of it is still known, as long as nobody opens it anew
+            return  # the state of earlier entries is kept until the log is opened again
         now = self.view.clock.steady_us()
         anew = Replica(log.tables(), log.start, log.end, now, 24 * 3_600 * 1_000_000)
         known = dict(core.producers)

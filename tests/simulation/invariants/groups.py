@@ -1,4 +1,4 @@
-"""What holds of consumer groups: who reads what, and where the next reader begins."""
+"""Invariants of consumer groups: assignments, and the start of the next reader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class APartitionHasOneReader(Invariant):
 
 
 class OnlyWhatIsReleasedMoves(Invariant):
-    """A member that stays loses a partition only by releasing it, unless its session was over."""
+    """A member that stays loses a partition only by releasing it, unless its session expired."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

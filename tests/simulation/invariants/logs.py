@@ -22,14 +22,14 @@ from tests.simulation.invariants.base import Invariant, View
 
 
 def unexplained(line: Line, lost: Sequence[Seen], led: Line | None) -> list[Seen]:
-    """Return the entries that an opened log has lost which nobody had asked it to remove.
+    """Return the entries that an opened log has lost without a request.
 
-    Its topic may have been removed. Where its process may have ended within a cut, the cut may have
-    taken what its leader does not have: what is not committed, or what the leader has evicted.
+    Its topic may have been removed. Where its process may have ended within a truncation, that may
+    have removed the entries that its leader does not have: uncommitted or evicted ones.
 
     Args:
         line: The replica, as it was before it was opened.
-        lost: The entries that it had then and has not now.
+        lost: The entries that it had before and does not have now.
         led: The replica that leads the partition.
     """
     if line.may_be_gone:
@@ -57,7 +57,7 @@ class WhatIsThereStays(Invariant):
 
 
 class ACommitIsForcedFirst(Invariant):
-    """What a transaction wrote is on a disk of a leader, of now or before, once it is committed."""
+    """The records of a committed transaction are on the disk of a present or earlier leader."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -65,7 +65,7 @@ class ACommitIsForcedFirst(Invariant):
         self._promised: dict[Line, set[Seen]] = {}
 
     def asked(self, commit: CommitTransaction) -> None:
-        """What is there by now is what its client means. A batch on its way is its own affair."""
+        """The client counts the present batches. A batch under way is its own affair."""
         there = {}
         for course in self.history.there():
             line = self.history.led(course.place)
@@ -93,7 +93,7 @@ class ACommitIsForcedFirst(Invariant):
                 self._check_forced(course, after.number, meant)
 
     def _check_forced(self, course: Course, number: int, meant: Sequence[Seen]) -> None:
-        """Who was asked to force may have been replaced, and not have heard of it yet."""
+        """The leader of the sync may have been replaced, and may not have read that yet."""
         assert course.record is not None
         last, forced = meant[-1].entry.entry_index, {}
         for broker in self.view.brokers:
@@ -119,7 +119,7 @@ class ACommitIsForcedFirst(Invariant):
 
 
 class MarkersOfACommitAreForced(Invariant):
-    """The markers of a commit are on the leader's disk before it says that it wrote them."""
+    """The markers of a commit are on the leader's disk before it reports them."""
 
     def marked(
         self,
@@ -228,7 +228,7 @@ class ABatchIsThereOnce(Invariant):
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA and seen.entry.producer_id != NO_PRODUCER:
-            for each in line.entries[line.start : -1]:  # who knows what is gone may forget it
+            for each in line.entries[line.start : -1]:  # evicted batches may be appended again
                 self.require(
                     not each.values or each.values[0] != seen.values[0],
                     f"{line.name}: {seen.values} is at {each.entry.base_offset} and at"
@@ -293,7 +293,7 @@ class BoundsNeverGoBack(Invariant):
         self._seen: dict[Partition, tuple[int, Bounds]] = {}
 
     def observed(self, line: Line, partition: Partition) -> None:
-        bounds = partition.bounds()  # raises where they are out of order
+        bounds = partition.bounds()  # raises if they are out of order
         epoch = int(partition.leader_epoch)
         known = self._seen.get(partition)
         self._seen[partition] = (epoch, bounds)
@@ -317,7 +317,7 @@ class UndecidedHoldsBack(Invariant):
         bounds = partition.bounds()
         first = line.undecided(int(state.high_watermark.entry))
         if first is not None and first < bounds.log_start_offset and not partition.leads:
-            return  # a follower began anew behind where the part begins, and gets its marker next
+            return  # a follower started again after the part's begin, and gets its marker next
         high = int(bounds.high_watermark)
         wanted = max(high if first is None else min(first, high), int(bounds.log_start_offset))
         found = int(bounds.last_stable_offset)
@@ -325,7 +325,7 @@ class UndecidedHoldsBack(Invariant):
 
 
 class LogsAreWhatBrokersKnow(Invariant):
-    """What a partition says is its end is the end of its log."""
+    """The end that a partition reports is the end of its log."""
 
     def observed(self, line: Line, partition: Partition) -> None:
         end = int(partition.bounds().log_end_offset)

@@ -10,7 +10,7 @@ from tests.simulation.invariants.base import Invariant, View
 
 
 class NoMarkerBeforeDecision(Invariant):
-    """A marker says what was decided, after it was: by a commit, an abort, or a branch's drop."""
+    """A marker has the decision and follows it: a commit, an abort, or a branch's drop."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA or seen.part[0] in line.course.unmarked:
@@ -23,7 +23,7 @@ class NoMarkerBeforeDecision(Invariant):
 
 
 class AMarkerEndsAPart(Invariant):
-    """A marker is written for what is open, and once."""
+    """A marker is written for an open part, and only one time."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA:

@@ -16,7 +16,7 @@ Key = tuple[str, str, int]
 def moves(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> dict[Key, tuple[int | None, PositionOf]]:
-    """What a consumer's record says otherwise than before: (offset before, position now)."""
+    """The changed positions in a consumer's record: (offset before, position now)."""
     known = {
         (each.consumer, each.topic_id, each.partition): each.offset
         for each in decode_positions(before.get("positions", []))
@@ -31,7 +31,8 @@ def moves(
 
 
 class PositionsMoveWithTheirTransaction(Invariant):
-    """A position moves where a committed transaction, or its consumer, said, and only once."""
+    """A position moves to the offset of a committed transaction, or of its consumer, and only one
+    time."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -68,7 +69,7 @@ class PositionsNeverGoBack(Invariant):
 
 
 class FinishedMeansPositionsStored(Invariant):
-    """A transaction that moves positions is over only when they are stored."""
+    """A transaction that moves positions is finished only when they are stored."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -90,7 +91,7 @@ class FinishedMeansPositionsStored(Invariant):
 
 
 class ANameHasOneOwner(Invariant):
-    """A position that a new owner of a consumer's name has read moves for nobody else."""
+    """A position that a new owner of a consumer's name has read moves only for that owner."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

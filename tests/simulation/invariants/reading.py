@@ -16,7 +16,8 @@ _DECIDED_ONLY: Final = (Isolation.READ_COMMITTED, Isolation.READ_ATOMIC)
 
 
 class ReadersSeeWhatIsThere(Invariant):
-    """Who reads uncommitted or replicated gets every record of the range, in order."""
+    """A reader of ``read_uncommitted`` or ``read_replicated`` gets every record of the range, in
+    order."""
 
     def looked(self, read: Looked) -> None:
         if read.isolation not in _DECIDED_ONLY:
@@ -26,7 +27,8 @@ class ReadersSeeWhatIsThere(Invariant):
 
 
 class ReadersSeeWhatIsCommitted(Invariant):
-    """Who reads committed or atomic gets exactly the committed records of the range, in order."""
+    """A reader of ``read_committed`` or ``read_atomic`` gets exactly the committed records, in
+    order."""
 
     def looked(self, read: Looked) -> None:
         if read.isolation not in _DECIDED_ONLY:
@@ -35,7 +37,7 @@ class ReadersSeeWhatIsCommitted(Invariant):
         what = f"{line.name} [{read.start}, {read.end}): {list(read.values)}"
         for seen, numbers in line.between(read.start, read.end):
             fate = self.history.is_committed(seen.part)
-            if seen.part[0] in line.course.unmarked:  # nobody may know: it is not shown
+            if seen.part[0] in line.course.unmarked:  # it must not be visible
                 fate = numbers[0] in read.values
             self.require(fate is not None, f"{what}, and {list(numbers)} is undecided")
             wanted += list(numbers) if fate else []
@@ -43,7 +45,8 @@ class ReadersSeeWhatIsCommitted(Invariant):
 
 
 class ReadersSeeWhatIsReplicated(Invariant):
-    """Who does not read uncommitted gets only what is below the high watermark."""
+    """A reader of other levels than ``read_uncommitted`` gets only records below the high
+    watermark."""
 
     def looked(self, read: Looked) -> None:
         if read.isolation is not Isolation.READ_UNCOMMITTED:
@@ -65,7 +68,7 @@ class ReadersNoticeWhatWasTakenBack(Invariant):
 
 
 class RangesEndWhereTheyWereToldToEnd(Invariant):
-    """Nobody is told that a range is over before its end, which some leader had given."""
+    """No reader gets the end of a range before the end that some leader had returned."""
 
     def ended_short(self, course: Course, position: int, end: int) -> None:
         lost = self.history.losses > 0
@@ -73,7 +76,7 @@ class RangesEndWhereTheyWereToldToEnd(Invariant):
 
 
 class OnlyReadersOfEverythingAreToldOfLoss(Invariant):
-    """Nobody is told that replicated records are gone, unless committed ones were lost."""
+    """No reader gets a loss of replicated records, unless committed ones were lost."""
 
     def told_of_loss(self, topic_id: str, partition: int, isolation: Isolation) -> None:
         if isolation is not Isolation.READ_UNCOMMITTED:
@@ -83,7 +86,7 @@ class OnlyReadersOfEverythingAreToldOfLoss(Invariant):
 
 
 class ToldBoundsNeverGoBack(Invariant):
-    """The high watermark and the last stable offset that leaders tell or describe never go back."""
+    """The high watermark and the last stable offset that leaders return never move back."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -96,7 +99,7 @@ class ToldBoundsNeverGoBack(Invariant):
         self._check(course, epoch, bounds.high_watermark, bounds.last_stable_offset)
 
     def observed(self, line: Line, partition: Partition) -> None:
-        """Describe the partition, as its leader can be asked to at any moment."""
+        """Describe the partition, as its leader can do at any moment."""
         if partition.leads and not line.deleted:
             try:
                 described = partition.described()
@@ -104,7 +107,7 @@ class ToldBoundsNeverGoBack(Invariant):
                 return
             found = partition_facts(partition.number, line.course.record, described)
             high, stable = found.high_watermark, found.last_stable_offset
-            if high is not None and stable is not None:  # else it does not know them yet
+            if high is not None and stable is not None:  # else it does not have them yet
                 self._check(line.course, found.leader_epoch, high, stable)
 
     def _check(self, course: Course, epoch: int, high: int, stable: int) -> None:
@@ -122,7 +125,7 @@ class ToldBoundsNeverGoBack(Invariant):
 
 
 class WaitersAreWoken(Invariant):
-    """Who waits for a bound to pass is woken when it has."""
+    """A read that waits for a bound is woken when the bound has passed."""
 
     def waited(self, where: str, woken: bool) -> None:
         self.require(woken, f"{where}: a reader has something to read and still waits")
@@ -143,7 +146,7 @@ class ACutSplitsNoTransaction(Invariant):
             self.require(False, what)
 
     def _sort(self, line: Line, offset: int, below: dict[int, str], above: dict[int, str]) -> None:
-        for each in line.entries[line.start :]:  # who asks for what is evicted is told so
+        for each in line.entries[line.start :]:  # a fetch of evicted records gets an error
             number = each.part[0]
             counts = each.values and number >= 0 and number not in line.course.unmarked
             if counts and self.history.is_committed(each.part):

@@ -67,7 +67,7 @@ class OneLeaderPerEpoch(Invariant):
 class OneServesAtATime(Invariant):
     """While a leader serves, none serves that was elected in its place."""
 
-    # With one exception: while its lease lasts, a leader serves until it hears that an operator has
+    # With one exception: while its lease lasts, a leader serves until it reads that an operator has
     # named another one, or that somebody had found its lease over and elected another one just when
     # it took its lease again.
 
@@ -109,7 +109,7 @@ class OneServesAtATime(Invariant):
 
 
 class CommittedRecordsStay(Invariant):
-    """Whoever leads has all that was committed, unless nobody who was in sync has it any more."""
+    """A leader has all committed entries, unless no in-sync replica has them any more."""
 
     def placed(
         self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
@@ -129,9 +129,10 @@ class CommittedRecordsStay(Invariant):
         self.view.notice("lost", course, gone)
 
     def _over_and_back(self, line: Line, shared: int) -> set[int]:
-        """Transactions that were over before an unclean election brought batches of them back.
+        """Transactions that were finished before an unclean election brought batches of them back.
 
-        Nobody remembers how they ended, and the batches were not committed: they are aborted.
+        Their outcome is not on record any more, and the batches were not committed: they are
+        aborted.
         """
         found = {each.part for each in line.entries[shared:] if each.part[0] != NO_TRANSACTION}
         return {part[0] for part in found if self.history.is_committed(part) is not None}
@@ -141,7 +142,7 @@ class CommittedRecordsStay(Invariant):
         assert after.leader is not None
         known = self.history.generations
         member = after.member(after.leader)
-        # Who has begun another generation meanwhile does not lead by this record.
+        # A broker that has begun another generation does not lead by this record.
         is_over = member is not None and known.get(member.broker) != member.generation
         if before.member(after.leader) == member and not is_over:
             return False
@@ -151,7 +152,7 @@ class CommittedRecordsStay(Invariant):
 
 
 class OnlyInSyncReplicasAreElected(Invariant):
-    """Who is elected was in sync in its generation, unless no in-sync replica can come back."""
+    """An elected leader was in sync in its generation, unless no in-sync replica can come back."""
 
     def placed(
         self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
@@ -222,15 +223,15 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
 class FollowersTakeFromTheirLeader(Invariant):
     """What a follower appends in the present epoch, the leader of that epoch has."""
 
-    # What a follower takes back that it had cut off at damage, its leader need not have: the next
-    # agreement with it cuts that off again.
+    # Entries that a follower restores from its part truncated at damage may be unknown to its
+    # leader: the next agreement with it cuts that off again.
 
     def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         if line.course.epoch != int(partition.leader_epoch):
             return
         leader, led = self.view.partition(line.place), self.history.led(line.place)
         if leader is None or led is None:
-            return  # its machine is off, or it has not heard yet that it leads
+            return  # its machine is off, or it has not read yet that it leads
         if seen in line.given_up:
             return
         at = entry.entry_index
@@ -245,7 +246,7 @@ class WhoIsCountedHasTheEntries(Invariant):
     def observed(self, line: Line, partition: Partition) -> None:
         progress = partition.core.progress
         if progress is None or line.course.epoch != int(partition.leader_epoch):
-            return  # who is not the leader any more may count whom it likes
+            return  # a deposed leader may count any followers
         for member in progress.maximal:
             acked, other = progress.acked(member), self.history.line(member.broker, line.place)
             if not acked or other.lost_power or not self.view.vouches(member):
@@ -256,7 +257,7 @@ class WhoIsCountedHasTheEntries(Invariant):
 
 
 class LeadersAgreeOnWhatIsCommitted(Invariant):
-    """What a leader holds below its high watermark is what was committed there."""
+    """A leader's entries below its high watermark are the committed ones."""
 
     def observed(self, line: Line, partition: Partition) -> None:
         high = int(partition.core.bounds_state.high_watermark.entry)
@@ -270,8 +271,8 @@ class LeadersAgreeOnWhatIsCommitted(Invariant):
 class FollowersDoNotRunAhead(Invariant):
     """No follower's high watermark is above what a leader has committed, or it had itself."""
 
-    # A leader that stood still takes its followers' last reports before it learns that its lease
-    # is over. It serves nobody by then, and as a follower it keeps that high watermark.
+    # A leader that paused takes its followers' last reports before it detects that its lease
+    # expired. It does not serve any more then, and as a follower it keeps that high watermark.
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -288,10 +289,10 @@ class FollowersDoNotRunAhead(Invariant):
 
 
 class AFewAreNotEnough(Invariant):
-    """What is committed is on as many replicas as the topic asks for, or was lost there since."""
+    """Committed entries are on as many replicas as the topic requires, or were lost there since."""
 
     # A replica counts that had an entry and lost it with its machine's power or its disk: it had
-    # reported the entry, and nobody can know of the loss before it is back.
+    # reported the entry, and the loss cannot be detected before it returns.
 
     def __init__(self, view: View) -> None:
         super().__init__(view)
@@ -318,7 +319,7 @@ class AFewAreNotEnough(Invariant):
 
 
 class AMoveLeavesNothingUnforced(Invariant):
-    """Once a move is over, all that is committed is on the disk of whoever comes or stays."""
+    """Once a move is finished, all committed entries are on the disks of the remaining replicas."""
 
     def placed(
         self, course: Course, before: PartitionRecord | None, after: PartitionRecord, by: str
@@ -327,7 +328,7 @@ class AMoveLeavesNothingUnforced(Invariant):
             return
         goes = set(before.replicas) - set(after.replicas)
         if not goes or goes != set(before.removing):
-            return  # nobody goes, or it was cancelled
+            return  # no replica is removed, or the move was cancelled
         for broker in self.view.brokers:
             partition = self.view.replica(broker, course.place)
             stays = broker.broker_id in after.replicas and broker.broker_id != before.leader

@@ -1,4 +1,4 @@
-"""What holds of what logs give up from their starts."""
+"""Invariants of the entries that logs remove at their starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OnlyOldRecordsGo(Invariant):
         self._have_lost: set[Place] = set()
 
     def lost(self, course: Course, gone: Sequence[Seen]) -> None:
-        """A replica may still have old entries where all others have young ones by now."""
+        """A replica may still have old entries where all others have only young ones."""
         self._have_lost.add(course.place)
 
     def evicted(self, line: Line, gone: Sequence[Seen]) -> None:
@@ -35,7 +35,7 @@ class OnlyOldRecordsGo(Invariant):
 
 
 class OnlyWhatIsDecidedGoes(Invariant):
-    """A log gives up from its start only what is committed, and in no transaction that is open."""
+    """A log removes from its start only committed entries, and none of an open transaction."""
 
     def evicted(self, line: Line, gone: Sequence[Seen]) -> None:
         committed = line.course.committed.entries
@@ -54,7 +54,7 @@ class OnlyWhatIsDecidedGoes(Invariant):
 
 
 class TrimmedRecordsStayHidden(Invariant):
-    """The log start of a leader is never below a trim that a client was told of."""
+    """The log start of a leader is never below an acknowledged trim."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

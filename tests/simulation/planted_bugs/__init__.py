@@ -1,6 +1,6 @@
-"""Bugs to plant in the product: each is a function that patches it, and says what it breaks.
+"""Bugs to plant in the product: functions that patch it, each with its effect as its docstring.
 
-A simulator that finds nothing may be one that looks at nothing. Each of these is a mistake that
-somebody could make, in one place, and that no type checker sees. There is a module for each
+A simulator without findings may check too little. Each of these is a possible mistake of a
+developer, in one place, that no type checker finds. There is a module for each
 subject. A function that ``bug`` decorates is one of ``planted.BUGS``.
 """

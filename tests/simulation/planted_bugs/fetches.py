@@ -1,4 +1,4 @@
-"""Readers: which ranges are asked for, and what answers mean."""
+"""Readers: requested ranges, and the meaning of answers."""
 
 from __future__ import annotations
 

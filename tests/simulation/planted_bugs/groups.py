@@ -1,4 +1,4 @@
-"""Consumer groups: who reads a partition, and whose position counts."""
+"""Consumer groups: the reader of a partition, and the owner of a position."""
 
 from __future__ import annotations
 

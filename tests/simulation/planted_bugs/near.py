@@ -1,4 +1,4 @@
-"""Reads at a follower: what it may answer, and what its answers mean."""
+"""Reads at a follower: its permitted answers, and their meaning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.planted_bugs.planting import Patch, bug
 
 @bug
 def a_follower_serves_all_that_it_has(patch: Patch) -> None:
-    """Also what is above the high watermark."""
+    """Also entries above the high watermark."""
     original = Partition.bounds
 
     def bounds(self: Partition, isolation: Isolation | None = None) -> Bounds:
@@ -48,7 +48,7 @@ def any_follower_serves(patch: Patch) -> None:
 
 @bug
 def the_end_of_a_follower_is_that_of_a_range(patch: Patch) -> None:
-    """What the leader has beyond it is never read."""
+    """The leader's entries beyond it are never read."""
     original = RangeCore.on_ended
 
     def ended(self: RangeCore) -> None:

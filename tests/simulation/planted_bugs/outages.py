@@ -1,4 +1,4 @@
-"""Promises, leases and unknown outcomes while the metadata store is away."""
+"""Promises, leases and unknown outcomes during an outage of the metadata store."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def what_was_sent_in_vain_is_said_not_to_be_there(patch: Patch) -> None:
 
 @bug
 def each_try_counts_as_one_that_was_refused(patch: Patch) -> None:
-    """What a connection lost is taken for what a leader did not take."""
+    """A batch that a connection lost counts as refused by the leader."""
     original = Lane.on_lost
 
     def lost(self: Any) -> None:

@@ -84,7 +84,7 @@ def sessions_outlive_their_stream(patch: Patch) -> None:
 
 @bug
 def a_follower_tells_nothing_of_what_it_holds(patch: Patch) -> None:
-    """Its leader believes that it has all of the leader's own."""
+    """Its leader counts it as having all of the leader's entries."""
     original = FollowerStreamCore.on_done
 
     def done(self: Any, job: Job, result: Any, now: float) -> None:
@@ -171,7 +171,7 @@ def credit_is_counted_twice(patch: Patch) -> None:
 
 @bug
 def a_frame_of_a_stream_is_lost(patch: Patch) -> None:
-    """Each fifth, whatever it says."""
+    """Each fifth, with any content."""
     original = Connection._data
     counts = itertools.count()
 

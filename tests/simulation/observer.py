@@ -1,6 +1,6 @@
-"""Who looks on: after each event, what is new in logs and in the store.
+"""The observer of a run: after each event it reads the changes of logs and of the store.
 
-It keeps the history of the run, and tells the invariants.
+It keeps the history of the run, and calls the invariants.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Onlooker:
     ) -> None:
         """``tell`` takes a sentence of the story. ``tells``: somebody reads it."""
         self.topics: dict[str, Topic] = {}
-        """The topics that are there, by name."""
+        """The existing topics, by name."""
         self._view = view
         self._history = view.history
         self._notice = view.notice
@@ -61,7 +61,7 @@ class Onlooker:
         self._known: dict[Partition, Line] = {}
 
     def look(self, broker: SimulatedBroker | None, *, whole: bool = True) -> None:
-        """``whole``: the event is over, so that what is known fits together."""
+        """``whole``: the event has ended, so that the state is consistent."""
         if self._records.changes:
             self.note_changes(broker.broker_id if broker else "")
         if broker is not None and broker.runs and broker.opened_in == broker.lives:
@@ -70,13 +70,13 @@ class Onlooker:
                     self._look_at_log(broker, partition, whole=whole)
 
     def note_death(self, broker: SimulatedBroker) -> None:
-        """The broker ends within a step, which may be a cut that its leader asked for."""
+        """The broker ends within a step, which may be a truncation by its leader's answer."""
         for partition, line in self._known.items():
             if line.broker == broker.broker_id and partition.follows:
                 line.may_be_cut = True
 
     def note_changes(self, by: str) -> None:
-        """Takes what has changed in the store. ``by``: the broker that did it, if one did."""
+        """Takes the store's changes. ``by``: the broker that did it, if one did."""
         changes, self._records.changes = self._records.changes, []
         for change in changes:
             self._note_change(*change, by)
@@ -109,7 +109,7 @@ class Onlooker:
             self._notice("observed", line, partition)
 
     def _open_line(self, broker: SimulatedBroker, partition: Partition) -> Line:
-        """The line of a replica that was opened a moment ago, or was not known before."""
+        """The line of a replica that was just opened, or is new."""
         place = (partition.topic_id, partition.number)
         self._history.course(place, partition.topic, flush_of(partition))
         line = self._known[partition] = self._history.line(broker.broker_id, place)
@@ -132,11 +132,11 @@ class Onlooker:
         return min(line.start + len(there), len(line.entries))
 
     def _note_start(self, line: Line, partition: Partition) -> None:
-        """Where the log starts: what was before is gone, by retention or as its leader's is.
+        """The start of the log: retention removed the entries before it, here or at its leader.
 
-        A line keeps it all the same. A follower that began anew may never have had it, or something
-        else in its place. One that gave up its own may be at another offset. Only what it had in
-        common with what is committed counts as given up.
+        A line keeps them. A follower that started from an empty log may never have had them, or
+        others in their place. One that removed its own may be at another offset. Only the common
+        part with the committed entries counts as removed.
         """
         before, start = line.start, int(partition.log.start.entry)
         line.start_offset = int(partition.log.start.offset)
@@ -155,9 +155,9 @@ class Onlooker:
         self._notice("evicted", line, gone)
 
     def _take_committed(self, line: Line, partition: Partition) -> None:
-        """What the leader's high watermark has passed is committed.
+        """The entries below the leader's high watermark are committed.
 
-        Whom an unclean election has replaced meanwhile commits nothing that counts.
+        The commits of a leader that an unclean election has replaced do not count.
         """
         course = line.course
         if not course.counts(int(partition.leader_epoch)):
@@ -258,7 +258,7 @@ class Onlooker:
         gone = set(() if before is None else before.replicas) - set(course.record.replicas)
         for broker in gone:
             self._history.remove_replica(broker, course.place)
-        if not course.deleted:  # else it is not there yet, or no more: it may be made anew
+        if not course.deleted:  # else it does not exist yet, or no more: it may be recreated
             self._notice("placed", course, before, course.record, by)
 
     def _note_broker(self, broker: str, after: str | None) -> None:
@@ -302,7 +302,7 @@ class Onlooker:
 
 
 def flush_of(partition: Partition) -> Flush:
-    """When the partition's topic forces what is appended."""
+    """The fsync setting of the partition's topic."""
     return partition.log.format.settings.flush
 
 
