@@ -17,7 +17,7 @@ class HistoryWriter:
         self.write("history", name=name)
 
     def write(self, op: str, **fields: object) -> None:
-        """Write an event. Fields that are None are unknown, and left out."""
+        """Write an event. Unknown fields (None) are left out."""
         known = {name: value for name, value in fields.items() if value is not None}
         line = json.dumps({"op": op, **known}, separators=(",", ":"), ensure_ascii=False)
         with self._lock:

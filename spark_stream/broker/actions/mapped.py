@@ -23,7 +23,7 @@ from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import DamagedSegment, EntriesGone, StorageFailure
 from spark_stream.schema.schemas import TIMESTAMP
-from spark_stream.storage.format.stored import Chunk, Stored
+from spark_stream.storage.format.stored import Chunk, ChunkPlace
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.wire.cluster_messages import BrokerAddress
@@ -138,7 +138,7 @@ def places(
     )
 
 
-def _file(found: Stored) -> FilePlace:
+def _file(found: ChunkPlace) -> FilePlace:
     return FilePlace(
         path=str(found.path),
         device=found.device,

@@ -66,7 +66,7 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.schema.values import bytes_at_most, first_null, record_sizes
-from spark_stream.storage.format.log_format import Prepared
+from spark_stream.storage.format.log_format import PreparedBatch
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 
 # A flag counts as a byte and is stored as a bit.
@@ -165,7 +165,7 @@ class Appends:
         self._state.lock.run_soon(_woken, partial(wake, *args))
 
     def _judge_and_append(
-        self, prepared: Prepared | None, stamp: Stamp | None
+        self, prepared: PreparedBatch | None, stamp: Stamp | None
     ) -> tuple[Appended, Effects]:
         """Judge and append a batch (None: the message has no good record), under the lock."""
         state, core, now = self._state, self._state.core, self._state.clock.steady_us()
@@ -202,7 +202,7 @@ class Appends:
         state.traffic.appended.add(1, records, prepared.message.size)
         return Appended(end.offset, records), effects
 
-    def _is_stored(self, stored: Duplicate, prepared: Prepared | None) -> bool:
+    def _is_stored(self, stored: Duplicate, prepared: PreparedBatch | None) -> bool:
         """Return whether the log has the records of a batch, perhaps in another encoding.
 
         The topic's schema or compression may have changed since the first append.

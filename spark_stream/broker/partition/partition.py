@@ -58,7 +58,7 @@ from spark_stream.errors import (
 )
 from spark_stream.scripts.steps import Described
 from spark_stream.storage.format.log_format import LogFormat
-from spark_stream.storage.format.stored import Stored
+from spark_stream.storage.format.stored import ChunkPlace
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.segment.checks import Suspect
 from spark_stream.storage.settings import LogSettings
@@ -533,7 +533,9 @@ class Partition:
         with self._state.lock:
             return self._state.closed is None and self.log.confirm(suspect)
 
-    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
+    def locate(
+        self, indexes: np.ndarray, epoch: int, *, doubted: bool = False
+    ) -> ChunkPlace | None:
         """Call :meth:`PartitionLog.locate` in any role. Return None if the partition is closed."""
         with self._state.lock:
             if self._state.closed is not None:

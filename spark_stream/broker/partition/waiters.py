@@ -27,7 +27,7 @@ from spark_stream.consistency.partition.admission import Flaw
 from spark_stream.consistency.partition.effects import Abandon, Answer, Disown, Effects, Wake
 from spark_stream.errors import IsologError, NotLeader, UnknownOutcome
 from spark_stream.loggers import logger_of
-from spark_stream.storage.format.log_format import Prepared
+from spark_stream.storage.format.log_format import PreparedBatch
 
 logger = logger_of(__name__)
 
@@ -133,7 +133,7 @@ class Candidate(Struct):
     ``prepared`` is None if every record of the message is dropped.
     """
 
-    prepared: Prepared | None
+    prepared: PreparedBatch | None
     flaw: Flaw | None
 
 

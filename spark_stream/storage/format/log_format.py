@@ -27,7 +27,7 @@ _FEW: Final = 16
 _ROW_PART_MIN: Final = 16  # a batch must be this many times as large as its row of statistics
 
 
-class Prepared(Struct, frozen=True):
+class PreparedBatch(Struct, frozen=True):
     """A batch ready to be appended: encoding and checksum are done outside the partition's lock.
 
     ``extremes``: the min/max statistics computed so far, or None if the batch is too small for
@@ -138,12 +138,12 @@ class LogFormat:
             return batch
         return conformed(batch, self.schema)
 
-    def prepare(self, batch: pa.RecordBatch, now: int) -> Prepared:
+    def prepare(self, batch: pa.RecordBatch, now: int) -> PreparedBatch:
         """Encode a batch of the topic's schema. ``now``: microseconds since the epoch."""
         if batch.num_rows == 0:
             raise ValueError("a batch has at least one record")
         message = self.codec.encode(batch)
-        return Prepared(
+        return PreparedBatch(
             batch.num_rows,
             message,
             message.crc(),

@@ -119,7 +119,7 @@ def entries_of(rows: Table) -> list[Entry]:
     return [Entry(*values) for values in zip(*columns, strict=True)]
 
 
-class Stored(Struct, frozen=True):
+class ChunkPlace(Struct, frozen=True):
     """The place of a chunk's batches: a file that readers on this machine can map.
 
     ``device`` and ``inode`` identify the file, even if another gets its name later. ``parts`` are
@@ -166,7 +166,7 @@ class Chunk(Struct, frozen=True):
     spans: np.ndarray
     next_offset: Offset
     scattered: np.ndarray | None = None
-    stored: Stored | None = None
+    stored: ChunkPlace | None = None
     messages: tuple[memoryview, ...] = ()
 
     @property

@@ -20,10 +20,10 @@ from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.codec import Codec, EncodedBatch
-from spark_stream.storage.format.log_format import UNLIMITED, LogFormat, Prepared, marker_at
+from spark_stream.storage.format.log_format import UNLIMITED, LogFormat, PreparedBatch, marker_at
 from spark_stream.storage.format.stored import (
     Chunk,
-    Stored,
+    ChunkPlace,
     StoredEntries,
     check_entries,
     checked_lone_entry,
@@ -40,7 +40,7 @@ from spark_stream.storage.log.reading import (
     read_segments,
     segment_with,
 )
-from spark_stream.storage.log.recovery import Opened, open_files
+from spark_stream.storage.log.recovery import OpenedLog, open_files
 from spark_stream.storage.log.retention import (
     FlushTimer,
     SegmentFacts,
@@ -63,7 +63,9 @@ _FIRST: Final = Offset(0)
 class PartitionLog:
     """The log of one partition in one directory."""
 
-    def __init__(self, directory: Path, log_format: LogFormat, opened: Opened, disk: Disk) -> None:
+    def __init__(
+        self, directory: Path, log_format: LogFormat, opened: OpenedLog, disk: Disk
+    ) -> None:
         self.directory = directory
         self.format = log_format
         self.cuts = opened.found.cuts
@@ -162,7 +164,7 @@ class PartitionLog:
     # -- writing --------------------------------------------------------------------------------
 
     def append(
-        self, batch: Prepared, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
+        self, batch: PreparedBatch, leader_epoch: LeaderEpoch, now: int, stamp: Stamp = NOBODY
     ) -> Offset:
         """Append one batch, and return its first record's offset. ``stamp``: its producer.
 
@@ -514,7 +516,9 @@ class PartitionLog:
         with self._damage.recorded():
             return self._segment_of(first).stored(first, max_bytes, upto)
 
-    def locate(self, indexes: np.ndarray, epoch: int, *, doubted: bool = False) -> Stored | None:
+    def locate(
+        self, indexes: np.ndarray, epoch: int, *, doubted: bool = False
+    ) -> ChunkPlace | None:
         """Return the places of these entries' messages in their file.
 
         Return None if they are in several files, or if the last one has another leader epoch, which

@@ -40,7 +40,7 @@ from spark_stream.consistency.entries import (
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, Offset
 from spark_stream.errors import DamagedSegment, EntriesGone, InvalidRequest
 from spark_stream.storage.format.codec import joined_runs
-from spark_stream.storage.format.stored import Chunk, Stored
+from spark_stream.storage.format.stored import Chunk, ChunkPlace
 from spark_stream.storage.segment.filtering import Filtering
 from spark_stream.storage.segment.segment import Segment
 
@@ -67,7 +67,7 @@ class Budget(Struct):
         return self.started and (self.records <= 0 or self.bytes <= 0)
 
 
-class Visible(Struct, frozen=True):
+class VisibleBatches(Struct, frozen=True):
     """The visible batches of a range of a segment, one item each.
 
     ``places``: the rows of their entries. ``starts`` and ``lengths``: bytes in the file. ``until``:
@@ -91,7 +91,7 @@ class Visible(Struct, frozen=True):
         *,
         committed: bool,
         filtering: Filtering | None = None,
-    ) -> Visible:
+    ) -> VisibleBatches:
         """Return the batches of ``[start, end)``, or of an intact, nonempty first part of it.
 
         Batches in which no row can match ``filtering`` are left out like aborted ones.
@@ -213,7 +213,7 @@ def _chunks(
     end = min(end, segment.end.offset)
     columns = None if wanted.columns is None else list(wanted.columns)
     while start < end and not budget.spent():
-        visible = Visible.of(
+        visible = VisibleBatches.of(
             segment, start, end, committed=wanted.committed, filtering=wanted.filtering
         )
         if not len(visible.places):
@@ -248,7 +248,7 @@ def _nothing(
 
 def _chunk(
     segment: Segment,
-    visible: Visible,
+    visible: VisibleBatches,
     first: int,
     last: int,
     start: Offset,
@@ -272,7 +272,7 @@ def _chunk(
     high = int(np.searchsorted(edges, skip + take, side="left")) + 1
     reading = columns if filtering is None else filtering.reading(columns)
     lead = skip - int(edges[at] - counts[at])
-    stored: Stored | None = None
+    stored: ChunkPlace | None = None
     messages: tuple[memoryview, ...] = ()
     encodes = as_stored = wanted.takes_messages(segment)
     if as_stored:
@@ -365,7 +365,7 @@ def segment_with(segments: Sequence[Segment], entry: EntryIndex, directory: Path
 
 def located_in(
     segment: Segment, indexes: np.ndarray, epoch: int, *, doubted: bool = False
-) -> Stored | None:
+) -> ChunkPlace | None:
     """Return the place of these entries' messages if all are in this segment, else None.
 
     ``indexes``: runs of entries, (first, count), int64, shape (runs, 2), ascending. ``epoch``: the

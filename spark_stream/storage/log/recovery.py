@@ -64,7 +64,7 @@ from spark_stream.storage.settings import Flush
 _SECTOR: Final = 512  # bytes that a disk writes all or not at all
 
 
-class Recovered(Struct, frozen=True):
+class RecoveredSegments(Struct, frozen=True):
     """The segments of a log that was opened, and what the open cut off (``cuts``)."""
 
     closed: tuple[Segment, ...]
@@ -72,17 +72,17 @@ class Recovered(Struct, frozen=True):
     cuts: tuple[LostTail, ...] = ()
 
 
-class Opened(Struct, frozen=True):
+class OpenedLog(Struct, frozen=True):
     """An opened log. ``intact``: its files show no loss of acknowledged entries."""
 
-    found: Recovered
+    found: RecoveredSegments
     forcing: Fsyncs
     intact: bool
 
 
 def open_files(
     directory: Path, log_format: LogFormat, disk: Disk, losing: Callable[[], None]
-) -> Opened:
+) -> OpenedLog:
     """Open the existing files. ``losing``: as in :class:`~spark_stream.storage.logs.FileLogs`.
 
     Raises:
@@ -111,7 +111,7 @@ def open_files(
         with suppress(IsologError):  # then the log has failed, and can still be read
             forcing.force_names()
     lost = not names and is_lost(disk, directory)
-    return Opened(found, forcing, not (lost or failed or any(cut.grave for cut in found.cuts)))
+    return OpenedLog(found, forcing, not (lost or failed or any(cut.grave for cut in found.cuts)))
 
 
 class _Tail(Struct, frozen=True):
@@ -139,7 +139,7 @@ class Recovery(Struct, frozen=True):
     files: SegmentFiles
     losing: Callable[[], None]
 
-    def recovered(self) -> Recovered:
+    def recovered(self) -> RecoveredSegments:
         """Cut the log back to its valid part, and return it.
 
         Raises:
@@ -169,19 +169,19 @@ class Recovery(Struct, frozen=True):
             )
             expected = found.end
         active, cut = self._last(found, behind)
-        return Recovered(tuple(closed), active, () if cut is None else (cut,))
+        return RecoveredSegments(tuple(closed), active, () if cut is None else (cut,))
 
-    def _new(self) -> Recovered:
+    def _new(self) -> RecoveredSegments:
         """Return a log without files."""
         name, start = SegmentName(self.directory, 0), Boundary(EntryIndex(0), Offset(0))
         active = self._active(name, self.format.codec, start, np.zeros(0, ENTRY))
         once = self.forcing.upto
         if once.entry == 0:
-            return Recovered((), active)
+            return RecoveredSegments((), active)
         self.losing()
         self.forcing.mark(start)
         cut = self._cut(name, start, once, reason="no segment is left")
-        return Recovered((), active, (cut,))
+        return RecoveredSegments((), active, (cut,))
 
     def _active(
         self,

@@ -32,7 +32,7 @@ from spark_stream.storage.format.codec import (
     joined_runs,
     run_crc,
 )
-from spark_stream.storage.format.stored import Stored, StoredEntries
+from spark_stream.storage.format.stored import ChunkPlace, StoredEntries
 from spark_stream.storage.segment.min_max_files import SegmentExtremes
 from spark_stream.storage.settings import Compression
 
@@ -315,7 +315,7 @@ class Segment:
             _, sound = self._load(places)
             places = places[sound:]
 
-    def locate(self, places: np.ndarray) -> Stored:
+    def locate(self, places: np.ndarray) -> ChunkPlace:
         """Return the place of the batches at these rows of the table.
 
         Their readers must check them: a byte may change until then.
@@ -325,7 +325,7 @@ class Segment:
         """
         rows = self._table[places]
         device, inode = self._disk.identity(self.name.arrow)
-        return Stored(
+        return ChunkPlace(
             path=self.name.arrow,
             device=device,
             inode=inode,

@@ -14,7 +14,7 @@ from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.protocol.connection import ConnectionLimits
-from spark_stream.storage.format.stored import TIMESTAMP, Chunk, Stored
+from spark_stream.storage.format.stored import TIMESTAMP, Chunk, ChunkPlace
 from spark_stream.storage.log.reading import LOCATED_ENTRIES_MAX
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.cluster_messages import BrokerAddress
@@ -38,7 +38,7 @@ def chunk(entries: int) -> Chunk:
     column = np.full(entries, INT64_MAX, np.int64)
     pairs = np.column_stack([column, column])
     path = Path("/" + "p" * 4095)
-    stored = Stored(path, 2**32, 2**32, pairs, entries, 2**32 - 1, True, pairs, 2**31)
+    stored = ChunkPlace(path, 2**32, 2**32, pairs, entries, 2**32 - 1, True, pairs, 2**31)
     rows = pa.record_batch({"n": pa.array([], pa.int64())})
     return Chunk(Offset(0), rows, column, column // entries, pairs, Offset(1), stored=stored)
 
