@@ -13,7 +13,7 @@ from tests.support import NUMBERS
 
 @pytest.fixture
 def around(tmp_path: Path) -> Iterator[Surroundings]:
-    """What the brokers of a cluster share; they end with the test."""
+    """The shared parts of a cluster's brokers, which end with the test."""
     found = Surroundings(tmp_path)
     yield found
     found.close()
@@ -22,7 +22,7 @@ def around(tmp_path: Path) -> Iterator[Surroundings]:
 def make(asked: LocalBroker, topic: str, *assignment: str, **config: str) -> None:
     """A topic: the brokers of each partition as one word, its leader first.
 
-    Brokers are named by one letter each. All of them see it at once.
+    Brokers are named by one letter each. All of them see it immediately.
     """
     asked.topics.create(
         to_create(topic, 1, 1, NUMBERS, config, [list(each) for each in assignment])
@@ -31,7 +31,7 @@ def make(asked: LocalBroker, topic: str, *assignment: str, **config: str) -> Non
 
 
 def see(around: Surroundings) -> None:
-    """Every broker that is up sees all that is on record."""
+    """Every running broker reads all that is on record."""
     for each in list(around.up.values()):
         each.host.refresh()
         each.members.look()

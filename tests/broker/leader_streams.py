@@ -1,4 +1,4 @@
-"""The other end of a leader's stream of replication, in a test's hands."""
+"""The other end of a leader's stream of replication, driven by a test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support import eventually
 
 
 class Follower:
-    """The stream of a leader, and its other end: notes what it hears, and says what it is told."""
+    """The stream of a leader, and its other end, which notes received messages and sends others."""
 
     def __init__(self) -> None:
         self.handle: Handle = ignore
@@ -50,7 +50,7 @@ class Follower:
     version = VERSION
 
     def grant_credit(self, size: int) -> None:
-        """There is credit without end."""
+        """Unlimited credit."""
 
     def fail(self, error: bytes) -> None:
         self._is_over = True
@@ -63,7 +63,7 @@ class Follower:
 def followed(
     leader: LocalBroker, follower: LocalBroker, partitions: int, clock: Clock | None = None
 ) -> Iterator[Follower]:
-    """The follower has a session for each of so many partitions of ``t``; slots are numbered so."""
+    """The follower has a session for each of so many partitions of ``t``, in slot order."""
     opened = OpenReplication(
         stream="s",
         follower=follower.id,

@@ -1,6 +1,6 @@
-"""Brokers without their processes and threads: what one does by itself, it does when told to.
+"""Brokers without processes and threads: the test runs their repeated tasks.
 
-Brokers of one ``Surroundings`` share its store, its leases and its clock, and ask each other steps
+Brokers of one ``Surroundings`` share its store, its leases and its clock, and send each other steps
 by plain calls.
 """
 
@@ -39,7 +39,7 @@ LEASE_S = 10.0
 
 @dataclass
 class Surroundings:
-    """What the brokers of a cluster share. ``up`` are those that answer."""
+    """The shared parts of a cluster's brokers. ``up`` are those that answer."""
 
     path: Path
     clock: Clock = field(default_factory=FakeClock)
@@ -49,11 +49,11 @@ class Surroundings:
     starts: int = 0
 
     def store(self) -> MetadataStore:
-        """A broker's way to the metadata store."""
+        """A broker's connection to the metadata store."""
         return MemoryStore(self.records)
 
     def start(self, name: str, generation: str = "", **options: Any) -> LocalBroker:
-        """The broker of this name; in the generation ``<name>-logs`` if nothing else is said."""
+        """The broker of this name, by default in the generation ``<name>-logs``."""
         return LocalBroker(self, name, generation or f"{name}-logs", **options)
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Surroundings:
 
 
 class LocalPeers:
-    """The other brokers, asked by plain calls."""
+    """The other brokers, called by plain calls."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -76,12 +76,12 @@ class LocalPeers:
 
 @dataclass
 class NotedLinks:
-    """Whom the replicas follow, instead of streams."""
+    """The leaders that replicas follow, in place of streams."""
 
     followed: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By the replica's name: its leader and the epoch."""
     waits_until: float = 0.0
-    """When replicas may lead that have followed."""
+    """The times at which replicas may lead that have followed."""
     _names: dict[PartitionId, str] = field(default_factory=dict)
 
     def follow(self, leader: BrokerId, partition: FollowedReplica) -> None:
@@ -98,7 +98,7 @@ class NotedLinks:
 
 @dataclass
 class LocalNetwork:
-    """Peers that are asked by plain calls, and links that are only noted."""
+    """Peers that are called by plain calls, and links that are only noted."""
 
     asked: Peers
     noted: NotedLinks = field(default_factory=NotedLinks)
@@ -113,7 +113,7 @@ class LocalNetwork:
 def replicate(
     leader: LocalBroker, follower: LocalBroker, topic: str, number: int = 0
 ) -> FollowerSession:
-    """The follower gets all that it lacks and says that it has it, as a stream does it."""
+    """The follower gets all missing entries and acknowledges them, as a stream does it."""
     replica = follower.replica(topic, number)
     followed = replica.followed(follower.generation)
     session = leader.host.start_session(
@@ -179,17 +179,17 @@ class LocalBroker(BrokerCore):
 
     @property
     def links(self) -> NotedLinks:
-        """Whom its replicas follow."""
+        """The leaders that its replicas follow."""
         return self.network.noted
 
-    # -- what is asked of it -----------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def partition(self, topic: str, number: int = 0) -> Partition:
-        """The partition, which it leads; raises as ``HostedTopic.partition``."""
+        """The partition, which it leads. Raises as ``HostedTopic.partition``."""
         return self.host.topic(topic).partition(number)
 
     def replica(self, topic: str, number: int = 0) -> Any:
-        """Its replica, whoever leads; None: it has none."""
+        """Its replica, whoever leads, or None if it has none."""
         hosted = next((each for each in self.host.topics() if each.topic.name == topic), None)
         return None if hosted is None else hosted.replicas.get(number)
 
@@ -200,13 +200,13 @@ class LocalBroker(BrokerCore):
         return found.record
 
     def tried(self, step: RemoteStep) -> Any:
-        """A step that another broker sent; its answer or its error."""
+        """A step that another broker sent. Return its answer or its error."""
         try:
             return self.table.run_here(step)
         except IsologError as error:
             return error
 
-    # -- what it does by itself --------------------------------------------------------------------
+    # -- repeated tasks ----------------------------------------------------------------------------
 
     def control_once(self) -> None:
         """A round of its controller's threads."""
@@ -220,10 +220,10 @@ class LocalBroker(BrokerCore):
     # -- its end -----------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Its process is gone, and its lease with it. What it wrote stays."""
+        """Its process and its lease end. Its files stay."""
         self.around.up.pop(self.id, None)
         self.around.board.gone(self.id)
-        self.host.close()  # the files are given back; its records stay as they are
+        self.host.close()  # the files are closed, and its records stay
 
     def end(self) -> None:
         """It ends in order."""

@@ -78,7 +78,7 @@ class Appender:
 
 
 class Owner:
-    """A transactional id with an instance of its own, and the transaction that it has open."""
+    """A transactional id with its own instance, and its open transaction."""
 
     def __init__(self, channel: ClientChannel, name: str = "", timeout_ms: int = 60_000) -> None:
         self.channel = channel
@@ -112,7 +112,7 @@ class Owner:
     def put(
         self, topic: str, first: int, count: int, *, partition: int = 0, producer: int | None = None
     ) -> dict[str, Any]:
-        """Appends in the open transaction, on a stream of its own."""
+        """Appends in the open transaction, on a separate stream."""
         who = self.producer if producer is None else producer
         place = (topic, partition, who)
         sequence = self._sequences.get(place, -1) + 1

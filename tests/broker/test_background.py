@@ -1,4 +1,4 @@
-"""Background tasks of a broker, seen by the pauses that their threads ask for."""
+"""Background tasks of a broker, observed by the pauses of their threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_stream.broker.background import BackgroundTasks, Task
 
 
 class Stop:
-    """Notes the pauses instead of waiting; says that the broker stops after some rounds."""
+    """Notes the pauses instead of waiting, and stops the broker after some rounds."""
 
     def __init__(self, rounds: int) -> None:
         self.pauses: list[float] = []
@@ -37,7 +37,7 @@ def pauses_of(
 
 
 @pytest.mark.parametrize("error", [MetadataLost("gone"), KeyError("a defect")])
-def test_a_task_that_fails_is_not_tried_again_at_once(error):
+def test_a_failing_task_is_not_retried_immediately(error):
     def fail() -> None:
         raise error
 
@@ -45,7 +45,7 @@ def test_a_task_that_fails_is_not_tried_again_at_once(error):
     assert pauses_of(fail, 0.5) == [0.5] * 4
 
 
-def test_a_task_that_succeeds_after_an_error_has_its_own_pause_again():
+def test_a_task_that_succeeds_after_an_error_has_its_normal_pause():
     outcomes = iter([MetadataLost("gone"), None, None])
 
     def run() -> None:
@@ -56,7 +56,7 @@ def test_a_task_that_succeeds_after_an_error_has_its_own_pause_again():
     assert pauses_of(run, 0.0) == [0.0, 0.1, 0.0, 0.0]
 
 
-def test_a_script_is_driven_and_a_call_may_say_how_long_to_pause():
+def test_a_script_is_driven_and_a_call_may_return_the_pause():
     scripts: list[list[int]] = []
 
     def script() -> Iterator[int]:

@@ -38,7 +38,7 @@ def refuse(value: object) -> None:
         (Annotated[Any, AfterValidator(refuse)], 7, "takes something else, not 7"),
     ],
 )
-def test_a_refused_value_is_told_with_what_it_should_have_been(kind, value, problem):
+def test_an_error_about_a_value_names_the_accepted_ones(kind, value, problem):
     with pytest.raises(ValidationError) as refused:
         TypeAdapter(kind).validate_python(value)
     assert problem_of(refused.value.errors()[0]) == problem

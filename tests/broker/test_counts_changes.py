@@ -1,4 +1,4 @@
-"""What is counted of elections and in-sync replicas, and how far followers are behind."""
+"""Counts of elections and ISR changes, and lags of followers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["around"]
 
 
 def listening(broker: LocalBroker) -> LocalBroker:
-    """The broker, from now on with a count of what changes."""
+    """The broker, with a count of all further changes."""
     host = broker.host
     host.view.subscribe(ChangeCounter(host.broker_id, host.view.now, host.counts).take)
     return broker
@@ -31,7 +31,7 @@ def test_the_new_leader_counts_an_election_and_the_smaller_isr(around: Surroundi
     assert c.host.counts.isr_changes.read() == {SHRINK: 0, EXPAND: 0}
 
 
-def test_lag_counts_entries_and_the_age_of_the_first_that_is_missing(around: Surroundings) -> None:
+def test_lag_counts_entries_and_the_age_of_the_first_missing_one(around: Surroundings) -> None:
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab")
     leader = a.partition("t")

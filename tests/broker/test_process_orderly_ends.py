@@ -1,4 +1,4 @@
-"""A broker that is asked to end closes its logs in order, whenever it is asked."""
+"""A broker that gets SIGTERM closes its logs in order, at any time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 
-def test_a_broker_that_is_ended_as_soon_as_it_is_ready_stops_in_order(tmp_path: Path):
-    """Its ready line says that it serves; from there on SIGTERM loses nothing."""
+def test_a_broker_that_gets_sigterm_when_ready_stops_in_order(tmp_path: Path):
+    """Its ready line is printed once it serves. From then on SIGTERM loses no record."""
     program = (
         "import builtins, os, signal, sys\n"
         "from spark_stream.broker import process\n"

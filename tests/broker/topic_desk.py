@@ -1,4 +1,4 @@
-"""A broker's topics without the broker: a directory, a store that fails when told to, a desk."""
+"""A broker's topics without the broker: a directory, a store that fails on demand, a desk."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def store() -> Iterator[MetadataStore]:
 
 @pytest.fixture
 def on(store) -> OnStore:
-    """Broker b1, which is asked for everything."""
+    """Broker b1, which handles all requests."""
     return OnStore(store)
 
 

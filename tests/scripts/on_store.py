@@ -1,4 +1,4 @@
-"""Scripts of several brokers on a real metadata store; folders of topics are names in a set."""
+"""Scripts of several brokers on a real metadata store. Folders of topics are names in a set."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ StoreStep = FindTransactions | Get | ListRecords | PutRecord | PutMany | DeleteR
 
 @dataclass
 class OnStore:
-    """Drives the scripts of one broker on a store.
+    """The driver of one broker's scripts on a store.
 
-    ``folders`` has broker and topic id of each topic folder, whoever's; ``down`` the brokers that
-    answer nobody; ``log_ends`` what brokers say of their logs.
+    ``folders`` has broker and topic id of each topic folder, of all brokers. ``down``: the brokers
+    that do not answer. ``log_ends``: the answers of brokers about their logs.
     """
 
     store: MetadataStore
@@ -56,7 +56,7 @@ class OnStore:
         return replace(self, broker=BrokerId(broker), steps=[], paused_s=0.0)
 
     def run(self, script: Script[Any]) -> Any:
-        """The script's result; raises what it raises."""
+        """Return the script's result, or raise its error."""
         return self.start(script).end()
 
     def start(self, script: Script[Any]) -> Driven:
@@ -64,7 +64,7 @@ class OnStore:
         return Driven(self, script)
 
     def stops_after(self, script: Script[Any], steps: int) -> bool:
-        """Carries out so many steps, then stops for good; False if the script ended before."""
+        """Carry out so many steps, then stop as a crash does. Return False if it ended before."""
         driven = self.start(script)
         return all(driven.advance() for _ in range(steps))
 
@@ -111,7 +111,7 @@ class OnStore:
 
 
 def answer_of(store: MetadataStore, step: StoreStep) -> Any:
-    """What the store answers to a step."""
+    """The store's answer to a step."""
     match step:
         case Get(key):
             return store.get(key)
@@ -131,7 +131,7 @@ def answer_of(store: MetadataStore, step: StoreStep) -> Any:
 
 
 class Driven:
-    """A script under way. If it is abandoned, it has stopped for good, as after a crash."""
+    """A running script. An abandoned one has stopped, as after a crash."""
 
     def __init__(self, world: OnStore, script: Script[Any]) -> None:
         self._world = world
@@ -141,13 +141,13 @@ class Driven:
         self.result: Any = None
 
     def end(self) -> Any:
-        """All steps that are left; the script's result."""
+        """Carry out all remaining steps. Return the script's result."""
         while self.advance():
             pass
         return self.result
 
     def advance(self) -> bool:
-        """One step; False: the script has ended."""
+        """Carry out one step. Return False if the script has ended."""
         try:
             if self._error is None:
                 step = self._script.send(self._answer)

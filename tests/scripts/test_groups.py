@@ -1,4 +1,4 @@
-"""Scripts of consumer groups on a store: what brokers leave half done, and who is removed when."""
+"""Scripts of consumer groups on a store: half-done changes of brokers, and removals of members."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 class WithTopics(OnStore):
-    """A broker that knows the topic ``t``, with two partitions."""
+    """A broker with the topic ``t``, which has two partitions."""
 
     is_store_away = False
 
@@ -73,19 +73,19 @@ def test_a_partition_moves_once_its_member_has_released_it(on):
     assert [each.partition for each in on.run(groups.beat("g", "2")).assigned] == [1]
 
 
-def test_a_heartbeat_of_a_settled_group_asks_for_nothing_that_is_fresh(on):
+def test_a_heartbeat_of_a_settled_group_needs_no_fresh_read(on):
     on.run(groups.join("g", member("1")))
     on.steps.clear()
     on.run(groups.beat("g", "1"))
     assert [step for step in on.steps if getattr(step, "fresh", False)] == []
 
 
-def test_a_topic_that_does_not_exist_is_no_obstacle(on):
+def test_a_missing_topic_does_not_prevent_a_join(on):
     told = on.run(groups.join("g", member("1", "gone", "t")))
     assert len(told.assigned) == 2
 
 
-def test_a_member_that_left_is_none(on):
+def test_a_member_that_left_is_fenced(on):
     on.run(groups.join("g", member("1")))
     on.run(groups.leave("g", "1"))
     assert on.store.list(SESSIONS) == []
@@ -97,7 +97,7 @@ def test_a_member_that_left_is_none(on):
     assert on.store.get(CONSUMERS + "none") is None
 
 
-def test_two_that_join_at_once_are_both_members(on):
+def test_two_concurrent_joins_both_succeed(on):
     late = on.start(groups.join("g", member("1")))
     for _ in range(4):
         late.advance()
@@ -107,8 +107,8 @@ def test_two_that_join_at_once_are_both_members(on):
 
 
 @pytest.mark.parametrize("steps", range(8))
-def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
-    """By the age of its session, or with the next change: then another member reads all."""
+def test_left_overs_of_a_join_or_an_end_are_removed(on, steps):
+    """By the age of its session, or with the next change. Then another member reads all."""
     on.stops_after(groups.join("g", member("1")), steps)
     watch, now = SessionWatch(groups.session_ms_of), 0.0
     on.run(groups.end_sessions(watch, lambda: 0.0, 7))
@@ -116,7 +116,7 @@ def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
         now += 1.0
         on.stops_after(groups.end_sessions(watch, lambda now=now: now, 7), steps)
     told = on.run(groups.join("g", member("2")))
-    if len(told.assigned) < 2:  # its session is on record: it ends in time
+    if len(told.assigned) < 2:  # its session is on record: it will expire
         for _ in range(6):
             now += 1.0
             on.run(groups.beat("g", "2", renew=True))
@@ -125,7 +125,7 @@ def test_what_is_left_of_a_join_or_an_end_is_removed(on, steps):
     assert len(on.run(groups.beat("g", "2")).assigned) == 2
 
 
-def test_a_session_that_is_renewed_meanwhile_goes_on(on):
+def test_a_session_renewed_during_a_check_continues(on):
     on.run(groups.join("g", member("1")))
     watch = SessionWatch(groups.session_ms_of)
     for now in (0.0, 2.0):
@@ -143,7 +143,7 @@ def seen(watch: SessionWatch, version: int, now_s: float) -> bool:
 
 
 @pytest.mark.rule("when the session of a member is over", "scripts/groups.py")
-def test_a_session_is_over_by_the_time_in_which_a_broker_looked():
+def test_only_time_with_checks_counts_for_a_sessions_expiry():
     watch = SessionWatch(groups.session_ms_of)
     assert not seen(watch, 1, 100.0)  # an earlier change may be a moment ago
     assert not seen(watch, 1, 102.0)
@@ -155,7 +155,7 @@ def test_a_session_is_over_by_the_time_in_which_a_broker_looked():
     assert not seen(watch, 3, 171.0)
 
 
-def test_a_session_is_not_older_than_the_read_that_found_it():
+def test_a_sessions_age_starts_at_the_read_that_found_it():
     watch = SessionWatch(groups.session_ms_of)
     record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, 1)
     assert watch.find_over([record], 100.0, 101.0) == []
@@ -164,7 +164,7 @@ def test_a_session_is_not_older_than_the_read_that_found_it():
     assert watch.find_over([record], 105.5, 105.5) == [record]
 
 
-def test_positions_are_those_of_the_member_that_reads(on):
+def test_only_the_assigned_member_stores_positions(on):
     first = on.run(groups.join("g", member("1")))
     one = str(Owner("1", first.epoch, 0))
     on.run(store_positions([position(5)], {"g": one}))
@@ -185,7 +185,7 @@ def test_positions_are_those_of_the_member_that_reads(on):
     assert second.epoch < told.epoch
 
 
-def test_a_member_begins_where_a_partition_is_stored_if_it_is_its_own(on):
+def test_a_member_begins_at_the_position_of_its_partition(on):
     told = on.run(groups.join("g", member("1")))
     owner = str(Owner("1", told.epoch, 0))
     on.run(store_positions([position(5)], {"g": owner}))
@@ -196,7 +196,7 @@ def test_a_member_begins_where_a_partition_is_stored_if_it_is_its_own(on):
         on.run(groups.take_partitions(Consumers(Finisher()), "g", "2", told.assigned))
 
 
-def test_an_earlier_assignment_of_the_same_partition_takes_nothing(on):
+def test_an_earlier_assignment_of_a_partition_gets_no_position(on):
     earlier = on.run(groups.join("g", member("1"))).assigned
     on.run(groups.beat("g", "1", earlier))  # they are released, and assigned again
     later = on.run(groups.beat("g", "1")).assigned
@@ -228,7 +228,7 @@ def test_reset_keeps_the_group_and_waits_for_its_members(on):
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_reset_fails_if_a_member_joins_meanwhile(on, steps):
+def test_reset_fails_if_a_member_joins_in_between(on, steps):
     told = on.run(groups.join("g", member("1")))
     on.run(store_positions([position(5)], {"g": str(Owner("1", told.epoch, 0))}))
     on.run(groups.leave("g", "1"))
@@ -275,7 +275,7 @@ def test_a_member_that_leaves_is_not_on_record_as_lost(on):
     assert on.run(read_named()).readers["group", "g"].lost_ms is None
 
 
-def test_looking_at_sessions_is_one_list(on):
+def test_a_check_of_sessions_is_one_list(on):
     on.run(groups.join("g", member("1")))
     on.steps.clear()
     on.run(groups.end_sessions(SessionWatch(groups.session_ms_of), lambda: 0.0, 7))
@@ -304,7 +304,7 @@ def test_an_unrecorded_leave_that_fails_blocks_no_other(on, monkeypatch):
     assert on.run(leaves.retry()) == []
 
 
-def test_a_leave_that_the_store_did_not_record_is_retried(on):
+def test_an_unrecorded_leave_is_retried(on):
     leaves = groups.Leaves()
     for name in ("1", "2"):
         on.run(groups.join("g", member(name)))

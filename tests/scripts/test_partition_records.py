@@ -1,4 +1,4 @@
-"""Leaders are elected and moves finished, on records in a store: whatever is due, and no more."""
+"""Elections and ends of moves on records in a store: all that are due, and no more."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Clustered:
         return self.on.run(finish_moves(placed, FIRST))
 
     def says(self, broker: BrokerId, generation: Generation, epoch: int, entries: int) -> None:
-        """What the broker answers when it is asked where its log ends."""
+        """The broker's answers about the ends of its logs."""
         self.on.log_ends[broker] = LogEnd(generation, epoch, EntryIndex(entries))
 
 
@@ -98,7 +98,7 @@ def alive(*brokers: BrokerId) -> dict[BrokerId, Generation]:
         (replace(LED_BY_A, removing=(B,)), False, True),
     ],
 )
-def test_a_partition_needs_a_leader_without_a_live_one_and_its_move_an_end(record, is_due, moves):
+def test_partitions_without_a_live_leader_or_with_a_move_are_due(record, is_due, moves):
     assert needs_leader(record, alive(A, B)) is is_due
     assert is_moving(record) is moves
 
@@ -106,7 +106,7 @@ def test_a_partition_needs_a_leader_without_a_live_one_and_its_move_an_end(recor
 # -- elections ------------------------------------------------------------------------------------
 
 
-def test_where_leaders_died_the_next_replicas_that_are_in_sync_lead(cluster):
+def test_the_next_in_sync_replicas_lead_after_a_death(cluster):
     placed = [cluster.write(LED_BY_A), cluster.write(replace(LED_BY_A, replicas=(C, A, B)), 1)]
     changes = cluster.attend(*placed, alive=alive(B, C))
     assert [each.after.leader for each in changes] == [B, C]
@@ -122,7 +122,7 @@ def test_all_elections_of_a_round_are_one_write(cluster):
     assert [type(each) for each in cluster.on.steps] == [PutMany, Refresh]
 
 
-def test_a_leader_that_lives_stays_and_nothing_is_written(cluster):
+def test_a_live_leader_stays_and_no_record_is_written(cluster):
     assert cluster.attend(cluster.write(LED_BY_A), alive=alive(A)) == []
     assert cluster.on.steps == []
     assert cluster.record() == LED_BY_A
@@ -143,16 +143,16 @@ def test_a_loser_of_one_election_wins_the_others(cluster):
     assert (change.at.partition, cluster.record(1).leader) == (1, B)
 
 
-# -- nobody in sync -------------------------------------------------------------------------------
+# -- no live replica in sync ----------------------------------------------------------------------
 
 
-def test_while_a_replica_in_sync_may_come_back_nobody_leads_and_nobody_is_asked(cluster):
+def test_no_leader_is_elected_while_an_isr_member_may_come_back(cluster):
     placed = cluster.write(replace(LED_BY_A, isr=members(A)))
     assert cluster.attend(placed, alive=alive(B, C), registered=FIRST) == []
     assert cluster.on.steps == []
 
 
-def test_once_all_are_back_in_new_generations_the_longest_log_leads_and_that_is_told(cluster):
+def test_the_longest_log_leads_if_all_members_lost_entries(cluster):
     placed = cluster.write(LED_BY_A)
     cluster.says(A, SECOND[A], 5, 10)
     cluster.says(B, SECOND[B], 5, 12)
@@ -165,7 +165,7 @@ def test_once_all_are_back_in_new_generations_the_longest_log_leads_and_that_is_
     assert asked == [tuple(ReadLogEnd(each, AT) for each in (A, B, C))]
 
 
-def test_a_replica_that_does_not_answer_is_passed_over(cluster):
+def test_an_unreachable_replica_is_no_candidate(cluster):
     placed = cluster.write(LED_BY_A)
     cluster.says(A, SECOND[A], 5, 10)
     cluster.says(C, SECOND[C], 5, 9)
@@ -174,15 +174,15 @@ def test_a_replica_that_does_not_answer_is_passed_over(cluster):
     assert change.after.leader == A
 
 
-def test_where_nobody_answers_the_partition_waits(cluster):
+def test_without_an_answering_replica_the_partition_has_no_leader(cluster):
     placed = cluster.write(LED_BY_A)
     cluster.on.down = {A, B, C}
     assert cluster.attend(placed, alive=SECOND) == []
 
 
 @pytest.mark.parametrize(("unclean", "leader"), [(False, None), (True, C)])
-def test_a_replica_out_of_sync_leads_where_the_topic_allows_it(cluster, unclean, leader):
-    """At once: nobody waits for one that may still come back."""
+def test_unclean_election_elects_a_replica_outside_the_isr(cluster, unclean, leader):
+    """Immediately: without a wait for one that may still come back."""
     record = replace(LED_BY_A, isr=members(A, B))
     placed = cluster.write(record, unclean=unclean)
     cluster.says(C, FIRST[C], 3, 7)
@@ -205,7 +205,7 @@ def test_a_move_is_finished_once_the_target_is_in_sync(cluster):
 
 
 @pytest.mark.parametrize("down", [None, B, C])
-def test_a_move_is_finished_once_those_that_stay_have_forced_what_they_have(cluster, down):
+def test_a_move_ends_after_fsyncs_at_the_staying_replicas(cluster, down):
     placed = cluster.write(replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,)))
     cluster.on.down = {down}
     changes = cluster.finish(placed)
@@ -226,14 +226,13 @@ def test_a_move_whose_leader_died_gets_a_leader_first(cluster):
     assert (change.after.leader, change.after.removing) == (B, (A,))
 
 
-# -- a broker that starts -------------------------------------------------------------------------
+# -- a starting broker ----------------------------------------------------------------------------
 
 
 def resumed(
     cluster: Clustered, record: PartitionRecord, me: Member, log: tuple[int, int] | None = (5, 10)
 ) -> list[Changed]:
-    """The broker starts; ``log``: the last epoch and the number of entries of its log, if it is
-    open."""
+    """The broker starts. ``log``: the last epoch and the number of entries of an open log."""
     placed = cluster.write(record)
     end = None if log is None else LogEnd(me.generation, log[0], EntryIndex(log[1]))
     return cluster.on.run(resume([placed], me, lambda _: end))
@@ -246,25 +245,25 @@ ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
 @pytest.mark.rule(
     "when a leader epoch begins", "consistency/control/election.py", "scripts/partition_records.py"
 )
-def test_a_broker_that_vouches_leads_on_what_it_led_in_a_new_epoch(cluster):
+def test_a_broker_that_vouches_leads_again_in_a_new_epoch(cluster):
     (change,) = resumed(cluster, LED_BY_A, VOUCHES)
     assert (change.after, change.risky) == (replace(LED_BY_A, leader_epoch=LeaderEpoch(6)), False)
     assert cluster.record() == change.after
 
 
-def test_a_broker_that_vouches_leads_on_where_it_is_the_only_replica_in_the_same_epoch(cluster):
-    """Every write is in the kernel, and no follower waits for what an earlier process sent."""
+def test_a_lone_replica_that_vouches_leads_in_the_same_epoch(cluster):
+    """Every write is in the kernel, and no follower waits for entries of an earlier process."""
     assert resumed(cluster, ALONE, VOUCHES) == []
     assert cluster.record() == ALONE
 
 
-def test_a_broker_that_cannot_vouch_leads_nothing_that_others_have(cluster):
+def test_a_broker_that_cannot_vouch_does_not_lead_if_others_are_in_sync(cluster):
     assert resumed(cluster, LED_BY_A, CANNOT) == []
     assert cluster.record() == LED_BY_A
 
 
 @pytest.mark.parametrize("record", [replace(LED_BY_A, isr=members(A)), ALONE])
-def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(cluster, record):
+def test_a_broker_that_cannot_vouch_leads_its_lone_replicas_with_risk(cluster, record):
     (change,) = resumed(cluster, record, CANNOT, (7, 10))
     assert change.risky
     assert change.after.isr == (CANNOT,)
@@ -275,24 +274,24 @@ def test_a_broker_that_cannot_vouch_leads_what_it_alone_had_and_that_is_told(clu
     "when a leader epoch begins", "consistency/control/election.py", "scripts/partition_records.py"
 )
 @pytest.mark.parametrize("record", [LED_BY_A, ALONE])
-def test_epochs_never_fall_along_a_log_whose_store_is_an_older_copy(cluster, record):
+def test_epochs_never_fall_in_a_log_after_a_restore_of_the_store(cluster, record):
     (change,) = resumed(cluster, record, VOUCHES, (9, 10))
     assert (change.after.leader, change.after.leader_epoch) == (A, 10)
 
 
 @pytest.mark.parametrize("me", [VOUCHES, CANNOT])
-def test_a_broker_whose_replica_cannot_be_opened_does_not_lead_it_anew(cluster, me):
+def test_a_broker_does_not_lead_a_replica_that_failed_to_open(cluster, me):
     assert resumed(cluster, replace(LED_BY_A, isr=members(A)), me, None) == []
 
 
-def test_a_broker_leaves_what_others_lead(cluster):
+def test_a_starting_broker_leaves_partitions_of_other_leaders(cluster):
     assert resumed(cluster, replace(LED_BY_A, leader=B), VOUCHES) == []
 
 
-def test_what_its_leader_had_given_up_is_led_by_the_only_one_in_sync(cluster):
+def test_the_only_isr_member_leads_after_its_leader_resigned(cluster):
     (change,) = resumed(cluster, replace(LED_BY_A, leader=None, isr=members(A)), VOUCHES)
     assert (change.after.leader, change.after.leader_epoch, change.risky) == (A, 6, False)
 
 
-def test_what_is_in_sync_elsewhere_too_is_left_to_the_controller(cluster):
+def test_partitions_with_other_isr_members_are_left_to_the_controller(cluster):
     assert resumed(cluster, replace(LED_BY_A, leader=None), VOUCHES) == []

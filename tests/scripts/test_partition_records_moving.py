@@ -1,4 +1,4 @@
-"""Records change as operators ask, whoever else changes them; brokers that leave are emptied."""
+"""Changes of records by operators, concurrent with others, and decommissioned brokers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def place(number: int = 0) -> PartitionId:
 
 
 class Clustered:
-    """A store with two partitions and three brokers, and one that asks for changes."""
+    """A store with two partitions and three brokers, and a broker that requests changes."""
 
     def __init__(self) -> None:
         self.on = OnStore(MemoryStore(MemoryRecords()))
@@ -81,7 +81,7 @@ def to_b_and_c(_: PartitionId, record: PartitionRecord) -> election.Outcome:
     return election.begin_move(record, (B, C))
 
 
-# -- records that change --------------------------------------------------------------------------
+# -- changes of records ---------------------------------------------------------------------------
 
 
 def test_all_records_change_in_one_write(cluster):
@@ -92,7 +92,7 @@ def test_all_records_change_in_one_write(cluster):
     assert sum(isinstance(each, PutMany) for each in cluster.on.steps) == 1
 
 
-def test_what_would_change_nothing_is_not_written_and_is_told(cluster):
+def test_a_change_without_effect_is_not_written_but_returned(cluster):
     same = change_records(
         [place()], cluster.find, lambda _, record: election.prefer(record, GENERATIONS)
     )
@@ -101,15 +101,15 @@ def test_what_would_change_nothing_is_not_written_and_is_told(cluster):
     assert cluster.on.steps == []
 
 
-def test_a_partition_that_is_not_there_is_left_out(cluster):
+def test_an_unknown_partition_is_left_out(cluster):
     asked = change_records([place(7), place(0)], cluster.find, to_b_and_c)
     assert list(cluster.on.run(asked)) == [place(0)]
 
 
-def test_a_change_that_loses_a_race_is_made_of_the_record_as_it_is_then(cluster):
-    """And only that one is tried again."""
+def test_a_change_that_loses_a_race_is_repeated_on_the_new_record(cluster):
+    """Only the losing change is retried."""
     asked = cluster.on.start(change_records([place(0), place(1)], cluster.find, to_b_and_c))
-    # The script stands before its write; a leader takes a replica out of sync meanwhile.
+    # The script stands before its write. Then a leader takes a replica out of the ISR.
     script: Script[dict] = asked._script
     step = next(script)
     cluster.write(replace(LED_BY_A, isr=members(A)))
@@ -130,7 +130,7 @@ def test_a_change_that_loses_a_race_is_made_of_the_record_as_it_is_then(cluster)
     assert outcomes[place()] == cluster.record()
 
 
-# -- brokers that leave ---------------------------------------------------------------------------
+# -- leaving brokers ------------------------------------------------------------------------------
 
 
 def test_a_broker_is_marked_once(cluster):
@@ -138,10 +138,10 @@ def test_a_broker_is_marked_once(cluster):
     assert cluster.brokers.get(B).state is BrokerState.LEAVING
     steps = len(cluster.on.steps)
     cluster.on.run(mark_broker(B, BrokerState.LEAVING))
-    assert len(cluster.on.steps) == steps + 1  # it only looked
+    assert len(cluster.on.steps) == steps + 1  # one read, and no write
 
 
-def test_a_broker_that_starts_while_it_is_marked_is_marked_all_the_same(cluster):
+def test_a_broker_that_restarts_during_a_decommission_is_marked(cluster):
     asked = cluster.on.start(mark_broker(B, BrokerState.LEAVING))
     asked.advance()  # it has read
     again = RegisteredBroker(B, "b:2", "another start", "1", GENERATIONS[B])
@@ -151,14 +151,14 @@ def test_a_broker_that_starts_while_it_is_marked_is_marked_all_the_same(cluster)
     assert (found.state, found.address) == (BrokerState.LEAVING, "b:2")
 
 
-def test_a_broker_that_was_to_leave_may_stay(cluster):
+def test_a_decommission_can_be_cancelled(cluster):
     cluster.on.run(mark_broker(B, BrokerState.LEAVING))
     cluster.on.run(mark_broker(B, BrokerState.ACTIVE))
     assert cluster.brokers.get(B).state is BrokerState.ACTIVE
     assert cluster.on.run(remove_broker(B, lives=True)) is False
 
 
-def test_a_broker_that_is_not_there_cannot_leave(cluster):
+def test_an_unknown_broker_cannot_be_decommissioned(cluster):
     with pytest.raises(UnknownBroker, match="'x'"):
         cluster.on.run(mark_broker(BrokerId("x"), BrokerState.LEAVING))
 
@@ -170,26 +170,26 @@ def move_away(cluster: Clustered, leaving: BrokerId, *takers: BrokerId) -> bool:
     return bool(cluster.on.run(partition_records.move_away(stored, leaving, racks, load)))
 
 
-def test_the_replicas_of_a_leaving_broker_move_to_those_that_stay(cluster):
+def test_replicas_of_a_leaving_broker_move_to_staying_ones(cluster):
     assert move_away(cluster, B, A, C) is False
     for number in (0, 1):
         record = cluster.record(number)
         assert (record.replicas, record.adding, record.removing) == ((A, C, B), (C,), (B,))
 
 
-def test_a_move_that_is_under_way_is_not_begun_again(cluster):
+def test_a_running_move_is_not_begun_again(cluster):
     move_away(cluster, B, A, C)
     steps = len(cluster.on.steps)
     assert move_away(cluster, B, A, C) is False
     assert len(cluster.on.steps) == steps
 
 
-def test_replicas_that_nobody_else_can_take_stay_and_that_is_told(cluster):
+def test_replicas_without_another_broker_stay_and_are_reported(cluster):
     assert move_away(cluster, B, A) is True
     assert cluster.record() == LED_BY_A
 
 
-def test_only_a_broker_that_leaves_is_removed(cluster):
+def test_only_a_leaving_broker_is_removed(cluster):
     assert cluster.on.run(remove_broker(B, lives=True)) is False
     cluster.on.run(mark_broker(B, BrokerState.LEAVING))
     assert cluster.on.run(remove_broker(B, lives=True)) is True
@@ -197,8 +197,8 @@ def test_only_a_broker_that_leaves_is_removed(cluster):
     assert cluster.on.run(remove_broker(B, lives=True)) is False
 
 
-def test_a_broker_that_lives_is_removed_once_it_has_nothing_of_deleted_topics(cluster):
-    """Else nobody would wait for it, and its files stayed for ever."""
+def test_a_live_broker_is_removed_without_files_of_deleted_topics(cluster):
+    """Otherwise no broker would wait for it, and its files would stay for ever."""
     deleted = Topic("t", "id", pa.schema([]), 1, {})
     cluster.on.run(announce_removal(deleted, [A, B]))
     cluster.on.run(mark_broker(B, BrokerState.LEAVING))
@@ -208,7 +208,7 @@ def test_a_broker_that_lives_is_removed_once_it_has_nothing_of_deleted_topics(cl
     assert cluster.on.run(remove_broker(B, lives=True)) is True
 
 
-def test_a_broker_that_is_dead_is_removed_whatever_it_has(cluster):
+def test_a_dead_broker_is_removed_with_its_files(cluster):
     cluster.on.run(announce_removal(Topic("t", "id", pa.schema([]), 1, {}), [B]))
     cluster.on.run(mark_broker(B, BrokerState.LEAVING))
     assert cluster.on.run(remove_broker(B, lives=False)) is True

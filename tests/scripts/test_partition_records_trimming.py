@@ -34,7 +34,7 @@ class Leaders(OnStore):
     hw_known: bool = True
     on_describe: Callable[[], None] = lambda: None
     lagging: int = 0
-    """How many descriptions come from before the leader has applied its record."""
+    """The number of descriptions from before the leader has applied its record."""
 
     def record(self, number: int) -> PartitionRecord:
         found = Partitions(self.store).get(PartitionId("id", number))

@@ -1,4 +1,4 @@
-"""Sessions of named readers on a store: who renews them, and how they end."""
+"""Sessions of named readers on a store: renewals and endings."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_reader_without_heartbeats_is_lost_once_its_session_expired(on):
     assert ending(on) is ReaderEnding.NONE
 
 
-def test_a_session_does_not_expire_while_its_broker_could_not_look(on):
+def test_a_session_does_not_expire_while_its_broker_cannot_check(on):
     start(on, "1")
     watch = SessionWatch(session_ms_of)
     pass_seconds(on, watch, 0, 2)
@@ -82,7 +82,7 @@ def test_a_reader_that_ended_is_never_lost(on):
     assert ending(on) is ReaderEnding.CLEAN
 
 
-def test_an_earlier_reader_changes_nothing(on):
+def test_an_earlier_reader_is_fenced(on):
     start(on, "1")
     start(on, "2")
     for late in (session("1"), session("1", ReaderEnding.CLEAN)):
@@ -91,14 +91,14 @@ def test_an_earlier_reader_changes_nothing(on):
     assert ending(on) is ReaderEnding.NONE
 
 
-def test_the_session_of_an_earlier_owner_says_nothing_of_the_present_one(on):
+def test_the_session_of_an_earlier_owner_is_ignored(on):
     start(on, "1")
     on.run(note_heartbeat("client", "c", session("1", ReaderEnding.LOST)))
     on.run(own_name("c", "without heartbeats"))
     assert ending(on) is None
 
 
-def test_a_forgotten_name_has_no_session(on):
+def test_a_deleted_name_has_no_session(on):
     start(on, "1")
     on.run(forget_name("c"))
     on.run(own_name("c", "1"))

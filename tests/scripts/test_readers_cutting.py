@@ -1,4 +1,4 @@
-"""A cut through partitions in which transactions are written and decided while it is looked for."""
+"""A cut through partitions while transactions are written and decided."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Log:
 
 
 class World:
-    """The partitions of one topic, and which transactions are committed."""
+    """The partitions of one topic, and the committed transactions."""
 
     def __init__(self) -> None:
         self.logs = [Log() for _ in range(PARTITIONS)]
         self.decided: set[int] = set()
 
     def do(self, what: str, transaction: int, partition: int) -> None:
-        """One event; what the rules do not allow at this moment is left out."""
+        """One event. Events that the rules do not allow at this moment are left out."""
         log = self.logs[partition]
         if what == "plain":
             log.records.append(-1)
@@ -80,7 +80,7 @@ class World:
         return {ReadBounds: log.bounds, ReadExtents: log.extents}[type(step)]()
 
     def run(self, script: Script[Any], between: Callable[[], None]) -> Any:
-        """The script's result; ``between`` runs before each answer of each step."""
+        """Return the script's result. ``between`` runs before each answer of each step."""
         answer: Any = None
         try:
             while True:
@@ -99,7 +99,7 @@ EVENTS = ("plain", "write", "write", "write", "decide", "mark")
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_cut_splits_a_transaction_whatever_is_written_while_it_is_looked_for(seed):
+def test_no_cut_splits_a_transaction_under_concurrent_writes(seed):
     chance = random.Random(seed)
     for _ in range(100):
         world = World()

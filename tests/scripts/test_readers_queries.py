@@ -31,12 +31,12 @@ def at(offset: int) -> tuple[ReadPosition, ...]:
     return (ReadPosition("t", "id", 0, offset),)
 
 
-def test_a_record_comes_back_as_it_was_written() -> None:
+def test_a_query_is_read_as_it_was_written() -> None:
     full = structs.replace(OLD, started_ms=1, recorded_ms=2, positions=at(5))
     assert decode_query(encode_query(full)) == full
 
 
-def test_who_only_asks_pins_nothing(on):
+def test_a_query_without_a_start_pins_none(on):
     assert on.run(pin_start("c", structs.replace(OLD, start=None), 1)) is None
     assert on.run(read_named()).queries == {}
 
@@ -51,9 +51,9 @@ def test_a_start_is_pinned_once(on):
     "scripts/readers.py",
     "datasource/reading/named_query.py",
 )
-def test_of_two_that_pin_at_once_the_second_gets_the_firsts_start(on):
+def test_the_second_of_two_concurrent_pins_gets_the_firsts_start(on):
     late = on.start(pin_start("c", OLD, 1))
-    late.advance()  # it has found nothing
+    late.advance()  # it has found no record
     on.run(pin_start("c", NEW, 2))
     assert late.end().start == "start of new"
     assert query(on).start == "start of new"
@@ -68,7 +68,7 @@ def test_another_selection_changes_nothing(on):
     assert query(on) == structs.replace(OLD, started_ms=1)
 
 
-def test_only_the_latest_run_tells_of_progress(on):
+def test_only_the_latest_run_reports_progress(on):
     on.run(pin_start("c", OLD, 1))
     late = on.start(record_progress("c", structs.replace(OLD, positions=at(5)), 2, claim=False))
     late.advance()  # it has read
@@ -86,7 +86,7 @@ def test_progress_without_a_start_leaves_the_start_open(on):
     assert query(on).positions == at(5)
 
 
-def test_a_name_is_forgotten_as_a_whole(on):
+def test_a_name_is_deleted_as_a_whole(on):
     on.run(pin_start("c", OLD, 1))
     on.run(pin_start("d", OLD, 1))
     on.run(store_positions([position(5)], {}))

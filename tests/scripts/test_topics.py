@@ -1,4 +1,4 @@
-"""Topics made and deleted step by step: a script that stops leaves the old or the new."""
+"""Topics made and deleted step by step: a script that stops leaves the old state or the new."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_second_topic_of_a_name_is_refused_and_the_first_stays(on):
 
 
 @pytest.mark.parametrize("steps", range(5))
-def test_of_two_that_make_a_topic_at_once_one_does(on, other, steps):
+def test_one_of_two_concurrent_creations_succeeds(on, other, steps):
     """The first stands before any of its steps up to the write of the record."""
     late = on.start(creation(MADE))
     for _ in range(steps):
@@ -82,14 +82,14 @@ def test_of_two_that_make_a_topic_at_once_one_does(on, other, steps):
 
 
 @pytest.mark.parametrize("partitions", [1, 1_000])
-def test_a_creation_changes_the_store_as_often_however_many_partitions_there_are(on, partitions):
+def test_the_writes_of_a_creation_do_not_grow_with_partitions(on, partitions):
     on.run(creation(replace(MADE, partitions=partitions)))
     changes = [each for each in on.steps if isinstance(each, PutRecord | PutMany | DeleteRecord)]
     together = [each for each in on.steps if isinstance(each, Together)]
     assert (len(changes), len(together)) == (4, 2)
 
 
-def test_every_broker_that_gets_a_replica_makes_one_folder_before_the_topic_is_there(on):
+def test_each_broker_makes_one_folder_before_the_topic_exists(on):
     on.run(creation(MADE))
     first = next(each for each in on.steps if isinstance(each, Together))
     assert first.steps == tuple(MakeFolder(each, "flights", "id1") for each in (B1, B2))
@@ -97,7 +97,7 @@ def test_every_broker_that_gets_a_replica_makes_one_folder_before_the_topic_is_t
     assert kinds.index(Together) < kinds.index(PutMany) < len(kinds) - kinds[::-1].index(PutRecord)
 
 
-def test_a_topic_whose_broker_cannot_be_reached_is_not_made(on):
+def test_a_creation_fails_if_a_broker_cannot_be_reached(on):
     on.down = {B2}
     with pytest.raises(LeaderUnavailable, match="b2 is down"):
         on.run(creation(MADE))
@@ -109,7 +109,7 @@ def test_a_topic_whose_broker_cannot_be_reached_is_not_made(on):
 
 
 def test_a_creation_waits_for_leaders_that_do_not_serve_yet(on):
-    """But not for ever: the topic is there."""
+    """But not for ever: the topic exists."""
     asked = on.start(creation(MADE))
     real, left = on.carry_out, [3]
 
@@ -125,7 +125,8 @@ def test_a_creation_waits_for_leaders_that_do_not_serve_yet(on):
     asked.end()
     assert on.paused_s == pytest.approx(3 * 0.05)
     questions = [each.steps for each in on.steps if isinstance(each, Together)][1:]
-    assert [len(each) for each in questions] == [4, 1, 1, 1]  # who has answered is not asked again
+    # a partition that has answered gets no further step
+    assert [len(each) for each in questions] == [4, 1, 1, 1]
 
 
 def test_a_creation_gives_up_waiting_for_leaders(on):
@@ -145,7 +146,7 @@ def test_a_creation_gives_up_waiting_for_leaders(on):
 
 @pytest.mark.parametrize("first", [B1, B2])
 @pytest.mark.parametrize("steps", STEPS)
-def test_a_creation_that_stops_after_any_step_leaves_a_topic_or_nothing(on, steps, first):
+def test_a_creation_that_stops_after_any_step_leaves_a_topic_or_none(on, steps, first):
     on.stops_after(creation(MADE), steps)
     everybody_looks(on, first)
     assert Topics(on.store).all() in ([], [MADE])
@@ -158,8 +159,8 @@ def test_a_creation_that_stops_after_any_step_leaves_a_topic_or_nothing(on, step
 
 @pytest.mark.parametrize("looks", range(1, 4))
 @pytest.mark.parametrize("steps", STEPS)
-def test_a_maker_that_stood_still_makes_a_topic_or_nothing(on, other, steps, looks):
-    """Others took it for dead and cleared what it had made; then it goes on."""
+def test_a_stalled_maker_makes_a_topic_or_none(on, other, steps, looks):
+    """Others took it for dead and removed its parts. Then it continues."""
     late = on.start(creation(MADE))
     for _ in range(steps):
         if not late.advance():
@@ -179,10 +180,8 @@ def test_a_maker_that_stood_still_makes_a_topic_or_nothing(on, other, steps, loo
 @pytest.mark.parametrize("more", [1, 2, 3])
 @pytest.mark.parametrize("looks", [1, 2, 4])
 @pytest.mark.parametrize("steps", range(15))
-def test_a_maker_that_stood_still_and_then_dies_leaves_a_topic_or_nothing(
-    on, steps, looks, more, maker
-):
-    """Others cleared what it had made; it goes on for some steps, and never learns of that.
+def test_a_stalled_maker_that_dies_leaves_a_topic_or_none(on, steps, looks, more, maker):
+    """Others removed its parts. It continues for some steps, and never sees the removal.
 
     ``maker``: it gets replicas, or none.
     """
@@ -197,7 +196,7 @@ def test_a_maker_that_stood_still_and_then_dies_leaves_a_topic_or_nothing(
     for _ in range(more):
         if not late.advance():
             break
-    for each in others * 2:  # it is dead, and away
+    for each in others * 2:  # it is dead
         sweep(each, maker)
     for topic in Topics(on.store).all():
         assert folders(topic) <= on.folders, "a topic without folders"
@@ -209,7 +208,7 @@ def test_a_maker_that_stood_still_and_then_dies_leaves_a_topic_or_nothing(
     assert announced(on.store) == []
 
 
-def test_nobody_clears_away_what_a_living_broker_makes(on, other):
+def test_a_topic_of_a_live_maker_is_not_removed(on, other):
     late = on.start(creation(MADE))
     while late.advance():
         sweep(other)
@@ -218,7 +217,7 @@ def test_nobody_clears_away_what_a_living_broker_makes(on, other):
     assert is_whole(on)
 
 
-def test_a_creation_places_nothing_on_record_that_was_not_asked_for(on):
+def test_a_creation_writes_only_the_planned_records(on):
     on.run(create_topic(LATER, placed((B2,)), B1))
     assert on.folders == {("b2", "id2")}
 
@@ -226,7 +225,7 @@ def test_a_creation_places_nothing_on_record_that_was_not_asked_for(on):
 # -- deletion -------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_is_gone_and_its_name_is_free(on, other):
+def test_the_name_of_a_deleted_topic_is_free(on, other):
     on.run(creation(MADE))
     on.run(delete_topic("flights"))
     assert Topics(on.store).all() == []
@@ -238,7 +237,7 @@ def test_a_deleted_topic_is_gone_and_its_name_is_free(on, other):
     assert is_whole(on)
 
 
-def test_a_delete_of_an_earlier_topic_leaves_the_one_that_has_its_name_now(on, other):
+def test_a_deletion_of_an_earlier_topic_leaves_the_present_one(on, other):
     """A broker that hung may carry out a request that its client has repeated elsewhere."""
     on.run(creation(MADE))
     on.run(delete_topic("flights", MADE.id))
@@ -252,18 +251,18 @@ def test_a_delete_of_an_earlier_topic_leaves_the_one_that_has_its_name_now(on, o
     assert Topics(on.store).all() == []
 
 
-def test_a_broker_that_has_nothing_of_a_topic_deletes_it_for_the_others(on, other):
+def test_a_broker_without_replicas_deletes_a_topic(on, other):
     on.run(creation(MADE))
     third = on.other(B3)
     third.run(delete_topic("flights"))
-    assert on.folders == folders(MADE)  # it cannot remove what others have
+    assert on.folders == folders(MADE)  # it cannot remove files of others
     for each in (on, third, other):
         sweep(each)
     assert (on.folders, announced(on.store)) == (set(), [])
     assert is_whole(on)
 
 
-def test_a_broker_that_was_down_while_a_topic_was_deleted_removes_its_folder_at_its_start(on):
+def test_a_start_removes_folders_of_topics_deleted_in_the_meantime(on):
     on.run(creation(MADE))
     on.run(delete_topic("flights"))
     for _ in range(3):
@@ -278,7 +277,7 @@ def test_a_broker_that_was_down_while_a_topic_was_deleted_removes_its_folder_at_
 @pytest.mark.rule("when a topic is deleted", "scripts/topics.py")
 @pytest.mark.parametrize("first", [B1, B2])
 @pytest.mark.parametrize("steps", STEPS)
-def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_nothing(on, steps, first):
+def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_none(on, steps, first):
     on.run(creation(MADE))
     ended = not on.stops_after(delete_topic("flights"), steps)
     everybody_looks(on, first)
@@ -292,7 +291,7 @@ def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_nothing(on, step
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_two_that_delete_a_topic_at_once_leave_nothing(on, other, steps):
+def test_two_concurrent_deletions_leave_no_part(on, other, steps):
     on.run(creation(MADE))
     late = on.start(delete_topic("flights"))
     for _ in range(steps):
@@ -315,10 +314,8 @@ def test_the_scripts_that_stop_stop_before_their_ends(on):
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_a_deleted_topic_whose_leaders_change_its_records_meanwhile_leaves_nothing(
-    on, other, steps
-):
-    """A leader proposes in-sync replicas until it sees that the topic is gone."""
+def test_records_changed_by_leaders_during_a_deletion_are_removed(on, other, steps):
+    """A leader proposes in-sync replicas until it sees that the topic was deleted."""
     on.run(creation(MADE))
     on.run(delete_topic("flights"))
     sweep(other)
@@ -334,7 +331,7 @@ def test_a_deleted_topic_whose_leaders_change_its_records_meanwhile_leaves_nothi
 
 
 @pytest.mark.parametrize("steps", STEPS)
-def test_what_is_left_of_a_deleted_topic_goes_and_a_later_topic_of_its_name_stays(on, steps):
+def test_left_overs_are_removed_and_a_later_topic_of_the_name_stays(on, steps):
     on.run(creation(MADE))
     on.stops_after(delete_topic("flights"), steps)
     if Topics(on.store).all():

@@ -1,4 +1,4 @@
-"""Topics altered step by step: a script that stops leaves the old or the new."""
+"""Topics altered step by step: a script that stops leaves the old state or the new."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 
 
 def growing(on: OnStore, partitions: int, steps: int) -> Driven:
-    """A script that gives the topic, made just now, more partitions: so many steps on its way."""
+    """A script that gives the topic, made just now, more partitions, after so many steps."""
     on.run(creation(MADE))
     late = on.start(alter_topic("flights", grow(partitions), on_third))
     for _ in range(steps):
@@ -52,7 +52,7 @@ def test_a_topic_gets_more_partitions(on):
     assert announced(on.store) == []
 
 
-def test_a_topic_that_gets_other_settings_keeps_its_partitions_records(on):
+def test_changed_settings_keep_the_records_of_partitions(on):
     on.run(creation(MADE))
     before = Partitions(on.store).of_topic(MADE.id)
     on.run(alter_topic("flights", lambda old: replace(old, config={"segment.ms": "7"}), added))
@@ -60,7 +60,7 @@ def test_a_topic_that_gets_other_settings_keeps_its_partitions_records(on):
     assert Partitions(on.store).of_topic(MADE.id) == before
 
 
-def test_a_topic_that_somebody_else_changed_meanwhile_is_not_overwritten(on):
+def test_a_concurrently_changed_topic_is_not_overwritten(on):
     on.run(creation(MADE))
     late = on.start(alter_topic("flights", grow(9), added))
     late.advance()  # it has read
@@ -73,8 +73,8 @@ def test_a_topic_that_somebody_else_changed_meanwhile_is_not_overwritten(on):
 
 
 @pytest.mark.parametrize("steps", range(1, 20))
-def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
-    """However far the late one is: the partitions are where one of them placed them."""
+def test_one_of_two_concurrent_additions_of_partitions_succeeds(on, other, steps):
+    """However far the late one came: the partitions are at the brokers that one of them chose."""
     late = growing(on, 6, steps)
     six = Topics(on.store).get("flights").partitions == 6
     for ask in (lambda: other.run(alter_topic("flights", grow(8), added)), late.end):
@@ -95,8 +95,8 @@ def test_of_two_that_add_partitions_at_once_one_does(on, other, steps):
 
 @pytest.mark.rule("that nobody overwrites partitions that a topic has by then", "scripts/topics.py")
 @pytest.mark.parametrize("steps", range(20))
-def test_of_two_that_add_partitions_by_turns_one_does_at_most_and_its_records_stay(steps):
-    """A partition lives once the topic has it: its record is its leader's from then on."""
+def test_interleaved_additions_of_partitions_overwrite_no_record(steps):
+    """Once the topic has a partition, the partition's record is its leader's."""
     for others_steps in range(20):
         first = OnStore(MemoryStore(MemoryRecords()))
         second = first.other(B2)
@@ -119,7 +119,7 @@ def test_of_two_that_add_partitions_by_turns_one_does_at_most_and_its_records_st
 
 
 @pytest.mark.parametrize("steps", range(1, 20))
-def test_a_topic_that_was_deleted_meanwhile_is_not_altered_and_leaves_nothing(on, other, steps):
+def test_a_topic_deleted_during_an_alteration_leaves_no_part(on, other, steps):
     late = growing(on, 9, steps)
     other.run(delete_topic("flights"))
     with suppress(InvalidTopic):
@@ -148,8 +148,8 @@ def test_an_alteration_that_stops_after_any_step_leaves_the_old_or_the_new(on, s
     assert is_whole(on)
 
 
-def test_an_alteration_that_was_given_up_can_be_asked_for_again(on):
-    """What it left of new partitions is overwritten."""
+def test_an_abandoned_alteration_can_be_repeated(on):
+    """Its left-overs of new partitions are overwritten."""
     on.run(creation(MADE))
     given_up = on.start(alter_topic("flights", grow(6), on_third))
     while len(Partitions(on.store).of_topic(MADE.id)) == 4:

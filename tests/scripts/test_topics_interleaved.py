@@ -1,5 +1,7 @@
-"""Topics made, altered and deleted by three brokers in any order of steps, with crashes: nothing
-stays of what is not there, and what is there is there in full."""
+"""Topics made, altered and deleted by three brokers in any order of steps, with crashes.
+
+A deleted topic leaves no part, and an existing one has all its parts.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Cluster:
         self.placed: dict[PartitionId, PartitionRecord] = {}
 
     def look(self) -> None:
-        """Partitions of topics stay where they are: nobody moves one here."""
+        """Partitions of topics stay at their brokers: there are no moves here."""
         store = self.brokers[B1].store
         for topic in Topics(store).all():
             for number in range(topic.partitions):
@@ -74,7 +76,7 @@ class Cluster:
                 self.running.remove((broker, script))
 
     def crash(self, broker: BrokerId) -> None:
-        """And it starts again, at once: what it was making is over."""
+        """And it starts again immediately: it has stopped making topics."""
         self.running = [each for each in self.running if each[0] != broker]
         self.brokers[broker] = self.brokers[broker].other(broker)
         sweep(self.brokers[broker], starts=True)
@@ -97,11 +99,11 @@ class Cluster:
         )
 
     def lead(self, choice: int) -> None:
-        """Leaders change the records of their partitions, and have not heard of any deletion."""
+        """Leaders change the records of their partitions, and have not seen any deletion."""
         put_anew(self.brokers[B1].store, replace(MADE, id=f"id{1 + choice % max(1, self.made)}"))
 
     def settle(self) -> None:
-        """All that is under way stops, all brokers start again, and look."""
+        """All scripts stop, all brokers start again, and run their rounds."""
         for broker in BROKERS:
             self.crash(broker)
         for broker in BROKERS * 3:
@@ -109,9 +111,9 @@ class Cluster:
 
 
 def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
-    """What a broker does with what is left, step by step.
+    """A broker's round over the left-overs, step by step.
 
-    ``gone``: the brokers that it believes dead. They may be standing still, and go on.
+    ``gone``: the brokers that it believes dead. They may have stalled, and continue.
     """
     for record in (yield from left_overs()):
         yield from remove_left_over(record, broker, gone)
@@ -125,7 +127,7 @@ def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
 @pytest.mark.slow
 @settings(max_examples=examples(400), deadline=None)
 @given(acts=ACTS)
-def test_topics_are_there_in_full_or_not_at_all(acts):
+def test_topics_exist_with_all_parts_or_none(acts):
     cluster = Cluster()
     for act, choice in acts:
         broker = BROKERS[choice % 3]

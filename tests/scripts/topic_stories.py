@@ -1,4 +1,4 @@
-"""Topics on the brokers of a store, for tests of scripts: where each is, and what is left of it."""
+"""Topics on the brokers of a store, for tests of scripts: their brokers, and their left-overs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def placed(*assignment: Sequence[BrokerId]) -> list[PartitionRecord]:
 
 
 def creation(topic: Topic, maker: BrokerId = B1) -> Script[None]:
-    """Makes the topic on two brokers."""
+    """Make the topic on two brokers."""
     wanted = [ASSIGNMENT[number % 4] for number in range(topic.partitions)]
     return create_topic(topic, placed(*wanted), maker)
 
 
 def sweep(on: OnStore, *gone: BrokerId, starts: bool = False) -> None:
-    """What a broker does from time to time, or at its start, with what is left of topics.
+    """A broker's round over the left-overs of topics, at its start or later.
 
     ``gone``: the brokers that it believes dead.
     """
@@ -50,13 +50,13 @@ def sweep(on: OnStore, *gone: BrokerId, starts: bool = False) -> None:
 
 
 def put_anew(store: MetadataStore, topic: Topic) -> None:
-    """Writes the records of a topic's partitions as they are: whoever compares and sets loses."""
+    """Rewrite the records of a topic's partitions, so that compare-and-sets on them fail."""
     for each in store.list(f"{PARTITIONS}{topic.id}/"):
         store.put(each.key, each.value, each.version)
 
 
 def folders(*topics: Topic) -> set[tuple[str, str]]:
-    """Where the folders of topics are that were made by :func:`creation`."""
+    """The brokers with folders of topics that :func:`creation` made."""
     found = set()
     for topic in topics:
         for number in range(topic.partitions):
@@ -65,7 +65,7 @@ def folders(*topics: Topic) -> set[tuple[str, str]]:
 
 
 def is_whole(on: OnStore) -> bool:
-    """Whether each topic that is there is there in full, and nothing else is."""
+    """Return whether each existing topic has all its parts, and there are no others."""
     there = Topics(on.store).all()
     numbers = {topic.id: topic.partitions for topic in there}
     recorded = {topic.id: len(Partitions(on.store).of_topic(topic.id)) for topic in there}
@@ -82,9 +82,9 @@ def announced(store: MetadataStore) -> list[str]:
 
 
 def everybody_looks(on: OnStore, first: str = B1) -> None:
-    """The broker that was asked has died and starts again; the other one, and b3, live on.
+    """The broker of the request has died and starts again. The other one, and b3, stay alive.
 
-    ``first``: who looks first.
+    ``first``: the first broker to run its round.
     """
     brokers = {B1: on.other(B1), B2: on.other(B2), B3: on.other(B3)}
     for broker in (first, *brokers, *brokers):
@@ -97,10 +97,10 @@ def grow(partitions: int) -> Callable[[Topic], Topic]:
 
 
 def added(old: Topic, new: Topic) -> list[PartitionRecord]:
-    """New partitions are where those of a creation would be."""
+    """New partitions are at the brokers of a creation."""
     return placed(*(ASSIGNMENT[number % 4] for number in range(old.partitions, new.partitions)))
 
 
 def on_third(old: Topic, new: Topic) -> list[PartitionRecord]:
-    """New partitions are on a broker that had nothing of the topic."""
+    """New partitions are on a broker that had no replica of the topic."""
     return placed(*([(B3,)] * (new.partitions - old.partitions)))

@@ -1,9 +1,8 @@
 """A world that scripts run in: a store, partitions, brokers, and a scheduler that interleaves them.
 
-Every script of every broker stands before its next step; the scheduler's owner chooses whose step
-comes next, and may crash a broker between any two: its scripts stop for good, and what it only had
-in memory is gone. The steps of a ``Together`` are carried out one
-by one, with whatever else in between.
+Every script of every broker stands before its next step. The scheduler's owner chooses the next
+step, and may crash a broker between any two: its scripts stop, and its memory is lost. The steps of
+a ``Together`` are carried out one by one, with any other steps in between.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ EPOCH = LeaderEpoch(4)
 
 
 class Append(PartitionStep[Any]):
-    """A batch arrives at the partition (no script of ours asks for it; tests do)."""
+    """A batch arrives at the partition. Only tests yield this step."""
 
     transaction: int
     producer_id: int
@@ -116,10 +115,11 @@ class ModelStore:
 
 @dataclass
 class ModelPartition:
-    """What is in a partition: batches, and how each producer's part of a transaction ended.
+    """The state of a partition: batches, and the ends of each producer's parts of transactions.
 
-    The entries below ``replicated`` are below the high watermark; ``lags``: each question whether
-    something is replicated finds one entry more than the one before. Else all is, at once.
+    The entries below ``replicated`` are below the high watermark. ``lags``: each check for
+    replication finds one entry more than the last one. Otherwise all entries are replicated
+    immediately.
     """
 
     batches: list[tuple[int, int, int]] = field(default_factory=list)
@@ -131,7 +131,7 @@ class ModelPartition:
 
     @property
     def end(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return len(self.batches) + len(self.ends)
 
     def is_replicated(self, entry: int) -> bool:
@@ -147,7 +147,7 @@ class ModelPartition:
 
 
 class Broker:
-    """The scripts of a broker, with its memory of what it has finished."""
+    """The scripts of a broker, with its memory of finished transactions."""
 
     def __init__(self) -> None:
         self.finisher = Finisher()
@@ -160,7 +160,7 @@ class Broker:
 
 @dataclass
 class Running:
-    """A script before its next step; of a ``Together`` what is still to be done."""
+    """A script before its next step, or the remaining steps of a ``Together``."""
 
     broker: str
     script: Script[Any]
@@ -174,7 +174,7 @@ class Running:
 
 
 class World:
-    """Brokers on one store, each with scripts under way."""
+    """Brokers on one store, each with running scripts."""
 
     def __init__(self, brokers: int = 2) -> None:
         self.store = ModelStore()
@@ -185,7 +185,7 @@ class World:
         self.running: list[Running] = []
         self.before_step: list[Callable[[Step], None]] = []
         self.marked_at: dict[tuple[int, Joined], int] = {}
-        """Where a partition ended when the transaction of this number was marked in it."""
+        """The end of a partition when the transaction of this number was marked in it."""
 
     def at(self, number: int) -> Joined:
         place = Joined("t", "id", number)
@@ -198,7 +198,7 @@ class World:
     # -- scripts ----------------------------------------------------------------------------------
 
     def start(self, broker: str, script: Script[Any], name: str = "") -> Running:
-        """The script stands before its first step."""
+        """Start the script, which stands before its first step."""
         found = Running(broker, script, Step(), name)
         self._resume(found, lambda: next(script))
         if not found.over:
@@ -206,7 +206,7 @@ class World:
         return found
 
     def advance(self, which: Running) -> None:
-        """One step of one script."""
+        """Carry out one step of one script."""
         step = which.parts[0] if which.parts else which.step
         for check in self.before_step:
             check(step)
@@ -241,7 +241,7 @@ class World:
             which.parts = list(which.step.steps) if isinstance(which.step, Together) else []
 
     def run(self, broker: str, script: Script[Any]) -> Any:
-        """The script from start to end, with nothing in between."""
+        """Run the script from start to end, with no other steps in between."""
         found = self.start(broker, script)
         while not found.over:
             self.advance(found)
@@ -250,7 +250,7 @@ class World:
         return found.result
 
     def crash(self, broker: str) -> None:
-        """The broker ends between two steps, and another of its name comes up."""
+        """The broker ends between two steps, and another of its name starts."""
         for each in [each for each in self.running if each.broker == broker]:
             each.script.close()
             each.over = True
@@ -279,7 +279,7 @@ class World:
         raise AssertionError(step)
 
     def _take(self, broker: Broker, of: str, above: int) -> int:
-        """A number of the broker's block; what is not above is dropped, as the store's do."""
+        """A number of the broker's block. Lower numbers are dropped, as by the store's rules."""
         block = broker.blocks.setdefault(of, [])
         block[:] = [number for number in block if number > above]
         while not block:
@@ -319,11 +319,11 @@ class World:
         return None
 
 
-# -- what holds at every moment ------------------------------------------------------------------
+# -- invariants at every moment ------------------------------------------------------------------
 
 
 class Invariant:
-    """Watches a world; ``check`` is called before every step."""
+    """A watcher of a world. ``check`` is called before every step."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -334,7 +334,7 @@ class Invariant:
 
 
 class NoMarkerBeforeDecision(Invariant):
-    """Markers of a transaction are written only once its record says what was decided."""
+    """Markers of a transaction are written only once its record has the decision."""
 
     def check(self, step: Step) -> None:
         if isinstance(step, WriteMarkers):
@@ -359,7 +359,7 @@ class SealedBeforeMarked(Invariant):
 
 
 class FinishedMeansMarkedEverywhere(Invariant):
-    """A record that says that a transaction is over has no open part in any partition."""
+    """A transaction that has ended on record has no open part in any partition."""
 
     def check(self, step: Step) -> None:
         del step
@@ -371,7 +371,7 @@ class FinishedMeansMarkedEverywhere(Invariant):
 
 
 class FinishedMeansReplicatedEverywhere(Invariant):
-    """A record that says that a transaction is over has its markers below the high watermarks."""
+    """A transaction that has ended on record has its markers below the high watermarks."""
 
     def check(self, step: Step) -> None:
         del step
@@ -385,7 +385,7 @@ class FinishedMeansReplicatedEverywhere(Invariant):
 
 
 class FatesAgree(Invariant):
-    """What a producer wrote in a transaction ended alike in all partitions."""
+    """A producer's parts of a transaction ended alike in all partitions."""
 
     def check(self, step: Step) -> None:
         del step
@@ -396,7 +396,7 @@ class FatesAgree(Invariant):
 
 
 class NumbersRise(Invariant):
-    """The numbers of an id's transactions rise, whichever broker hands them out."""
+    """The numbers of an id's transactions rise, at all brokers."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -1,4 +1,4 @@
-"""Every request, by every caller, under any rules, against a model of the rules in forty lines."""
+"""Every request, by every caller, under any rules, compared with a model of the rules."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ NAMES = ("a", "ab", "b")
 SUPER = "root"
 LIFE_MS = 1_000
 
-# -- requests: one of each action, with names of resources in it ---------------------------------
+# -- requests: one of each call, with names of resources in it ------------------------------------
 
 
 def requests() -> Iterator[tuple[str, list[Need]]]:
-    """(name, needs) of a request of every kind, about the resources called ``a`` or ``ab``."""
+    """(name, needs) of a request of every kind, for the resources named ``a`` or ``ab``."""
     for name, call in CALLS.items():
         for resource in ("a", "ab"):
             yield f"{name} {resource}", list(call.needs(_About(call, resource)))
@@ -59,7 +59,7 @@ def requests() -> Iterator[tuple[str, list[Need]]]:
 
 
 class _About:
-    """A request of a kind, as what its permissions are looked up by."""
+    """A request of a kind, from which its permissions are looked up."""
 
     def __init__(self, kind: type[Message], name: str) -> None:
         fields = kind.__struct_fields__
@@ -145,11 +145,11 @@ PERMISSIONS = {
     "append": "write topic",
     "append in a transaction": "write topic, write transaction",
 }
-"""What each request needs a permission for, as people want it. Empty: nothing that a rule says."""
+"""The permissions that each request should need. Empty: a decision without rules."""
 
 
 @pytest.mark.rule("which permission each request needs", "access/rules.py")
-def test_each_request_needs_what_it_should():
+def test_each_request_needs_its_permissions():
     found = {
         name.removesuffix(" a"): ", ".join(f"{operation} {on.kind}" for operation, on in needs)
         for name, needs in REQUESTS.items()
@@ -170,7 +170,7 @@ def test_each_kind_of_resource_has_the_operations_that_requests_need():
 
 
 def says(rules: list[Rule], who: str, operation: Operation, on: Resource) -> bool:
-    """What rules say of one need."""
+    """The outcome of the rules for one need."""
     if operation == "describe":
         implying = (Operation.READ, Operation.WRITE, Operation.ALTER, Operation.DELETE)
         if any(says(rules, who, each, on) for each in implying):
@@ -191,7 +191,7 @@ def says(rules: list[Rule], who: str, operation: Operation, on: Resource) -> boo
 def expected(
     rules: list[Rule], grants: list[Rule] | None, who: str, needs: list[Need], known: bool
 ) -> type[IsologError] | None:
-    """What a caller is told: nothing, or the class of the error."""
+    """The caller's answer: None, or the class of the error."""
 
     def may(operation: Operation, on: Resource) -> bool:
         mine = who == SUPER or says(rules, who, operation, on)
@@ -236,7 +236,7 @@ GRANTS = st.none() | st.lists(st.builds(Grant, ANY_OPERATION, PATTERNS), max_siz
     st.sampled_from(["alice", "bob", "stranger", SUPER]),
     st.sampled_from(["valid", "expired", "revoked"]),
 )
-def test_a_caller_is_served_what_the_model_says(rules, grants, who, state) -> None:
+def test_the_authorizer_decides_as_the_model(rules, grants, who, state) -> None:
     store, clock = MemoryStore(MemoryRecords()), FakeClock()
     view = ClusterView(store)
     for rule in rules:
@@ -311,7 +311,7 @@ def test_a_change_between_the_check_and_the_permit_ends_the_stream(changes: str)
     assert permit.needs is needs
 
 
-def test_streams_come_and_go_while_rules_change():
+def test_streams_open_and_end_while_rules_change():
     view = ClusterView(MemoryStore(MemoryRecords()))
     authorizer = Authorizer(view, b"", FakeClock(), AccessSettings(True), Audit(None, FakeClock()))
     identity = ConnectionIdentity("", Caller("alice", KnownBy.CERTIFICATE))

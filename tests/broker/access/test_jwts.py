@@ -61,7 +61,7 @@ def issuer(keys: Path) -> JwtIssuer:
     return JwtIssuer(JwtSettings(issuer=ISSUER, audience=AUDIENCE, keys=str(keys)))
 
 
-def test_a_token_of_the_issuer_says_who_calls_and_until_when(issuer: JwtIssuer):
+def test_a_token_of_the_issuer_names_the_caller_and_its_expiry(issuer: JwtIssuer):
     caller = issuer.caller_of(token())
     assert caller.principal == "alice"
     assert caller.expires_ms is not None
@@ -99,7 +99,7 @@ def test_another_token_is_refused(issuer: JwtIssuer, made, problem: str):
         issuer.caller_of(made())
 
 
-def test_the_public_key_is_no_secret_to_sign_with(issuer: JwtIssuer):
+def test_a_token_signed_with_the_public_key_as_secret_is_refused(issuer: JwtIssuer):
     """A token that is signed with the public key's text, as if that were a shared secret."""
     public = KEY.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -116,7 +116,7 @@ def test_the_public_key_is_no_secret_to_sign_with(issuer: JwtIssuer):
 
 
 class Fetches:
-    """An issuer's address: what it answers, and how often it was asked."""
+    """An issuer's address, with its answer, and the number of requests to it."""
 
     def __init__(self, issuer: JwtIssuer, keys: Path) -> None:
         self.count = 0
@@ -147,7 +147,7 @@ def remote(clock: FakeClock) -> JwtIssuer:
 
 
 @pytest.mark.rule("when the issuer of JWTs is asked for its keys", "broker/access/jwts.py")
-def test_after_a_failed_fetch_the_issuer_is_left_alone_for_a_while(remote, keys, clock):
+def test_after_a_failed_fetch_requests_to_the_issuer_pause(remote, keys, clock):
     fetches = Fetches(remote, keys)
     fetches.is_up = False
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_after_a_failed_fetch_the_issuer_is_left_alone_for_a_while(remote, keys,
     assert remote.caller_of(token()).principal == "alice"
 
 
-def test_unknown_keys_do_not_make_a_broker_ask_all_the_time(remote, keys, clock):
+def test_unknown_keys_do_not_cause_a_fetch_each(remote, keys, clock):
     fetches = Fetches(remote, keys)
     for _ in range(3):
         with pytest.raises(Unauthenticated, match="no key 'k2'"):
@@ -175,10 +175,10 @@ def test_unknown_keys_do_not_make_a_broker_ask_all_the_time(remote, keys, clock)
     clock.pass_us(301_000_000)
     fetches.is_up = False
     with pytest.raises(Unauthenticated, match="cannot fetch the issuer's keys"):
-        remote.caller_of(token(kid="k2"))  # who knows which keys are left
+        remote.caller_of(token(kid="k2"))  # after the failure, the present keys are uncertain
 
 
-def test_a_token_of_a_known_key_does_not_wait_for_a_fetch_and_others_share_it(remote, keys, clock):
+def test_a_token_of_a_known_key_does_not_wait_for_a_fetch(remote, keys, clock):
     fetches = Fetches(remote, keys)
     remote.caller_of(token())
     clock.pass_us(6_000_000)
@@ -195,9 +195,9 @@ def test_a_token_of_a_known_key_does_not_wait_for_a_fetch_and_others_share_it(re
     assert fetches.count == 2
 
 
-def test_who_waits_for_an_issuer_that_does_not_answer_is_in_nobodys_way(tmp_path: Path):
-    """As many JWTs as may wait, and more; passwords and tokens from the same host go on."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, answers nothing
+def test_callers_that_wait_for_an_issuer_delay_no_others(tmp_path: Path):
+    """As many JWTs as may wait, and more. Passwords and tokens from the same host succeed."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and answers none
         place = f"https://127.0.0.1:{silent.getsockname()[1]}/jwks"
         conf = f'jwt = {{ issuer = "{ISSUER}", audience = "{AUDIENCE}", keys = "{place}" }}\n'
         with asking_broker(tmp_path, conf) as broker, ThreadPoolExecutor(6) as threads:
@@ -228,7 +228,7 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path, text: str):
         JwtIssuer(JwtSettings(issuer=ISSUER, audience=AUDIENCE, keys=str(file)))
 
 
-def test_a_broker_takes_tokens_of_its_issuer(tmp_path: Path, keys: Path):
+def test_a_broker_accepts_tokens_of_its_issuer(tmp_path: Path, keys: Path):
     conf = f'jwt = {{ issuer = "{ISSUER}", audience = "{AUDIENCE}", keys = "{keys}" }}\n'
     with asking_broker(tmp_path, conf) as broker:
         with isolog.connect(broker.address, token=token(), timeout=10) as log:

@@ -1,4 +1,4 @@
-"""What a quota lets through, without brokers: its buckets, who has which limit, and who waits."""
+"""The effect of a quota, without brokers: buckets, limits of principals, and waits."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STEPS = st.lists(st.tuples(st.integers(0, 1 << 24), st.floats(0, 100)), min_size
 @pytest.mark.rule("how much a principal's quota lets through", "broker/access/quotas.py")
 @settings(max_examples=examples(1000))
 @given(RATES, STEPS)
-def test_whoever_waits_for_its_marks_gets_the_rate_and_one_burst(rate: int, steps):
-    """Any charges, each made once the one before is paid, and any pauses in between."""
+def test_a_stream_that_waits_for_its_marks_gets_the_rate_and_one_burst(rate: int, steps):
+    """Any charges, each made once the last one is paid, and any pauses in between."""
     bucket, now, passed = Bucket(rate, 0.0), 0.0, 0
     for nbytes, idle_s in steps:
         mark = bucket.charge(nbytes, rate, now)
@@ -50,7 +50,7 @@ def test_whoever_waits_for_its_marks_gets_the_rate_and_one_burst(rate: int, step
 
 @settings(max_examples=examples(500))
 @given(st.lists(st.tuples(RATES, st.integers(0, 1 << 24), st.floats(0, 10)), max_size=50))
-def test_marks_are_paid_in_their_order_and_stay_paid_whatever_the_rate_becomes(steps):
+def test_marks_are_paid_in_order_and_stay_paid_at_any_rate(steps):
     bucket, now = Bucket(1024, 0.0), 0.0
     marks: list[int] = []
     paid: set[int] = set()
@@ -63,7 +63,7 @@ def test_marks_are_paid_in_their_order_and_stay_paid_whatever_the_rate_becomes(s
         paid |= {each for each, seconds in enumerate(left) if seconds == 0}
 
 
-def test_a_principal_has_its_own_quota_or_else_the_default_and_the_owner_has_none():
+def test_a_principal_has_its_own_quota_or_the_default():
     limits = {
         "alice": Quota(write_bytes_per_s=1024),
         "bob": Quota(),
@@ -78,7 +78,7 @@ def test_a_principal_has_its_own_quota_or_else_the_default_and_the_owner_has_non
     assert quotas.enter(ANONYMOUS)
 
 
-def test_a_change_and_a_removal_hold_for_those_that_wait():
+def test_changed_and_removed_quotas_apply_to_waiting_streams():
     clock, limits = FakeClock(), {"alice": Quota(write_bytes_per_s=1024, read_bytes_per_s=1024)}
     quotas = Quotas(lambda: limits, clock, MEMORY_BYTES_DEFAULT)
     mark = quotas.charge(ALICE, Operation.WRITE, 101 * 1024)
@@ -99,11 +99,11 @@ def test_a_change_and_a_removal_hold_for_those_that_wait():
     assert quotas.charge(ALICE, Operation.WRITE, 1 << 30) == 0
 
 
-# -- who waits, with a loop whose time is the test's -----------------------------------------------
+# -- waits, with a loop whose time is the test's ---------------------------------------------------
 
 
 class FakeLoop:
-    """Timers that are due when the test says so."""
+    """Timers that are due when the test advances the time."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -121,7 +121,7 @@ class FakeLoop:
 
 
 class FakeStream:
-    """A stream, and what it was told."""
+    """A stream, and the messages that it got."""
 
     def __init__(self) -> None:
         self.over: Cancelled | None = None
@@ -145,7 +145,7 @@ class FakeStream:
     st.integers(1024, 1 << 24),
     st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 400)), max_size=60),
 )
-def test_credit_is_granted_once_it_is_paid_for_and_all_of_it(rate: int, frames):
+def test_all_credit_is_granted_once_it_is_paid(rate: int, frames):
     """Frames of any size, so many milliseconds apart."""
     clock = FakeClock()
     loop, stream = FakeLoop(clock), FakeStream()
@@ -168,7 +168,7 @@ def test_credit_is_granted_once_it_is_paid_for_and_all_of_it(rate: int, frames):
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
-def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
+def test_a_connection_beyond_its_quota_is_refused_in_time(is_freed: bool):
     clock = FakeClock()
     loop = FakeLoop(clock)
     quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, MEMORY_BYTES_DEFAULT)
@@ -209,7 +209,7 @@ def test_a_connection_that_finds_no_place_is_refused_in_time(is_freed: bool):
 
 @pytest.mark.rule("how long a connection beyond its quota waits", "broker/serving/throttling.py")
 @pytest.mark.parametrize("freed_after_s", [None, 9.93, 0.02])
-def test_a_connection_that_keeps_opening_streams_waits_no_longer_and_has_one_place(freed_after_s):
+def test_a_connection_that_keeps_opening_streams_waits_once(freed_after_s):
     """A stream each 20 ms: some are opened between the last look for a place and its end."""
     clock = FakeClock()
     loop = FakeLoop(clock)
@@ -247,7 +247,7 @@ def test_a_connection_that_keeps_opening_streams_waits_no_longer_and_has_one_pla
         assert quotas.use() == {}
 
 
-def test_what_waits_for_a_quota_takes_a_part_of_the_memory_and_no_others_part():
+def test_bytes_that_wait_for_a_quota_take_one_principals_part():
     quotas = Quotas(dict, FakeClock(), memory_bytes=1 << 30)
     part = (1 << 30) // 16
     assert [quotas.hold(ALICE, part), quotas.hold(ALICE, 1)] == [True, False]
@@ -256,7 +256,7 @@ def test_what_waits_for_a_quota_takes_a_part_of_the_memory_and_no_others_part():
     assert quotas.hold(ALICE, part)
 
 
-def test_a_connection_that_waits_for_its_place_holds_no_more_than_its_principals_part():
+def test_a_waiting_connection_holds_its_principals_part_at_most():
     clock = FakeClock()
     loop = FakeLoop(clock)
     quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, memory_bytes=1 << 29)
@@ -278,7 +278,7 @@ def test_a_connection_that_waits_for_its_place_holds_no_more_than_its_principals
 
 
 @pytest.mark.parametrize("ending", ["served", "cancelled", "connection lost", "too many bytes"])
-def test_a_connection_that_waits_for_its_place_releases_its_bytes(ending: str):
+def test_a_waiting_connection_releases_its_bytes(ending: str):
     clock = FakeClock()
     loop = FakeLoop(clock)
     quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, memory_bytes=1 << 29)

@@ -1,4 +1,4 @@
-"""What is amiss in a cluster: each kind where it is, and none where all is well."""
+"""Problems in a cluster: each kind where it occurs, and none in a healthy cluster."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def kinds(found: list[Problem]) -> list[str]:
     return [each.kind.value for each in found]
 
 
-def test_nothing_is_amiss_where_all_replicas_are_in_sync_or_on_their_way():
+def test_a_healthy_cluster_has_no_problems():
     assert problems(partition("abc", "abc", 2), partition("abcd", "abc", 3, adding="d")) == []
 
 
-def test_a_partition_without_a_leader_is_named_with_the_broker_that_is_dead():
+def test_a_partition_without_a_leader_is_named_with_the_dead_broker():
     found = problems(partition("a", "a", name="t/7"), partition("bc", "bc"), dead="a")
     assert kinds(found) == ["dead_broker", "no_leader"]
     assert found[0].message == "broker a is dead; it holds replicas of 1 partition"
@@ -75,13 +75,13 @@ def test_partitions_of_hidden_topics_are_counted_and_not_named():
     assert found[1].message.endswith(": 2")
 
 
-def test_too_few_in_sync_is_more_than_a_replica_that_is_not():
+def test_below_min_insync_is_reported_beside_under_replicated():
     assert kinds(problems(partition("abc", "ab", 2))) == ["under_replicated"]
     assert kinds(problems(partition("abc", "a", 2))) == ["below_min_isr", "under_replicated"]
     assert problems(partition("a", "a", 2)) == []
 
 
-def test_brokers_are_stuck_while_no_other_can_take_one_of_their_replicas():
+def test_a_leaving_broker_is_stuck_if_no_other_can_take_a_replica():
     stuck = problems(partition("abc", "abc"), leaving="bc")
     text = "no broker can take all replicas of brokers b, c: start one more"
     assert stuck == [Problem(ProblemKind.CANNOT_LEAVE, text, 2, ("b", "c"))]
@@ -92,7 +92,7 @@ def test_a_broker_that_leaves_is_not_stuck_before_its_moves_begin():
     assert problems(partition("abcd", "abcd", adding="d", removing="b"), leaving="b") == []
 
 
-def test_a_move_of_another_partition_does_not_hide_a_broker_that_is_stuck():
+def test_a_move_of_another_partition_does_not_hide_a_stuck_broker():
     moving = partition("acd", "acd", adding="d", removing="a")
     found = problems(moving, partition("abcd", "abcd"), leaving="b")
     assert kinds(found) == ["cannot_leave"]

@@ -1,4 +1,4 @@
-"""What operators ask of a cluster, of any of its brokers."""
+"""Operators' requests to a cluster, at any of its brokers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import BrokerProcess, act, eventually
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
-    """Brokers a and b; each test makes topics of its own."""
+    """Brokers a and b. Each test makes its own topics."""
     with brokers_on(tmp_path_factory.mktemp("cluster")) as found:
         yield found
 
@@ -33,7 +33,7 @@ def partition(channel: Any, topic: str, number: int = 0) -> dict[str, Any]:
 
 
 def settled(channel: Any, topic: str, replicas: list[str]) -> bool:
-    """Whether the partition is on these brokers, in sync, and led by the first."""
+    """Return whether the partition is on these brokers, in sync, and led by the first."""
     found = partition(channel, topic)
     where = (found["replicas"], sorted(found["isr"]), found["leader"])
     return where == (replicas, sorted(replicas), replicas[0])
@@ -42,7 +42,8 @@ def settled(channel: Any, topic: str, replicas: list[str]) -> bool:
 def test_any_broker_describes_the_cluster(two):
     with two[0].channel() as a, two[1].channel() as b:
         make_topic(a, "described", [["a", "b"], ["b", "a"], ["b", "a"]])
-        eventually(lambda: act(a, "describe-cluster")["controller"])  # nobody waits for the first
+        # they do not wait for the first
+        eventually(lambda: act(a, "describe-cluster")["controller"])
         eventually(lambda: act(a, "describe-cluster") == act(b, "describe-cluster"))
         found = act(a, "describe-cluster")
         act(b, "delete-topic", topic="described")
@@ -84,7 +85,7 @@ def test_replicas_move_and_preferred_leaders_lead(two):
         ("recommission", {"broker": "x"}, UnknownBroker),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error):
+def test_impossible_requests_are_refused_and_change_nothing(two, action, asked, error):
     with two[0].channel() as a:
         make_topic(a, "stays", [["a", "b"]])
         before = partition(a, "stays")
@@ -94,7 +95,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(two, action, asked, error
         act(a, "delete-topic", topic="stays")
 
 
-def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
+def test_a_move_to_a_dead_broker_can_be_cancelled(tmp_path: Path):
     with brokers_on(tmp_path) as (first, second), first.channel() as a:
         make_topic(a, "t", [["a"]])
         second.kill()
@@ -105,7 +106,7 @@ def test_a_move_to_a_broker_that_is_away_may_be_cancelled(tmp_path: Path):
         assert settled(a, "t", ["a"])
 
 
-def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_path: Path):
+def test_a_decommissioned_broker_loses_its_replicas_and_is_removed(tmp_path: Path):
     with brokers_on(tmp_path) as (first, _), first.channel() as a:
         make_topic(a, "t", [["b"], ["a"]])
         act(a, "decommission", broker="b")
@@ -120,7 +121,7 @@ def test_a_broker_that_is_decommissioned_gives_away_what_it_has_and_is_gone(tmp_
         assert isinstance(refused(lambda: act(a, "decommission", broker="a")), InvalidRequest)
 
 
-def test_a_broker_that_cannot_leave_may_stay_and_gets_replicas_again(tmp_path: Path):
+def test_a_recommissioned_broker_gets_replicas_again(tmp_path: Path):
     with brokers_on(tmp_path) as (first, _), first.channel() as a:
         make_topic(a, "t", [["a", "b"]])
         act(a, "decommission", broker="b")

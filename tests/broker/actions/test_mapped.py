@@ -1,4 +1,4 @@
-"""What a leader says of where records lie fits into the header of a frame."""
+"""A leader's answer with the places of records fits into the header of a frame."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REQUEST = FetchRange.of(
 
 
 def chunk(entries: int) -> Chunk:
-    """As many entries, of which all numbers are large, and no two lie side by side."""
+    """As many entries with large numbers, of which no two lie side by side."""
     column = np.full(entries, INT64_MAX, np.int64)
     pairs = np.column_stack([column, column])
     path = Path("/" + "p" * 4095)
@@ -49,7 +49,7 @@ def told(entries: int) -> Iterator[tuple[Chunk, Lineage]]:
 
 @pytest.mark.parametrize("holder", [Holder(), Holder(FOLLOWER)])
 @pytest.mark.parametrize("entries", [1, LOCATED_ENTRIES_MAX // 3, LOCATED_ENTRIES_MAX])
-def test_however_small_the_batches_the_places_fit_into_a_header(holder, entries):
+def test_the_places_of_small_batches_fit_into_a_header(holder, entries):
     groups = list(in_groups(told(entries)))
     assert sum(map(len, groups)) == CHUNKS
     most = max(len(places(group, REQUEST, holder).to_bytes()) for group in groups)

@@ -1,4 +1,4 @@
-"""What a description of a topic tells of the high watermark never goes backwards."""
+"""The high watermark in a topic's description never goes backwards."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def described(broker: LocalBroker) -> PartitionDescription:
     return partition_facts(0, broker.host.record(topic, 0), answer)
 
 
-def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroundings):
-    """Its followers had told the leader before what they have, which had told readers."""
+def test_a_new_leader_shows_no_high_watermark_before_it_is_exact(around: Surroundings):
+    """The earlier leader had its followers' acknowledgements, and had shown the entries."""
     a, b, c = (around.start(each) for each in "abc")
     make(a, "t", "abc")
     for number in range(3):
@@ -48,7 +48,7 @@ def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroun
         for follower in (b, c):
             replicate(a, follower, "t")
     a.partition("t").append(numbers(3, 1))
-    for follower in (b, c):  # a frame tells the high watermark as it was before the frame
+    for follower in (b, c):  # a frame carries the high watermark of before the frame
         session = replicate(a, follower, "t")
         session.close()
     seen = [described(a).high_watermark]
@@ -66,12 +66,12 @@ def test_a_new_leader_tells_no_high_watermark_before_it_knows_it(around: Surroun
 
 
 def _without_high_watermark(broker: LocalBroker) -> LeaderState:
-    """The state of a follower that was never told how far its leader's high watermark is."""
+    """The state of a follower without a high watermark from its leader."""
     state: LeaderState = broker.replica("t").core.bounds_state
     return replace(state, high_watermark=state.log_start)
 
 
-def test_of_a_partition_that_cannot_be_asked_no_number_is_made_up(around: Surroundings):
+def test_an_unreachable_partition_is_described_without_numbers(around: Surroundings):
     a = around.start("a")
     make(a, "t", "a")
     error = LeaderUnavailable("nobody leads it")
@@ -92,7 +92,7 @@ def offsets(broker: LocalBroker, **asked: Any) -> PartitionOffsets:
 
 
 @pytest.mark.parametrize("error", [LeaderUnavailable("no leader"), StorageFailure("cannot open")])
-def test_facts_of_led_partitions_do_not_need_a_leader_of_the_others(
+def test_facts_of_led_partitions_need_no_leader_of_the_others(
     around: Surroundings, error: IsologError
 ):
     """A partition without a leader, or with files that cannot be opened, hides no other one."""
@@ -112,7 +112,7 @@ def test_facts_of_led_partitions_do_not_need_a_leader_of_the_others(
 
 
 @pytest.mark.parametrize("shape", list(Listing))
-def test_the_command_line_shows_that_it_is_not_known(shape, capsys):
+def test_the_command_line_shows_an_unknown_high_watermark(shape, capsys):
     partition = PartitionDescription(0, "b", 1, ("a", "b"), ("b",), 0, 4, None, None)
     topic = TopicDescription("t", "id", NUMBERS, {}, (partition,))
     out = io.StringIO()

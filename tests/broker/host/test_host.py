@@ -1,4 +1,4 @@
-"""A broker's replicas follow the records: which there are, who leads them, and where they went."""
+"""A broker's replicas follow the records: their number, their leaders, and their moves."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["around"]
 
 @pytest.fixture
 def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
-    """Brokers a and b, which both know of each other."""
+    """Brokers a and b of one cluster."""
     a, b = around.start("a"), around.start("b")
     see(around)
     return a, b
 
 
 def write(asked: LocalBroker, topic: str, record: PartitionRecord, number: int = 0) -> None:
-    """Changes a partition's record; nobody has seen that yet."""
+    """Change a partition's record. No broker has seen that yet."""
     stored = asked.host.view_of(PartitionId(asked.host.find(topic).id, number))
     assert stored is not None
     (done,) = asked.store.put_many([put_of(stored.id, record, stored.version)])
@@ -50,10 +50,10 @@ def hosted(broker: LocalBroker) -> dict[str, list[int]]:
     return {each.topic.name: sorted(each.replicas) for each in broker.host.topics()}
 
 
-# -- which replicas there are ---------------------------------------------------------------------
+# -- the replicas of a broker ---------------------------------------------------------------------
 
 
-def test_a_broker_has_its_replicas_of_a_topic_and_no_others(pair):
+def test_a_broker_opens_its_replicas_of_a_topic_and_no_others(pair):
     a, b = pair
     make(a, "t", "a", "b", "a")
     make(a, "u", "b")
@@ -89,7 +89,7 @@ def test_a_new_leader_leads_and_the_old_one_follows_it(pair):
     assert b.partition("t").append(numbers(3, 1)).offset == 3
 
 
-def test_while_nobody_leads_a_replica_rests(pair):
+def test_a_replica_rests_while_there_is_no_leader(pair):
     a, b = pair
     make(a, "t", "ab")
     write(a, "t", replace(a.record("t"), leader=None))
@@ -101,7 +101,7 @@ def test_while_nobody_leads_a_replica_rests(pair):
 
 
 def test_a_leader_in_another_generation_of_its_logs_does_not_lead(pair):
-    """It was elected for what it had before; it does not serve what it lost."""
+    """It was elected for an earlier state of its log, and does not serve without the lost part."""
     a, b = pair
     make(a, "t", "ab")
     a.host.change_generation(Generation("a new logs"))
@@ -110,7 +110,7 @@ def test_a_leader_in_another_generation_of_its_logs_does_not_lead(pair):
     assert b.links.followed == {"t/0": ("a", 0)}
 
 
-def test_an_old_record_changes_nothing(pair):
+def test_an_older_record_changes_nothing(pair):
     a, _ = pair
     make(a, "t", "ab")
     partition, old = a.partition("t"), a.record("t")
@@ -121,10 +121,10 @@ def test_an_old_record_changes_nothing(pair):
     assert partition.leader_epoch == 1
 
 
-# -- what comes and goes --------------------------------------------------------------------------
+# -- topics and partitions that are created and deleted -----------------------------------------
 
 
-def test_a_topic_that_others_made_or_deleted_comes_and_goes_with_a_look(pair):
+def test_topics_made_or_deleted_elsewhere_appear_and_disappear_with_a_refresh(pair):
     a, b = pair
     make(a, "t", "b")
     b.partition("t").append(numbers(0, 1))
@@ -141,7 +141,7 @@ def test_a_topic_that_others_made_or_deleted_comes_and_goes_with_a_look(pair):
 
 
 class CountedLock:
-    """A lock that counts who has asked for it."""
+    """A lock with a list of the threads that want it."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -156,7 +156,7 @@ class CountedLock:
 
 
 @pytest.mark.rule("when callers share a refresh", "broker/host/host.py")
-def test_callers_at_the_same_time_share_a_refresh_that_begins_after_they_ask(pair, monkeypatch):
+def test_concurrent_callers_share_a_refresh_that_begins_after_their_calls(pair, monkeypatch):
     host = pair[0].host
     begun, goes_on, lock = [], threading.Event(), CountedLock()
     original = host.view.refresh
@@ -182,8 +182,8 @@ def test_callers_at_the_same_time_share_a_refresh_that_begins_after_they_ask(pai
     assert begun == [True, True, False]
 
 
-def test_a_topic_that_cannot_be_hosted_holds_up_no_other(pair):
-    """A later release may have written its record. It is tried again at each look."""
+def test_a_topic_that_cannot_be_opened_delays_no_other(pair):
+    """A later release may have written its record. Each round retries it."""
     a, b = pair
     for name in ("bad", "good"):
         a.topics.create(to_create(name, 1, 1, NUMBERS, {}, [["b"]]))
@@ -201,7 +201,7 @@ def test_a_topic_that_cannot_be_hosted_holds_up_no_other(pair):
     b.host.refresh()
 
 
-def test_a_topic_made_anew_under_a_name_is_another(pair):
+def test_a_topic_recreated_under_a_name_is_another(pair):
     a, b = pair
     make(a, "t", "b")
     old = b.host.topic("t").topic.id
@@ -215,7 +215,7 @@ def test_a_topic_made_anew_under_a_name_is_another(pair):
         b.host.led(old, 0)
 
 
-def test_partitions_that_are_added_open_where_they_belong(pair):
+def test_added_partitions_open_at_their_brokers(pair):
     a, b = pair
     make(a, "t", "a")
     a.topics.alter(to_alter("t", 3, {}, [["b"], ["a"]]))
@@ -224,19 +224,19 @@ def test_partitions_that_are_added_open_where_they_belong(pair):
     assert b.partition("t", 1).append(numbers(0, 1)).offset == 0
 
 
-def test_a_partition_that_was_added_a_moment_ago_elsewhere_is_not_unknown(pair):
-    """A client may hear of it from the broker that added it, and ask this one at once."""
+def test_a_partition_just_added_elsewhere_is_found(pair):
+    """A client may get its number from another broker, and send a request here."""
     a, b = pair
     make(a, "t", "b")
     asked = b.host.topic("t")
     a.topics.alter(to_alter("t", 2, {}, [["b"]]))
-    assert asked.partition(1).leads  # whoever adds partitions asks their leaders
+    assert asked.partition(1).leads  # the broker that adds partitions connects to their leaders
     assert b.partition("t", 1).leads
     with pytest.raises(UnknownPartition):
         b.partition("t", 2)
 
 
-def test_settings_that_change_reach_all_replicas(pair):
+def test_changed_settings_reach_all_replicas(pair):
     a, _ = pair
     make(a, "t", "ab")
     a.topics.alter(to_alter("t", None, {"segment.ms": "777"}))
@@ -245,7 +245,7 @@ def test_settings_that_change_reach_all_replicas(pair):
         assert each.replica("t").log.format.settings.segment_ms == 777
 
 
-def test_a_replica_that_moved_away_is_closed_and_removed_and_the_others_stay(pair):
+def test_a_replica_that_moved_away_is_closed_and_removed(pair):
     a, b = pair
     make(a, "t", "ab", "ab")
     for number in (0, 1):
@@ -258,7 +258,7 @@ def test_a_replica_that_moved_away_is_closed_and_removed_and_the_others_stay(pai
     assert b.links.followed == {"t/1": ("a", 0)}
 
 
-def test_a_replica_that_is_moved_here_opens_and_follows(around, pair):
+def test_a_replica_that_moves_here_opens_and_follows(around, pair):
     a, b = pair
     make(a, "t", "a")
     a.partition("t").append(numbers(0, 4))
@@ -269,7 +269,7 @@ def test_a_replica_that_is_moved_here_opens_and_follows(around, pair):
     assert b.replica("t").log.end.offset == 4
 
 
-def test_what_is_asked_of_a_partition_that_is_not_there_is_refused(pair):
+def test_a_request_for_an_unknown_partition_is_refused(pair):
     a, _ = pair
     make(a, "t", "ab")
     with pytest.raises(UnknownPartition, match="partitions 0 to 0, not 7"):
@@ -278,24 +278,24 @@ def test_what_is_asked_of_a_partition_that_is_not_there_is_refused(pair):
         a.host.find("nowhere")
 
 
-def test_a_topic_made_a_moment_ago_elsewhere_is_found(pair):
-    """Nobody has to wait for the next look."""
+def test_a_topic_just_made_elsewhere_is_found(pair):
+    """No caller has to wait for the next round."""
     a, b = pair
     a.topics.create(to_create("t", 1, 1, NUMBERS, {}, [["b"]]))
     assert b.host.find("t").name == "t"
     assert b.partition("t").leads
 
 
-# -- what is missing ------------------------------------------------------------------------------
+# -- missing files --------------------------------------------------------------------------------
 
 
 def lose_folder(broker: LocalBroker, topic: str) -> None:
-    """The broker ends; somebody removes the folder of the topic."""
+    """The broker ends, and then the topic's folder is removed."""
     broker.die()
     shutil.rmtree(broker.path / "topics" / topic)
 
 
-def test_a_missing_folder_whose_records_others_have_is_doubted_and_filled_anew(pair):
+def test_a_missing_folder_is_filled_from_other_replicas(pair):
     a, b = pair
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 4))
@@ -310,14 +310,14 @@ def test_a_missing_folder_whose_records_others_have_is_doubted_and_filled_anew(p
     assert again.replica("t").log.end.offset == 4
 
 
-def test_a_missing_folder_with_the_only_copy_is_an_error_until_it_is_back(pair, tmp_path):
+def test_a_missing_folder_with_the_only_copy_is_an_error_until_restored(pair, tmp_path):
     a, b = pair
     make(a, "t", "b")
     b.partition("t").append(numbers(0, 4))
     folder = b.path / "topics" / "t"
     shutil.copytree(folder, tmp_path / "backup")
     lose_folder(b, "t")
-    for _ in range(2):  # a start makes no empty folder, which the next would take for the log
+    for _ in range(2):  # a start makes no empty folder, which the next start would take for the log
         again = a.around.start("b")
         with pytest.raises(DamagedSegment, match="is missing, and with it all records"):
             again.partition("t")
@@ -326,8 +326,8 @@ def test_a_missing_folder_with_the_only_copy_is_an_error_until_it_is_back(pair, 
     assert a.around.start("b").partition("t").bounds().log_end_offset == 4
 
 
-def test_what_was_removed_here_is_no_loss_where_its_topic_comes_back_on_record_for_a_moment(pair):
-    """Its maker was taken for dead, all was removed, and then it went on: the topic goes again."""
+def test_a_removed_folder_is_no_loss_if_its_topic_is_briefly_recreated(pair):
+    """Its maker was taken for dead, and all was removed. Then it continued, and is undone again."""
     a, b = pair
     make(a, "t", "b")
     topic = a.host.find("t")
@@ -345,8 +345,8 @@ def test_what_was_removed_here_is_no_loss_where_its_topic_comes_back_on_record_f
 
 @pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/hosted.py")
 @pytest.mark.parametrize("alone", [0, 1])
-def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pair, alone):
-    """One folder has all of a topic's replicas: if it is made for one, it is there for all."""
+def test_a_missing_only_copy_does_not_become_an_empty_log(pair, alone):
+    """One folder has all of a topic's replicas: if it is made for one, it exists for all."""
     a, b = pair
     make(a, "t", "ba", "ba")
     record = a.record("t", alone)
@@ -362,7 +362,7 @@ def test_an_only_copy_that_is_missing_is_no_empty_log_beside_what_others_have(pa
 
 
 def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
-    """Adds partitions on these brokers."""
+    """Add partitions on these brokers."""
     partitions = asked.host.find(topic).partitions + len(assignment)
     asked.topics.alter(to_alter(topic, partitions, {}, [list(each) for each in assignment]))
     see(asked.around)
@@ -370,8 +370,8 @@ def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
 
 @pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/hosted.py")
 @pytest.mark.parametrize("stopped", [True, False])
-def test_adding_partitions_makes_no_folder_in_the_place_of_one_that_is_lost(pair, stopped):
-    """The next start would take what was lost for an empty log."""
+def test_adding_partitions_does_not_replace_a_lost_folder(pair, stopped):
+    """The next start would take a lost log for an empty one."""
     a, b = pair
     make(a, "t", "b")
     b.partition("t").append(numbers(0, 4))
@@ -384,7 +384,7 @@ def test_adding_partitions_makes_no_folder_in_the_place_of_one_that_is_lost(pair
     with pytest.raises(DamagedSegment, match="is missing, and with it all records"):
         grow(a, "t", "b")
     assert a.host.find("t").partitions == 1
-    grow(a, "t", "a")  # at a broker that has lost nothing
+    grow(a, "t", "a")  # at a broker without a loss
     for _ in range(2):
         b.die()
         b = a.around.start("b")
@@ -392,7 +392,7 @@ def test_adding_partitions_makes_no_folder_in_the_place_of_one_that_is_lost(pair
             b.partition("t")
 
 
-def test_a_replica_that_moves_to_a_broker_makes_no_folder_in_the_place_of_one_that_is_lost(pair):
+def test_a_moving_replica_does_not_replace_a_lost_folder(pair):
     a, b = pair
     make(a, "t", "b", "a")
     b.partition("t").append(numbers(0, 4))
@@ -408,7 +408,7 @@ def test_a_replica_that_moves_to_a_broker_makes_no_folder_in_the_place_of_one_th
         b.partition("t")
 
 
-def test_a_folder_that_is_lost_while_the_broker_runs_is_filled_by_its_next_start(pair):
+def test_a_folder_lost_at_run_time_is_filled_by_the_next_start(pair):
     a, b = pair
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 4))

@@ -1,4 +1,4 @@
-"""A broker that starts again knows what was committed, though no other replica is back."""
+"""A broker that starts again has its high watermarks, even if no other replica is alive."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def three(around: Surroundings) -> list[LocalBroker]:
     a = brokers[0]
     make(a, "t", "abc", **{"min.insync.replicas": "2"})
     a.partition("t").append(numbers(0, 3))
-    for _ in range(2):  # the second time tells them that the others have it too
+    for _ in range(2):  # the second time they get the high watermark too
         for follower in brokers[1:]:
             replicate(a, follower, "t")
     return brokers
 
 
-def test_of_three_brokers_that_died_one_is_back_and_committed_records_are_readable(around):
+def test_one_restarted_broker_of_three_serves_committed_records(around):
     brokers = three(around)
     for each in brokers:
         each.host.upkeep.housekeep()
@@ -47,7 +47,7 @@ def test_of_three_brokers_that_died_one_is_back_and_committed_records_are_readab
     assert partition.bounds().last_stable_offset == 3
 
 
-def test_a_high_watermark_is_remembered_at_the_end_in_order(around):
+def test_an_orderly_end_stores_the_high_watermark(around):
     brokers = three(around)
     brokers[1].end()
     marks = CommittedMarks(brokers[1].path)
@@ -60,8 +60,8 @@ def test_a_high_watermark_is_remembered_at_the_end_in_order(around):
     "consistency/partition/replica.py",
     "storage/log/high_watermarks.py",
 )
-def test_a_mark_is_believed_only_by_a_log_that_has_the_entry_of_that_epoch(around):
-    """It may be of a log that was cut back, and has got other entries since."""
+def test_a_stored_high_watermark_needs_the_entry_of_its_epoch(around):
+    """It may be of a log that was truncated, and has other entries since."""
     a = three(around)[0]
     topic = a.host.find("t").id
     for wrong in ((2, 0), (1, 7), (0, 0)):
@@ -73,7 +73,7 @@ def test_a_mark_is_believed_only_by_a_log_that_has_the_entry_of_that_epoch(aroun
         assert a.replica("t").bounds().high_watermark == 0
 
 
-def test_a_damaged_file_is_not_believed(tmp_path, caplog):
+def test_a_damaged_file_of_high_watermarks_is_ignored(tmp_path, caplog):
     marks = CommittedMarks(tmp_path)
     marks.note("t/0", Mark(EntryIndex(9), LeaderEpoch(2)))
     marks.write(forced=False)
@@ -91,13 +91,13 @@ def mark(tmp_path, *keys):
     marks.write(forced=True)
 
 
-def test_the_mark_of_a_partition_that_could_not_be_opened_stays_in_the_file(tmp_path):
+def test_the_high_watermark_of_a_partition_that_failed_to_open_stays_stored(tmp_path):
     mark(tmp_path, "t/0")
     mark(tmp_path, "new/0")
     assert CommittedMarks(tmp_path).recall("t/0") == (9, 2)
 
 
-def test_marks_that_are_forgotten_leave_the_file(tmp_path):
+def test_dropped_high_watermarks_leave_the_file(tmp_path):
     mark(tmp_path, "t/0", "t/1", "gone/0")
     marks = CommittedMarks(tmp_path)
     marks.forget("t/1")
@@ -111,7 +111,7 @@ def test_marks_that_are_forgotten_leave_the_file(tmp_path):
     ("forced", "refused"),
     [(True, "write"), (True, "sync_directory"), (False, "create"), (False, "rename")],
 )
-def test_a_failed_write_of_the_marks_is_retried(tmp_path, forced, refused):
+def test_a_failed_write_of_high_watermarks_is_retried(tmp_path, forced, refused):
     disk = FailingDisk()
     marks = CommittedMarks(tmp_path, disk)
     marks.note("t/0", Mark(EntryIndex(3), LeaderEpoch(1)))
@@ -123,18 +123,18 @@ def test_a_failed_write_of_the_marks_is_retried(tmp_path, forced, refused):
     with pytest.raises(StorageFailure):
         marks.write(forced=forced)
     disk.refused = None
-    (tmp_path / NAME).unlink()  # whatever the failed write left
+    (tmp_path / NAME).unlink()  # left by the failed write
     marks.write(forced=forced)
     found = CommittedMarks(tmp_path)
     assert (found.recall("t/0"), found.recall("gone/0")) == ((9, 2), None)
 
 
-def test_a_mark_noted_while_the_file_is_written_is_written_next(tmp_path):
+def test_a_high_watermark_noted_during_a_write_is_written_next(tmp_path):
     class Slow(OsDisk):
         def write_whole(self, path, parts):
             if not noting.is_alive() and noting.ident is None:
                 noting.start()
-                noting.join(0.1)  # where nothing holds it up, it is done by then
+                noting.join(0.1)  # unless something delays it, it has ended
             super().write_whole(path, parts)
 
     marks = CommittedMarks(tmp_path, Slow())
@@ -146,7 +146,7 @@ def test_a_mark_noted_while_the_file_is_written_is_written_next(tmp_path):
     assert CommittedMarks(tmp_path).recall("t/1") == (1, 0)
 
 
-def test_the_marks_of_a_deleted_topic_are_dropped(around):
+def test_the_high_watermarks_of_a_deleted_topic_are_dropped(around):
     a = three(around)[0]
     a.host.upkeep.housekeep()
     topic = a.host.find("t").id

@@ -1,4 +1,4 @@
-"""Replicas that moved, and topics that were deleted: their files go, and nothing is held up."""
+"""Replicas that moved, and topics that were deleted: their files are removed, without a delay."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def led_by(broker: BrokerId) -> PartitionRecord:
 def test_files_of_replicas_that_moved_are_removed_when_the_broker_begins(tmp_path: Path):
     store = MemoryStore(MemoryRecords())
     topic = Topic("t", "id", NUMBERS, 3, {})
-    for number, leader in enumerate((ME, OTHER)):  # nothing is known of the third
+    for number, leader in enumerate((ME, OTHER)):  # the third has no record
         store.put(*put_of(PartitionId("id", number), led_by(leader), 0))
     store.put(TOPICS + "t", encode(topic), 0)
     directory = LogDirectory(tmp_path, "cluster", ME)
@@ -54,11 +54,11 @@ def test_files_of_replicas_that_moved_are_removed_when_the_broker_begins(tmp_pat
     host.begin(lambda: True)
     assert [folder.exists() for folder in folders] == [True, False, True]
     begun = sorted(path.name for path in folders[0].parent.glob("*.begun"))
-    assert begun == ["0.begun", "2.begun"]  # else a replica that came back would look lost
+    assert begun == ["0.begun", "2.begun"]  # otherwise a replica that came back would look lost
     host.close()
 
 
-def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path: Path):
+def test_a_failed_fsync_of_a_removed_replica_delays_nothing(tmp_path: Path):
     store, disk = MemoryStore(MemoryRecords()), SimulatedDisk()
     directory = LogDirectory(tmp_path, "cluster", ME)
     logs = FileLogs(disk)
@@ -80,7 +80,7 @@ def test_what_is_closed_for_good_and_cannot_be_forced_holds_nothing_up(tmp_path:
 
 
 def test_a_folder_whose_maker_died_before_it_was_forced_is_forced_by_the_next_start():
-    """Else the next power cut takes it, and with it all that moved here meanwhile."""
+    """Otherwise the next power cut takes it, with all replicas that moved here since."""
     disk, directory = SimulatedDisk(), LogDirectory(Path("/me"), "cluster", ME)
     disk.make_directory(directory.topic("t", "id").parent)
     logs, folder = FileLogs(disk), directory.topic("t", "id")
@@ -99,7 +99,7 @@ def test_a_folder_whose_maker_died_before_it_was_forced_is_forced_by_the_next_st
 
 
 def test_a_broker_whose_disk_fails_to_force_a_folder_doubts_its_logs():
-    """Else it would stay the leader of a replica that it cannot open."""
+    """Otherwise it would stay the leader of a replica that it cannot open."""
     disk, directory = SimulatedDisk(), LogDirectory(Path("/me"), "cluster", ME)
     disk.make_directory(directory.topic("t", "id").parent)
     disk.make_directory(directory.topic("t", "id"), forced=False)
@@ -117,8 +117,8 @@ def start_with_a_topic(directory: LogDirectory, logs: FileLogs) -> Host:
     return Host(directory, ClusterView(store), CoreSettings(), FakeClock(), logs=logs)
 
 
-def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_seen_yet(around):
-    """An append to an empty log would make its folder again, which nobody removes then."""
+def test_a_removed_topic_takes_no_appends_before_its_deletion_is_seen(around):
+    """An append to an empty log would make its folder again, and no broker would remove it then."""
     a, b = around.start("a"), around.start("b")
     make(a, "t", "a")
     partition = a.partition("t")
@@ -130,10 +130,10 @@ def test_a_topic_that_is_removed_here_takes_no_more_though_its_deletion_was_not_
     assert a.store.list(REMOVED) == []
 
 
-def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the_broker_was_away(
+def test_files_of_a_moved_replica_are_removed_after_its_topics_deletion(
     around,
 ):
-    """The record that told who had the replica is gone by then."""
+    """The record of the replica's brokers is deleted by then."""
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 1))
@@ -148,8 +148,8 @@ def test_files_of_a_replica_that_moved_go_though_its_topic_was_deleted_while_the
     assert again.store.list(REMOVED) == []
 
 
-def test_files_that_cannot_be_removed_keep_no_broker_from_starting(around: Surroundings):
-    """Of two topics that were deleted while it was down; a later look removes the rest."""
+def test_files_that_cannot_be_removed_do_not_prevent_a_start(around: Surroundings):
+    """Of two topics that were deleted while it was down. A later round removes the rest."""
     logs = DiskLogs(around.path / "b", lambda: None)
     a, b = around.start("a"), around.start("b", logs=logs)
     for name in ("t", "u"):

@@ -1,4 +1,4 @@
-"""In-sync replicas that a leader proposes become its partition's record, or it learns why not."""
+"""Proposed in-sync replicas become the partition's record, or the leader gets the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LossyStore(MemoryStore):
 
 @pytest.fixture
 def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
-    """``a`` leads ``t/0`` and has one record; ``b`` follows and has it too."""
+    """``a`` leads ``t/0`` and has one record, and so has its follower ``b``."""
     a = around.start("a", store=LossyStore(around.records))
     b = around.start("b")
     make(a, "t", "ab")
@@ -55,13 +55,13 @@ def hw(broker: LocalBroker) -> int:
 
 
 def dies(a: LocalBroker, b: LocalBroker) -> None:
-    """The follower is gone; the leader notices."""
+    """The follower died, and the leader detects that."""
     b.die()
     a.control_once()
 
 
 def write(a: LocalBroker, record: PartitionRecord) -> None:
-    """Somebody else changes the record of the partition; the leader has not seen it."""
+    """Another broker changes the record of the partition. The leader has not seen it."""
     stored = Partitions(a.store).get(PartitionId(a.host.find("t").id, 0))
     assert stored is not None
     (done,) = MemoryStore(a.around.records).put_many([put_of(stored.id, record, stored.version)])
@@ -72,7 +72,7 @@ def isr(broker: LocalBroker) -> list[str]:
     return [each.broker for each in broker.record("t").isr]
 
 
-def test_a_follower_that_died_leaves_and_the_high_watermark_goes_on(pair):
+def test_a_dead_follower_leaves_and_the_high_watermark_advances(pair):
     a, b = pair
     assert hw(a) == 1
     a.partition("t").append(numbers(1, 1))
@@ -96,14 +96,14 @@ def test_a_follower_that_caught_up_joins_again(pair):
     assert isr(a) == ["a", "b"]
 
 
-def test_nothing_proposed_is_nothing_written(pair):
+def test_without_a_proposal_no_record_is_written(pair):
     a, _ = pair
     steps = list(a.proposals.putting())
     assert steps == []
 
 
-def test_of_two_proposals_of_a_partition_the_last_counts(pair):
-    """It was made with the same record in mind: the first would lose against it, or be undone."""
+def test_the_last_proposal_of_a_partition_counts(pair):
+    """It was made for the same record: the first would lose against it, or be undone."""
     a, b = pair
     dies(a, b)
     (first,) = a.proposals._noted
@@ -115,7 +115,7 @@ def test_of_two_proposals_of_a_partition_the_last_counts(pair):
 
 @pytest.mark.rule("how in-sync replicas get on record", "broker/host/proposals.py")
 @pytest.mark.parametrize("loses", ["before", "after"])
-def test_a_proposal_whose_outcome_is_not_known_counts_until_it_is(pair, loses):
+def test_a_proposal_with_an_unknown_outcome_counts_until_it_is_known(pair, loses):
     a, b = pair
     a.partition("t").append(numbers(1, 1))
     dies(a, b)
@@ -123,13 +123,13 @@ def test_a_proposal_whose_outcome_is_not_known_counts_until_it_is(pair, loses):
     with pytest.raises(StorageFailure):
         a.put_proposals()
     assert hw(a) == 1
-    assert a.proposals.noted.is_set()  # so the next round comes at once
+    assert a.proposals.noted.is_set()  # so the next round comes without a pause
     a.put_proposals()
     assert (isr(a), hw(a)) == (["a"], 2)
 
 
 def after_putting(a: LocalBroker, act) -> Script[None]:
-    """The script of proposals; ``act`` happens right before the record is written."""
+    """The script of proposals. ``act`` happens right before the record is written."""
     script = a.proposals.putting()
     step = next(script)
     act()
@@ -141,7 +141,7 @@ def after_putting(a: LocalBroker, act) -> Script[None]:
             return
 
 
-def test_a_proposal_that_loses_a_race_is_made_again_for_the_record_as_it_is(pair):
+def test_a_proposal_that_loses_a_race_is_repeated_for_the_new_record(pair):
     a, b = pair
     a.partition("t").append(numbers(1, 1))
     dies(a, b)
@@ -155,8 +155,8 @@ def test_a_proposal_that_loses_a_race_is_made_again_for_the_record_as_it_is(pair
     assert a.record("t").adding == ("c",)
 
 
-def test_a_leader_that_was_replaced_learns_it_from_its_proposal(pair):
-    """Its high watermark stands still: b may have become the leader by then."""
+def test_a_replaced_leader_gets_the_new_record_by_its_proposal(pair):
+    """Its high watermark does not move: b may have become the leader by then."""
     a, b = pair
     a.partition("t").append(numbers(1, 1))
     dies(a, b)
@@ -170,7 +170,7 @@ def test_a_leader_that_was_replaced_learns_it_from_its_proposal(pair):
     assert a.links.followed == {"t/0": ("b", 1)}
 
 
-def test_proposals_of_a_topic_that_was_deleted_come_to_nothing(pair):
+def test_proposals_of_a_deleted_topic_have_no_effect(pair):
     a, b = pair
     dies(a, b)
     a.topics.delete("t")
@@ -178,7 +178,7 @@ def test_proposals_of_a_topic_that_was_deleted_come_to_nothing(pair):
     assert Partitions(a.store).of_topic("t") == []
 
 
-def test_a_follower_that_lags_for_too_long_leaves(around):
+def test_a_follower_that_lags_too_long_leaves_the_isr(around):
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab", **{"replica.lag.time.max.ms": "5000"})
     a.partition("t").append(numbers(0, 1))
@@ -192,7 +192,7 @@ def test_a_follower_that_lags_for_too_long_leaves(around):
     assert (isr(a), hw(a)) == (["a"], 1)
 
 
-def test_who_comes_back_while_the_leader_may_not_serve_joins_all_the_same(pair):
+def test_a_follower_joins_while_the_leader_may_not_serve(pair):
     a, b = pair
     dies(a, b)
     a.put_proposals()

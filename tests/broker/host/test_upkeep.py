@@ -1,4 +1,4 @@
-"""Who is looked after in a round: what has moved, what is due, and nobody else."""
+"""A round of upkeep visits partitions that changed or are due, and no others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_everybody_is_due_once_when_they_moved_or_their_time_has_come(steps):
+def test_a_member_is_due_once_after_a_move_or_at_its_time(steps):
     agenda: Agenda[int] = Agenda()
     moved: set[int] = set()
     at: dict[int, int] = {}
@@ -59,7 +59,7 @@ def test_everybody_is_due_once_when_they_moved_or_their_time_has_come(steps):
         assert not at or (earliest is not None and earliest <= min(at.values()))
 
 
-def test_those_that_moved_are_due_in_their_order():
+def test_moved_members_are_due_in_their_order():
     """Wherever they are in memory: a simulated run is the same each time."""
     agenda: Agenda[object] = Agenda()
     members = [object() for _ in range(50)]
@@ -68,7 +68,7 @@ def test_those_that_moved_are_due_in_their_order():
     assert agenda.take_due(0) == members
 
 
-def test_whoever_moves_while_others_are_taken_is_not_lost():
+def test_a_member_that_moves_during_a_take_is_not_lost():
     agenda: Agenda[int] = Agenda()
     last = 20_000
 
@@ -85,11 +85,11 @@ def test_whoever_moves_while_others_are_taken_is_not_lost():
     assert sorted(taken) == list(range(last))
 
 
-# -- partitions say when they are due --------------------------------------------------------------
+# -- partitions report when they are due -----------------------------------------------------------
 
 
 class Told:
-    """A partition, and how often it said that it moved."""
+    """A partition, and the number of changes that it reported."""
 
     def __init__(self, folder: Path) -> None:
         self.times = 0
@@ -101,12 +101,12 @@ class Told:
         self.times += 1
 
     def moves(self) -> bool:
-        """Whether it has moved since this was asked last."""
+        """Whether it has changed since the last call."""
         moved, self.times = self.times > 0, 0
         return moved
 
 
-def test_what_a_truncation_left_in_a_file_is_dropped(tmp_path: Path):
+def test_housekeeping_drops_the_rest_of_a_truncation(tmp_path: Path):
     told = Told(tmp_path)
     for number in range(4):
         told.partition.append(numbers(number, 1))
@@ -120,8 +120,8 @@ def test_what_a_truncation_left_in_a_file_is_dropped(tmp_path: Path):
         assert stream.read_all().num_rows == 2
 
 
-def test_what_went_before_an_error_is_not_shown_any_more(tmp_path: Path):
-    """The disk is too full for a roll, and segments have gone to make room."""
+def test_segments_removed_before_an_error_are_not_shown(tmp_path: Path):
+    """The disk is too full for a roll, and segments were removed to make room."""
     disk, clock = SimulatedDisk(), FakeClock()
     log_format = LogFormat(NUMBERS, LogSettings(retention_ms=100))
     log = PartitionLog.open(tmp_path / "0", log_format, disk)
@@ -136,7 +136,7 @@ def test_what_went_before_an_error_is_not_shown_any_more(tmp_path: Path):
     assert partition.bounds().log_start_offset == log.start.offset == 1
 
 
-def test_whatever_may_make_something_due_is_told(tmp_path: Path):
+def test_each_change_that_may_make_work_due_is_reported(tmp_path: Path):
     told = Told(tmp_path)
     partition = told.partition
     assert not told.moves()
@@ -170,8 +170,8 @@ def topics(tmp_path: Path):
 @pytest.mark.rule(
     "when a partition is looked after", "broker/host/upkeep.py", "storage/log/retention.py"
 )
-def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
-    """Not even after what moved once; age alone asks for nothing within a day here."""
+def test_an_idle_broker_visits_no_partition(topics, monkeypatch):
+    """Not even partitions that changed once: no age makes them due within a day here."""
     topics.create("t", 50, 1, NUMBERS, {})
     topics.topic("t").partition(3).append(numbers(0, 1))
     looked: list[int] = []
@@ -192,7 +192,7 @@ def test_an_idle_broker_looks_after_no_partition(topics, monkeypatch):
     assert looked == [7]
 
 
-def test_what_age_makes_due_is_done_without_any_move(topics, monkeypatch):
+def test_work_that_is_due_by_age_needs_no_change(topics, monkeypatch):
     topics.create("t", 2, 1, NUMBERS, {"segment.ms": "1000"})
     partition = topics.topic("t").partition(1)
     partition.append(numbers(0, 1))
@@ -205,11 +205,11 @@ def test_what_age_makes_due_is_done_without_any_move(topics, monkeypatch):
     assert len(partition.log.segments) == 2
 
 
-def test_the_flusher_comes_as_often_as_the_shortest_interval_wants(topics):
+def test_the_flusher_pauses_for_the_shortest_interval(topics):
     at_rest = topics.host.upkeep.flush_due()
     topics.create("often", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "20"})
     topics.create("seldom", 1, 1, NUMBERS, {"flush": "interval", "flush.ms": "5000"})
     assert topics.host.upkeep.flush_due() <= 0.02 < at_rest
     topics.delete("often")
-    # What was put down for the deleted one makes it come once more.
+    # The entry of the deleted one makes it come once more.
     eventually(lambda: topics.host.upkeep.flush_due() == at_rest)

@@ -24,7 +24,7 @@ def page(address: str, path: str, accept: str = "*/*") -> tuple[int, str]:
 
 @dataclass
 class Samples:
-    """The samples of one scrape, by their name and labels; and the names of all families."""
+    """The samples of one scrape, by their name and labels, and the names of all families."""
 
     found: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
     families: set[str] = field(default_factory=set)

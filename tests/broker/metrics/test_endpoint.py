@@ -1,4 +1,4 @@
-"""The pages of a broker: who is ready, and what is answered to whom asks something else."""
+"""The pages of a broker: readiness, and answers to other requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import eventually
 READY = "/health/ready"
 
 
-def test_a_broker_that_serves_is_live_and_ready(shown: Broker) -> None:
+def test_a_serving_broker_is_live_and_ready(shown: Broker) -> None:
     assert page(shown.metrics_address, "/health/live") == (200, "ok\n")
     assert page(shown.metrics_address, READY) == (200, "ok\n")
     found = eventually(lambda: controller(shown))
@@ -29,12 +29,12 @@ def test_a_broker_that_serves_is_live_and_ready(shown: Broker) -> None:
 
 
 def controller(broker: Broker) -> Samples | None:
-    """A scrape of the controller; None if the broker is not the controller yet."""
+    """A scrape of the controller, or None if the broker is not the controller yet."""
     found = scraped(broker.metrics_address, "/metrics")
     return found if found("isolog_controller") else None
 
 
-def test_a_broker_whose_lease_is_over_is_live_and_not_ready(
+def test_a_broker_with_an_expired_lease_is_live_and_not_ready(
     shown: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shown.core.lease_keeper, "serves", lambda: False)
@@ -59,20 +59,20 @@ def test_a_broker_that_leads_by_promises_is_ready_without_its_lease(
     assert scraped(shown.metrics_address, "/metrics")("isolog_lease_held") == 0
 
 
-def test_a_broker_that_stops_is_not_ready(shown: Broker) -> None:
+def test_a_stopping_broker_is_not_ready(shown: Broker) -> None:
     shown._stop_asked.set()
     assert page(shown.metrics_address, READY) == (503, "the broker stops\n")
 
 
-def test_another_path_gets_the_paths_that_there_are(shown: Broker) -> None:
+def test_an_unknown_path_gets_the_list_of_paths(shown: Broker) -> None:
     assert page(shown.metrics_address, "/")[0] == 404
     assert "/metrics/all" in page(shown.metrics_address, "/nothing")[1]
 
 
-def test_a_broker_that_starts_is_live_and_not_ready(
+def test_a_starting_broker_is_live_and_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may wait for followers for long; a scrape works before it has a lease."""
+    """It may wait for followers for long. A scrape works before it has a lease."""
     seen = []
 
     def begin(broker: Broker, *rest: Any) -> None:
@@ -89,8 +89,8 @@ def test_a_broker_that_starts_is_live_and_not_ready(
     assert seen == [(200, "ok\n"), (503, "the broker starts\n")]
 
 
-def test_clients_that_say_nothing_hold_up_scrapes_only_if_they_are_many(shown: Broker) -> None:
-    """Each has a thread, so they have a limit; those that leave make room again."""
+def test_only_many_silent_clients_delay_scrapes(shown: Broker) -> None:
+    """Each has a thread, so they have a limit. Closed ones make room again."""
     host, port = shown.metrics_address.split(":")
     with ExitStack() as silent:
         silent.enter_context(socket.create_connection((host, int(port))))
@@ -110,7 +110,7 @@ def answers(broker: Broker) -> bool:
         return False
 
 
-def test_a_broker_without_the_setting_shows_nothing_and_needs_no_library(
+def test_without_the_setting_a_broker_serves_no_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
@@ -123,7 +123,7 @@ def test_a_broker_without_the_setting_shows_nothing_and_needs_no_library(
         )
 
 
-def test_a_place_where_nobody_can_listen_is_refused(tmp_path: Path) -> None:
+def test_an_unusable_metrics_address_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="metrics_listen"):
         BrokerConfig.load(None, dir=tmp_path, metrics_listen="unix:/a.sock")
     with socket.create_server(("127.0.0.1", 0)) as taken:

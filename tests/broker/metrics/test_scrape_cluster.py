@@ -1,4 +1,4 @@
-"""Three brokers, one of which is killed: what the others show."""
+"""Three brokers, one of which is killed: the series of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series of a broker after known appends, fetches and transactions: the numbers are exact."""
+"""Series of a broker after given appends, fetches and transactions: the numbers are exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOLDER = "isolog_lso_holder_seconds"
 
 @pytest.fixture
 def ten(client: isolog.Log) -> str:
-    """Ten records in two batches of partition 0, acknowledged; partition 1 is empty."""
+    """Ten records in two batches of partition 0, acknowledged. Partition 1 is empty."""
     client.create_topic("t", partitions=2, schema=NUMBERS)
     with client.producer() as producer:
         for start in (0, 5):
@@ -32,7 +32,7 @@ def ten(client: isolog.Log) -> str:
     return "t"
 
 
-def test_what_was_appended_and_fetched_is_counted_in_total_and_by_partition(shown, client, ten):
+def test_appends_and_fetches_are_counted_in_total_and_by_partition(shown, client, ten):
     assert client.read(ten).num_rows == 10
     found = scraped(shown.metrics_address)
     for what in ("append", "fetch"):
@@ -52,7 +52,7 @@ def test_what_was_appended_and_fetched_is_counted_in_total_and_by_partition(show
     assert found("isolog_force_seconds_count") >= 2
 
 
-def test_what_clients_of_flight_do_counts_too(shown, client, ten):
+def test_flight_clients_are_counted_too(shown, client, ten):
     flight = flight_client(shown.address)
     flight.do_get(ticket(ten), CALL).read_all()
     found = scraped(shown.metrics_address)
@@ -76,7 +76,7 @@ def test_a_total_does_not_fall_when_a_topic_is_deleted(shown, client, ten):
 
 
 def without(broker: Broker, topic: str) -> Samples | None:
-    """A scrape that knows no such topic; None if it does."""
+    """A scrape without this topic, or None if it has the topic."""
     found = scraped(broker.metrics_address)
     return None if any(("topic", topic) in labels for _, labels in found.found) else found
 
@@ -105,9 +105,7 @@ def test_an_open_transaction_holds_the_last_stable_offset_back(shown, client, te
     assert found("isolog_transaction_oldest_seconds") == 0
 
 
-def test_the_transaction_that_holds_readers_back_is_named_once_it_is_long(
-    shown, client, ten, monkeypatch
-):
+def test_a_long_transaction_that_holds_readers_back_is_named(shown, client, ten, monkeypatch):
     transactions = shown.core.transactions
     first = client.producer(transactional_id="first")
     later = client.producer(transactional_id="later")
@@ -142,7 +140,7 @@ def with_open(broker: Broker) -> Samples | None:
 
 @pytest.mark.rule("the lag of each isolation level in metrics", "broker/metrics/scrape.py")
 def test_lag_is_that_of_the_isolation_level(shown, client, ten):
-    """Lag has the records of an open transaction, and says how many of it are held back."""
+    """Lag has the records of an open transaction, and a second series has their number."""
     topic_id = shown.core.host.find(ten).id
     with client.consumer(ten, name="reader", partitions=[0]) as consumer:
         consumer.seek({(ten, 0): 4})
@@ -236,7 +234,7 @@ def test_a_position_in_a_deleted_topic_has_no_lag_in_a_new_topic_of_the_name(sho
 
 @pytest.mark.rule("what a scrape may wait for", "broker/metrics/scrape.py")
 def test_a_scrape_waits_for_no_partition(shown, client, ten):
-    """Whoever appends holds a partition's lock, for as long as a slow disk takes."""
+    """An append holds the partition's lock for as long as a slow disk takes."""
     with shown.core.host.topic(ten).partition(0)._state.lock:
         found = scraped(shown.metrics_address)
     assert found("isolog_partition_log_end_offset", topic=ten, partition="0") == 10
@@ -257,7 +255,7 @@ def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten
 
 
 def test_the_table_is_sound():
-    """Names are unique, and end as their kind and unit say."""
+    """Names are unique, and end with their kind and unit."""
     assert len({each.name for each in TABLE}) == len(TABLE)
     for each in TABLE:
         assert each.name.startswith("isolog_")

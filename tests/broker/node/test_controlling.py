@@ -1,4 +1,4 @@
-"""The controller gives partitions leaders that live; it does nothing where nothing is due."""
+"""The controller elects leaders for partitions without a live one, and idle rounds cost little."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["around"]
 
 @pytest.fixture
 def three(around: Surroundings) -> list[LocalBroker]:
-    """Brokers a, b and c; a is the controller."""
+    """Brokers a, b and c, of which a is the controller."""
     brokers = [around.start(each) for each in "abc"]
     rounds(around)
     return brokers
 
 
 def rounds(around: Surroundings, count: int = 2) -> None:
-    """So many rounds at all brokers that are up."""
+    """So many rounds at all running brokers."""
     for _ in range(count):
         for each in list(around.up.values()):
             each.host.refresh()
@@ -62,8 +62,8 @@ def test_one_broker_is_the_controller_while_it_lives(three):
     assert b.host.view.now.controller.term == 1
 
 
-def test_a_broker_that_starts_again_is_another_controller(three):
-    """It does not know what the one before had in hand."""
+def test_a_restarted_broker_is_another_controller(three):
+    """It has no state of its predecessor."""
     a = three[0]
     a.die()
     again = a.around.start("a")
@@ -71,7 +71,7 @@ def test_a_broker_that_starts_again_is_another_controller(three):
     assert (controller(again), again.host.view.now.controller.term) == ("a", 1)
 
 
-def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
+def test_a_stalled_controller_is_replaced_and_does_no_harm(three):
     a, b, c = three
     make(a, "t", "cb")
     for each in three:
@@ -87,7 +87,7 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
     assert controller(b) == "b"
     assert b.record("t").leader == "b"
     elected = b.record("t")
-    a.control_once()  # by what it knew, c led
+    a.control_once()  # in its view, c led
     assert b.record("t") == elected
 
 
@@ -96,7 +96,7 @@ def test_a_controller_that_stands_still_is_replaced_and_does_no_harm(three):
     "broker/node/controlling.py",
     "scripts/partition_records.py",
 )
-def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(three):
+def test_one_round_replaces_all_dead_leaders(three):
     a, b, c = three
     make(a, "t", *["cab", "cba"] * 10)
     partition = c.partition("t", 0)
@@ -112,7 +112,7 @@ def test_dead_leaders_are_replaced_in_one_round_and_their_partitions_served(thre
     assert a.partition("t", 0).append(numbers(3, 1)).offset == 3
 
 
-def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, caplog):
+def test_a_brokers_death_is_logged_in_one_line(three, caplog):
     a, _, c = three
     make(a, "t", *["cab", "cba"] * 10)
     c.die()
@@ -132,7 +132,7 @@ def test_a_death_is_a_line_in_the_log_however_many_partitions_were_led(three, ca
         (("a", 1), ("a", 1), "replicas of t/0 moved; they are on broker a (1), broker b (1)"),
     ],
 )
-def test_the_log_says_who_leads_and_why(caplog, before, after, line):
+def test_log_lines_name_new_leaders_and_the_cause(caplog, before, after, line):
     records = [
         PartitionRecord((BrokerId("a"), BrokerId("b")), leader, LeaderEpoch(epoch), ())
         for leader, epoch in (before, after)
@@ -142,8 +142,8 @@ def test_the_log_says_who_leads_and_why(caplog, before, after, line):
     assert [each.getMessage() for each in caplog.records] == [line]
 
 
-def test_what_was_lost_is_told(three, caplog):
-    """Both replicas start on logs that they cannot vouch for: one of them has to lead."""
+def test_an_unclean_election_is_logged(three, caplog):
+    """Both replicas start on logs that they cannot vouch for, and one of them has to lead."""
     a, b, _ = three
     make(a, "t", "ba")
     b.die()
@@ -185,7 +185,7 @@ def test_a_move_is_finished_when_the_new_replica_is_in_sync(three):
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[PartitionRecord]:
-    """The records that controllers have looked at."""
+    """The records that controllers have checked."""
     found: list[PartitionRecord] = []
     real = controlling.needs_leader
 
@@ -197,7 +197,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[PartitionRecord]:
     return found
 
 
-def test_where_nothing_changes_a_round_looks_at_no_partition(three, looked_at):
+def test_a_round_without_changes_checks_no_partition(three, looked_at):
     a, b, _ = three
     make(a, "t", *["ab"] * 10)
     rounds(a.around)
@@ -209,9 +209,7 @@ def test_where_nothing_changes_a_round_looks_at_no_partition(three, looked_at):
     assert len(looked_at) >= 10
 
 
-def test_a_partition_that_nobody_can_lead_is_looked_at_seldom_until_its_broker_is_back(
-    three, looked_at
-):
+def test_a_partition_without_a_possible_leader_is_retried_seldom(three, looked_at):
     a, b, _ = three
     make(a, "t", "b")
     b.die()
@@ -228,12 +226,12 @@ def test_a_partition_that_nobody_can_lead_is_looked_at_seldom_until_its_broker_i
 
 
 def read_bounds(asked: LocalBroker) -> Script[None]:
-    """The bounds of ``t/0``, as any broker asks for them; raises why it cannot."""
+    """The bounds of ``t/0``, as any broker reads them."""
     yield ReadBounds(Joined("t", asked.host.find("t").id, 0))
 
 
-def test_a_replica_whose_log_nobody_could_ask_for_is_asked_again(three):
-    """Its broker did not answer; no record changes when it does."""
+def test_the_log_end_of_an_unreachable_replica_is_requested_again(three):
+    """Its broker did not answer. No record changes when it does."""
     a, b, c = three
     make(a, "t", "bc")
     b.die()

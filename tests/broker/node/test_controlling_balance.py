@@ -1,4 +1,4 @@
-"""Preferred leaders lead again by themselves once they have been back for a while."""
+"""Preferred leaders lead again without a command once they have been alive for a while."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def disks() -> dict[str, SimulatedDisk]:
 
 @pytest.fixture
 def b(around: Surroundings, disks: dict[str, SimulatedDisk]) -> LocalBroker:
-    """Broker b, which leads ``t/0`` since a died; a is preferred, and has come back in sync."""
+    """Broker b, which leads ``t/0`` since a crashed. The preferred leader a is in sync again."""
     for each in "ab":
         (around.path / each).mkdir()
     a, b = (around.start(each, logs=FileLogs(disks[each])) for each in "ab")
@@ -38,7 +38,7 @@ def b(around: Surroundings, disks: dict[str, SimulatedDisk]) -> LocalBroker:
 
 
 def fail_over(around: Surroundings, disks: dict[str, SimulatedDisk]) -> None:
-    """Broker a dies and comes back in sync; b leads by then."""
+    """Broker a crashes and comes back in sync. By that time b leads."""
     b = around.up["b"]
     around.up["a"].die()
     for _ in range(2):
@@ -62,7 +62,7 @@ def leader(asked: LocalBroker) -> str | None:
 
 
 def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], None]:
-    """Return what lets b look for partitions to hand over, for so many seconds."""
+    """Return a function that runs b's checks for partitions to hand over, for so many seconds."""
     balance = Balance(b.host, b.members, b.around.clock, settle_s)
 
     def look(seconds: float) -> None:
@@ -81,7 +81,7 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
-def test_a_preferred_leader_that_has_come_back_leads_again_without_a_command(b):
+def test_a_preferred_leader_leads_again_without_a_command(b):
     look = looking(b)
     look(SETTLE_S)
     assert leader(b) == "b"
@@ -92,12 +92,12 @@ def test_a_preferred_leader_that_has_come_back_leads_again_without_a_command(b):
     assert b.around.up["a"].partition("t").append(numbers(4, 1)).offset == 4
 
 
-def test_switched_off_it_stays_where_the_failover_put_it(b):
+def test_without_balancing_leadership_stays_after_a_failover(b):
     looking(b, settle_s=0)(SETTLE_S * 2)
     assert leader(b) == "b"
 
 
-def test_one_that_comes_and_goes_does_not(b, disks):
+def test_a_flapping_preferred_leader_does_not_lead_again(b, disks):
     look = looking(b)
     for _ in range(3):
         look(SETTLE_S - 5)
@@ -106,7 +106,7 @@ def test_one_that_comes_and_goes_does_not(b, disks):
     assert leader(b) == "b"
 
 
-def test_one_whose_disk_refuses_writes_does_not_until_it_takes_them(b, disks):
+def test_a_preferred_leader_whose_disk_refuses_writes_does_not_lead_again(b, disks):
     disks["a"].refusal = StorageFailure
     look = looking(b)
     look(SETTLE_S * 2)
@@ -121,9 +121,9 @@ def test_one_whose_disk_refuses_writes_does_not_until_it_takes_them(b, disks):
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
-def test_nothing_that_was_acknowledged_is_taken_back(b):
-    """A follower that does not catch up in time is not handed the partition."""
-    b.partition("t").append(numbers(4, 1))  # a does not have this one
+def test_handing_leadership_back_loses_no_acknowledged_record(b):
+    """A follower that does not catch up in time does not get the partition."""
+    b.partition("t").append(numbers(4, 1))  # a lacks this one
     look = looking(b)
     look(SETTLE_S + 2)
     assert leader(b) == "b"

@@ -1,4 +1,4 @@
-"""A broker that ends in order hands over what it leads; nobody waits for its lease."""
+"""A broker that ends in order hands its partitions over, so that no client waits for its lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def three(around: Surroundings) -> list[LocalBroker]:
     return [around.start(each) for each in "abc"]
 
 
-def test_followers_lead_what_it_led(three):
+def test_followers_lead_after_an_orderly_end(three):
     a, b, c = three
     make(a, "t", "abc", "bca", "acb")
     for number in (0, 2):
@@ -36,7 +36,7 @@ def test_followers_lead_what_it_led(three):
     assert a.record("t", 1).leader_epoch == 0
 
 
-def test_what_it_alone_has_stays_and_is_led_until_it_ends(three):
+def test_a_lone_replica_is_led_until_its_broker_ends(three):
     a = three[0]
     make(a, "t", "a")
     assert a.driver.run(handing_over(a.host, a.members)) == 0
@@ -52,7 +52,7 @@ def begun(broker: LocalBroker) -> tuple[Script[int], Step]:
 
 
 def rest_of(broker: LocalBroker, script: Script[int], step: Step) -> int:
-    """Carries out this step and all that follow; the script's result."""
+    """Carry out this step and all that follow. Return the script's result."""
     while True:
         try:
             step = script.send(broker.table.carry_out(step))
@@ -60,8 +60,8 @@ def rest_of(broker: LocalBroker, script: Script[int], step: Step) -> int:
             return int(ended.value)
 
 
-def test_nothing_is_appended_while_followers_catch_up(three):
-    """And they do: what was acknowledged by then is not cut off."""
+def test_appends_are_refused_while_followers_catch_up(three):
+    """They do catch up, so acknowledged records are not truncated."""
     a, b, _ = three
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 3))
@@ -80,7 +80,7 @@ def test_nothing_is_appended_while_followers_catch_up(three):
     assert b.partition("t").bounds().log_end_offset == 3
 
 
-def test_a_follower_that_does_not_catch_up_is_not_waited_for_for_ever(three):
+def test_a_hand_over_does_not_wait_for_ever_for_a_slow_follower(three):
     a, b, _ = three
     make(a, "t", "ab")
     a.partition("t").append(numbers(0, 3))
@@ -93,7 +93,7 @@ def test_a_follower_that_does_not_catch_up_is_not_waited_for_for_ever(three):
     assert b.record("t").leader == "a"
 
 
-def test_a_dead_follower_is_handed_nothing(three):
+def test_a_dead_follower_gets_no_leadership(three):
     a, b, c = three
     make(a, "t", "abc")
     b.die()
@@ -105,7 +105,7 @@ def test_a_dead_follower_is_handed_nothing(three):
     assert c.partition("t").leads
 
 
-def test_a_follower_that_died_unnoticed_is_handed_nothing(three):
+def test_a_follower_that_died_undetected_gets_no_leadership(three):
     """Its lease has not ended, so it counts as alive."""
     a, b, _ = three
     make(a, "t", "abc")
@@ -116,7 +116,7 @@ def test_a_follower_that_died_unnoticed_is_handed_nothing(three):
     b.host.close()
 
 
-def test_where_no_follower_answers_it_leads_until_it_ends(three):
+def test_a_leader_without_answering_followers_leads_until_it_ends(three):
     a, b, _ = three
     make(a, "t", "ab")
     a.around.up.pop(b.id)

@@ -1,4 +1,4 @@
-"""A replica whose log refuses writes hands over, and comes back once it takes them."""
+"""A replica whose log refuses writes hands over, and comes back once its log takes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["around"]
 
 @dataclass
 class Cluster:
-    """Three brokers, each with a disk and a thread that looks for replicas in trouble."""
+    """Three brokers, each with a disk and a thread that checks for replicas in trouble."""
 
     around: Surroundings
     brokers: dict[str, LocalBroker]
@@ -34,7 +34,7 @@ class Cluster:
     withdrawals: dict[str, Withdrawals]
 
     def look(self, name: str) -> None:
-        """One round of the broker's thread, and what it did is seen by all."""
+        """One round of the broker's thread, after which all brokers see its changes."""
         self.brokers[name].driver.run(self.withdrawals[name].looking())
         see(self.around)
 
@@ -85,7 +85,7 @@ def led_by_a(
 
 
 def refused(cluster: Cluster, name: str, error: type[IsologError]) -> None:
-    """The broker's disk refuses writes from now on, and an append finds that out."""
+    """The broker's disk refuses all further writes, and an append detects that."""
     cluster.disks[name].refusal = error
     with pytest.raises(error):
         cluster.append(name, 1)
@@ -121,7 +121,7 @@ def script_rest(script: Script[None], answer: object) -> Iterator[Step]:
         yield script.send(answer)
 
 
-def test_what_followers_lack_is_replicated_before_the_handover_and_nothing_is_appended(cluster):
+def test_missing_entries_are_replicated_before_the_hand_over(cluster):
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.append("a", 1)
     refused(cluster, "a", StorageFailure)
@@ -140,12 +140,12 @@ def test_what_followers_lack_is_replicated_before_the_handover_and_nothing_is_ap
     assert b.partition("t").bounds().log_end_offset == 2
 
 
-def test_a_handover_that_ends_does_not_undo_that_of_the_shutdown(cluster):
-    """The thread that looks for trouble may end its own while the broker already shuts down."""
+def test_the_end_of_a_hand_over_does_not_undo_the_shutdowns(cluster):
+    """The thread that checks for trouble may end its hand-over during a shutdown."""
     a = cluster.brokers["a"]
     cluster.append("a", 1)  # the followers lack it, so both wait for them
     refused(cluster, "a", StorageFailure)
-    cluster.disks["a"].refusal = None  # only the handover refuses appends from now on
+    cluster.disks["a"].refusal = None  # only the handover refuses further appends
     looking = cluster.withdrawals["a"].looking()
     next(looking)
     looking.send([None, None])
@@ -157,14 +157,14 @@ def test_a_handover_that_ends_does_not_undo_that_of_the_shutdown(cluster):
         cluster.append("a", 2)
 
 
-def test_a_shutdown_hands_nothing_to_a_replica_whose_disk_refuses_writes(cluster):
+def test_a_shutdown_does_not_hand_over_to_a_replica_that_refuses_writes(cluster):
     a = cluster.brokers["a"]
     cluster.disks["b"].refusal = StorageFailure
     assert a.driver.run(handing_over(a.host, a.members)) == 1
     assert cluster.leader() == "c"
 
 
-def test_a_full_disk_is_given_some_time_and_then_another_leads(cluster):
+def test_a_leader_on_a_full_disk_hands_over_after_a_delay(cluster):
     refused(cluster, "a", DiskFull)
     cluster.pass_us(FULL_US - 1)
     cluster.look("a")
@@ -174,7 +174,7 @@ def test_a_full_disk_is_given_some_time_and_then_another_leads(cluster):
     assert cluster.leader() == "b"
 
 
-def test_a_disk_that_has_room_again_in_time_keeps_its_leader(cluster, caplog):
+def test_a_leader_whose_disk_has_room_again_in_time_stays(cluster, caplog):
     refused(cluster, "a", DiskFull)
     cluster.disks["a"].refusal = None
     cluster.pass_us(FULL_US)
@@ -186,7 +186,7 @@ def test_a_disk_that_has_room_again_in_time_keeps_its_leader(cluster, caplog):
     assert cluster.brokers["a"].host.troubled() == []
 
 
-def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeypatch):
+def test_two_concurrent_checks_for_trouble_both_find_it(cluster, monkeypatch):
     refused(cluster, "a", DiskFull)
     host, found = cluster.brokers["a"].host, []
     second = Thread(target=lambda: found.append(host.troubled()))
@@ -195,7 +195,7 @@ def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeyp
     def looked():
         if second.ident is None:
             second.start()
-            second.join(0.1)  # where nothing holds it up, it is done by then
+            second.join(0.1)  # unless something delays it, it has ended
         return look()
 
     monkeypatch.setattr(host, "open_replicas", looked)
@@ -209,17 +209,15 @@ def test_two_threads_that_look_for_trouble_at_once_both_find_it(cluster, monkeyp
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
-def test_the_heir_is_a_replica_that_takes_a_write(cluster):
+def test_leadership_goes_to_a_replica_that_takes_a_write(cluster):
     cluster.disks["b"].refusal = DiskFull
     refused(cluster, "a", StorageFailure)
     cluster.look("a")
     assert (cluster.leader(), cluster.isr()) == ("c", ["b", "c"])
 
 
-def test_where_no_other_replica_takes_writes_the_leader_stays_and_takes_them_again_itself(
-    cluster, caplog
-):
-    """No restart is needed, and each refused append says why."""
+def test_a_leader_stays_if_no_other_replica_takes_writes(cluster, caplog):
+    """No restart is needed, and each refused append has the reason."""
     cluster.disks["b"].refusal = cluster.disks["c"].refusal = DiskFull
     refused(cluster, "a", DiskFull)
     with caplog.at_level(logging.ERROR):
@@ -235,7 +233,7 @@ def test_where_no_other_replica_takes_writes_the_leader_stays_and_takes_them_aga
     cluster.append("a", 1)
 
 
-def test_a_partition_without_other_replicas_stays_and_takes_writes_once_its_disk_does(cluster):
+def test_a_lone_replica_takes_writes_again_once_its_disk_does(cluster):
     make(cluster.brokers["a"], "lone", "a")
     cluster.append("a", 0, "lone")
     cluster.disks["a"].refusal = StorageFailure
@@ -255,8 +253,8 @@ def test_a_partition_without_other_replicas_stays_and_takes_writes_once_its_disk
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
-def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(cluster):
-    """It is in no ISR before, so nobody elects it."""
+def test_a_broker_that_handed_over_follows_only_after_a_successful_write(cluster):
+    """It is in no ISR before, so it is not elected."""
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     refused(cluster, "a", StorageFailure)
     cluster.look("a")
@@ -276,7 +274,7 @@ def test_a_broker_that_handed_over_follows_only_once_a_write_has_succeeded(clust
     assert cluster.isr() == ["a", "b", "c"]
 
 
-def test_a_follower_that_refuses_a_write_is_not_said_to_lead(cluster, caplog):
+def test_a_follower_that_refuses_writes_is_not_reported_as_leader(cluster, caplog):
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.disks["b"].refusal = StorageFailure
     cluster.append("a", 1)
@@ -288,7 +286,7 @@ def test_a_follower_that_refuses_a_write_is_not_said_to_lead(cluster, caplog):
     assert "it does not lead here" in caplog.text
 
 
-def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, caplog):
+def test_a_replica_in_trouble_is_reported_again_when_its_role_changes(cluster, caplog):
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.disks["b"].refusal = cluster.disks["c"].refusal = StorageFailure
     cluster.append("a", 1)
@@ -315,9 +313,7 @@ def test_a_replica_in_trouble_is_reported_again_when_its_part_changes(cluster, c
     "broker/node/handover.py",
 )
 @pytest.mark.parametrize("error", [StorageFailure, DiskFull])
-def test_a_follower_that_refuses_a_write_leaves_the_isr_at_once_until_its_log_takes_one(
-    cluster, error
-):
+def test_a_follower_that_refuses_a_write_leaves_the_isr(cluster, error):
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.disks["b"].refusal = error
     cluster.append("a", 1)
@@ -336,8 +332,8 @@ def test_a_follower_that_refuses_a_write_leaves_the_isr_at_once_until_its_log_ta
     assert cluster.isr() == ["a", "b", "c"]
 
 
-def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
-    """It may be until its leader has taken it out of the ISR: it has all that is committed."""
+def test_an_elected_follower_that_refused_a_write_hands_over(cluster):
+    """It can be elected while it is in the ISR: it has all committed entries."""
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.disks["b"].refusal = StorageFailure
     cluster.append("a", 1)
@@ -351,8 +347,8 @@ def test_a_follower_that_refused_a_write_hands_over_when_it_is_elected(cluster):
     assert b.record("t").leader == "c"
 
 
-def test_a_replica_whose_force_failed_hands_over_to_one_that_joins_later(cluster):
-    """Its log takes no more until it is opened again, though it was the only one in sync then."""
+def test_a_replica_whose_fsync_failed_hands_over_to_one_that_joins_later(cluster):
+    """Its log takes no entries until it is opened again, though it was the only one in sync."""
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     make(a, "u", "ab", flush="batch")
     cluster.disks["a"].fail_next_force()
@@ -378,10 +374,8 @@ LOSSES = {
 
 @pytest.mark.rule("how a removed file of a log is noticed", "storage/segment/active_segment.py")
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_removed_file_of_the_log_is_noticed_by_the_next_round_of_housekeeping(
-    of_files, loss, caplog
-):
-    """An append succeeds meanwhile, and would be lost when the broker ends."""
+def test_housekeeping_detects_a_removed_file_of_the_log(of_files, loss, caplog):
+    """An append succeeds before that, and would be lost when the broker ends."""
     a = of_files.brokers["a"]
     LOSSES[loss](a.partition("t").log.segments[-1].name.arrow)
     of_files.append("a", 1)

@@ -15,7 +15,7 @@ from spark_stream.broker.node.identity import DirectoryLock
 
 
 def test_the_error_names_the_remedy_if_the_holder_is_stopped(tmp_path: Path) -> None:
-    """A stopped process ends only by SIGKILL, so `isolog broker stop` waits in vain."""
+    """A stopped process ends only by SIGKILL, so `isolog broker stop` would wait in vain."""
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as holder:
         lock = DirectoryLock(tmp_path)

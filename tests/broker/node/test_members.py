@@ -1,4 +1,4 @@
-"""Brokers as another one sees them: registered, alive, and fit to get replicas."""
+"""The view of other brokers: registered, alive, and able to get replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 __all__ = ["around"]
 
 
-def test_who_is_registered_and_who_is_alive(around):
+def test_registered_and_live_brokers(around):
     a, b = around.start("a"), around.start("b")
     see(around)
     assert a.members.registered() == {"a": "a-logs", "b": "b-logs"}
@@ -27,7 +27,7 @@ def test_who_is_registered_and_who_is_alive(around):
     assert a.members.get("c") is None
 
 
-def test_a_look_tells_whether_somebody_came_or_went(around):
+def test_a_check_returns_whether_live_brokers_changed(around):
     a = around.start("a")
     a.members.look()
     assert not a.members.look()
@@ -39,8 +39,8 @@ def test_a_look_tells_whether_somebody_came_or_went(around):
     assert a.members.look()
 
 
-def test_a_generation_is_the_one_at_the_last_look(around):
-    """Leaders ask for it under their locks: it must cost nothing."""
+def test_a_generation_is_that_of_the_last_check(around):
+    """Leaders call it under their locks, so it must cost next to nothing."""
     a, b = around.start("a"), around.start("b")
     see(around)
     b.die()
@@ -49,8 +49,8 @@ def test_a_generation_is_the_one_at_the_last_look(around):
     assert a.members.generation_of("b") is None
 
 
-def test_a_broker_that_has_started_since_the_last_look_counts_as_alive(around):
-    """Else a leader would at once put it out of the in-sync replicas of a topic that is made."""
+def test_a_broker_that_started_since_the_last_check_counts_as_alive(around):
+    """Otherwise a leader would immediately drop it from the ISR of a new topic."""
     a = around.start("a")
     b = around.start("b")
     make(a, "t", "ab")
@@ -65,7 +65,7 @@ def test_a_broker_that_has_started_since_the_last_look_counts_as_alive(around):
     assert a.members.generation_of("b") is None
 
 
-def test_replicas_are_given_to_those_that_are_alive_and_not_leaving(around):
+def test_only_live_brokers_that_stay_get_replicas(around):
     a, b, _ = (around.start(each) for each in "abc")
     Brokers(a.store).mark("c", BrokerState.LEAVING)
     b.die()
@@ -73,7 +73,7 @@ def test_replicas_are_given_to_those_that_are_alive_and_not_leaving(around):
     assert a.members.takers(a.members.alive()) == {"a": None}
 
 
-def test_a_broker_is_alive_in_a_generation_only_while_the_lease_is_of_that_start():
+def test_a_broker_is_alive_only_in_the_generation_of_its_leases_start():
     store, board = MemoryStore(MemoryRecords()), MemoryBoard()
     view = ClusterView(store)
     members = Members(view, Leases(board, FakeClock(), 3.0))

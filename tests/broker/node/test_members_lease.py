@@ -27,7 +27,7 @@ def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker]:
     return a, b
 
 
-def test_while_it_renews_its_lease_it_leads(pair):
+def test_a_broker_that_renews_its_lease_leads(pair):
     a, b = pair
     for _ in range(10):
         stand_still(a.around, LEASE_S / 2)
@@ -36,8 +36,8 @@ def test_while_it_renews_its_lease_it_leads(pair):
     assert b.replica("t").follows
 
 
-def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
-    """So nothing is appended, and nothing told, that another leader does not know."""
+def test_a_broker_stops_leading_before_others_see_its_lease_expire(pair):
+    """So it appends no record, and returns none, that conflicts with another leader's."""
     a, b = pair
     assert b.members.is_alive("a")
     partition = a.partition("t")
@@ -52,8 +52,8 @@ def test_before_others_may_find_its_lease_over_it_leads_no_more(pair):
 @pytest.mark.rule(
     "until when a broker may lead without a look at the records", "broker/node/members.py"
 )
-def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair, caplog):
-    """Another broker was elected meanwhile: it knows that before it leads again."""
+def test_a_late_renewal_requires_a_read_of_the_records_before_leading(pair, caplog):
+    """Another broker was elected in the meantime. This one reads that before it leads again."""
     a, b = pair
     assert b.members.is_alive("a")
     stand_still(a.around, LEASE_S * 0.6)
@@ -70,8 +70,8 @@ def test_a_renewal_that_comes_late_gives_back_no_leadership_without_a_look(pair,
     assert b.partition("t").leader_epoch == 1
 
 
-def test_while_it_looks_at_the_records_again_it_does_not_lead(pair):
-    """What it led before may be led by another broker, and it does not know that yet."""
+def test_a_broker_that_reads_the_records_again_does_not_lead(pair):
+    """Another broker may lead its partitions, and it has not seen that yet."""
     a, _ = pair
     serving: list[bool] = []
     lease_keeper = LeaseKeeper(
@@ -85,8 +85,8 @@ def test_while_it_looks_at_the_records_again_it_does_not_lead(pair):
 
 @pytest.mark.rule("when a broker whose lease was over takes a new one", "cluster/stores/leases.py")
 @pytest.mark.parametrize("step", ["the new lease", "the look"])
-def test_a_renewal_that_failed_halfway_is_begun_again(pair, monkeypatch, step):
-    """Otherwise the broker renewed a lease by which it never leads again, and nobody else could."""
+def test_a_renewal_that_failed_halfway_starts_over(pair, monkeypatch, step):
+    """Otherwise it would renew a lease by which it never leads, and block the others."""
     a, _ = pair
 
     def fail(*_: object) -> None:
@@ -107,14 +107,14 @@ def test_a_renewal_that_failed_halfway_is_begun_again(pair, monkeypatch, step):
     assert a.partition("t").append(numbers(0, 1)).count == 1
 
 
-def test_where_nobody_took_its_place_it_leads_on(pair):
+def test_a_broker_that_was_not_replaced_continues_to_lead(pair):
     a, _ = pair
     stand_still(a.around, 3 * LEASE_S)
     a.lease_keeper.renew()
     assert a.partition("t").append(numbers(0, 1)).count == 1
 
 
-def test_who_ended_is_dead_at_once(pair):
+def test_a_broker_that_ended_in_order_is_dead_immediately(pair):
     a, b = pair
     assert b.members.is_alive("a")
     a.lease_keeper.end()
@@ -123,8 +123,8 @@ def test_who_ended_is_dead_at_once(pair):
 
 
 @pytest.mark.rule("when a broker that has promised not to lead may lead", "broker/host/host.py")
-def test_a_broker_that_has_promised_not_to_lead_waits_until_its_promise_is_over(pair):
-    """Its predecessor may lead until then, although others have found its lease over."""
+def test_a_broker_leads_only_after_its_promise_not_to_lead_ended(pair):
+    """The earlier leader may lead until then, although others have seen its lease expire."""
     a, b = pair
     assert b.members.is_alive("a")
     b.links.waits_until = b.around.clock.monotonic() + 2 * LEASE_S
@@ -143,8 +143,8 @@ def test_a_broker_that_has_promised_not_to_lead_waits_until_its_promise_is_over(
     assert b.partition("t").append(numbers(0, 1)).count == 1
 
 
-def test_a_broker_that_is_cut_off_alone_tells_nobody_who_leads(pair, monkeypatch):
-    """Others lead by now, perhaps. If others are cut off too, it tells what it has seen last."""
+def test_a_broker_that_is_cut_off_alone_names_no_leader(pair, monkeypatch):
+    """Others may have been elected. If they are cut off too, it answers from its last view."""
     a, _ = pair
     a.host.contact.check_may_answer()
     stand_still(a.around, 2 * LEASE_S)

@@ -1,4 +1,4 @@
-"""A broker's observation of the others, while the metadata store takes changes and while not."""
+"""A broker's observation of the others, in and after an outage of the metadata store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pass_time(around: Surroundings, leases: float) -> None:
 
 
 def crash(broker: LocalBroker) -> None:
-    """End its process on a board that does not show it: its lease ends with its duration."""
+    """End its process. The board does not show that, so its lease ends with its duration."""
     broker.around.up.pop(broker.id)
     broker.host.close()
 
@@ -104,7 +104,7 @@ def test_a_crashed_broker_is_dead_when_its_lease_was_not_renewed_for_its_duratio
 
 
 def test_a_crashed_broker_is_dead_while_the_store_takes_no_renewals(trio, around, monkeypatch):
-    """An election must not count it as dead: this observer's own lease has expired too."""
+    """No election may count it as dead: this observer's own lease has expired too."""
     a, b, c = trio
     monkeypatch.setattr(MemoryPlace, "write", refuse)
     monkeypatch.setattr(MemoryBoard, "take_place", refuse)
@@ -120,7 +120,7 @@ def test_a_crashed_broker_is_dead_while_the_store_takes_no_renewals(trio, around
 
 
 def test_a_leader_whose_lease_expired_leads_in_no_view(trio, around, monkeypatch):
-    """It answers, so it is alive. Without promises it leads nothing, and lists nothing."""
+    """It answers, so it is alive. Without promises it leads no partition, and lists none."""
     a, b, _ = trio
     monkeypatch.setattr(MemoryPlace, "write", refuse)
     monkeypatch.setattr(MemoryBoard, "take_place", refuse)

@@ -1,4 +1,4 @@
-"""In which generation a broker's logs are: at its start, and after a disk that failed to force."""
+"""The generation of a broker's logs: at its start, and after a failed fsync."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["around"]
 
 @dataclass
 class Boot:
-    """A machine that was started so often."""
+    """A machine after so many starts."""
 
     times: int = 1
 
@@ -35,7 +35,7 @@ class Boot:
 
 
 def registration(broker: LocalBroker, boot: int = 1) -> Registration:
-    """What the broker does at its start, once its logs are open."""
+    """The broker's start, once its logs are open."""
     found = Registration(
         broker.store, broker.host, broker.members, SystemIds(), Boot(boot), RunFile(broker.path)
     )
@@ -48,7 +48,7 @@ def register(found: Registration, broker: LocalBroker) -> None:
     found.register(RegisteredBroker(broker.id, address, broker.incarnation, "1"))
 
 
-def test_after_an_end_of_its_process_alone_it_vouches_for_its_logs(around):
+def test_a_broker_vouches_for_its_logs_after_a_crash_of_its_process(around):
     a = around.start("a")
     make(a, "t", "a")
     first = registration(a).me
@@ -56,7 +56,7 @@ def test_after_an_end_of_its_process_alone_it_vouches_for_its_logs(around):
     assert registration(a).me == first
 
 
-def test_after_an_end_in_order_it_vouches_on_another_start_of_the_machine_too(around):
+def test_a_broker_vouches_for_its_logs_after_an_orderly_end_and_a_reboot(around):
     a = around.start("a")
     make(a, "t", "a")
     found = registration(a)
@@ -66,7 +66,7 @@ def test_after_an_end_in_order_it_vouches_on_another_start_of_the_machine_too(ar
     assert registration(a, boot=2).me == first
 
 
-def test_after_an_end_of_the_machine_it_cannot_vouch_and_says_so(around, caplog):
+def test_a_broker_cannot_vouch_for_its_logs_after_a_crash_of_its_machine(around, caplog):
     a = around.start("a")
     first = registration(a).me
     with caplog.at_level(logging.ERROR):
@@ -74,13 +74,13 @@ def test_after_an_end_of_the_machine_it_cannot_vouch_and_says_so(around, caplog)
     assert "cannot vouch for its logs" in caplog.text
 
 
-def test_a_broker_that_starts_for_the_first_time_complains_of_nothing(around, caplog):
+def test_the_first_start_of_a_broker_logs_no_error(around, caplog):
     with caplog.at_level(logging.ERROR):
         registration(around.start("a"))
     assert caplog.text == ""
 
 
-def test_what_turned_out_to_be_lost_makes_a_new_generation(around, caplog):
+def test_a_detected_loss_makes_a_new_generation(around, caplog):
     a = around.start("a")
     first = registration(a).me
     a.host.doubts.append("t/0 has lost entries")
@@ -89,8 +89,8 @@ def test_what_turned_out_to_be_lost_makes_a_new_generation(around, caplog):
     assert "t/0 has lost entries" in caplog.text
 
 
-def test_a_partition_whose_folder_is_gone_makes_a_new_generation_after_a_kill_too(around, caplog):
-    """It has no files before its first entry, so nothing else would tell it from an empty one."""
+def test_a_missing_folder_makes_a_new_generation_after_a_kill_too(around, caplog):
+    """A partition has no files before its first entry, so only the folder shows a loss."""
     a = around.start("a")
     make(a, "t", "a", "a")
     a.partition("t").append(numbers(0, 3))
@@ -118,7 +118,7 @@ class Dies(RunFile):
         raise KeyboardInterrupt
 
 
-def test_a_start_that_dies_between_the_record_and_the_directory_costs_a_generation(around):
+def test_a_start_that_dies_before_the_directory_names_it_costs_a_generation(around):
     a = around.start("a")
     first = registration(a).me
     surroundings = (a.store, a.host, a.members, SystemIds(), Boot())
@@ -127,7 +127,7 @@ def test_a_start_that_dies_between_the_record_and_the_directory_costs_a_generati
     assert registration(a).me != first
 
 
-def test_it_is_registered_in_its_generation(around):
+def test_a_broker_is_registered_with_its_generation(around):
     a = around.start("a")
     found = registration(a)
     register(found, a)
@@ -137,7 +137,7 @@ def test_it_is_registered_in_its_generation(around):
 
 @pytest.fixture
 def failing(around: Surroundings) -> tuple[LocalBroker, Registration]:
-    """``a`` leads ``t/0``, which ``b`` follows, on a disk whose next force fails."""
+    """``a`` leads ``t/0``, which ``b`` follows, on a disk whose next fsync fails."""
     disk = SimulatedDisk()
     folder = around.path / "a"
     folder.mkdir()
@@ -151,7 +151,7 @@ def failing(around: Surroundings) -> tuple[LocalBroker, Registration]:
     return a, found
 
 
-def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
+def test_a_failed_fsync_makes_one_new_generation(failing, caplog):
     a, found = failing
     before = found.me
     a.driver.run(found.looking())
@@ -167,7 +167,7 @@ def test_a_force_that_failed_makes_a_new_generation_once(failing, caplog):
     assert Brokers(a.store).get("a").generation == found.me.generation
 
 
-def test_after_a_force_that_failed_another_leads_and_the_next_start_does_not_vouch(failing):
+def test_after_a_failed_fsync_another_broker_leads(failing):
     a, found = failing
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
@@ -196,8 +196,8 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_is_known_though_the_start_that_found_it_died_before_it_said_so(around, loss):
-    """What an open cuts off or replaces is not amiss any more when the next one looks."""
+def test_a_loss_is_remembered_if_the_start_that_detected_it_died(around, loss):
+    """What an open truncates or replaces looks sound to the next open."""
     a = around.start("a")
     around.start("b")
     make(a, "t", "ab")
@@ -215,7 +215,7 @@ def test_a_loss_is_known_though_the_start_that_found_it_died_before_it_said_so(a
     assert registration(again).me != first
 
 
-def test_where_nobody_else_is_in_sync_it_leads_on_in_a_new_epoch_after_a_force_that_failed(failing):
+def test_a_lone_isr_member_leads_in_a_new_epoch_after_a_failed_fsync(failing):
     a, found = failing
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
@@ -226,8 +226,8 @@ def test_where_nobody_else_is_in_sync_it_leads_on_in_a_new_epoch_after_a_force_t
     a.partition("u").append(numbers(0, 1))
 
 
-def test_a_force_that_fails_while_a_log_opens_makes_a_new_generation(around):
-    """What the process before had written may be gone with the next power cut."""
+def test_a_failed_fsync_at_an_open_makes_a_new_generation(around):
+    """Entries of the last process may be lost with the next power cut."""
     disk = SimulatedDisk()
     folder = around.path / "a"
     folder.mkdir()
@@ -242,8 +242,8 @@ def test_a_force_that_fails_while_a_log_opens_makes_a_new_generation(around):
     assert registration(again).me != first
 
 
-def test_a_log_that_a_failed_force_keeps_from_opening_makes_a_new_generation(around):
-    """It would stay in sync, as a replica that nobody can read."""
+def test_a_log_that_cannot_open_after_a_failed_fsync_makes_a_new_generation(around):
+    """It would stay in sync, as a replica that cannot be read."""
     disk = SimulatedDisk()
     (around.path / "a").mkdir()
     a, _ = around.start("a", logs=FileLogs(disk)), around.start("b")

@@ -1,4 +1,4 @@
-"""A broker looks at its segments: how quickly, when again, and what follows from damage."""
+"""A broker reads its segments: its pace, its pauses, and the consequences of damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCHES = 12
 
 
 class Waits(threading.Event):
-    """An event that is set after so many waits; it knows how long they were together."""
+    """An event that is set after so many waits, with their total time."""
 
     def __init__(self, most: int = 1_000_000) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def fill(broker: LocalBroker, topic: str, assignment: str) -> None:
 
 
 def damage(broker: LocalBroker, topic: str) -> None:
-    """Changes a byte of the first batch."""
+    """Change a byte of the first batch."""
     segment = broker.replica(topic).log.segments[0]
     with segment.name.arrow.open("r+b") as file:
         place = int(segment.table[0]["position"]) + 99
@@ -69,7 +69,7 @@ def a(around: Surroundings) -> LocalBroker:
     return found
 
 
-def test_a_look_reads_all_segments_at_its_pace_and_says_so(a, caplog):
+def test_a_scrub_reads_all_segments_at_its_pace_and_logs_that(a, caplog):
     stopped = Waits()
     scrub = scrub_of(a, 10_000, stopped)
     assert scrub.last is None
@@ -82,13 +82,13 @@ def test_a_look_reads_all_segments_at_its_pace_and_says_so(a, caplog):
     assert "no damage found" in caplog.text
 
 
-def test_a_look_ends_as_soon_as_the_broker_stops(a):
+def test_a_scrub_ends_as_soon_as_the_broker_stops(a):
     scrub = scrub_of(a, 10_000, Waits(1))
     scrub.look()
     assert scrub.last is None
 
 
-def test_without_a_pace_nothing_is_looked_at(a):
+def test_without_a_pace_no_segment_is_read(a):
     damage(a, "t")
     scrub = scrub_of(a, 0)
     assert scrub.look() == 100.0
@@ -101,7 +101,7 @@ def member(broker: LocalBroker) -> Member:
 
 
 def leave(broker: LocalBroker, generation: str) -> None:
-    """What the broker does that is told to leave: it registers with another generation."""
+    """A broker that has to leave the ISRs registers with another generation."""
     broker.generation = Generation(generation)
     Brokers(broker.store).register(
         RegisteredBroker(broker.id, "a:1", broker.incarnation, "1", broker.generation)
@@ -109,7 +109,7 @@ def leave(broker: LocalBroker, generation: str) -> None:
     broker.host.change_generation(broker.generation)
 
 
-def test_the_only_copy_stays_and_is_told_once(a, caplog):
+def test_damage_in_the_only_copy_is_logged_once(a, caplog):
     damage(a, "t")
     scrub, replicas = scrub_of(a), DamagedReplicas(a.host, a.members)
     with caplog.at_level(logging.ERROR):
@@ -122,7 +122,7 @@ def test_the_only_copy_stays_and_is_told_once(a, caplog):
 
 @pytest.fixture
 def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker, DamagedReplicas]:
-    """``a`` leads ``t/0``, and its copy is damaged, which it does not know; ``b`` follows."""
+    """``a`` leads ``t/0`` with undetected damage in its copy, and ``b`` follows."""
     a, b = around.start("a"), around.start("b")
     see(around)
     fill(a, "t", "ab")
@@ -132,7 +132,7 @@ def pair(around: Surroundings) -> tuple[LocalBroker, LocalBroker, DamagedReplica
     return a, b, DamagedReplicas(a.host, a.members)
 
 
-def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair, caplog):
+def test_a_damaged_leader_leaves_the_isr_and_heals(pair, caplog):
     a, b, replicas = pair
     assert {each.broker for each in a.record("t").isr} == {"a", "b"}
     assert not replicas.need_to_leave(member(a))
@@ -158,7 +158,7 @@ def test_a_leader_leaves_and_its_follower_leads_and_it_heals_without_a_loss(pair
     assert replicas.left_replicas == []
 
 
-def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(around):
+def test_the_generation_after_damage_survives_a_restart(around):
     generations = GenerationRecords(around.store(), BrokerId("a"))
     ends: Any = {}
     generations.begin(FoundLogs(None, ends, True, "boot"), "run 1", lambda: "first")
@@ -168,7 +168,7 @@ def test_who_left_for_damage_keeps_the_new_generation_when_it_starts_again(aroun
     assert again == ("next", None)
 
 
-def test_a_reader_of_damaged_records_is_sent_to_the_next_leader_if_there_will_be_one(pair):
+def test_a_reader_of_damaged_records_is_sent_to_the_next_leader(pair):
     a, _, _ = pair
     partition = a.partition("t")
     error = DamagedSegment("it fails its checksum")
@@ -178,7 +178,7 @@ def test_a_reader_of_damaged_records_is_sent_to_the_next_leader_if_there_will_be
     a.partition("alone").check_alone(error)
 
 
-def test_a_leader_notices_damage_when_it_gives_a_follower_what_it_wrote_itself(around):
+def test_a_leader_detects_damage_when_it_sends_its_entries(around):
     a, b = around.start("a"), around.start("b")
     see(around)
     fill(a, "t", "ab")
@@ -189,7 +189,7 @@ def test_a_leader_notices_damage_when_it_gives_a_follower_what_it_wrote_itself(a
     assert a.partition("t").log.hole == 0
 
 
-def test_it_waits_while_another_partition_would_have_no_leader(pair, caplog):
+def test_a_damaged_broker_stays_while_another_partition_needs_it(pair, caplog):
     a, _, replicas = pair
     c = a.around.start("c")
     see(a.around)

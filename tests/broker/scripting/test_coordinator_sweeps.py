@@ -1,4 +1,4 @@
-"""What a broker does in each look at its transactions."""
+"""A broker's sweeps of its transactions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SECOND_US = 1_000_000
 
 
 class SilentPeers:
-    """Brokers that do not answer: who asks them waits for as long as it has patience."""
+    """Brokers that do not answer, so that calls to them wait for their timeout."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -65,7 +65,7 @@ def led_by(broker: BrokerId) -> PartitionRecord:
 
 
 class Desk:
-    """A broker's transactions, one of which has a partition at a broker that is silent."""
+    """A broker's transactions, one of which has a partition at a silent broker."""
 
     def __init__(self, path: Path, leader: str = "elsewhere", disk: Disk = HOST_DISK) -> None:
         self.clock = FakeClock()
@@ -107,8 +107,8 @@ class Desk:
 
 
 @pytest.mark.rule("how often a broker looks at all transactions", "broker/scripting/coordinator.py")
-def test_a_broker_that_is_silent_lets_no_other_transaction_wait(tmp_path: Path):
-    """Its ten seconds without an answer keep no other from being looked at."""
+def test_a_silent_broker_delays_no_other_transaction(tmp_path: Path):
+    """Its ten seconds without an answer do not delay the sweep of the others."""
     found = Desk(tmp_path)
     found.begin("stuck", joins=True)
     found.transactions.run(found.transactions.sweeping())
@@ -164,7 +164,7 @@ def test_a_transaction_does_not_expire_because_of_an_outage_of_the_store(
     assert found.state("x") is State.ABORTED
 
 
-def test_an_id_that_never_began_a_transaction_is_forgotten_by_any_broker(tmp_path: Path):
+def test_any_broker_removes_an_id_without_transactions(tmp_path: Path):
     found = Desk(tmp_path)
     transactions = found.transactions
     asked = InitTransactions(transactional_id="unused", instance="me", timeout_ms=1_000)
@@ -183,7 +183,7 @@ def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
     begun = transactions.run(transactions.decisions.describe("x"))
     of = (begun.number, begun.producer_id, begun.epoch)
     late = OnStore(found.store).start(transactions.decisions.join("x", *of, place))
-    late.advance()  # it has looked, and the transaction was open
+    late.advance()  # it has checked, and the transaction was open
     transactions.run(
         transactions.decisions.abort(
             AbortTransaction(transactional_id="x", instance="me", number=begun.number)
@@ -197,13 +197,13 @@ def test_a_refused_join_leaves_no_record_behind(tmp_path: Path):
     assert transactions.run(records.read_joins()) == []
 
 
-def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path):
-    """Nobody else would: its transaction is over, and its readers would wait for the next start."""
+def test_a_lost_marker_is_restored_once_the_disk_has_room(tmp_path: Path):
+    """No other broker would: the transaction ended, and readers would wait for the next start."""
     disk = SimulatedDisk()
     found = Desk(tmp_path, "here", disk)
     partition = found.host.topic("t").partition(0)
     partition.transactions.close_join(partition.transactions.open_join(7, 1), on_record=True)
-    partition.append(numbers(0, 1), Stamp(1, 0, 0, 7))  # no record knows of it any more
+    partition.append(numbers(0, 1), Stamp(1, 0, 0, 7))  # no record has it any more
     disk.room, room = 0, disk.room
     found.transactions.run(found.transactions.recovering())
     assert partition.bounds().last_stable_offset == 0
@@ -213,8 +213,8 @@ def test_a_lost_marker_that_a_full_disk_kept_out_is_written_later(tmp_path: Path
     assert partition.log.has_aborted(0, 1)
 
 
-def test_a_folder_is_removed_once_and_again_only_if_it_was_made_again(tmp_path: Path):
-    """Its announcement may stay for hours, and all brokers look at it twice a second."""
+def test_a_folder_is_removed_once_unless_it_was_made_again(tmp_path: Path):
+    """Its announcement may stay for hours, and all brokers read it twice a second."""
     disk, directory = SimulatedDisk(), LogDirectory(tmp_path, "cluster", "here")
     logs = FileLogs(disk)
     folders, topic = TopicFolders(directory, logs, lambda: None), Topic("t", "id", NUMBERS, 1, {})

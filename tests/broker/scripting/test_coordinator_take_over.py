@@ -1,4 +1,4 @@
-"""Whose transactions a broker looks after: its own, and those of brokers whose lease is over."""
+"""The transactions that a broker sweeps: its own, and those of brokers whose lease expired."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_S = 2.0  # well below a lease's duration
 
 
 class OneBroker:
-    """A broker that looks after transactions when the test says so."""
+    """A broker that sweeps transactions when the test calls it."""
 
     def __init__(self, around: Surroundings, name: str) -> None:
         self._broker = around.start(name)
@@ -63,7 +63,7 @@ class TwoBrokers:
         return begun
 
     def pass_time(self, seconds: float, *, a_lives: bool) -> None:
-        """Time passes in small steps; B sweeps after each. A renews its lease while it lives."""
+        """Time passes in small steps, and B sweeps after each. A renews its lease while alive."""
         for _ in range(int(seconds / STEP_S)):
             self.clock.pass_us(int(STEP_S * 1e6))
             self.b.renew()
@@ -92,7 +92,7 @@ def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
     "broker/scripting/coordinator.py",
     "cluster/stores/leases.py",
 )
-def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(brokers):
+def test_a_live_coordinator_expires_its_open_transactions(brokers):
     brokers.begin_at_a()
     brokers.pass_time(3 * TIMEOUT_S, a_lives=True)
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
@@ -103,8 +103,8 @@ def test_an_open_transaction_is_expired_by_its_own_broker_while_that_lives(broke
     "broker/scripting/coordinator.py",
     "cluster/stores/leases.py",
 )
-def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
-    """When the lease is over, the timeout begins: as after a restart of the dead one."""
+def test_another_broker_expires_transactions_of_a_dead_coordinator(brokers):
+    """When the lease expires, the timeout begins: as after a restart of the dead broker."""
     brokers.begin_at_a()
     brokers.pass_time(TIMEOUT_S, a_lives=True)
     brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
@@ -114,7 +114,7 @@ def test_an_open_transaction_of_a_dead_broker_is_expired_by_another(brokers):
 
 
 def renew_at_a_change(script: Script[None], renew: Callable[[], None]) -> Script[None]:
-    """The same script; the lease is renewed as soon as a record is to be changed."""
+    """The same script, with a renewal of the lease right before a record is changed."""
     step = next(script)
     while True:
         if isinstance(step, PutRecord):
@@ -126,7 +126,7 @@ def renew_at_a_change(script: Script[None], renew: Callable[[], None]) -> Script
             return
 
 
-def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
+def test_a_restarted_broker_keeps_transactions_that_were_not_swept(brokers):
     for name in ("x", "y"):
         brokers.begin_at_a(name)
     brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
@@ -137,7 +137,7 @@ def test_a_broker_that_is_back_keeps_what_a_sweep_has_not_come_to(brokers):
     assert (brokers.state("x"), brokers.state("y")) == (State.ABORTED, State.OPEN)
 
 
-def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_over(brokers):
+def test_another_broker_finishes_a_decided_transaction_after_the_lease(brokers):
     begun = brokers.begin_at_a()
     taken = [begun.producer_id]
     commit = records.as_judge(lambda found: rules.commit(found, "me", begun.number, taken))
@@ -150,7 +150,7 @@ def test_a_decided_transaction_is_finished_by_another_broker_once_the_lease_is_o
     assert (brokers.state(), brokers.stable()) == (State.COMMITTED, 1)
 
 
-def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
+def test_a_lost_marker_of_another_brokers_transaction_is_restored(
     brokers,
 ):
     """A marks, remembers that, and puts it on record only with its next transaction."""
@@ -170,7 +170,7 @@ def test_a_lost_marker_of_what_another_broker_had_finished_is_written_later(
     assert not brokers.partition.log.has_aborted(0, 1)
 
 
-def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
+def test_a_restarted_broker_sweeps_its_own_transactions_again(brokers):
     brokers.begin_at_a()
     brokers.pass_time(LEASE_S + TIMEOUT_S / 2, a_lives=False)
     brokers.a.renew()
@@ -178,8 +178,8 @@ def test_a_broker_that_comes_back_looks_after_its_own_again(brokers):
     assert (brokers.state(), brokers.stable()) == (State.OPEN, 0)
 
 
-def test_what_a_killed_process_left_open_is_aborted_by_another(tmp_path: Path):
-    """Begun at A, written to a topic that B leads; A is killed and does not come back."""
+def test_another_broker_aborts_transactions_of_a_killed_process(tmp_path: Path):
+    """Begun at A, written to a topic that B leads. A is killed and does not come back."""
     with brokers_on(tmp_path, t="b") as (first, second), second.channel() as channel:
         with first.channel() as asked:
             owner = Owner(asked, timeout_ms=2_000).begin()

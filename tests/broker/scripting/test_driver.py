@@ -1,4 +1,4 @@
-"""A step of a script is carried out where it has to be, whoever drives the script."""
+"""A step of a script is carried out at the right broker, by any driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["around"]
 
 @pytest.fixture
 def three(around: Surroundings) -> list[LocalBroker]:
-    """``t/0`` and ``t/1`` are led by b and c; a has nothing of them."""
+    """``t/0`` and ``t/1`` are led by b and c, and a has no replica of them."""
     brokers = [around.start(each) for each in "abc"]
     make(brokers[0], "t", "bc", "cb")
     return brokers
@@ -53,8 +53,8 @@ def test_steps_go_to_the_broker_that_they_name(three):
     assert [each.name for each in (three[2].path / "topics" / "u").iterdir()] == ["id"]
 
 
-def test_where_a_leadership_has_moved_the_driver_looks_again_and_asks_the_new_leader(three):
-    """It knew b as the leader; b says who leads now, or the driver sees it."""
+def test_the_driver_repeats_a_step_at_the_new_leader(three):
+    """In its view b is the leader. Then b names the new leader, or the driver reads it."""
     a, b, c = three
     b.partition("t", 0).append(numbers(0, 2))
     replicate(b, c, "t")
@@ -67,7 +67,7 @@ def test_where_a_leadership_has_moved_the_driver_looks_again_and_asks_the_new_le
     assert a.driver.run(single(ReadBounds(at(a, 0)))).log_end_offset == 2
 
 
-def test_a_broker_that_is_down_makes_its_steps_fail_and_no_others(three):
+def test_a_dead_broker_fails_only_its_own_steps(three):
     a, b, _ = three
     b.die()
     first, second = a.driver.run(together(ReadBounds(at(a, number)) for number in (0, 1)))
@@ -77,15 +77,15 @@ def test_a_broker_that_is_down_makes_its_steps_fail_and_no_others(three):
         a.driver.run(single(ReadBounds(at(a, 0))))
 
 
-def test_a_broker_passes_nothing_on_that_another_asked_it(three):
-    """Else two that call each other could wait for each other."""
+def test_a_broker_forwards_no_step_of_another_broker(three):
+    """Otherwise two brokers that call each other could wait for each other."""
     _, b, _ = three
     found = b.tried(ReadBounds(at(b, 1)))
     assert isinstance(found, NotLeader)
     assert found.details["leader"] == "c"
 
 
-def test_a_script_hears_of_a_failed_step_and_may_go_on(three):
+def test_a_script_gets_the_error_of_a_step_and_may_continue(three):
     a = three[0]
 
     def careful() -> Script[str]:

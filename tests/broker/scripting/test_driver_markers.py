@@ -53,7 +53,7 @@ class OneBroker:
         return self._broker.host
 
     def cut_power(self, seed: int) -> None:
-        """And it starts again; it cannot vouch for its logs then."""
+        """It starts again after that, and cannot vouch for its logs."""
         self.logs.end_process()
         self.logs.lose_power(Random(seed))
         self._broker = self._around.start("b", f"after cut {seed}", logs=self.logs)
@@ -76,7 +76,7 @@ class OneBroker:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_power_cut_after_the_step_takes_no_marker_of_a_commit(tmp_path, seed):
+def test_a_power_cut_loses_no_marker_of_a_commit(tmp_path, seed):
     broker = OneBroker(tmp_path)
     broker.write()
     broker.take(WriteMarkers(broker.at, TRANSACTION, (PRODUCER,)))
@@ -86,8 +86,8 @@ def test_a_power_cut_after_the_step_takes_no_marker_of_a_commit(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("before", ["ab", "a"])
-def test_a_power_cut_after_a_move_takes_nothing_of_a_commit(tmp_path, before, seed):
-    """Broker b has got it from a, which has forced it and goes."""
+def test_a_power_cut_after_a_move_loses_no_part_of_a_commit(tmp_path, before, seed):
+    """Broker b has got it from a, which has forced it and is removed."""
     around = Surroundings(tmp_path)
     logs = DiskLogs(tmp_path / "b", lambda: None)
     a, b = around.start("a"), around.start("b", logs=logs)
@@ -114,7 +114,7 @@ def test_a_power_cut_after_a_move_takes_nothing_of_a_commit(tmp_path, before, se
     assert (bounds.last_stable_offset, bounds.high_watermark) == (3, 3)
 
 
-def test_a_partition_that_is_closed_says_that_it_has_forced_nothing(tmp_path):
+def test_a_closed_partition_refuses_to_force(tmp_path):
     broker = OneBroker(tmp_path)
     broker.write()
     at = broker.at

@@ -1,4 +1,4 @@
-"""A leader that was replaced and has not heard of it answers for nothing that it may not have."""
+"""A leader that has not seen its replacement answers no step with an outdated log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PRODUCER, NUMBER = 1, 7
 
 @pytest.fixture
 def three(around: Surroundings) -> list[LocalBroker]:
-    """Broker c leads ``t/0`` and ``t/1``; a and b believe that b leads ``t/0``, as it did."""
+    """Broker c leads ``t/0`` and ``t/1``. In the view of a and b, b still leads ``t/0``."""
     a, b, c = (around.start(each) for each in "abc")
     make(a, "t", "b", "c")
     move(a, c)
@@ -44,7 +44,7 @@ def three(around: Surroundings) -> list[LocalBroker]:
 
 
 def move(asked: LocalBroker, leader: LocalBroker) -> None:
-    """Put on record that ``t/0`` is on this broker alone; only this broker sees it."""
+    """Put on record that ``t/0`` is on this broker alone. Only this broker sees it."""
     stored = asked.host.view_of(PartitionId(asked.host.find("t").id, 0))
     assert stored is not None
     me = Member(leader.id, leader.generation)
@@ -77,7 +77,7 @@ def decided(broker: LocalBroker, place: Joined) -> Transaction:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, asked):
+def test_a_transaction_is_sealed_and_marked_at_the_present_leader(three, asked):
     broker, leader = three[asked], three[2].partition("t", 0)
     write(leader)
     commit = decided(broker, at(broker, 0))
@@ -89,7 +89,7 @@ def test_a_transaction_is_sealed_and_marked_at_the_leader_that_has_it(three, ask
 
 
 class LateWatch(Outage):
-    """The watch tells nothing by itself."""
+    """The watch announces no change."""
 
     def seen_upto(self, seen: int, last: int) -> int:
         return seen
@@ -100,8 +100,8 @@ class LateSurroundings(Surroundings):
         return MortalStore(self.records, lambda: None, LateWatch(Random()))
 
 
-def test_who_finishes_what_another_has_decided_knows_its_partitions_and_their_leaders(tmp_path):
-    """It has only read the decision: its watch has told it of nothing."""
+def test_a_finisher_reads_the_partitions_and_leaders_of_a_decision(tmp_path):
+    """It has only read the decision: its watch has announced no change."""
     with closing(LateSurroundings(tmp_path)) as around:
         a, b, c = (around.start(each) for each in "abc")
         make(a, "t", "b", "c")
@@ -116,7 +116,7 @@ def test_who_finishes_what_another_has_decided_knows_its_partitions_and_their_le
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_what_a_transaction_wrote_is_forced_at_the_leader_that_has_it(three, asked, monkeypatch):
+def test_a_transaction_is_forced_at_the_present_leader(three, asked, monkeypatch):
     forced = []
     monkeypatch.setattr(Partition, "force", lambda self: forced.append((self.name, self.log)))
 
@@ -129,7 +129,7 @@ def test_what_a_transaction_wrote_is_forced_at_the_leader_that_has_it(three, ask
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_cut_splits_no_transaction_that_a_replaced_leader_does_not_know(three, asked):
+def test_a_cut_splits_no_transaction_unknown_to_a_replaced_leader(three, asked):
     broker, c = three[asked], three[2]
     for number in (0, 1):
         write(c.partition("t", number))
@@ -139,16 +139,16 @@ def test_a_cut_splits_no_transaction_that_a_replaced_leader_does_not_know(three,
     assert c.partition("t", 1).bounds(Isolation.READ_ATOMIC).atomic_cut == 3
 
 
-def test_a_leader_that_is_asked_for_a_later_epoch_than_its_own_looks_at_the_record(three):
+def test_a_leader_reads_the_record_for_a_step_of_a_later_epoch(three):
     _, b, c = three
     place = at(b, 0)
-    assert b.tried(Seal(place, NUMBER)) is None  # it leads, as far as it knows
+    assert b.tried(Seal(place, NUMBER)) is None  # it leads, in its own view
     refusal = b.tried(Seal(place, NUMBER, least_epoch=c.partition("t", 0).leader_epoch))
     assert isinstance(refusal, NotLeader)
     assert refusal.details["leader"] == BrokerId("c")
 
 
-def test_a_leader_that_is_asked_for_an_epoch_that_is_on_no_record_refuses(three):
+def test_a_leader_refuses_a_step_of_an_unknown_epoch(three):
     _, _, c = three
     later = LeaderEpoch(c.partition("t", 0).leader_epoch + 1)
     refusal = c.tried(Seal(at(c, 0), NUMBER, least_epoch=later))
@@ -156,7 +156,7 @@ def test_a_leader_that_is_asked_for_an_epoch_that_is_on_no_record_refuses(three)
     assert f"epoch {later}" in refusal.message
 
 
-def test_a_leader_that_was_replaced_seals_nothing(three):
+def test_a_replaced_leader_seals_no_transaction(three):
     """Its answer would mean that no more batches join, while its successor takes them."""
     before = three[2].partition("t", 1)
     write(before)
@@ -166,7 +166,7 @@ def test_a_leader_that_was_replaced_seals_nothing(three):
 
 
 def lead(leader: LocalBroker) -> None:
-    """Put on record that this broker leads ``t/0`` in the next epoch; all see it."""
+    """Put on record that this broker leads ``t/0`` in the next epoch, for all to see."""
     stored = leader.host.view_of(PartitionId(leader.host.find("t").id, 0))
     assert stored is not None
     epoch = LeaderEpoch(stored.record.leader_epoch + 1)
@@ -175,8 +175,8 @@ def lead(leader: LocalBroker) -> None:
     see(leader.around)
 
 
-def test_entries_of_an_earlier_epoch_are_not_taken_for_what_has_their_place_now(around):
-    """Their broker leads again, and what it wrote there first was cut off."""
+def test_entries_of_an_earlier_epoch_do_not_count_as_replicated(around):
+    """Their broker leads again, and its earlier entries there were truncated."""
     a, b = around.start("a"), around.start("b")
     make(a, "t", "ab")
     partition = a.partition("t")

@@ -91,7 +91,7 @@ ANSWERS = (
 
 
 class Table:
-    """Answers what it was given, or raises it."""
+    """A target of steps that returns, or raises, a given answer."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
@@ -113,12 +113,12 @@ def travelled(*asked_and_answered: tuple[RemoteStep, object]) -> list[object]:
 
 
 def asking(*steps: RemoteStep, nonce: str = "n") -> bytes:
-    """What broker a asks of broker b."""
+    """The steps of broker a at broker b."""
     return asked_of(CALLER, "b", "start of b", nonce, pack_steps(steps))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
-def test_a_step_is_the_same_there(step):
+def test_a_step_arrives_unchanged(step):
     assert unpack_steps(pack_steps([step])) == [step]
 
 
@@ -141,13 +141,13 @@ def test_a_step_that_lacks_a_field_is_refused_by_its_name(kind):
 
 
 @pytest.mark.parametrize("packed", [b"", b"\x90" * 9, b"\x91\x81\xa4type\xa4Rest", b"\xc1"])
-def test_steps_that_are_none_are_refused(packed):
+def test_invalid_steps_are_refused(packed):
     with pytest.raises(InvalidRequest, match="RunSteps: steps: "):
         unpack_steps(msgspec.Raw(packed))
 
 
 @pytest.mark.parametrize(("step", "answer"), ANSWERS, ids=str)
-def test_an_answer_is_the_same_here(step, answer):
+def test_an_answer_arrives_unchanged(step, answer):
     assert travelled((step, answer)) == [answer]
 
 
@@ -174,7 +174,7 @@ def vars_of(block: Block) -> list[np.ndarray]:
     return [block.transactions, block.producers, block.firsts, block.lasts]
 
 
-def test_a_step_that_fails_holds_up_no_other():
+def test_a_failed_step_delays_no_other():
     table = Table(UnknownTopic("gone"), None)
     run_steps(table, CALLED, asking(Force(AT), Seal(AT, 1)))
     assert table.asked == [Force(AT), Seal(AT, 1)]
@@ -194,7 +194,7 @@ def test_a_step_that_fails_holds_up_no_other():
         {"caller": "c"},
     ],
 )
-def test_steps_are_carried_out_only_for_a_broker_that_means_this_start_of_this_one(fields):
+def test_steps_need_a_proof_for_this_incarnation(fields):
     table = Table()
     sent = {"caller": "a", "proof": CALLER.call_proof("b", "start of b"), "nonce": "n"} | fields
     asked = RunSteps(**sent, steps=pack_steps([Force(AT)]))
@@ -203,7 +203,7 @@ def test_steps_are_carried_out_only_for_a_broker_that_means_this_start_of_this_o
     assert table.asked == []
 
 
-def test_answers_of_something_else_in_the_place_of_a_broker_are_refused():
+def test_answers_of_another_process_are_refused():
     asked = Seal(AT, 1)
     for proof in ("", CALLED.answer_proof("another"), CALLER.answer_proof("n")):
         said = msgspec.msgpack.encode({"proof": proof, "answers": [{"value": None}]})
@@ -215,12 +215,12 @@ def test_answers_of_something_else_in_the_place_of_a_broker_are_refused():
 
 
 @pytest.mark.parametrize("result", [b"", b"{}", b"\xc1"])
-def test_what_is_no_answer_is_an_error_of_its_broker(result):
+def test_an_invalid_answer_names_its_broker(result):
     with pytest.raises(InternalError, match="broker b sent an invalid answer"):
         answers_of(result, CALLER, "b", "n", [Seal(AT, 1)])
 
 
-def test_as_many_answers_come_as_steps_were_asked():
+def test_each_step_needs_one_answer():
     result = run_steps(Table(None), CALLED, asking(Seal(AT, 1)))
     with pytest.raises(InternalError, match="1 answers to 2 steps"):
         answers_of(result, CALLER, "b", "n", [Seal(AT, 1), Force(AT)])

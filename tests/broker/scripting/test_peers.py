@@ -1,4 +1,4 @@
-"""What a broker is told when it asks another one that is not there."""
+"""Calls to a broker that does not answer, or was replaced."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from tests.clocks import FakeClock
 from tests.support import NUMBERS, BrokerProcess
 
 
-def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
-    tmp_path: Path, shared: BrokerProcess
-):
-    """Each sweep asks again: other words each time would fill the log file."""
+def test_errors_about_a_replaced_broker_have_a_constant_text(tmp_path: Path, shared: BrokerProcess):
+    """Each sweep calls again: other words each time would fill the log file."""
     store, clock = SqliteStore(tmp_path / "store"), FakeClock()
     brokers = Brokers(store)
     brokers.register(RegisteredBroker("gone", "", "i", "1", peer_address=shared.peer_address))
@@ -41,13 +39,11 @@ def test_a_broker_that_another_replaced_is_refused_in_the_same_words(
         clock.pass_us(400_000)
     assert len(said) == 1
     assert "means to call broker" in said.pop()
-    assert len(refreshed) == 2  # only when it was asked: it is left alone for a second
+    assert len(refreshed) == 2  # only when it was called: calls pause for a second
     store.close()
 
 
-def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
-    tmp_path: Path, shared: BrokerProcess
-):
+def test_an_error_names_the_last_address_of_the_broker(tmp_path: Path, shared: BrokerProcess):
     store = SqliteStore(tmp_path / "store")
     brokers = Brokers(store)
     brokers.register(RegisteredBroker("gone", "", "i", "1", peer_address=shared.peer_address))
@@ -62,12 +58,12 @@ def test_a_refusal_names_the_address_at_which_the_broker_was_asked_last(
     peers = ConnectedPeers(me, brokers, FakeClock(), refresh)
     with pytest.raises(LeaderUnavailable, match=f"broker gone at {there}:"):
         peers.run_steps("gone", [Seal(Joined("t", "id", 0), 1)])
-    assert locked == [False, False]  # other threads may ask the broker meanwhile
+    assert locked == [False, False]  # other threads may call the broker concurrently
     store.close()
 
 
-def test_a_broker_that_does_not_answer_a_probe_is_not_waited_for_long(tmp_path: Path, monkeypatch):
-    """Whoever hands over asks for heirs before it ends."""
+def test_a_probe_has_a_short_timeout(tmp_path: Path, monkeypatch):
+    """A broker that hands over probes replicas before it ends."""
     monkeypatch.setattr(peers_module, "_PROBE_S", 0.2)
     store = SqliteStore(tmp_path / "store")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -95,7 +91,7 @@ def of_the_cluster(shared: BrokerProcess) -> Iterator[tuple[ConnectedPeers, str]
     store.close()
 
 
-def test_markers_of_more_producers_than_a_message_takes_are_all_written(of_the_cluster, log, topic):
+def test_steps_beyond_one_message_are_all_carried_out(of_the_cluster, log, topic):
     peers, broker = of_the_cluster
     log.create_topic(topic, schema=NUMBERS, partitions=4)
     places = [Joined(topic, log.describe(topic).id, number) for number in range(4)]
@@ -104,9 +100,7 @@ def test_markers_of_more_producers_than_a_message_takes_are_all_written(of_the_c
     assert [type(each) for each in answers] == [Marked] * 4
 
 
-def test_a_step_that_a_broker_refuses_as_wrong_does_not_keep_it_from_being_asked(
-    of_the_cluster, log, topic
-):
+def test_a_refused_step_does_not_pause_calls_to_the_broker(of_the_cluster, log, topic):
     peers, broker = of_the_cluster
     log.create_topic(topic, schema=NUMBERS)
     at = Joined(topic, log.describe(topic).id, 0)

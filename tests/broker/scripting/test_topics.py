@@ -1,4 +1,4 @@
-"""Topics are made and deleted step by step: nobody waits for it, and a crash leaves no orphan."""
+"""Topics are made and deleted step by step: no call waits, and a crash leaves no orphan."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from tests.support import NUMBERS, numbers
 
 
 def folders(path: Path) -> list[str]:
-    """Name and partition of every folder there is for a topic."""
+    """Name and partition of every folder of a topic."""
     found = [each for each in path.glob("topics/*/*/*") if each.is_dir()]
     return sorted(f"{each.parts[-3]}/{each.name}" for each in found)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Path, when: str):
+def test_a_crash_during_a_creation_leaves_a_whole_topic_or_none(tmp_path: Path, when: str):
     first = LocalTopics(tmp_path)
     first.store.fails, first.store.when = Died(), when
     with pytest.raises(Died):
         first.create("t", 3, 1, NUMBERS, {})
-    first.store.close()  # and no more than that: nothing is tidied up
+    first.store.close()  # and no more than that: no left-over was removed
 
     second = LocalTopics(tmp_path)
     made = when == "after"
     assert second.left_over == ([] if made else ["t"])
-    assert folders(tmp_path) == []  # what is empty has no folder
+    assert folders(tmp_path) == []  # an empty log has no folder
     assert second.host.names() == (["t"] if made else [])
     if not made:
         second.create("t", 1, 1, NUMBERS, {})
@@ -56,10 +56,8 @@ def test_a_death_while_a_topic_is_made_leaves_all_of_it_or_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_topic_whose_making_is_asked_for_again_is_the_one_that_was_made(
-    tmp_path: Path, when: str
-):
-    """The first answer was lost, and the second broker had better not call it another's."""
+def test_a_repeated_creation_returns_the_first_topic(tmp_path: Path, when: str):
+    """The first answer was lost, and the second broker must not report another's topic."""
     transactions = LocalTopics(tmp_path)
     made = []
 
@@ -150,7 +148,7 @@ def test_files_that_cannot_be_removed_are_removed_at_the_next_start(tmp_path: Pa
 
 
 def test_files_of_a_deleted_topic_stay_gone_after_a_power_cut(tmp_path: Path):
-    """Its record is gone for good, so nobody would ever look for them again."""
+    """Its record is deleted, so no broker would ever remove them."""
     for seed in range(20):
         disk, path = SimulatedDisk(), tmp_path / str(seed)
         path.mkdir()
@@ -166,7 +164,7 @@ def test_files_of_a_deleted_topic_stay_gone_after_a_power_cut(tmp_path: Path):
 @pytest.mark.rule(
     "how a topic is made, altered and deleted", "scripts/topics.py", "broker/host/host.py"
 )
-def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):
+def test_a_crash_during_a_deletion_leaves_no_orphan(tmp_path: Path):
     first = LocalTopics(tmp_path)
     first.create("t", 2, 1, NUMBERS, {})
     for number in (0, 1):
@@ -190,7 +188,7 @@ def test_a_death_while_a_topic_is_deleted_leaves_no_orphan(tmp_path: Path):
     third.close()
 
 
-def test_a_topic_that_cannot_be_made_leaves_nothing(tmp_path: Path):
+def test_a_failed_creation_leaves_no_files(tmp_path: Path):
     found = LocalTopics(tmp_path)
     found.store.fails = StorageFailure("the disk says no")
     with pytest.raises(StorageFailure):
@@ -205,8 +203,8 @@ def test_a_topic_that_cannot_be_made_leaves_nothing(tmp_path: Path):
     found.close()
 
 
-def test_nobody_waits_for_a_topic_that_is_made(tmp_path: Path):
-    """Neither who lists topics, nor who makes, reads and deletes others."""
+def test_a_creation_blocks_no_other_call(tmp_path: Path):
+    """Neither calls that list topics, nor those that make, read and delete others."""
     found = LocalTopics(tmp_path)
     found.create("old", 1, 1, NUMBERS, {})
     here, go_on = threading.Event(), threading.Event()

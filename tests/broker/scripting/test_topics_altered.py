@@ -19,7 +19,7 @@ def folders(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("when", "partitions"), [("before", 1), ("after", 3)])
-def test_a_death_in_the_middle_leaves_the_old_topic_or_the_new(
+def test_a_crash_during_an_alteration_leaves_the_old_topic_or_the_new(
     tmp_path: Path, when: str, partitions: int
 ) -> None:
     first = LocalTopics(tmp_path)
@@ -28,14 +28,14 @@ def test_a_death_in_the_middle_leaves_the_old_topic_or_the_new(
     first.store.fails, first.store.when = Died(), when
     with pytest.raises(Died):
         first.alter("t", 3, {"segment.ms": "777"})
-    first.store.close()  # and no more than that: nothing is tidied up
+    first.store.close()  # and no more than that: no left-over was removed
 
     second = LocalTopics(tmp_path)
     found = second.topic("t")
     assert len(found.open_partitions()) == partitions
     assert (found.settings.segment_ms == 777) == (when == "after")
     assert found.partition(0).bounds().log_end_offset == 5
-    altered = second.alter("t", 4, {})  # whatever was left behind is not in the way
+    altered = second.alter("t", 4, {})  # left-overs are no obstacle
     assert [int(each.append(numbers(0, 1)).offset) for each in altered.open_partitions()] == [
         5,
         0,
@@ -45,10 +45,10 @@ def test_a_death_in_the_middle_leaves_the_old_topic_or_the_new(
     second.close()
 
 
-def test_a_store_that_refuses_leaves_the_topic_as_it_was(tmp_path: Path) -> None:
+def test_a_failing_store_leaves_the_topic_unchanged(tmp_path: Path) -> None:
     found = LocalTopics(tmp_path)
     found.create("t", 1, 1, NUMBERS, {})
-    found.topic("t").partition(0).append(numbers(0, 1))  # what is empty has no folder
+    found.topic("t").partition(0).append(numbers(0, 1))  # an empty log has no folder
     found.store.fails = StorageFailure("the disk says no")
     with pytest.raises(StorageFailure):
         found.alter("t", 3, {"segment.ms": "777"})
@@ -61,7 +61,7 @@ def test_a_store_that_refuses_leaves_the_topic_as_it_was(tmp_path: Path) -> None
     found.close()
 
 
-def test_a_topic_that_somebody_else_changed_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_concurrent_change_of_a_topic_is_not_overwritten(tmp_path: Path) -> None:
     """Between this one's read of the record and its write."""
     found = LocalTopics(tmp_path)
     found.create("t", 1, 1, NUMBERS, {})

@@ -1,4 +1,4 @@
-"""Where the replicas of new partitions go, and what an operator cannot ask for."""
+"""The brokers of new replicas, and refused requests of operators."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_replicas_and_leaders_are_spread(a):
         assert [member.broker for member in record.isr] == list(each)
 
 
-def test_what_brokers_have_already_counts(a):
+def test_existing_replicas_count_for_the_placement(a):
     make(a, "old", "a", "a", "b", "b")
     create(a, 2, 1)
     assert replicas(a, "t") == ["c", "c"]
 
 
-def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_three(around):
+def test_the_default_factor_is_the_number_of_brokers_up_to_three(around):
     found = []
     for name in "abcd":
         broker = around.start(name)
@@ -68,7 +68,7 @@ def test_a_topic_that_names_no_factor_gets_as_many_replicas_as_brokers_up_to_thr
 
 
 @pytest.mark.rule("the replication factor of a topic that names none", "broker/scripting/topics.py")
-def test_a_topic_that_names_no_factor_is_created_while_a_broker_is_dead(a):
+def test_a_topic_with_the_default_factor_is_created_while_a_broker_is_dead(a):
     a.around.up["c"].die()
     create(a, 1, None)
     assert sorted(*replicas(a, "t")) == ["a", "b"]
@@ -78,7 +78,7 @@ def test_a_topic_that_names_no_factor_is_created_while_a_broker_is_dead(a):
     assert "isolog topic move" in warning
 
 
-def test_a_topic_that_names_no_factor_has_at_least_the_replicas_of_its_min_isr(a):
+def test_the_default_factor_is_at_least_min_insync_replicas(a):
     a.around.up["c"].die()
     with pytest.raises(InvalidAssignment, match=r"factor of 3 .* broker 'c' is not alive"):
         create(a, 1, None, **{"min.insync.replicas": "3"})
@@ -86,20 +86,20 @@ def test_a_topic_that_names_no_factor_has_at_least_the_replicas_of_its_min_isr(a
     assert sorted(*replicas(a, "t")) == ["a", "b"]
 
 
-def test_a_default_factor_does_not_count_brokers_that_leave(a):
+def test_the_default_factor_does_not_count_leaving_brokers(a):
     Brokers(a.store).mark("c", BrokerState.LEAVING)
     create(a, 1, None)
     assert sorted(*replicas(a, "t")) == ["a", "b"]
     assert missing_replicas_warning(a.host.find("t"), a.members) is None
 
 
-def test_only_those_that_are_alive_get_replicas(a):
+def test_only_live_brokers_get_replicas(a):
     a.around.up["c"].die()
     create(a, 4, 2)
     assert set("".join(replicas(a, "t"))) == {"a", "b"}
 
 
-def test_who_is_away_is_named_where_the_others_are_too_few(a):
+def test_an_error_about_too_few_brokers_names_the_dead(a):
     a.around.up["c"].die()
     with pytest.raises(
         InvalidAssignment, match=r"factor of 3 .* broker 'c' is not alive"
@@ -112,12 +112,12 @@ def test_who_is_away_is_named_where_the_others_are_too_few(a):
         create(a, 1, 2)
     with pytest.raises(InvalidAssignment) as caught:
         create(a, 1, 4)
-    assert "alive" not in str(caught.value)  # with them there would be too few as well
+    assert "alive" not in str(caught.value)  # with them there would be too few, too
     assert caught.value.hint == "Start more brokers, or ask for fewer replicas."
     assert a.store.list(TOPICS) == a.store.list(PARTITIONS) == []
 
 
-def test_who_leaves_is_named_where_the_others_are_too_few(a):
+def test_an_error_about_too_few_brokers_names_the_leaving(a):
     Brokers(a.store).mark("c", BrokerState.LEAVING)
     a.host.refresh()
     with pytest.raises(InvalidAssignment, match=r"factor of 3 .* broker 'c' is leaving") as caught:
@@ -149,7 +149,9 @@ def test_who_leaves_is_named_where_the_others_are_too_few(a):
         (1, 1, [["c"]], "broker 'c' is not alive"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(a, partitions, factor, assignment, message):
+def test_impossible_requests_are_refused_and_change_nothing(
+    a, partitions, factor, assignment, message
+):
     a.around.up["c"].die() if assignment == [["c"]] else None
     with pytest.raises(InvalidAssignment, match=message):
         create(a, partitions, factor, assignment)
@@ -157,7 +159,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(a, partitions, factor, as
     assert list(a.path.glob("topics/*/*")) == []
 
 
-def test_an_assignment_of_no_partition_is_refused(a):
+def test_an_empty_assignment_is_refused(a):
     with pytest.raises((InvalidAssignment, InvalidTopic)):
         create(a, 1, 1, [])
 
@@ -171,7 +173,7 @@ def test_added_partitions_are_spread_too(a):
     assert sorted(leaders.values()) == [1, 2, 2]
 
 
-def test_an_operator_places_each_partition_that_is_added_and_no_other(a):
+def test_an_assignment_covers_exactly_the_added_partitions(a):
     make(a, "t", "ab")
     with pytest.raises(InvalidTopic, match="the assignment has 1 new partitions, but 2 are added"):
         a.topics.alter(to_alter("t", 3, {}, [["b", "c"]]))

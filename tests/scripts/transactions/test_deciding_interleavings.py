@@ -1,4 +1,4 @@
-"""Scripts of two brokers in any order of steps, with crashes between any two: what holds always."""
+"""Scripts of two brokers in any order of steps, with crashes between any two: the invariants."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def abort(world: World, broker: str, name: str, begun: tuple[int, int, int]) -> 
 
 
 def sweep(world: World, broker: str, now_s: float = 0.0) -> Script[None]:
-    """Looks after every record, as the broker that coordinates it does."""
+    """Sweep every record, as its coordinator does."""
     found = world.brokers[broker]
     for record in (yield from read_all()):
         yield from found.sweeper.sweep_record(record, now_s, 0)
 
 
 def settle(world: World) -> None:
-    """Both brokers die, and what they left is swept."""
+    """Both brokers die, and their transactions are swept."""
     for broker in (A, B):
         world.crash(broker)
     world.run(A, sweep(world, A))
@@ -128,8 +128,8 @@ ACTS = st.lists(
 )
 @settings(max_examples=examples(250), deadline=None)
 @given(acts=ACTS)
-def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
-    """Two ids, three partitions, two brokers that are asked for anything, and crash.
+def test_transactions_keep_their_invariants_in_any_interleaving(acts):
+    """Two ids, three partitions, and two brokers that handle any call, and crash.
 
     The followers of one of the partitions are slow.
     """
@@ -167,7 +167,7 @@ def test_decided_once_sealed_then_marked_finished_means_everywhere(acts):
             assert not world.partitions[at].open_parts(record.number)
 
 
-def test_a_commit_asked_of_another_broker_marks_every_partition():
+def test_a_commit_at_another_broker_marks_every_partition():
     world = watched()
     begun = begin(world, A, "x")
     for number in range(3):
@@ -202,7 +202,7 @@ def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps)
     assert [world.partitions[world.at(n)].visible() for n in range(2)] == [[0], [1]]
 
 
-def test_a_commit_is_over_once_its_markers_are_replicated():
+def test_a_commit_returns_once_its_markers_are_replicated():
     world = watched()
     world.partition(1).lags = True
     begun = begin(world, A, "x")
@@ -215,11 +215,11 @@ def test_a_commit_is_over_once_its_markers_are_replicated():
         world.advance(asked)
     assert asked.result.state is State.COMMITTED
     assert world.partition(1).replicated == world.partition(1).end
-    assert 0 < paused_s < 0.01  # so little is asked first that nobody waits for long
+    assert 0 < paused_s < 0.01  # so few checks come first that no script waits long
 
 
-def test_a_commit_whose_markers_nobody_replicates_is_decided_and_not_over():
-    """The caller is told to try again; a sweep finishes it once the followers are back."""
+def test_a_commit_with_unreplicated_markers_is_decided_but_not_finished():
+    """The caller gets a retriable error. A sweep finishes it once the followers are back."""
     world = watched()
     world.partition(0).lags = True
     begun = begin(world, A, "x")
@@ -239,8 +239,8 @@ def test_a_commit_whose_markers_nobody_replicates_is_decided_and_not_over():
     assert (again.error, again.result.state) == (None, State.COMMITTED)
 
 
-def test_a_number_below_those_of_another_broker_is_never_given():
-    """Broker B has drawn a block that lies above: what A still has is dropped."""
+def test_numbers_rise_across_brokers():
+    """Broker B has drawn a higher block, so the rest of A's block is dropped."""
     world = watched()
     begin(world, A, "y")
     first = begin(world, B, "x")
@@ -254,7 +254,7 @@ def test_a_number_below_those_of_another_broker_is_never_given():
 # -- a batch on its way ---------------------------------------------------------------------------
 
 
-def test_a_batch_that_arrives_while_its_transaction_is_finished_lands_nowhere():
+def test_a_batch_that_arrives_during_the_finish_is_refused():
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -293,7 +293,7 @@ def test_commit_fails_if_a_topic_was_deleted(again):
 )
 @pytest.mark.parametrize("before", range(12))
 @pytest.mark.parametrize("between", range(9))
-def test_deletion_at_any_step_of_a_commit_is_before_or_after_all_of_it(before, between):
+def test_a_deletion_is_before_or_after_the_whole_commit(before, between):
     world = watched()
     begun = begin(world, A, "x")
     for number in range(2):
@@ -331,15 +331,15 @@ MOVE = PositionOf("c", "t", "id", 0, 7)
 
 @pytest.mark.parametrize("before", range(14))
 @pytest.mark.parametrize("between", range(5))
-def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, between):
-    """The new owner asks another broker: no lock of one process can help."""
+def test_a_position_read_by_the_new_owner_moves_for_no_other(before, between):
+    """The new owner calls another broker, so no lock of one process can help."""
     world = watched()
     assert world.run(A, world.brokers[A].consumers.take("c", "old")) == []
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
     asked = commit(world, A, "x", begun, positions=(MOVE,), owners={"c": "old"})
     taking = world.start(B, world.brokers[B].consumers.take("c", "new"))
-    for _ in range(between):  # the new owner is under way when the commit goes on
+    for _ in range(between):  # the new owner is under way when the commit continues
         if not taking.over:
             world.advance(taking)
     for _ in range(before):
@@ -359,7 +359,7 @@ def test_a_position_that_the_new_owner_has_read_moves_for_nobody_else(before, be
 
 
 @pytest.mark.parametrize("before", range(14))
-def test_a_commit_with_other_positions_needs_an_announcement_of_its_own(before):
+def test_a_commit_with_other_positions_announces_them(before):
     """An earlier commit of other positions announced them, and its broker died."""
     world = watched()
     for name in ("c", "d"):
@@ -443,8 +443,8 @@ def test_a_late_finisher_stores_no_old_position():
     assert world.run(A, world.brokers[A].consumers.go_on("c")) == [further]
 
 
-def test_a_commit_that_others_have_finished_is_answered_for_its_own_transaction():
-    """Two brokers are asked; while the second stands before its last step, the id goes on."""
+def test_a_commit_finished_by_others_returns_its_own_transaction():
+    """Two brokers get the call. While the second stands before its last step, the id continues."""
     world = watched()
     begun = begin(world, A, "x")
     asked = commit(world, A, "x", begun, positions=(MOVE,))
@@ -462,8 +462,8 @@ def test_a_commit_that_others_have_finished_is_answered_for_its_own_transaction(
     assert again.result.state is State.COMMITTED
 
 
-def test_a_commit_forces_each_partition_once_although_the_transaction_is_renewed():
-    """Else renewals that come faster than a force would keep it from ever being decided."""
+def test_a_commit_forces_each_partition_once_despite_renewals():
+    """Otherwise renewals that come faster than an fsync would prevent the decision for ever."""
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -482,8 +482,8 @@ def test_a_commit_forces_each_partition_once_although_the_transaction_is_renewed
     assert forces == 1
 
 
-def test_a_commit_asks_each_partition_three_times():
-    """What it wrote is forced before the decision; its markers with the step that writes them."""
+def test_a_commit_takes_three_steps_at_each_partition():
+    """Records are forced before the decision, and markers by the step that writes them."""
     world = watched()
     begun = begin(world, A, "x")
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Markers are written, and waited for until they are replicated: as long as that makes sense."""
+"""Markers are written, and the script waits until they are replicated, for a limited time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECIDED = Transaction("loader", state=State.COMMITTING, number=7, producer_id=3,
 
 
 class Leaders:
-    """Answer the script's steps; how replication goes on is told look by look."""
+    """Answer the script's steps. The progress of replication is given check by check."""
 
     def __init__(self, looks: list[list[Any]]) -> None:
         self.looks = looks
@@ -57,27 +57,27 @@ class Leaders:
 
 
 def looks_in_all() -> int:
-    """How often the script looks before it gives up."""
+    """The number of checks before the script gives up."""
     leaders = Leaders([[False, False]])
     leaders.run(write_markers(DECIDED, AT))
     return leaders.looked
 
 
-def test_markers_that_are_never_replicated_are_told_by_their_partition():
+def test_an_error_about_unreplicated_markers_names_the_partition():
     failure = Leaders([[True, False], [False]]).run(write_markers(DECIDED, AT))
     assert isinstance(failure, LeaderUnavailable)
     assert failure.details == {"topic": "t", "partition": 1}
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])
-def test_markers_that_are_replicated_at_one_of_the_last_looks_are_in_time(earlier):
+def test_markers_replicated_at_a_late_check_are_in_time(earlier):
     waits = looks_in_all() - 1 - earlier
     leaders = Leaders([*([[False, False]] * waits), [True, True]])
     assert leaders.run(write_markers(DECIDED, AT)) is None
     assert leaders.looked == waits + 1
 
 
-def test_a_leader_that_was_replaced_is_told_at_once():
+def test_a_replaced_leader_is_reported_immediately():
     replaced: IsologError = NotLeader("another leads")
     leaders = Leaders([[False, replaced]])
     assert leaders.run(write_markers(DECIDED, AT)) is replaced

@@ -1,4 +1,4 @@
-"""What a broker does by itself: expiry by its own monotonic clock, forgetting, lost markers."""
+"""A broker's own work: expiry by its monotonic clock, removal of old ids, lost markers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ YEAR_MS = 365 * 86_400_000
 
 
 class FakeClock:
-    """Monotonic seconds, and a wall clock that anybody may set."""
+    """Monotonic seconds, and a wall clock that may be set."""
 
     def __init__(self) -> None:
         self.seconds = 1_000.0
@@ -60,7 +60,7 @@ def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
     "scripts/transactions/finishing.py",
 )
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS])
-def test_a_wall_clock_that_is_set_expires_nothing(jump_ms):
+def test_setting_the_wall_clock_expires_no_transaction(jump_ms):
     world, clock = watched(), FakeClock()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -77,7 +77,7 @@ def test_a_wall_clock_that_is_set_expires_nothing(jump_ms):
     assert world.partitions[world.at(0)].visible() == []
 
 
-def test_a_sign_of_life_begins_the_time_anew_though_the_wall_clock_stands_still():
+def test_a_renewal_restarts_the_timeout_with_a_stopped_wall_clock():
     world, clock = watched(), FakeClock()
     begun = begin(world, A, "x")
     for _ in range(5):
@@ -89,7 +89,7 @@ def test_a_sign_of_life_begins_the_time_anew_though_the_wall_clock_stands_still(
     assert sweep(world, clock) == [Swept.EXPIRED]
 
 
-def test_after_a_restart_the_time_begins_anew():
+def test_a_restart_restarts_the_timeout():
     world, clock = watched(), FakeClock()
     begin(world, A, "x")
     sweep(world, clock)
@@ -101,7 +101,7 @@ def test_after_a_restart_the_time_begins_anew():
     assert sweep(world, clock) == [Swept.EXPIRED]
 
 
-def test_a_sign_of_life_that_comes_before_the_expiry_is_decided_wins():
+def test_a_renewal_before_the_decision_prevents_the_expiry():
     world, clock = watched(), FakeClock()
     begun = begin(world, A, "x")
     sweep(world, clock)
@@ -115,7 +115,7 @@ def test_a_sign_of_life_that_comes_before_the_expiry_is_decided_wins():
     assert (late.result, world.store.transaction("x").state) == (Swept.LEFT, State.OPEN)
 
 
-def test_an_id_is_forgotten_only_after_it_was_seen_idle_whatever_the_wall_clock_says():
+def test_an_id_is_removed_only_after_it_was_seen_idle():
     world, clock = watched(), FakeClock()
     begun = begin(world, A, "x")
     done = commit(world, A, "x", begun)
@@ -131,11 +131,11 @@ def test_an_id_is_forgotten_only_after_it_was_seen_idle_whatever_the_wall_clock_
     assert world.run(A, read_all()) == []
 
 
-# -- leaders that are not there -------------------------------------------------------------------
+# -- leaders that do not answer ------------------------------------------------------------------
 
 
-def test_nothing_is_marked_while_a_leader_cannot_be_reached():
-    """Else a batch on its way to it would be missing where a reader has been already."""
+def test_no_partition_is_marked_while_a_leader_cannot_be_reached():
+    """Otherwise a batch on its way to it would be missing in a range that a reader has read."""
     world = watched()
     begun = begin(world, A, "x")
     for number in range(2):
@@ -159,10 +159,10 @@ def test_nothing_is_marked_while_a_leader_cannot_be_reached():
     assert [world.partitions[world.at(n)].visible() for n in range(2)] == [[0], [1]]
 
 
-# -- what damage took -----------------------------------------------------------------------------
+# -- damage ---------------------------------------------------------------------------------------
 
 
-def test_a_marker_that_was_lost_is_written_as_the_record_says():
+def test_a_lost_marker_is_restored_from_the_record():
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -171,7 +171,7 @@ def test_a_marker_that_was_lost_is_written_as_the_record_says():
         world.advance(asked)
     sweep(world, FakeClock())
     partition = world.partitions[world.at(0)]
-    world.before_step.clear()  # the damage breaks what holds otherwise
+    world.before_step.clear()  # the damage breaks an invariant
     partition.ends.clear()
     partition.batches.append((999, 7, 5))  # of a transaction whose record has moved on
     lost = world.run(A, finishing.restore_markers([(world.at(0), begun[0]), (world.at(0), 999)]))
@@ -182,7 +182,7 @@ def test_a_marker_that_was_lost_is_written_as_the_record_says():
     assert partition.visible() == [1]
 
 
-def test_what_is_open_or_decided_on_record_is_left_alone_at_a_start():
+def test_open_and_decided_transactions_are_left_alone_at_a_start():
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -195,7 +195,7 @@ def test_what_is_open_or_decided_on_record_is_left_alone_at_a_start():
     assert world.partitions[world.at(0)].ends == {}
 
 
-def test_a_record_that_was_finished_in_memory_is_put_on_record_without_new_steps():
+def test_a_transaction_finished_in_memory_is_recorded_without_new_steps():
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -210,7 +210,7 @@ def test_a_record_that_was_finished_in_memory_is_put_on_record_without_new_steps
     assert world.store.transaction("x").state is State.COMMITTED
 
 
-def test_a_memory_that_is_lost_costs_only_that_it_is_finished_once_more():
+def test_a_lost_memory_only_repeats_the_finish():
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -225,8 +225,8 @@ def test_a_memory_that_is_lost_costs_only_that_it_is_finished_once_more():
     assert world.partitions[world.at(0)].visible() == [1]
 
 
-def test_what_is_remembered_of_a_transaction_says_nothing_of_the_next():
-    """Broker A remembers the first; B decides the second and dies before it has marked it."""
+def test_the_memory_of_a_transaction_does_not_apply_to_the_next():
+    """Broker A remembers the first. B decides the second and dies before it has marked it."""
     world = watched()
     first = begin(world, A, "x")
     done = commit(world, A, "x", first)

@@ -1,4 +1,4 @@
-"""Where named consumers go on: positions are merged, and stored for a name's owner only."""
+"""Positions of named consumers are merged, and stored for a name's owner only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_positions_are_merged_by_partition(on):
     assert on.run(read_positions("d")) == [position(9, consumer="d")]
 
 
-def test_positions_stored_by_two_at_once_are_both_there(on):
+def test_positions_stored_concurrently_are_both_kept(on):
     late = on.start(store_positions([position(5)], {}))
     late.advance()  # it has read
     on.run(store_positions([position(6, 1)], {}))
@@ -74,7 +74,7 @@ def test_positions_in_a_deleted_topic_are_not_committed():
     assert on.run(read_positions("c")) == [position(6)]
 
 
-def test_an_instance_that_lost_its_name_stores_nothing(on):
+def test_a_fenced_instance_stores_no_position(on):
     on.run(own_name("c", "old"))
     on.run(store_positions([position(5)], {"c": "old"}))
     late = on.start(store_positions([position(6)], {"c": "old"}))

@@ -1,4 +1,4 @@
-"""Transactions' records on a real store, changed by several brokers at once."""
+"""Transactions' records on a real store, changed by several brokers concurrently."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def at_once(*acts: Callable[[], None]) -> None:
         thread.join()
 
 
-def test_a_record_is_what_the_rule_made_of_it():
+def test_a_record_is_the_result_of_the_rule():
     on = in_memory()
     assert on.run(read("loader-1")) is None
     assert on.run(change("loader-1", as_judge(lambda _: LOADER))) == LOADER
@@ -72,7 +72,7 @@ def test_a_record_is_what_the_rule_made_of_it():
     assert on.run(read_all()) == [LOADER]
 
 
-def test_a_denied_event_writes_nothing():
+def test_a_denied_event_writes_no_record():
     on = in_memory()
     denied = on.run(change("x", as_judge(lambda found: Denied(Denial.UNKNOWN, found))))
     assert isinstance(denied, Denied)
@@ -95,7 +95,7 @@ def test_a_record_that_changed_between_read_and_write_is_judged_again():
     assert on.run(read("x")) == late.result
 
 
-def test_a_record_is_forgotten_only_while_it_is_the_same():
+def test_only_an_unchanged_record_is_deleted():
     on = in_memory()
     on.run(change("loader-1", as_judge(lambda _: LOADER)))
     on.run(forget(replace(LOADER, number=6)))
@@ -104,8 +104,8 @@ def test_a_record_is_forgotten_only_while_it_is_the_same():
     assert on.run(read_all()) == []
 
 
-def test_of_two_brokers_that_decide_at_once_one_decides(tmp_path: Path):
-    """A commit and an abort: the loser learns what was decided."""
+def test_one_of_two_concurrent_decisions_wins(tmp_path: Path):
+    """A commit and an abort: the loser gets the decision."""
     brokers = [OnStore(SqliteStore(tmp_path / "metadata.sqlite")) for _ in range(2)]
     for round_ in range(20):
         name = f"x{round_}"
@@ -144,8 +144,8 @@ def test_joins_from_many_brokers_are_all_on_record(tmp_path: Path):
         each.store.close()
 
 
-def test_what_a_join_writes_does_not_grow_with_the_joins_before_it():
-    """Two thousand joins cost twice what a thousand cost, in writes and in bytes."""
+def test_the_writes_of_a_join_do_not_grow_with_earlier_joins():
+    """Two thousand joins cost twice as much as a thousand, in writes and in bytes."""
     on = in_memory()
     begin(on, "x")
     on.steps.clear()
@@ -174,19 +174,19 @@ def test_partitions_that_join_together_cost_one_write_and_two_reads():
 
 
 def test_a_join_that_comes_after_the_decision_is_refused():
-    """Its record may be too late to be found by the broker that finishes the transaction."""
+    """Its record may be too late for the broker that finishes the transaction."""
     on = in_memory()
     begin(on, "x")
     finisher = Finisher()
     late = on.start(Decisions(finisher).join("x", 1, 2, 0, Joined("t", "id", 0)))
-    late.advance()  # it has looked, and the transaction was open
+    late.advance()  # it has checked, and the transaction was open
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
     with pytest.raises(InvalidTransaction):
         late.end()
-    assert finisher.ended == {1: "x"}  # the next sweep looks whether its record can go
+    assert finisher.ended == {1: "x"}  # the next sweep checks whether its record can be removed
 
 
-def test_a_stamp_that_is_wrong_puts_no_join_on_record():
+def test_a_wrong_stamp_puts_no_join_on_record():
     on = in_memory()
     begin(on, "x")
     for name, number, producer in (("x", 2, 2), ("x", 1, 9), ("y", 1, 2)):
@@ -195,13 +195,13 @@ def test_a_stamp_that_is_wrong_puts_no_join_on_record():
     assert on.run(read_joins()) == []
 
 
-def test_the_joins_of_a_transaction_go_once_it_is_finished_on_record():
+def test_joins_are_removed_once_the_transaction_is_finished_on_record():
     on = in_memory()
     begin(on, "x")
     for number in range(3):
         on.run(Decisions(Finisher()).join("x", 1, 2, 0, Joined("t", "id", number)))
     ended = [(1, "x")]
-    assert on.run(forget_joins(ended)) == []  # it is open: who finishes it comes back to it
+    assert on.run(forget_joins(ended)) == []  # it is open: its finisher comes back to it
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
     assert on.run(forget_joins(ended)) == ended
     assert len(on.run(read_places(1))) == 3

@@ -1,4 +1,4 @@
-"""Ids of sinks that are not used expire, and no batch is written twice after that."""
+"""Unused ids of sinks expire, and no batch is written twice after that."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_batch(world: World, sink: str = "s", claim: Claim = CLAIM) -> None:
 
 
 def sweep(world: World, sink: str, idle_s: float, age_ms: float) -> Swept:
-    """A sweep's look at the sink, whose record has this age and was seen idle for so long."""
+    """A sweep of the sink, whose record has this age and was seen idle for so long."""
     found = world.brokers[A]
     record = world.store.transaction(sink)
     now_ms = int(record.deadline_ms - record.timeout_ms + age_ms)
@@ -76,14 +76,14 @@ def kept(world: World) -> list[str]:
         (SEEN_IDLE_S + 1, SINK_EXPIRY_S * 1000 + 1, Swept.FORGOTTEN),
     ],
 )
-def test_an_id_expires_by_its_age_and_only_if_it_was_seen_idle(idle_s, age_ms, swept):
+def test_an_id_expires_by_its_age_if_it_was_seen_idle(idle_s, age_ms, swept):
     world = watched()
     write_batch(world)
     assert sweep(world, "s", idle_s, age_ms) is swept
     assert (world.run(A, records.read("s")) is None) == (swept is Swept.FORGOTTEN)
 
 
-def test_a_batch_that_comes_again_after_its_id_expired_is_known():
+def test_a_duplicate_batch_is_recognised_after_its_id_expired():
     world = watched()
     write_batch(world)
     expire(world)
@@ -96,7 +96,7 @@ def test_a_batch_that_comes_again_after_its_id_expired_is_known():
 
 
 @pytest.mark.parametrize("sink", ["s", "another name"])
-def test_the_next_batch_takes_over_what_is_kept(sink):
+def test_the_next_batch_takes_over_the_kept_commit(sink):
     world = watched()
     write_batch(world)
     expire(world)
@@ -107,18 +107,18 @@ def test_the_next_batch_takes_over_what_is_kept(sink):
     assert settle(world, sink, replace(NEXT_RUN, batch=8)) == (CONTENT, True)
 
 
-def test_a_batch_without_rows_takes_over_what_is_kept():
+def test_a_batch_without_rows_takes_over_the_kept_commit():
     world = watched()
     write_batch(world)
     expire(world)
     assert settle(world, "s", replace(NEXT_RUN, batch=8)) == (CONTENT, False)
     assert kept(world) == []
     assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
-    expire(world)  # it was not used for long before, and is not now
+    expire(world)  # it was unused for long before, and is unused still
     assert settle(world, "s", NEXT_RUN) == (CONTENT, True)
 
 
-def test_of_two_ids_of_a_query_that_expired_the_later_batch_counts():
+def test_the_later_batch_of_two_expired_ids_counts():
     world = watched()
     write_batch(world, "first")
     write_batch(world, "second", replace(CLAIM, batch=9))
@@ -127,7 +127,7 @@ def test_of_two_ids_of_a_query_that_expired_the_later_batch_counts():
     assert settle(world, "third", replace(NEXT_RUN, batch=9), renamed=True) == (CONTENT, True)
 
 
-def test_another_query_may_take_an_id_that_expired_and_the_first_one_is_refused_then():
+def test_another_query_may_take_an_expired_id():
     world = watched()
     write_batch(world)
     with pytest.raises(SinkInUse):
@@ -139,7 +139,7 @@ def test_another_query_may_take_an_id_that_expired_and_the_first_one_is_refused_
     assert settle(world, "s again", NEXT_RUN, renamed=True) == (CONTENT, True)
 
 
-def test_of_queries_one_of_whose_names_begins_with_the_others_each_has_its_own():
+def test_queries_with_a_common_prefix_keep_separate_records():
     world = watched()
     write_batch(world, "s", Claim("q/x", "run", 7))
     expire(world)
@@ -153,7 +153,7 @@ def test_of_queries_one_of_whose_names_begins_with_the_others_each_has_its_own()
 )
 @pytest.mark.parametrize("batch", [7, 8])
 @pytest.mark.parametrize("steps", range(14))
-def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):
+def test_an_expiry_during_a_start_loses_no_commit(steps, batch):
     """The expiry stops after so many steps of the query's first call, and the other way round."""
     for expiry_first in (True, False):
         world = watched()
@@ -175,7 +175,7 @@ def test_an_id_that_expires_while_its_query_starts_loses_nothing(steps, batch):
         assert settle(world, "s", again) == (CONTENT, True)
 
 
-def test_a_sink_is_deleted_with_what_it_committed_once_nothing_of_it_is_open():
+def test_a_sink_without_an_open_batch_is_deleted_with_its_commits():
     world = watched()
     broker = world.brokers[A]
     write_batch(world)
@@ -218,7 +218,7 @@ NUMBERED = Claim(f"{BATCH_WRITES}s", "batch/1", 7, timeout_ms=DAY_MS)
 
 
 def listed(world: World, name: str, age_ms: int) -> bool:
-    """Whether the list of transactions has the id so long after its last use."""
+    """Return whether the list of transactions has the id so long after its last use."""
     record = world.store.transaction(name)
     now_ms = record.deadline_ms - record.timeout_ms + age_ms
     found = world.run(B, world.brokers[B].decisions.describe_all(now_ms))
@@ -242,8 +242,8 @@ def test_an_open_batch_write_stays_in_the_lists():
     assert listed(world, "sink/s", 400 * DAY_MS)
 
 
-def test_the_record_of_a_job_is_deleted_after_an_hour_and_that_of_a_numbered_batch_stays():
-    """So a numbered batch that is written again is recognised, and no row is stored twice."""
+def test_a_jobs_record_is_deleted_after_an_hour():
+    """So a repeated numbered batch is recognised as a duplicate, and no row is stored twice."""
     world = watched()
     write_batch(world, "job/1", JOB)
     write_batch(world, "sink/s", NUMBERED)

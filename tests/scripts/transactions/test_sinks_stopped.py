@@ -29,7 +29,7 @@ def test_a_run_is_given_up_to_its_latest_plan(on):
     assert on.run(stopped_until("other")) == -1
 
 
-def test_of_two_that_give_a_run_up_at_once_the_later_plan_stays(on):
+def test_the_later_of_two_concurrent_stops_stays(on):
     late = on.start(record_stop(Stop("run", 5, 0), 0))
     late.advance()  # it has read
     on.run(record_stop(Stop("run", 7, 0), 0))
@@ -37,7 +37,7 @@ def test_of_two_that_give_a_run_up_at_once_the_later_plan_stays(on):
     assert on.run(stopped_until("run")) == 7
 
 
-def test_what_is_old_is_forgotten_and_no_stop_reads_the_others(on):
+def test_old_stops_are_removed_and_read_one_by_one(on):
     on.run(record_stop(Stop("old", 1, 0), 0))
     on.run(record_stop(Stop("young", 1, 0), 1))
     on.run(record_stop(Stop("new", 1, 0), STOPPED_KEPT_MS + 1))

@@ -338,7 +338,7 @@ def test_a_connection_beyond_the_quota_waits_with_its_streams_until_another_one_
         eventually(lambda: "alice" not in root.status().principals, 20)
 
 
-@pytest.mark.full  # test_a_connection_that_finds_no_place_is_refused_in_time has no brokers
+@pytest.mark.full  # test_a_connection_beyond_its_quota_is_refused_in_time has no brokers
 def test_a_connection_that_waits_too_long_is_told_which_quota_it_is(asking, admin, topic):
     """Ten seconds. The client of a process has one connection, and tries again by itself."""
     admin.set_quota("alice", connections=1)
