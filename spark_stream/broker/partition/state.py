@@ -227,7 +227,7 @@ class PartitionState(Struct, eq=False):
         }
         present = self.core.leader_epoch
         return kinds.get(refusal, NotLeader)(
-            f"{self.name}: {refusal.value} (epoch {epoch}, this replica has {present})",
+            f"{self.name}: {refusal.value} (epoch {epoch}, here {present})",
             topic=self.topic,
             partition=self.number,
         )
