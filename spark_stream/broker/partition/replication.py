@@ -313,7 +313,7 @@ class FollowedReplica(Struct, frozen=True):
         with state.lock:
             state.check_follows(self.turn)
             with state.fitness:
-                entries = state.log.take_back()
+                entries = state.log.restore_cut_entries()
             if not entries:
                 return
             high = state.core.bounds_state.high_watermark.entry

@@ -238,10 +238,10 @@ class CutSegments:
                     return segment.stored(end.entry, _MAX_BYTES, None)
         return None
 
-    def drop_healed(self, log: Sequence[Segment]) -> None:
+    def drop_restored(self, log: Sequence[Segment]) -> None:
         """Remove the kept segments whose entries this log has again, if the disk allows it."""
         for segment in list(self._segments):
-            if not self._is_healed(segment, log):
+            if not self._is_restored(segment, log):
                 continue
             self._segments.remove(segment)
             folder = segment.name.directory
@@ -252,7 +252,7 @@ class CutSegments:
                 self._disk.remove_empty_directory(folder)
                 self._disk.remove_empty_directory(self._above)
 
-    def _is_healed(self, segment: Segment, log: Sequence[Segment]) -> bool:
+    def _is_restored(self, segment: Segment, log: Sequence[Segment]) -> bool:
         folder, after = segment.name.directory, segment.end.entry
         log_end = log[-1].end.entry
         if not folder.name.startswith(HEALING) or after > log_end:

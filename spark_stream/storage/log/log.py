@@ -226,7 +226,7 @@ class PartitionLog:
             codec = self.format.codec_of(lone.schema) if lone.count else None
             self._make_room(data.size, lone.appended, codec)
             self._write(lone, EncodedBatch.of(data) if data.size else None)
-            self._cut_segments.drop_healed(self._segments)
+            self._cut_segments.drop_restored(self._segments)
             return [lone]
         check_entries(rows, data, end, epoch, str(self.directory))
         taken = read = 0
@@ -234,7 +234,7 @@ class PartitionLog:
             while taken < len(rows):
                 of_schema, version = rows_of_one_schema(rows[taken:])
                 codec = None if version is None else self.format.codec_of(version)
-                self._speak(codec)
+                self._use_schema(codec)
                 fit = self._fitting(of_schema)
                 if not fit:
                     self.roll(codec)
@@ -251,10 +251,10 @@ class PartitionLog:
         entries = entries_of(rows[:taken])
         for entry in entries:
             self._aborted.on_appended(entry, self._segments)
-        self._cut_segments.drop_healed(self._segments)
+        self._cut_segments.drop_restored(self._segments)
         return entries
 
-    def take_back(self) -> list[Entry]:
+    def restore_cut_entries(self) -> list[Entry]:
         """Append intact entries that were cut at damage and follow the log's end. Return them.
 
         A follower calls this if its leader's copy of the next entry is damaged. If a later leader
@@ -293,7 +293,7 @@ class PartitionLog:
     def truncate(self, to: EntryIndex) -> Boundary:
         """Remove the entry with this index and all later ones. Return the new end.
 
-        If the log is damaged, the removed entries are kept for :meth:`take_back` until the log has
+        If the log is damaged, the removed entries are kept for :meth:`restore_cut_entries` until the log has
         them again. Reads that have begun continue with the old files. After a crash the log ends
         here or at a later entry that it had. The steps are in ``truncation``.
 
@@ -347,7 +347,7 @@ class PartitionLog:
         """Roll if the next entry requires it. ``codec``: of its batch, or None for a marker."""
         active, settings = self._active, self.format.settings
         if codec is not None and codec.version != active.codec.version:
-            self._speak(codec)
+            self._use_schema(codec)
             return
         if active.end.offset == active.first.offset:
             return  # without a record a new segment would have the same name
@@ -356,7 +356,7 @@ class PartitionLog:
         if full or many or self._expired(now, settings.segment_ms):
             self.roll(codec)
 
-    def _speak(self, codec: Codec | None) -> None:
+    def _use_schema(self, codec: Codec | None) -> None:
         """Make the active segment one of this schema, because each segment has exactly one."""
         active = self._active
         if codec is None or codec.version == active.codec.version:

@@ -175,9 +175,9 @@ class ActiveSegment(Segment):
                 self._force()
         except IsologError:
             with suppress(IsologError):
-                self._take_back()
+                self._undo_write()
             raise
-        self._take_back()
+        self._undo_write()
 
     def check_files(self) -> None:
         """Check that no file of the segment was removed or replaced by another program.
@@ -232,7 +232,7 @@ class ActiveSegment(Segment):
     def finish(self) -> None:
         """Write Arrow's end-of-stream mark after the last batch. An append would replace it."""
         if self._torn:
-            self._take_back()
+            self._undo_write()
         try:
             self._arrow.write(self._data_end, END_OF_STREAM)
             self._unforced = True
@@ -252,7 +252,7 @@ class ActiveSegment(Segment):
         if not len(self._table) and {self.name.arrow.name, self.name.entries.name} <= set(there):
             # Bytes of a failed append may be on the disk although they were undone. A batch without
             # an entries file would look as if that file had been removed by another program.
-            self._take_back()
+            self._undo_write()
             self._forcing.force(self._arrow)
         self.close()
         self.extremes.stop()
@@ -298,7 +298,7 @@ class ActiveSegment(Segment):
             DiskFull, StorageFailure: a later call can succeed, unless the log has failed.
         """
         if self._torn:
-            self._take_back()
+            self._undo_write()
         if not self._complete:
             self._prepare()
 
@@ -314,7 +314,7 @@ class ActiveSegment(Segment):
         except Exception:
             self._torn = True
             with suppress(IsologError):  # if this fails, the next append does it
-                self._take_back()
+                self._undo_write()
             raise
 
     def _publish(self, written: bytes, entries: int, records: int, appended: int) -> None:
@@ -360,7 +360,7 @@ class ActiveSegment(Segment):
         self._forcing.force(self._arrow, self._entries)
         self._unforced = False
 
-    def _take_back(self) -> None:
+    def _undo_write(self) -> None:
         self._entries.cut(len(self._table) * ENTRY_SIZE)
         self._arrow.cut(self._data_end)
         self._torn = False

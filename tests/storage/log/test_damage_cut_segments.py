@@ -82,7 +82,7 @@ def test_entries_damaged_at_the_leader_come_from_cut_segments(tmp_path, leader, 
     if reopens:
         log.close()
         log = opened(tmp_path / "damaged")
-    taken = log.take_back()
+    taken = log.restore_cut_entries()
     assert [each.entry_index for each in taken] == list(range(broken, ENTRIES))
     assert digest(log.tables()) == digest(leader.tables())
     assert not any(piece.suspects for piece in log.check_stored())
@@ -96,12 +96,12 @@ def test_intact_entries_around_a_damaged_one_are_taken_back(tmp_path, leader):
     strike(log, 2)
     strike(log, 8)
     log.truncate(EntryIndex(2))
-    assert log.take_back() == []
+    assert log.restore_cut_entries() == []
     copy(leader, log, 3)
-    assert [each.entry_index for each in log.take_back()] == [3, 4, 5, 6, 7]
-    assert log.take_back() == []
+    assert [each.entry_index for each in log.restore_cut_entries()] == [3, 4, 5, 6, 7]
+    assert log.restore_cut_entries() == []
     copy(leader, log, 9)
-    assert [each.entry_index for each in log.take_back()] == [9, 10, 11]
+    assert [each.entry_index for each in log.restore_cut_entries()] == [9, 10, 11]
     assert digest(log.tables()) == digest(leader.tables())
     log.close()
 
@@ -111,7 +111,7 @@ def test_reset_of_a_damaged_log_keeps_its_segments(tmp_path, leader):
     strike(log, 2)
     log.reset(leader.start)
     copy(leader, log, 6)
-    assert len(log.take_back()) == 6
+    assert len(log.restore_cut_entries()) == 6
     assert digest(log.tables()) == digest(leader.tables())
     log.close()
 
@@ -126,7 +126,7 @@ def test_entries_cut_by_an_open_are_taken_back_too(tmp_path, leader):
     log = opened(tmp_path / "damaged")
     assert log.end.entry == 10
     copy(leader, log, 11)
-    assert [each.entry_index for each in log.take_back()] == [11, 12]
+    assert [each.entry_index for each in log.restore_cut_entries()] == [11, 12]
     assert digest(log.tables()) == digest(leader.tables())
     assert kept_files(log) != []  # files cut by an open stay
     log.close()
@@ -143,7 +143,7 @@ def test_kept_segment_is_removed_once_the_log_has_its_entries(damaged, leader):
 def test_truncation_of_an_intact_log_keeps_no_segments(leader):
     leader.truncate(EntryIndex(3))
     assert kept_files(leader) == []
-    assert leader.take_back() == []
+    assert leader.restore_cut_entries() == []
 
 
 def test_entries_that_diverge_from_the_log_are_not_taken_back(damaged):
@@ -151,7 +151,7 @@ def test_entries_that_diverge_from_the_log_are_not_taken_back(damaged):
     for _ in range(3):
         batch = records(int(damaged.end.offset), ROWS)
         damaged.append(SMALL.prepare(batch, NOW), LeaderEpoch(EPOCH + 1), NOW)
-    assert damaged.take_back() == []
+    assert damaged.restore_cut_entries() == []
     assert damaged.end.entry == 5
     assert len(kept_files(damaged)) == 6
 
