@@ -293,9 +293,9 @@ class PartitionLog:
     def truncate(self, to: EntryIndex) -> Boundary:
         """Remove the entry with this index and all later ones. Return the new end.
 
-        If the log is damaged, the removed entries are kept for :meth:`restore_cut_entries` until the log has
-        them again. Reads that have begun continue with the old files. After a crash the log ends
-        here or at a later entry that it had. The steps are in ``truncation``.
+        If the log is damaged, the removed entries are kept for :meth:`restore_cut_entries` until
+        the log has them again. Reads that have begun continue with the old files. After a crash the
+        log ends here or at a later entry that it had. The steps are in ``truncation``.
 
         Raises:
             EntriesGone: the log starts after the entry, or ends before it.
