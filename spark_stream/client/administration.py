@@ -85,7 +85,7 @@ def inspect_cluster(
 
 
 def restore_metadata(connection: ClusterConnection) -> None:
-    """Restore a deleted metadata store from the brokers' memory. Wait until all of them use it.
+    """Restore a deleted metadata store that brokers have open. Wait until all of them use it.
 
     Raises:
         InvalidRequest: The store is intact, or another file is in its place.

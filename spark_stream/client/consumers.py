@@ -49,7 +49,7 @@ class ConsumersClient:
         """Return the consumer, group or query with this name, or raise UnknownConsumer."""
         found = [each for each in self._list() if each.name == name]
         if not found:
-            raise UnknownConsumer(f"nothing is known of a consumer {name!r}", consumer=name)
+            raise UnknownConsumer(f"there is no consumer, group or query {name!r}", consumer=name)
         return self._with_ends(found)
 
     def delete(self, name: str) -> None:

@@ -131,7 +131,7 @@ class BrokerLink:
         check_may_wait()
         if not self._connecting.acquire(timeout=seconds_left(deadline)):
             raise RequestTimeout(
-                f"another thread connects to {self.address}, and did not succeed in time",
+                f"another thread is connecting to {self.address} and has not succeeded in time",
                 address=self.address,
             )
         try:

@@ -537,7 +537,7 @@ class Consumer(ProcessBound):
     def _check_open(self) -> None:
         self._connection.lifetime.check()
         if self._closed.is_set():
-            raise InvalidRequest("the consumer is closed", hint="Make another one.")
+            raise InvalidRequest("the consumer is closed", hint="Create another consumer.")
 
     def _fetched(
         self, view_of: Callable[[str], View], until: str | None, timeout: float | None

@@ -318,7 +318,7 @@ class MappedFile:
         self._data = self._mapped()
         length = header_length(self._data)
         if length is None:
-            raise CannotMap(f"{self.path} does not begin as a segment does")
+            raise CannotMap(f"{self.path} is not a segment file")
         header = self._data.slice(0, length)
         facts = facts_of(header) or {}
         named = (facts.get("isolog.topic_id"), facts.get("isolog.partition"))
@@ -374,9 +374,7 @@ class MappedFile:
             raise CannotMap(f"{self.path} ends before byte {parts[-2] + parts[-1]}")
         places = list(zip(parts[::2], parts[1::2], strict=True))
         if crc_of_parts(self._data, places) != facts.crc:
-            raise ChecksumMismatch(
-                f"{self.path} has other bytes from {parts[0]} on than were written"
-            )
+            raise ChecksumMismatch(f"checksum mismatch in {self.path} from byte {parts[0]} on")
         view = memoryview(self._data)
         messages = [view[at : at + size] for at, size in places]
         low, high = facts.lead, facts.lead + facts.rows

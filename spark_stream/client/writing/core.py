@@ -360,7 +360,7 @@ class ProducerCore:
                 continue
             if route is None:
                 name, at = target.topic.name, placed.partition
-                text = f"{name}/{at} has no leader now"
+                text = f"{name}/{at} has no leader"
                 placed.on_failed(LeaderUnavailable(text, topic=name, partition=at), now)
                 continue
             stream = target.streams.get(route.address) or self._open(target, route)

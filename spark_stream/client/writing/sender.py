@@ -356,7 +356,7 @@ class Sender:
 
     def close(self) -> None:
         """Refuse new records. The streams end when all batches are settled."""
-        self.buffer.close(InvalidRequest("the producer is closed", hint="Make a new one."))
+        self.buffer.close(InvalidRequest("the producer is closed", hint="Create another producer."))
         with self._whole(), self._change():
             self._loop.event(self._core.close)
 
@@ -469,7 +469,7 @@ class Sender:
     def _give_up(self) -> None:
         """Fail all unsettled records, which may be in the log, and refuse new ones."""
         what = "an exception of a signal handler interrupted the producer while it sent"
-        self.buffer.close(InvalidRequest(what, hint="Make a new one."))
+        self.buffer.close(InvalidRequest(what, hint="Create another producer."))
         self._loop.abandon()
         with self._lock:
             self._pending.clear()

@@ -77,7 +77,7 @@ def test_describe(here, readers):
     unknown = here("consumers", "describe", "nobody")
     assert (unknown.code, unknown.out) == (1, "")
     assert unknown.err.startswith(
-        "error: nothing is known of a consumer 'nobody' (`isolog consumer"
+        "error: there is no consumer, group or query 'nobody' (`isolog consumer"
     )
 
 
