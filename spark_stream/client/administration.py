@@ -162,10 +162,10 @@ def describe_transaction(
 ) -> TransactionDescription:
     """Return one transactional id with its transaction, or raise UnknownTransaction."""
     try:
-        asked = DescribeTransaction.of(transactional_id=transactional_id)
+        request = DescribeTransaction.of(transactional_id=transactional_id)
     except InvalidRequest:
         raise UnknownTransaction(f"there is no transactional id {transactional_id!r}") from None
-    return _with_places(connection, [connection.call(asked)])[0]
+    return _with_places(connection, [connection.call(request)])[0]
 
 
 def kill_transaction(
@@ -273,8 +273,8 @@ class AccessClient:
         It has these grants and expires after ``lifetime_s`` seconds. It ends earlier if the
         password changes, or the token that it was created with is revoked.
         """
-        asked = OpenSession(grants=_texts(grants), lifetime_ms=int(lifetime_s * 1000))
-        answer = self._connection.call(asked)
+        request = OpenSession(grants=_texts(grants), lifetime_ms=int(lifetime_s * 1000))
+        answer = self._connection.call(request)
         assert answer.session is not None
         return answer.session
 
@@ -288,17 +288,17 @@ class AccessClient:
 
     def add_rule(self, effect: str, principal: str, operation: str, resource: str) -> None:
         """Add a rule, unless it already exists."""
-        asked = AddRule.of(
+        request = AddRule.of(
             effect=effect, principal=principal, operation=operation, resource=resource
         )
-        self._connection.call(asked)
+        self._connection.call(request)
 
     def remove_rule(self, effect: str, principal: str, operation: str, resource: str) -> None:
         """Remove a rule, or raise InvalidRequest if it does not exist."""
-        asked = RemoveRule.of(
+        request = RemoveRule.of(
             effect=effect, principal=principal, operation=operation, resource=resource
         )
-        self._connection.call(asked)
+        self._connection.call(request)
 
     def rules(self) -> list[RuleText]:
         """Return all rules, by principal and resource."""
@@ -332,8 +332,8 @@ class AccessClient:
 
     def check(self, principal: str, operation: str, resource: str) -> Decision:
         """Return whether the principal has this permission, and the rules that apply."""
-        asked = CheckAccess.of(principal=principal, operation=operation, resource=resource)
-        return self._connection.call(asked)
+        request = CheckAccess.of(principal=principal, operation=operation, resource=resource)
+        return self._connection.call(request)
 
 
 def _texts(grants: Iterable[tuple[str, str]]) -> list[GrantText]:

@@ -195,14 +195,14 @@ class Membership:
 
     def _send_join(self, topics: list[str]) -> None:
         core, now = self._core, time.monotonic()
-        asked = JoinGroup.of(
+        request = JoinGroup.of(
             consumer=self.group,
             member=core.member,
             topics=topics,
             session_ms=round(1_000 * self._session_s),
             isolation=self._isolation,
         )
-        self._take_answer(core, self._connection.call(asked))
+        self._take_answer(core, self._connection.call(request))
         self._topics, self._renewed_at = topics, now
 
     # -- for the consumer's thread ----------------------------------------------------------------
@@ -223,8 +223,8 @@ class Membership:
 
     def first_offsets(self, added: list[Assigned], timeout_s: float) -> TakenPartitions:
         """Return the first offsets. Raise ConsumerFenced if another member has a partition."""
-        asked = TakePartitions(consumer=self.group, member=self._core.member, assigned=added)
-        return self._connection.call(asked, timeout_s)
+        request = TakePartitions(consumer=self.group, member=self._core.member, assigned=added)
+        return self._connection.call(request, timeout_s)
 
     def take(self, added: list[Assigned]) -> None:
         """Begin to read partitions, as :meth:`MembershipCore.take`."""
@@ -259,9 +259,9 @@ class Membership:
         ``hangs``: the program has stopped to request records, or has failed.
         """
         self.is_fenced = True
-        asked = LeaveGroup(consumer=self.group, member=self._core.member, hangs=hangs)
+        request = LeaveGroup(consumer=self.group, member=self._core.member, hangs=hangs)
         try:
-            self._connection.call(asked, min(LEAVE_S, self._timeout_s))
+            self._connection.call(request, min(LEAVE_S, self._timeout_s))
         except IsologError as error:
             logger.warning(
                 "cannot leave the group %r before its session expires: %s", self.group, error
@@ -310,11 +310,11 @@ class Membership:
         with self._lock:
             core, released = self._core, self._core.released
         renew = now - self._renewed_at >= self._session_s / _RENEWALS
-        asked = GroupHeartbeat(
+        request = GroupHeartbeat(
             consumer=self.group, member=core.member, released=released, renew=renew
         )
         try:
-            found = self._connection.call(asked, self._timeout_s)
+            found = self._connection.call(request, self._timeout_s)
         except ConsumerFenced:
             self.is_fenced |= core is self._core
         except IsologError as error:
@@ -334,7 +334,7 @@ class Membership:
         if not (is_idle or self._was_idle):
             return
         self._was_idle = is_idle
-        asked = ReaderHeartbeat(
+        request = ReaderHeartbeat(
             consumer=self.group,
             kind="group",
             instance=member,
@@ -343,7 +343,7 @@ class Membership:
             idle_ms=round(1_000 * idle_s) if is_idle else 0,
         )
         with suppress(IsologError):  # it is only for monitoring
-            self._connection.call(asked, self._timeout_s)
+            self._connection.call(request, self._timeout_s)
 
     def _take_answer(self, core: MembershipCore, found: MemberAnswer) -> None:
         with self._lock:

@@ -121,7 +121,7 @@ def held_back(facts: PartitionFacts | None) -> dict[int, int]:
 def look_up_offsets(
     connection: ClusterConnection,
     router: Router,
-    asked: Sequence[AskedTopic],
+    requested: Sequence[AskedTopic],
     *,
     names: bool = False,
 ) -> ListedOffsets:
@@ -132,11 +132,11 @@ def look_up_offsets(
         LeaderUnavailable, BrokerUnavailable, RequestTimeout: A leader does not answer in time.
     """
     deadline = time.monotonic() + connection.timeout_s
-    request = ListOffsets(topics=list(asked), names=names)
+    request = ListOffsets(topics=list(requested), names=names)
     pause = _PAUSE_FIRST_S
     for rounds in count():
         first = connection.call(request, seconds_left(deadline))
-        lookup = _LookUp(connection, router, asked, first, deadline, rounds)
+        lookup = _LookUp(connection, router, requested, first, deadline, rounds)
         lookup.ask_leaders()
         missing = lookup.missing()
         if not missing:
@@ -151,9 +151,9 @@ def look_up_offsets(
 class _TopicAnswers:
     """The answers for a topic in one round."""
 
-    def __init__(self, router: Router, asked: AskedTopic, first: PartitionOffsets) -> None:
+    def __init__(self, router: Router, requested: AskedTopic, first: PartitionOffsets) -> None:
         self._router = router
-        self.asked = asked
+        self.requested = requested
         self.topic_id = first.topic_id
         self.elsewhere = first.elsewhere
         self.missing = {each.partition for each in first.elsewhere}
@@ -163,7 +163,7 @@ class _TopicAnswers:
     def take(self, answer: PartitionOffsets) -> None:
         """Record an answer, except for partitions whose leader was replaced."""
         for number, each in answer.partitions.items():
-            if self._router.record_epoch(self.asked.topic, self.topic_id, number, each.epoch):
+            if self._router.record_epoch(self.requested.topic, self.topic_id, number, each.epoch):
                 self._answers[number] = each
                 self.missing.discard(number)
             else:
@@ -183,7 +183,7 @@ class _LookUp:
         self,
         connection: ClusterConnection,
         router: Router,
-        asked: Sequence[AskedTopic],
+        requested: Sequence[AskedTopic],
         first: ListedOffsets,
         deadline: float,
         rounds: int,
@@ -195,7 +195,7 @@ class _LookUp:
         self._failure: IsologError | None = None
         self._topics = {
             each.topic: _TopicAnswers(router, each, first.topics[each.topic])
-            for each in asked
+            for each in requested
             if each.topic in first.topics
         }
 
@@ -209,20 +209,20 @@ class _LookUp:
         in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
 
     def _record_leader(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
-        return self._router.record_leader(topic.asked.topic, topic.topic_id, leader)
+        return self._router.record_leader(topic.requested.topic, topic.topic_id, leader)
 
     def _ask(self, group: tuple[str, Mapping[str, list[int]]]) -> None:
         address, wanted = group
-        asked = ListOffsets(
+        request = ListOffsets(
             topics=[
-                structs.replace(self._topics[name].asked, partitions=numbers)
+                structs.replace(self._topics[name].requested, partitions=numbers)
                 for name, numbers in wanted.items()
             ]
         )
         try:
             link = self._connection.at(address)
             turn = self._connection.turn(self._deadline, self._rounds)
-            answer = link.call(asked, turn)
+            answer = link.call(request, turn)
         except IsologError as error:
             if not error.retriable:
                 raise

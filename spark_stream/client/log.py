@@ -396,8 +396,8 @@ class Log(ProcessBound):
         Returns:
             The number of partitions with a new leader.
         """
-        asked = ElectPreferred(topic=None if topic is None else checked_topic(topic))
-        return self._connection.call(asked).elected
+        request = ElectPreferred(topic=None if topic is None else checked_topic(topic))
+        return self._connection.call(request).elected
 
     def decommission(self, broker: str | int) -> None:
         """Remove a broker from the cluster: its replicas move to others, and then it leaves.

@@ -144,7 +144,7 @@ class TopicsClient:
         """Create a topic. With ``if_not_exists`` accept an existing one that is as requested."""
         _check_schema(schema)
         _check_agree(partitions, replication_factor, assignment)
-        asked = CreateTopic.of(
+        request = CreateTopic.of(
             topic=checked_topic(topic),
             partitions=1 if partitions is None else partitions,
             replication_factor=replication_factor,
@@ -155,7 +155,7 @@ class TopicsClient:
         )
         for _ in range(_TRIES):
             try:
-                return self._remember(self._connection.call(asked))
+                return self._remember(self._connection.call(request))
             except TopicExists:
                 if not if_not_exists:
                     raise
@@ -164,8 +164,8 @@ class TopicsClient:
             except UnknownTopic:
                 continue  # deleted in between
             wanted = DEFAULT_SCHEMA if schema is None else stored_schema(schema)
-            _check_as_asked(found, partitions, wanted)
-            _check_key_as_asked(found, config)
+            _check_as_requested(found, partitions, wanted)
+            _check_key_as_requested(found, config)
             return found
         raise TopicExists(
             f"topic {topic!r} is repeatedly created and deleted by other clients",
@@ -182,15 +182,15 @@ class TopicsClient:
         schema: pa.Schema | None = None,
     ) -> TopicDescription:
         _check_schema(schema)
-        asked = AlterTopic.of(
+        request = AlterTopic.of(
             topic=checked_topic(topic),
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
             schema_ipc=schema,
         )
-        rest = replace(asked, schema=None)  # for a retry after an attempt that set the schema
-        return self._remember(self._connection.call(asked, instead=rest))
+        rest = replace(request, schema=None)  # for a retry after an attempt that set the schema
+        return self._remember(self._connection.call(request, instead=rest))
 
     def delete(self, topic: str) -> None:
         """Delete the topic that has this name at the time of the call.
@@ -203,9 +203,9 @@ class TopicsClient:
         """
         self.drop(topic)
         checked_topic(topic)
-        asked = DeleteTopic(topic=topic, topic_id=self._id_of(topic))
+        request = DeleteTopic(topic=topic, topic_id=self._id_of(topic))
         try:
-            self._connection.call(asked)
+            self._connection.call(request)
         except UnknownTopic as error:
             if "topic_id" in error.details:  # there is a later one
                 raise
@@ -217,8 +217,8 @@ class TopicsClient:
 
         ``dry_run``: only check the offsets, and return the present log starts.
         """
-        asked = TrimTopic.of(topic=topic, topic_id=topic_id, before=dict(before), dry_run=dry_run)
-        return self._connection.call(asked).log_starts
+        request = TrimTopic.of(topic=topic, topic_id=topic_id, before=dict(before), dry_run=dry_run)
+        return self._connection.call(request).log_starts
 
     def _id_of(self, topic: str) -> str:
         """Return the topic's id in the metadata store, without a call to a leader."""
@@ -239,7 +239,7 @@ class TopicsClient:
         ranges: Mapping[int, tuple[int, int]] | None = None,
     ) -> PartitionOffsets:
         """Return the offset of a place in each partition. See :class:`AskedTopic`."""
-        asked = AskedTopic.of(
+        request = AskedTopic.of(
             topic=topic,
             partitions=partitions,
             at=at,
@@ -248,14 +248,14 @@ class TopicsClient:
             lineages={number: list(each) for number, each in (lineages or {}).items()},
             ranges=dict(ranges or {}),
         )
-        found = self.look_up([asked])
+        found = self.look_up([request])
         for error in found.unknown.values():
             raise error
         return found.topics[topic]
 
-    def look_up(self, asked: Sequence[AskedTopic], *, names: bool = False) -> ListedOffsets:
+    def look_up(self, requested: Sequence[AskedTopic], *, names: bool = False) -> ListedOffsets:
         """Look up offsets of several topics in one call. ``names``: add all topics' names."""
-        return look_up_offsets(self._connection, self.router, asked, names=names)
+        return look_up_offsets(self._connection, self.router, requested, names=names)
 
     def _remember(self, topic: TopicDescription) -> TopicDescription:
         with self._lock:
@@ -263,7 +263,7 @@ class TopicsClient:
         return topic
 
 
-def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
+def _check_as_requested(found: TopicDescription, partitions: int | None, schema: pa.Schema) -> None:
     """Raise TopicExists, with the difference, if the topic is not as requested.
 
     An earlier schema of an altered topic is accepted, because its writers still use it.
@@ -273,8 +273,8 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
     difference = None if wrong is None else wrong.message
     for field in schema if wrong is None and not altered else ():
         if field.nullable != found.schema.field(field.name).nullable:
-            takes, asked = ("takes no", "takes") if field.nullable else ("takes", "takes no")
-            difference = f"column {field.name!r} {takes} nulls there, and {asked} nulls here"
+            takes, requested = ("takes no", "takes") if field.nullable else ("takes", "takes no")
+            difference = f"column {field.name!r} {takes} nulls there, and {requested} nulls here"
     count = len(found.partitions)
     if partitions is not None and partitions > count:  # it may have grown since its creation
         difference = f"it has {count} partition{'s' if count > 1 else ''}, not {partitions}"
@@ -286,14 +286,14 @@ def _check_as_asked(found: TopicDescription, partitions: int | None, schema: pa.
         )
 
 
-def _check_key_as_asked(found: TopicDescription, config: Mapping[str, Any]) -> None:
+def _check_key_as_requested(found: TopicDescription, config: Mapping[str, Any]) -> None:
     """Raise TopicExists if the topic has another ``partition.by`` than requested."""
-    asked = split_names(str(config.get(PARTITION_BY, "")))
-    if asked and not same_columns(found.schema, asked, found.partition_by):
+    requested = split_names(str(config.get(PARTITION_BY, "")))
+    if requested and not same_columns(found.schema, requested, found.partition_by):
         present = ",".join(found.partition_by)
         raise TopicExists(
             f"topic {found.name!r} exists and differs: its {PARTITION_BY} is"
-            f" {present!r}, not {','.join(asked)!r}",
+            f" {present!r}, not {','.join(requested)!r}",
             topic=found.name,
             hint="Use its setting, or choose another name.",
         )
@@ -329,13 +329,13 @@ def _check_agree(
             f"an assignment is a list with the brokers of each partition, not {assignment!r}",
             hint="Give as many lists of broker ids as there are partitions: [['1', '2'], …].",
         )
-    for what, asked, assigned in (
+    for what, requested, assigned in (
         ("partitions", partitions, len(assignment)),
         ("replicas", replicas, len(next(iter(assignment), ()))),
     ):
-        if asked not in (None, assigned):
+        if requested not in (None, assigned):
             raise InvalidAssignment(
-                f"the assignment's number of {what} is {assigned}, and {asked} was requested",
+                f"the assignment's number of {what} is {assigned}, and {requested} was requested",
                 hint="Leave the number out, or assign as many.",
             )
 
@@ -369,34 +369,36 @@ def resolve(
         return topics.offsets(topic, at=_NAMED[place], isolation=isolation).offsets
     count = len(topics.describe(topic).partitions)
     if isinstance(place, Mapping):
-        asked = {number: place.get(number, _NAMED[default]) for number in range(count)}
+        requested = {number: place.get(number, _NAMED[default]) for number in range(count)}
         for number in place:
-            if number not in asked:
+            if number not in requested:
                 raise InvalidOption(
                     f"topic {topic!r} has partitions 0 to {count - 1}, not {number!r}"
                 )
     else:
-        asked = dict.fromkeys(range(count), place)
-    for offset in asked.values():
+        requested = dict.fromkeys(range(count), place)
+    for offset in requested.values():
         if isinstance(offset, Integral) and offset > INT64_MAX:
             raise InvalidOption(f"an offset is {INT64_MAX} at most, not {offset}")
         if not isinstance(offset, Integral) or isinstance(offset, bool):
             raise InvalidOption(f"a place is {_TAKEN}, not {offset!r}")
-    return named_resolved(topics, topic, asked, isolation)
+    return named_resolved(topics, topic, requested, isolation)
 
 
 def named_resolved(
-    topics: TopicsClient, topic: str, asked: Mapping[int, int], isolation: Isolation
+    topics: TopicsClient, topic: str, requested: Mapping[int, int], isolation: Isolation
 ) -> dict[int, int]:
     """Return the mapping with -2 (earliest) and -1 (latest) replaced by offsets."""
-    found = {int(number): int(offset) for number, offset in asked.items()}
+    found = {int(number): int(offset) for number, offset in requested.items()}
     for name in (EARLIEST, LATEST):
         numbers = [number for number, offset in found.items() if offset == name]
         if numbers:
             at = topics.offsets(topic, at=name, isolation=isolation, partitions=numbers)
             found.update(at.offsets)
     if any(offset < 0 for offset in found.values()):
-        raise InvalidOption(f"an offset is at least 0 (or -2 earliest, -1 latest): {dict(asked)}")
+        raise InvalidOption(
+            f"an offset is at least 0 (or -2 earliest, -1 latest): {dict(requested)}"
+        )
     return found
 
 

@@ -190,7 +190,7 @@ def test_a_read_without_columns_has_the_number_of_rows(log, two):
 
 
 def test_a_duplicate_column_is_refused(log, two):
-    with pytest.raises(isolog.errors.IsologError, match="twice"):
+    with pytest.raises(isolog.errors.IsologError, match="duplicate column"):
         log.read(two, columns=["n", "n"])
 
 

@@ -231,9 +231,9 @@ class Router:
         machine = None if rack is None else SystemMachine().boot_id()
         with self._lock:
             place.asked_at = time.monotonic()
-        asked = FindLeaders.of(topic=topic, topic_id=topic_id, rack=rack, machine=machine)
+        request = FindLeaders.of(topic=topic, topic_id=topic_id, rack=rack, machine=machine)
         try:
-            found = self._connection.call(asked, timeout_s)
+            found = self._connection.call(request, timeout_s)
         except UnknownTopic:
             with self._lock:
                 self._topics.pop((topic, topic_id), None)

@@ -40,8 +40,7 @@ from spark_stream.client.reading.records import (
     checked_records_max,
     records_of,
 )
-from spark_stream.client.reading.subscription import Asked as Topics
-from spark_stream.client.reading.subscription import Subscription
+from spark_stream.client.reading.subscription import Subscription, TopicSelection
 from spark_stream.client.topics import (
     Key,
     Place,
@@ -89,7 +88,7 @@ class Consumer(ProcessBound):
         self,
         connection: ClusterConnection,
         topics: TopicsClient,
-        asked: Topics,
+        selection: TopicSelection,
         *,
         partitions: Iterable[int] | None = None,
         isolation: str = "read_uncommitted",
@@ -114,7 +113,7 @@ class Consumer(ProcessBound):
         self._position: dict[Key, int] = {}
         self._lineages: dict[Key, Lineage] = {}  # of the positions, if known
         view = partial(View.of, columns=columns, metadata=metadata, headers=headers, filter=filter)
-        self._subscription = Subscription(topics, asked, partitions, view)
+        self._subscription = Subscription(topics, selection, partitions, view)
         for topic in self._subscription.ids:
             at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
             if group is not None:

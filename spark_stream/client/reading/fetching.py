@@ -140,7 +140,7 @@ def decoded_rows(schema: pa.Schema, body: Bytes, facts: ChunkFacts) -> pa.Record
 
 
 def mapped_rows(
-    source: Source, asked: FetchRange, facts: PlacesFacts, timeout_s: float
+    source: Source, fetch: FetchRange, facts: PlacesFacts, timeout_s: float
 ) -> Iterator[Fetched]:
     """Yield the rows at these places in files.
 
@@ -149,7 +149,7 @@ def mapped_rows(
     """
     router, file = source.router, None
     columns = pa.schema([source.view.field(name) for name in source.view.requested])
-    for run in runs_with_files(router, asked, facts, timeout_s):
+    for run in runs_with_files(router, fetch, facts, timeout_s):
         if file is None or not file.covers(run.file):
             file = MappedFile(run.file, source.topic_id, source.partition)
         try:
@@ -157,7 +157,7 @@ def mapped_rows(
                 yield fetched_chunk(source, batch, sent)
         except ChecksumMismatch:
             doubt = structs.replace(facts, stored=[run.facts])
-            runs_with_files(router, asked, doubt, timeout_s, doubted=True)
+            runs_with_files(router, fetch, doubt, timeout_s, doubted=True)
             raise
 
 
@@ -209,7 +209,7 @@ def this_machine() -> str | None:
 
 def runs_with_files(
     router: Router,
-    asked: FetchRange,
+    fetch: FetchRange,
     facts: PlacesFacts,
     timeout_s: float,
     *,
@@ -227,13 +227,13 @@ def runs_with_files(
     if replica is None:
         return [Run(run, run.file) for run in runs if run.file is not None]
     request = LocateEntries.of(
-        topic=asked.topic,
-        topic_id=asked.topic_id,
-        partition=asked.partition,
+        topic=fetch.topic,
+        topic_id=fetch.topic_id,
+        partition=fetch.partition,
         runs=[EntryRuns.of(indexes=run.indexes, epoch=run.epoch) for run in runs],
         doubted=doubted,
     )
-    where = f"{asked.topic}/{asked.partition}: broker {replica.id}"
+    where = f"{fetch.topic}/{fetch.partition}: broker {replica.id}"
     try:
         link = router.link_to(replica.id, replica.address)
         found = link.call(request, min(timeout_s, _PATIENCE_S))

@@ -355,8 +355,8 @@ class GroupReader:
     def store(self, places: list[PositionOf], timeout_s: float | None = None) -> None:
         """Store positions outside of transactions. Raise ConsumerFenced if this is not allowed."""
         if places:
-            asked = CommitPosition(positions=places, owners=self.owner)
-            self._connection.call(asked, timeout_s)
+            request = CommitPosition(positions=places, owners=self.owner)
+            self._connection.call(request, timeout_s)
         self.record_stored(places)
 
     def record_stored(self, places: Iterable[PositionOf]) -> None:

@@ -119,7 +119,7 @@ class _QueuedFrame(Struct, frozen=True):
     number: int
     key: int
     call: _FetchCall
-    asked: FetchRange
+    request: FetchRange
     facts: ChunkFacts | EndFacts | PlacesFacts
     body: Bytes
     size: int
@@ -180,20 +180,20 @@ class Fetcher:
         # A stream starts with the credit of the connection's limits.
         self._credit = CREDIT if budget is None else budget.call - CLIENT_LIMITS.credit
         self._router = router = ranges[0].source.router
-        sources = [asked.source for asked in ranges]
+        sources = [wanted.source for wanted in ranges]
         self._dispatcher = Dispatcher(self, router, sources, together=together)
         self._core = FetchCore(
             {
                 number: RangeCore(
-                    asked.start,
-                    asked.end,
-                    asked.lineage,
+                    wanted.start,
+                    wanted.end,
+                    wanted.lineage,
                     patience_s=router.timeout_s if patience_s is None else patience_s,
-                    checks=asked.checks or (asked.end is not None and asked.start > asked.end),
+                    checks=wanted.checks or (wanted.end is not None and wanted.start > wanted.end),
                     fail_on_loss=fail_on_loss,
-                    may_use_followers=asked.source.isolation is not Isolation.READ_UNCOMMITTED,
+                    may_use_followers=wanted.source.isolation is not Isolation.READ_UNCOMMITTED,
                 )
-                for number, asked in enumerate(ranges)
+                for number, wanted in enumerate(ranges)
             },
             silence_s=router.timeout_s + max(map(self._wait_of, range(len(ranges)))) / 1000,
             ahead_bytes=FETCH_BYTES,
@@ -345,7 +345,7 @@ class Fetcher:
                     yield fetched_chunk(source, rows, item.facts)
                 case PlacesFacts():
                     timeout_s = self._router.timeout_s
-                    for fetched in mapped_rows(source, item.asked, item.facts, timeout_s):
+                    for fetched in mapped_rows(source, item.request, item.facts, timeout_s):
                         position, lineage = fetched.next, fetched.lineage
                         yield fetched
         except CannotMap as error:
@@ -511,11 +511,11 @@ class Fetcher:
         source, _, end = self._ranges[fetch.key][:3]
         # A follower that lacks the rest of a range should not wait for it: the leader has it.
         wait_ms = self._wait_of(fetch.key) if follower is None or end is None else 0
-        asked = source.fetch(fetch.start, end, wait_ms, self._max_bytes)
+        request = source.fetch(fetch.start, end, wait_ms, self._max_bytes)
         maps = is_alone and source.maps and fetch.key not in self._unmapped
         self._unmapped.discard(fetch.key)
         return structs.replace(
-            asked,
+            request,
             start_lineage=fetch.lineage,
             follow=end is None and is_alone,
             leader_epoch=route.epoch,
@@ -588,10 +588,17 @@ class Fetcher:
                 is_last=isinstance(facts, EndFacts),
             )
             if before is not None and is_worth_giving:
-                asked = call.ranges[place]
+                request = call.ranges[place]
                 self._queue.put(
                     _QueuedFrame(
-                        fetch.number, fetch.key, call, asked, facts, frame.body, frame.size, *before
+                        fetch.number,
+                        fetch.key,
+                        call,
+                        request,
+                        facts,
+                        frame.body,
+                        frame.size,
+                        *before,
                     )
                 )
         if not is_worth_giving:

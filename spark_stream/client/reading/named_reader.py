@@ -88,11 +88,11 @@ class NamedPositions:
 
     def _take_over(self) -> None:
         """Take over the name. Begin at its positions, except in topics that were created again."""
-        asked = TakeConsumer.of(consumer=self.name, instance=self._instance)
+        request = TakeConsumer.of(consumer=self.name, instance=self._instance)
         stored = self._subscription.chosen(
             {
                 (each.topic, each.partition): each
-                for each in self._connection.call(asked).positions
+                for each in self._connection.call(request).positions
                 if self._subscription.ids.get(each.topic) == each.topic_id
             }
         )
@@ -151,7 +151,7 @@ class ReaderHeartbeats:
         isolation: Isolation,
     ) -> None:
         self._connection = connection
-        self._asked = ReaderHeartbeat(
+        self._request = ReaderHeartbeat(
             consumer=name,
             kind=kind,
             instance=instance,
@@ -221,12 +221,12 @@ class ReaderHeartbeats:
 
     def _send(self, ending: ReaderEnding, timeout_s: float) -> None:
         idle_s = max(0.0, time.monotonic() - self.active_at - self.patience_s)
-        asked = replace(self._asked, idle_ms=round(1_000 * idle_s), ending=ending)
+        request = replace(self._request, idle_ms=round(1_000 * idle_s), ending=ending)
         try:
-            self._connection.call(asked, timeout_s)
+            self._connection.call(request, timeout_s)
         except IsologError as error:
             # A later reader has the name, or the broker's release has no heartbeats.
             self._is_over |= not error.retriable
-            logger.debug("heartbeat of the reader %r failed: %s", asked.consumer, error)
+            logger.debug("heartbeat of the reader %r failed: %s", request.consumer, error)
         else:
-            self._asked = replace(self._asked, claim=False)
+            self._request = replace(self._request, claim=False)

@@ -117,11 +117,11 @@ class Patience:
         return max(0.0, self._until - time.monotonic())
 
 
-def checked_records_max(asked: int) -> int:
+def checked_records_max(requested: int) -> int:
     """Return the greatest number of records of a poll, or raise InvalidOption."""
-    if not isinstance(asked, Integral) or asked < 1:
-        raise InvalidOption(f"max_records is at least 1, not {asked!r}", option="max_records")
-    return min(int(asked), sys.maxsize)
+    if not isinstance(requested, Integral) or requested < 1:
+        raise InvalidOption(f"max_records is at least 1, not {requested!r}", option="max_records")
+    return min(int(requested), sys.maxsize)
 
 
 class Polling:

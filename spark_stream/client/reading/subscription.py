@@ -29,7 +29,7 @@ SEARCH_S: Final = 2.0
 
 _OF_A_RECORD: Final = ("key", "value", "timestamp", "headers")
 
-Asked = str | re.Pattern[str] | Iterable[str]
+TopicSelection = str | re.Pattern[str] | Iterable[str]
 """A topic, topics, or a pattern that the whole name of a topic matches."""
 
 T = TypeVar("T")
@@ -49,28 +49,28 @@ class Subscription:
     def __init__(
         self,
         topics: TopicsClient,
-        asked: Asked,
+        selection: TopicSelection,
         partitions: Iterable[int] | None,
         view: Callable[[str, pa.Schema], View],
     ) -> None:
         self._topics = topics
         self._view = view
         self._partitions = None if partitions is None else _numbers(partitions)
-        self._pattern = asked if isinstance(asked, re.Pattern) else None
+        self._pattern = selection if isinstance(selection, re.Pattern) else None
         self._searched_at = time.monotonic()
         self._schemas: dict[str, pa.Schema] = {}
         self._added: list[Key] = []  # kept if there is an error, until they are returned
         self.ids: dict[str, str] = {}
         self.views: dict[str, View] = {}
-        if isinstance(asked, re.Pattern):
-            if partitions is not None or not isinstance(asked.pattern, str):
+        if isinstance(selection, re.Pattern):
+            if partitions is not None or not isinstance(selection.pattern, str):
                 raise InvalidOption(
                     "a pattern of topics is compiled from text, and takes no partitions=",
                     hint="Name the topics of which to read only some partitions.",
                 )
-            names = self._matching(asked)
+            names = self._matching(selection)
         else:
-            names = [asked] if isinstance(asked, str) else list(asked)
+            names = [selection] if isinstance(selection, str) else list(selection)
             if not names:
                 raise InvalidOption(
                     "a consumer needs at least one topic",

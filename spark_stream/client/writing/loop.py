@@ -241,32 +241,32 @@ class ProducerLoop:
 
     # -- streams --------------------------------------------------------------------------------
 
-    def _open_stream(self, asked: OpenStream) -> None:
+    def _open_stream(self, instruction: OpenStream) -> None:
         try:
-            link = self._topics.router.link(asked.route)
+            link = self._topics.router.link(instruction.route)
             shared = link.present()
         except IsologError as error:
-            self._lose(asked.stream, error)
+            self._lose(instruction.stream, error)
             return
         if shared is not None:
-            self._start(asked, shared)
+            self._start(instruction, shared)
         else:
-            call_elsewhere(("connect", link.address), self._connect, asked, link)
+            call_elsewhere(("connect", link.address), self._connect, instruction, link)
 
-    def _connect(self, asked: OpenStream, link: BrokerLink) -> None:
+    def _connect(self, instruction: OpenStream, link: BrokerLink) -> None:
         try:
             shared = link.connect(self._call_s)
         except IsologError as error:
-            self._lose(asked.stream, error)
+            self._lose(instruction.stream, error)
         else:
-            self._start(asked, shared)
+            self._start(instruction, shared)
 
-    def _start(self, asked: OpenStream, shared: SharedChannel) -> None:
-        number, topic = asked.stream, asked.topic
+    def _start(self, instruction: OpenStream, shared: SharedChannel) -> None:
+        number, topic = instruction.stream, instruction.topic
         request = AppendTo(
             topic=topic.name,
             topic_id=topic.id,
-            transactional_id=asked.transactional_id,
+            transactional_id=instruction.transactional_id,
             isolation=self._settings.isolation,
             timeout_ms=self._settings.timeout_ms,
         )
@@ -301,26 +301,26 @@ class ProducerLoop:
         if not self.core.unsettled:
             raise BrokerUnavailable("no broker was called: no batch is waiting any more")
 
-    def _routes(self, asked: FindLeaders) -> dict[int, Route | None]:
-        known, topic = self._topics.router.known, asked.topic
-        return {each: known(topic.name, topic.id, each) for each in asked.partitions}
+    def _routes(self, instruction: FindLeaders) -> dict[int, Route | None]:
+        known, topic = self._topics.router.known, instruction.topic
+        return {each: known(topic.name, topic.id, each) for each in instruction.partitions}
 
-    def _pass_known_leaders(self, asked: FindLeaders) -> bool:
+    def _pass_known_leaders(self, instruction: FindLeaders) -> bool:
         """Pass the leaders to the core if all are cached. Return whether they are."""
-        routes = self._routes(asked)
+        routes = self._routes(instruction)
         if None in routes.values():
             return False
-        self.event(self.core.leaders_found, asked.topic.id, routes, time.monotonic())
+        self.event(self.core.leaders_found, instruction.topic.id, routes, time.monotonic())
         return True
 
-    def _find_leaders(self, asked: FindLeaders) -> None:
-        topic = asked.topic
+    def _find_leaders(self, instruction: FindLeaders) -> None:
+        topic = instruction.topic
         try:
-            if self._pass_known_leaders(asked):  # another producer has looked them up
+            if self._pass_known_leaders(instruction):  # another producer has looked them up
                 return
             self._check_wanted()
             self._topics.router.refresh(topic.name, topic.id, self._call_s)
-            routes = self._routes(asked)
+            routes = self._routes(instruction)
         except Exception as error:
             self.event(self.core.leaders_failed, topic.id, _failure(error), time.monotonic())
         else:

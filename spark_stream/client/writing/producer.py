@@ -248,13 +248,13 @@ class Producer(ProcessBound):
             >>> written.count
             3
         """
-        asked = as_columns(key)
+        key_names = as_columns(key)
         try:
             known, rows = self._fitted(topic, batch)
             columns: Sequence[str] = ()
-            if partition is None or asked:
+            if partition is None or key_names:
                 with of_topic(topic):
-                    columns = key_columns(known.schema, known.partition_by, asked)
+                    columns = key_columns(known.schema, known.partition_by, key_names)
             size = checked_size(rows)
             if partition is not None:
                 known = self._having(known, partition)

@@ -305,21 +305,21 @@ class TransactionalProducer(Producer):
         if self._fenced is not None:
             raise self._fenced.again()
 
-    def _opened(self, asked: str) -> Branch:
-        """Return the open transaction. Raise InvalidTransaction if there is none for ``asked``."""
+    def _opened(self, action: str) -> Branch:
+        """Return the open transaction. Raise InvalidTransaction if there is none for ``action``."""
         self._check_usable()
         if self._branch is None:
             raise InvalidTransaction(
-                f"{asked} of {self._transactional_id!r} outside a transaction",
+                f"{action} of {self._transactional_id!r} outside a transaction",
                 hint="Call begin_transaction() first, or use `with producer.transaction()`.",
             )
         return self._branch
 
-    def _writable(self, asked: str) -> None:
-        self._opened(asked)
+    def _writable(self, action: str) -> None:
+        self._opened(action)
         if self._committing:
             raise InvalidTransaction(
-                f"{asked}: the outcome of the commit of {self._named()} is unknown",
+                f"{action}: the outcome of the commit of {self._named()} is unknown",
                 hint="Call commit_transaction() again to get the outcome.",
             )
 
@@ -384,8 +384,8 @@ class TransactionalProducer(Producer):
         self._sender.discard(
             TransactionAborted(f"{self._named()} was aborted before this was acknowledged")
         )
-        asked = AbortTransaction.of(**self._own, number=branch.number)
-        self._call(self._connection.call, asked)
+        request = AbortTransaction.of(**self._own, number=branch.number)
+        self._call(self._connection.call, request)
         self._over(branch)
 
     def _give_up(self, branch: Branch) -> None:
