@@ -111,7 +111,7 @@ def conforms(have: pa.Field, want: pa.Field) -> bool:
 
 def _conformed(array: pa.Array, field: pa.Field) -> pa.Array:
     if not field.nullable and array.null_count:
-        raise _does_not_fit(field, "it has nulls by now, and took none in the reader's schema")
+        raise _does_not_fit(field, "it has nulls, and is NOT NULL in the reader's schema")
     if array.type.equals(field.type):
         return array
     try:
@@ -127,8 +127,8 @@ def _conformed(array: pa.Array, field: pa.Field) -> pa.Array:
 def _does_not_fit(field: pa.Field, problem: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"column {field.name!r}: {problem}",
-        hint="Restart the query, or read anew, if the topic was altered since; give it no schema of"
-        " its own, or one with a type that takes the topic's values.",
+        hint="Restart the query or the reader if the topic was altered since; give it no schema,"
+        " or one with a type that takes the topic's values.",
         column=field.name,
     )
 

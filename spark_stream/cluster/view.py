@@ -133,7 +133,7 @@ class ClusterView:
         try:
             return self._store.get(REMOVED + topic_id) is not None
         except IsologError:
-            logger.warning("cannot tell whether topic %s is deleted", topic_id, exc_info=True)
+            logger.warning("the deletion of topic %s cannot be checked", topic_id, exc_info=True)
             return False
 
     def _really_changed(self, changes: Changes) -> dict[str, StoreRecord | None]:

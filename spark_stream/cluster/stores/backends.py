@@ -67,7 +67,7 @@ def parse_place(text: str) -> Path | EtcdPlace:
             raise InvalidConfig(
                 f"metadata: {text!r} is not etcd://HOST:PORT,…/NAME",
                 hint="NAME is the isolog cluster's own, such as etcd://10.0.0.1:2379/prod. A user"
-                " and a password have settings of their own.",
+                " and a password have separate settings.",
                 setting="metadata",
             )
         return EtcdPlace(endpoints, name)

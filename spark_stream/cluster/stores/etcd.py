@@ -583,7 +583,7 @@ def _record(key: str, found: Mapping[str, str]) -> StoreRecord:
         value = json.loads(decoded(found.get("value")))
     except ValueError:
         raise StorageFailure(
-            f"the record {key!r} in etcd is not JSON: somebody else has written it",
+            f"the record {key!r} in etcd is not JSON: another program has written it",
             hint="Delete the key, or restore the metadata from a backup.",
         ) from None
     return StoreRecord(key, value, int(found["mod_revision"]))

@@ -312,7 +312,9 @@ class EtcdClient:
             found: Json = json.loads(data)
         except ValueError:
             self.turn_from(endpoint)
-            raise MetadataUnavailable(f"etcd at {endpoint} answers {status}, and no JSON") from None
+            raise MetadataUnavailable(
+                f"etcd at {endpoint}: status {status} without JSON"
+            ) from None
         if status == http.client.OK:
             return found
         # Up to etcd 3.5 `error` has the text too. From 3.6 on there is `message` only.
@@ -433,10 +435,10 @@ class EtcdWatch:
                 if "error" in said or found.get("canceled"):
                     why = said.get("error") or found.get("cancel_reason") or "canceled"
                     self._client.forget_token()  # an expired token may be the cause
-                    raise MetadataUnavailable(f"etcd at {self._endpoint} ends a watch: {why}")
+                    raise MetadataUnavailable(f"etcd at {self._endpoint} ended a watch: {why}")
                 self._client.check_header(self._endpoint, found.get("header", {}))
                 yield found
-            raise MetadataUnavailable(f"etcd at {self._endpoint} has ended a watch")
+            raise MetadataUnavailable(f"etcd at {self._endpoint} ended a watch")
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise MetadataUnavailable(f"etcd at {self._endpoint}: a watch: {error}") from None
 
@@ -524,7 +526,7 @@ class EtcdFeed:
             if self._watch is not None:  # its member may be behind: follow another one
                 self._watch.end()
         if self.seen < revision:
-            raise MetadataUnavailable(f"a watch of etcd has not come to revision {revision}")
+            raise MetadataUnavailable(f"a watch of etcd has not reached revision {revision}")
 
     def restart(self) -> None:
         """End the watch. The next one begins with a check."""
@@ -555,7 +557,7 @@ class EtcdFeed:
                     logged_at = time.monotonic()
                     logger.info("following etcd failed: %s", error.message)
             except Exception:
-                logger.exception("following etcd")
+                logger.exception("following etcd failed unexpectedly")
             with self.changed:
                 self.changed.wait_for(lambda: self._closed, pause_s)
 

@@ -216,7 +216,7 @@ class EtcdIdLock:
                 if (_at(now), _at(lease_now)) != (_at(found), _at(lease)):
                     return False
             else:
-                logger.warning("the broker that had this one's id shows no sign of life")
+                logger.warning("the former holder of this broker's id has not renewed its lease")
             found, lease = now, lease_now
         if not self._put(_at(found), [is_at(encoded(self._lease_key.encode()), _at(lease))]):
             return False

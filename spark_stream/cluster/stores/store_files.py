@@ -59,7 +59,7 @@ _NEXT_PAUSE_S: Final = 0.0002
 _LINE_PAUSE_S: Final = 0.0005
 _PATIENCE_S: Final = 0.25  # many times the duration of a write
 _PASSING_S: Final = 1.0  # how long to pass a place that did not move, without waiting for it
-_RESTORE: Final = "Stop all brokers and put a backup back: `isolog cluster restore FILE --force`."
+_RESTORE: Final = "Stop all brokers and restore a backup: `isolog cluster restore FILE --force`."
 
 
 def check_header(path: Path) -> None:
@@ -290,7 +290,7 @@ class StorePlace:
                 f"the metadata store {self._path} was replaced or overwritten; {self._log.name}"
                 " beside it is of another file",
                 hint="If the store is to be as it is now, remove the files beside it that end in"
-                " -wal and -shm. To put a backup back: `isolog cluster restore FILE --force`.",
+                " -wal and -shm. To restore a backup: `isolog cluster restore FILE --force`.",
                 path=str(self._path),
             )
 

@@ -100,7 +100,7 @@ class TheNextBeginsAfterTheLastIsFinished(Invariant):
 
 
 class TimeoutsAreKept(Invariant):
-    """A transaction expires only after its owner gave no sign of life for its timeout."""
+    """A transaction expires only after its timeout without a renewal by its owner."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

@@ -75,7 +75,7 @@ def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store
         with cluster.connect() as another:
             restore_metadata(another._connection)
         for number in (2, 3):
-            assert "it is in its place again" in cluster.broker(number).log_text()
+            assert "is in its place again" in cluster.broker(number).log_text()
         cluster.restart(1)
         eventually(lambda: not log.cluster().problems)
         assert f"{topic}-later" in log.topics()
