@@ -37,7 +37,7 @@ class Operation(StrEnum):
 
 
 class Effect(StrEnum):
-    """Whether a rule allows or denies."""
+    """The effect of a rule."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -156,7 +156,7 @@ INCLUDING_DESCRIBE: Final = frozenset(
 _DESCRIBING: Final = sum(_BIT[each] for each in INCLUDING_DESCRIBE)
 
 
-class _Said(msgspec.Struct):
+class _Effects(msgspec.Struct):
     """The operations that rules on one pattern allow and deny, as bits."""
 
     allowed: int = 0
@@ -167,22 +167,22 @@ class RuleSet:
     """Rules by principal and pattern: a decision looks only at those that fit."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
-        self._said: dict[tuple[str, Pattern], _Said] = defaultdict(_Said)
+        self._effects: dict[tuple[str, Pattern], _Effects] = defaultdict(_Effects)
         self._lengths: dict[tuple[str, ResourceKind], set[int]] = defaultdict(set)
         self._allowed: set[str] = set()
         for rule in rules:
-            said = self._said[rule.principal, rule.resources]
+            effects = self._effects[rule.principal, rule.resources]
             bits = _ALL if rule.operation is None else _BIT[rule.operation]
             if rule.effect is Effect.ALLOW:
-                said.allowed |= bits
+                effects.allowed |= bits
                 self._allowed.add(rule.principal)
             else:
-                said.denied |= bits
+                effects.denied |= bits
             if rule.resources.is_prefix:
                 self._lengths[rule.principal, rule.resources.kind].add(len(rule.resources.name))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RuleSet) and self._said == other._said
+        return isinstance(other, RuleSet) and self._effects == other._effects
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -198,10 +198,10 @@ class RuleSet:
             lengths = self._lengths.get((who, kind), ())
             prefixes = [Pattern(kind, name[:each], True) for each in lengths if each <= len(name)]
             for pattern in (Pattern(kind, name), *prefixes):
-                said = self._said.get((who, pattern))
-                if said is not None:
-                    allowed |= said.allowed
-                    denied |= said.denied
+                effects = self._effects.get((who, pattern))
+                if effects is not None:
+                    allowed |= effects.allowed
+                    denied |= effects.denied
         bit = _BIT[operation]
         enough = _DESCRIBING if operation is Operation.DESCRIBE else bit
         return bool(allowed & ~denied & enough) and not denied & _BIT[Operation.DESCRIBE]

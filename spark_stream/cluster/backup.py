@@ -84,7 +84,7 @@ def back_up(store: Path, target: Path, *, force: bool = False) -> None:
 
 
 def back_up_from(source: Backend, target: Path, *, force: bool = False) -> None:
-    """Write a copy of a store that is no file, as it is at one moment. As :func:`back_up`."""
+    """Write a consistent copy of a store that is no file. Otherwise as :func:`back_up`."""
     _check_free(target, force=force)
     try:
         with _distrusting_copy(source, target) as (_, fresh):

@@ -41,7 +41,7 @@ NO_GENERATION: Final = Generation("")
 
 
 class BrokerState(StrEnum):
-    """Whether a broker may get replicas."""
+    """The state of a broker: only active ones get replicas."""
 
     ACTIVE = "active"
     LEAVING = "leaving"
@@ -243,7 +243,7 @@ def cluster_identity(
 ) -> tuple[str, ClusterSecret]:
     """Return the id and the secret of the store's cluster. A store without them gets them.
 
-    ``known`` is the id in a broker's directory. None for a new directory.
+    ``known`` is the id in a broker's directory, or None for a new directory.
 
     Raises:
         WrongCluster: the directory belongs to another cluster.

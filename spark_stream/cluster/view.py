@@ -38,7 +38,7 @@ _V = TypeVar("_V")
 
 PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES, QUOTAS)
 PAUSE_S: Final = 0.025
-"""How long to pause between two refreshes. One that finds nothing new takes some 10 us."""
+"""The pause between two refreshes. A refresh without changes takes some 10 us."""
 
 
 class Snapshot(Struct, frozen=True):

@@ -191,7 +191,7 @@ class ReaderState(StrEnum):
 
 
 class ReaderEnding(StrEnum):
-    """How the last run of a reader ended, or the last member of a group left."""
+    """The end of a reader's last run, or of a group's last member."""
 
     NONE = ""
     CLEAN = "clean"

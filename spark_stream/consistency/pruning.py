@@ -126,7 +126,7 @@ class Extremes(Struct, frozen=True):
 
 
 class Order(Enum):
-    """How a column's value compares with a constant."""
+    """A comparison of a column's value with a constant."""
 
     EQUAL = auto()
     LESS = auto()
@@ -141,7 +141,7 @@ class Batches(Struct, frozen=True):
 
 
 Possible = tuple[Flags, Flags]
-"""Whether a condition can be true, and whether it can be false, for a record of each batch."""
+"""Two masks of batches: the condition can be true, and can be false, for a record of the batch."""
 
 
 def fixed(value: bool | None, batches: int) -> Possible:

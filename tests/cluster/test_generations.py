@@ -1,4 +1,4 @@
-"""Whether a broker may vouch for its logs: only if they hold all that it ever acknowledged."""
+"""A broker vouches for its logs only if they hold all entries that it ever acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record holds of a transaction, on every store."""
+"""Records of transactions, their index, and unique numbers, on every store."""
 
 from __future__ import annotations
 

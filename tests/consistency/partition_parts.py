@@ -1,4 +1,4 @@
-"""What a partition in memory is made of: logs, processes, links between them, messages, writes."""
+"""The parts of a partition in memory: logs, processes, links between them, messages, writes."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from spark_stream.storage.disk.disk import Disk, DiskFile
 from spark_stream.storage.format.codec import Part
 
 SECTOR: Final = 512
-"""What survives as a whole or not at all, bytes, unless a write ends within it."""
+"""The bytes that survive as a whole or not at all, unless a write ends within them."""
 
 
 class _Write(Struct, frozen=True):
@@ -106,7 +106,7 @@ class _Content:
                 array[position] ^= 1 << bit
 
     def after_a_crash(self, chance: random.Random) -> bytes:
-        """What a machine finds that starts again."""
+        """Return the content after a restart of the machine."""
         if not self.pending or chance.random() < 0.2:
             return bytes(self.forced)
         whole = chance.random() < 0.2

@@ -79,7 +79,7 @@ class SimulatedReader:
         self._news = Signal(self._world.schedule)
 
     def position(self, place: Place) -> int:
-        """Where the reader is."""
+        """The position of the reader."""
         return self._cores[place].position
 
     def go_back(self, place: Place, offset: int) -> None:

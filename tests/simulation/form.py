@@ -94,7 +94,7 @@ class Form(Struct, frozen=True):
         return replace(self, actors=tuple(each for each in self.actors if each not in gone))
 
     def command(self) -> str:
-        """What to type to have this very run again."""
+        """The command that repeats this run."""
         words = [f"make simulate RUNS=1 SEED={self.seed}"]
         drawn = draw(self.seed)
         if self.actors != drawn.actors:

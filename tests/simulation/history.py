@@ -48,7 +48,7 @@ class Sent(Struct, frozen=True):
 
 
 class Fetched(Struct, frozen=True):
-    """What a client got by one fetch."""
+    """A client's result of one fetch."""
 
     client: str
     place: Place
@@ -149,7 +149,7 @@ class Fold:
             self.marked.setdefault(part, seen.entry.kind)
 
     def undecided(self, high_watermark: int) -> int | None:
-        """Where the first part begins whose marker is not below this entry index."""
+        """The begin of the first part whose marker is not below this entry index."""
         late = [began for index, began in self._ended if index >= high_watermark]
         return min([*late, *self.open.values()], default=None)
 
@@ -161,7 +161,7 @@ class Fold:
                 yield each, each.values[max(0, start - first) : max(0, end - first)]
 
     def shared(self, other: Fold) -> int:
-        """How many entries both begin with."""
+        """The number of common entries at the start of both."""
         for index, (mine, theirs) in enumerate(zip(self.entries, other.entries, strict=False)):
             if mine is not theirs:
                 return index

@@ -11,7 +11,7 @@ from spark_stream.cluster.stores.leases import Board, Lease, Leases, Renewal
 from spark_stream.environment import Clock
 
 LEASE_S: Final = 4.0
-"""How long a lease lasts in a run."""
+"""The duration of a lease in a run."""
 
 
 class MemoryBoard(Struct):

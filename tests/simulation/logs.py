@@ -117,7 +117,7 @@ class DiskLogs(FileLogs):
         return upto
 
     def _forced_rows(self, segment: Segment) -> int:
-        """How many of a segment's entries are on the disk, each with its batch."""
+        """The number of a segment's synced entries, each with its batch."""
         entries, data = (
             self.disk.forced(each) for each in (segment.name.entries, segment.name.arrow)
         )

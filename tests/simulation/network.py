@@ -82,7 +82,7 @@ class Call:
 
 
 class Trouble(Struct):
-    """How often a message has a bad fate. Each is a chance between 0 and 1."""
+    """The chances of faults of a message, each between 0 and 1."""
 
     lost: float = 0.0
     late: float = 0.0

@@ -122,7 +122,7 @@ class Onlooker:
         return line
 
     def _kept(self, line: Line, partition: Partition) -> int:
-        """How many of the entries that were in a log are still there when it is opened."""
+        """The number of a log's entries that remain when it is opened again."""
         there = entries_from(partition.log, line.start)
         for index, (entry, seen) in enumerate(
             zip(there, line.entries[line.start :], strict=False), line.start

@@ -1,4 +1,4 @@
-"""What a producer of a run is: the core, the streams and the connections that ship, and a shell.
+"""A producer of a run: the production core, streams and connections, and a shell.
 
 ``client.writing.core`` decides. ``client.writing.appending`` carries batches over streams of a
 ``protocol.Connection``. This stands for ``client.writing.loop``, with tasks for its threads. All

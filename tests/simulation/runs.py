@@ -121,7 +121,7 @@ def search(seeds: range, histories: Path | None = None) -> tuple[int, list[Form]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What brokers log of the trouble that they are given is no news here."""
+    """Disable logging within the block: the faults of a run are intended."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Where each planted bug was found when last looked: ``python -m tests.simulation.seeds`` looks.
+"""The recorded seed of each planted bug: ``python -m tests.simulation.seeds`` finds them.
 
 It keeps a seed that still finds its bug, and searches for the others from 0 on, two bugs at a time.
 That takes a second for most bugs and ten minutes for a few.
@@ -30,14 +30,14 @@ def recorded() -> dict[str, int]:
 
 
 def find_bug(name: str, seeds: Iterable[int]) -> Finding | None:
-    """What the first of these runs finds that finds something, with this bug planted."""
+    """Return the finding of the first of these runs that has one, with this bug planted."""
     with pytest.MonkeyPatch.context() as patch:
         BUGS[name](patch)
         return find(seeds, FAULTS_OF.get(name, ()))[1]
 
 
 def seed_of(name: str, before: int | None) -> int | None:
-    """The seed that finds this bug, and nothing without it."""
+    """Return a seed that finds this bug, and has no finding without it."""
     seeds = chain([] if before is None else [before], seeds_for(name, _RUNS))
     finding = find_bug(name, seeds)
     if finding is None:

@@ -380,5 +380,5 @@ class World:
             store.put(TOPICS + topic.name, encode(topic), 0)
 
     def replication_factor(self, chance: Random) -> int:
-        """How many replicas a topic is to have."""
+        """The number of replicas of a topic."""
         return min(len(self.brokers), chance.choices((1, 2, 3), (2, 3, 5))[0])

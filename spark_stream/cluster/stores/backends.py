@@ -1,4 +1,4 @@
-"""Where a cluster keeps its metadata: a store of records and a board of leases, named by a URL.
+"""The places of a cluster's metadata: a store of records and a board of leases, named by a URL.
 
 ``sqlite:///PATH``, or a path, is a file, for brokers on one host. ``etcd://HOST:PORT,…/NAME`` are
 the members of an etcd cluster, for brokers on any hosts. Several isolog clusters with different
@@ -96,7 +96,7 @@ def parse_place(text: str) -> Path | EtcdPlace:
 
 
 class EtcdAccess(Struct, frozen=True):
-    """How to reach etcd. ``tls`` returns the context of new connections. None: without TLS.
+    """The access to etcd. ``tls`` returns the context of new connections, or is None without TLS.
 
     ``credential``: a user and a password.
     """

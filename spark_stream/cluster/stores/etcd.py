@@ -110,7 +110,7 @@ def check_form(client: EtcdClient, name: str) -> None:
 
 
 class _Change(Struct, frozen=True):
-    """A compare-and-set. ``text``: the value as JSON. None deletes."""
+    """A compare-and-set. ``text``: the value as JSON, or None to delete the record."""
 
     key: str
     text: str | None
@@ -142,7 +142,7 @@ class EtcdStore:
         assert end is not None
         self._feed = EtcdFeed(client, self._head, end.encode(), self._losses.check)
         self._recent = _LastChanges(self._records, self._head.decode(), self._history.note_head)
-        self._told = 0  # the greatest version that this store has returned or written
+        self._newest = 0  # the greatest version that this store has returned or written
         self._fence = _Fence(client, name)
         self._listed_at = self._compared_at = time.monotonic()
         self._silence_s = 6 * client.timeout_s
@@ -162,7 +162,7 @@ class EtcdStore:
         record = self._record(found[0]) if found else None
         revision = int(answer["header"]["revision"])
         with self._feed.changed:
-            self._told = max(self._told, _version(answer))
+            self._newest = max(self._newest, _version(answer))
             # The feed updates only cached records. It may have passed a change of any other record.
             if key in self._recent.latest or self._feed.seen <= revision:
                 self._recent.note(key, record, revision)
@@ -234,7 +234,7 @@ class EtcdStore:
         self, since: int, *, fresh: bool, known: bool
     ) -> tuple[int, Mapping[str, StoreRecord | None]] | None:
         """Return the watch's changes after a revision, and their end. None: some are missing."""
-        head = self._told if known else 0
+        head = self._newest if known else 0
         if fresh:
             answer = self._read_head()
             self._compared_at = time.monotonic()
@@ -302,7 +302,7 @@ class EtcdStore:
         answer = self._client.read(RANGE, asked)
         found = [self._record(each) for each in answer.get("kvs", [])]
         with self._feed.changed:
-            self._told = max(self._told, *(each.version for each in found), 0)
+            self._newest = max(self._newest, *(each.version for each in found), 0)
         return int(answer["header"]["revision"]), found
 
     # -- writing ----------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class EtcdStore:
             for each, revision in zip(changes, made, strict=True):
                 if revision is None:
                     continue
-                self._told = max(self._told, revision)
+                self._newest = max(self._newest, revision)
                 if each.key in self._recent.latest:
                     self._recent.note(each.key, each.record(revision), revision)
 

@@ -312,9 +312,7 @@ class EtcdClient:
             found: Json = json.loads(data)
         except ValueError:
             self.turn_from(endpoint)
-            raise MetadataUnavailable(
-                f"etcd at {endpoint}: status {status} without JSON"
-            ) from None
+            raise MetadataUnavailable(f"etcd at {endpoint}: status {status} without JSON") from None
         if status == http.client.OK:
             return found
         # Up to etcd 3.5 `error` has the text too. From 3.6 on there is `message` only.
@@ -428,12 +426,12 @@ class EtcdWatch:
         """
         try:
             while line := self._answer.readline():
-                said = json.loads(line)
-                found: Json = said.get("result", {})
+                message = json.loads(line)
+                found: Json = message.get("result", {})
                 if found.get("compact_revision"):
                     raise EtcdCompacted(f"compacted up to {found['compact_revision']}")
-                if "error" in said or found.get("canceled"):
-                    why = said.get("error") or found.get("cancel_reason") or "canceled"
+                if "error" in message or found.get("canceled"):
+                    why = message.get("error") or found.get("cancel_reason") or "canceled"
                     self._client.forget_token()  # an expired token may be the cause
                     raise MetadataUnavailable(f"etcd at {self._endpoint} ended a watch: {why}")
                 self._client.check_header(self._endpoint, found.get("header", {}))

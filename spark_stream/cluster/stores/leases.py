@@ -36,7 +36,7 @@ from spark_stream.environment import Clock
 from spark_stream.errors import DirectoryInUse, StorageFailure
 
 DURATION_S: Final = 3.0
-"""How long a lease lasts without a renewal, unless it is configured."""
+"""The duration of a lease without a renewal, unless it is configured."""
 _RENEWALS: Final = 6  # in a lease's duration: it outlives five of them that come late
 _MARGIN: Final = 0.1  # of a lease's duration: how much earlier its holder ceases to serve
 
@@ -63,14 +63,14 @@ class LeasePlace(Protocol):
 
 
 class IdLock(Protocol):
-    """What makes this process the only broker of its id, until :meth:`release`."""
+    """A lock that makes this process the only broker of its id, until :meth:`release`."""
 
     def release(self) -> None:
         """Release the id, so that another process can take it."""
 
 
 class Board(Protocol):
-    """Where leases are written, and read by all. Its calls may raise ``StorageFailure``."""
+    """A board of leases, which all brokers read. Its calls may raise ``StorageFailure``."""
 
     def take_place(self, broker_id: str, incarnation: str, duration_s: float) -> LeasePlace:
         """Take the broker's place, with count 0. Writes of earlier incarnations are ignored."""

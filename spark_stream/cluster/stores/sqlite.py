@@ -318,9 +318,7 @@ class SqliteStore:
             lost = self._place.look()
             if lost is None or (takes and self._take_copy()):
                 if self._lost is not None:
-                    logger.warning(
-                        "metadata store %s is in its place again", self._path
-                    )
+                    logger.warning("metadata store %s is in its place again", self._path)
                 self._lost = None
             elif self._lost is None or lost.message != self._lost.message:
                 self._lost = lost

@@ -124,7 +124,7 @@ class DurableStore(MetadataStore, Protocol):
 
     @property
     def lost(self) -> MetadataLost | None:
-        """Why changes are refused: the store was replaced, or has lost changes. Else None."""
+        """The reason why changes are refused (the store was replaced, or lost changes), or None."""
 
     @property
     def mark(self) -> str | None:

@@ -54,7 +54,7 @@ FIRST_EPOCH: Final = LeaderEpoch(0)
 
 
 class Obstacle(StrEnum):
-    """Why a record is not changed."""
+    """The reason why a record is not changed."""
 
     LED = "its leader is alive"
     NOT_THE_LEADER = "another broker leads it, or the same in another epoch or generation"

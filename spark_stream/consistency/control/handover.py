@@ -69,9 +69,9 @@ from spark_stream.consistency.control.election import Alive, live_members
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 
 FULL_US: Final = 5_000_000
-"""How long a leader waits for room on its disk before it hands over."""
+"""The time for which a leader waits for room on its disk before it hands over."""
 RETRY_US: Final = 5_000_000
-"""How long until a replica in trouble is checked again."""
+"""The time between two checks of a replica in trouble."""
 
 
 class Trouble(Struct, frozen=True):

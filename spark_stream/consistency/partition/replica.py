@@ -459,7 +459,7 @@ class Replica:
     def acknowledge(
         self, ticket: int, stamp: Stamp | None, level: Isolation, last_offset: int
     ) -> bool:
-        """Return whether to acknowledge an append now. Else a later effect requests it."""
+        """Return whether to acknowledge an append now. Otherwise a later effect requests it."""
         if not _waits(stamp, level) or last_offset < self.bounds_state.high_watermark.offset:
             return True
         self._tickets.add(ticket, last_offset)

@@ -13,8 +13,9 @@ lasts beyond t.
 1. The first broker that serves in a later epoch is one of these members: only members are elected
    (``control.election``), and only a leader that serves adds members to the ISR. The maximal ISR
    has all members on record, and those that a proposal under way may have added. ``elect_longest``
-   may choose another replica, but only if no member can come back in its generation, while L is
-   alive in its own. Or if the topic allows unclean elections, but then L requests no promises.
+   may choose another replica, but not here: either it requires that no member can come back in its
+   generation, and L is alive in its own, or the topic allows unclean elections, and then L requests
+   no promises.
 2. That member serves only after its promise expired. It writes the promise to its disk before it
    sends it, so the promise outlives a restart. If its disk is lost, it gets another generation, and
    was no member.

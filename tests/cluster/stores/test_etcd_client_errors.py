@@ -1,4 +1,4 @@
-"""What the answers of etcd mean, without an etcd: two of its releases word them differently."""
+"""The errors of etcd, without an etcd: two of its releases word them differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the SQLite store can meet: strange files, a full disk, others that hold the lock."""
+"""The faults of a SQLite store: strange files, a full disk, other holders of the lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which brokers get the replicas of which partition."""
+"""The assignment of replicas to brokers."""
 
 from __future__ import annotations
 

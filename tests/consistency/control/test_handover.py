@@ -1,4 +1,4 @@
-"""When a replica whose log refuses writes hands over, and when it is looked at again."""
+"""Handovers: logs that refuse writes, damaged logs, and preferred leaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which records of a message are kept: whole-batch arithmetic against a walk row by row."""
+"""The kept records of a message: whole-batch arithmetic against a walk row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition makes of stamped batches: duplicates, gaps, fencing, open transactions."""
+"""The judgement of stamped batches: duplicates, gaps, fencing, open transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where leader epochs begin and end in a log, and what two replicas share."""
+"""The begin and end of leader epochs in a log, and the common part of two replicas."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ Log = list[tuple[int, int]]
 
 
 def shared(one: Log, other: Log) -> int:
-    """How many first entries are the same in both."""
+    """The number of equal first entries."""
     both = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))
 

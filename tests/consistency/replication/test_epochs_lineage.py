@@ -47,7 +47,7 @@ def held(lineage: Lineage, log: Log, start: int = 0) -> int:
 
 
 def shared(one: Log, other: Log) -> int:
-    """How many first records are the same in both."""
+    """The number of equal first records."""
     both = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in both if a != b), min(len(one), len(other)))
 

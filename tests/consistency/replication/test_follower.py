@@ -1,4 +1,4 @@
-"""What a follower makes of its leader's answer, and which frames it takes."""
+"""A follower's reaction to its leader's answer, the frames that it takes, and its reads."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _ELSEWHERE = (NotLeader, LeaderUnavailable, LeaderEpochFenced, UnknownLeaderEpoc
 
 
 class Session:
-    """What one client of a run needs. ``name`` is for the story."""
+    """The context of one client of a run. ``name`` is for the story."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

@@ -28,7 +28,7 @@ def split(world: World, name: str) -> Body:
 
 
 def slow_down(world: World, name: str) -> Body:
-    """What a broker gets from leaders comes slowly, for a while."""
+    """Slow down a broker's connections to leaders for a while."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S / 2
     if world.calm:

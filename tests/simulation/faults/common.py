@@ -1,4 +1,4 @@
-"""What faults share: whom they hit, when, and how a broker comes back."""
+"""The common part of faults: their broker, their time, and the return of the broker."""
 
 from __future__ import annotations
 

@@ -172,4 +172,4 @@ def _prefer_another(
 
 
 _WAYS: Final = (_crash, _cut_power, _pause, _lose_lease, _prefer_another, _prefer_another)
-"""How a leader is replaced."""
+"""A way to replace a leader."""

@@ -1,4 +1,4 @@
-"""What holds after every event of every run: one class for each rule, its docstring is the rule."""
+"""The invariants after every event of every run: one class for each, its docstring is the rule."""
 
 from tests.simulation.invariants import (
     answers,

@@ -1,4 +1,4 @@
-"""What holds of the answers that producers get."""
+"""Invariants of the answers to producers."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class View(Struct):
 
 
 class Invariant:
-    """What holds in every run."""
+    """A property of every run."""
 
     def __init__(self, view: View) -> None:
         self.view = view

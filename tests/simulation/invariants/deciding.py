@@ -1,4 +1,4 @@
-"""What holds of the records of transactions."""
+"""Invariants of the records of transactions."""
 
 from __future__ import annotations
 

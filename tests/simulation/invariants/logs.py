@@ -1,4 +1,4 @@
-"""What holds of the log of one partition."""
+"""Invariants of the log of one partition."""
 
 from __future__ import annotations
 

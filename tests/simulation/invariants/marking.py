@@ -1,4 +1,4 @@
-"""What holds of seals and markers."""
+"""Invariants of seals and markers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class NoBatchAfterTheSeal(Invariant):
 
 
 class FatesAgree(Invariant):
-    """What a producer wrote in a transaction ends alike in all partitions."""
+    """The records of a producer in a transaction have the same outcome in all partitions."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

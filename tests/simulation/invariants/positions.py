@@ -1,4 +1,4 @@
-"""What holds of the positions of named consumers."""
+"""Invariants of the positions of named consumers."""
 
 from __future__ import annotations
 

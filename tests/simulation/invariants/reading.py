@@ -1,4 +1,4 @@
-"""What holds of what readers get."""
+"""Invariants of the records that readers get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of the replicas of a partition, and of who leads them."""
+"""Invariants of the replicas of a partition, and of their leaders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.invariants.base import Invariant, View
 _HESITATION_S: Final = 5.0
 """For how long a broker that has looked at a lease may hesitate to act on that."""
 _HANDOVER_S: Final = 2 * FULL_US / 1_000_000
-"""How long it takes at most until a leader has handed over, on disks without room too."""
+"""The longest time until a leader has handed over, with full disks too."""
 
 
 class EqualAtEqualIndexAndEpoch(Invariant):
@@ -221,7 +221,7 @@ class InSyncReplicasHaveWhatIsCommitted(Invariant):
 
 
 class FollowersTakeFromTheirLeader(Invariant):
-    """What a follower appends in the present epoch, the leader of that epoch has."""
+    """The leader of the present epoch has all entries that a follower appends in it."""
 
     # Entries that a follower restores from its part truncated at damage may be unknown to its
     # leader: the next agreement with it cuts that off again.

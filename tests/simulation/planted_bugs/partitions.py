@@ -1,4 +1,4 @@
-"""What a partition takes, and what readers and consumers get of it."""
+"""The records that a partition accepts, and those that readers and consumers get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bug is planted: a function that patches the product, under its own name."""
+"""Planting of bugs: functions that patch the product, under their own names."""
 
 from __future__ import annotations
 
