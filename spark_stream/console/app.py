@@ -153,7 +153,7 @@ class _Api:
         return found
 
     async def _call(self, request: Request, call: Callable[[Visitor], Any]) -> Any:
-        """Call with the visitor. End its session if the cluster rejects its credential."""
+        """Run a call of the visitor. End its session if the cluster rejects its credential."""
         visitor = self._visitor(request)
         self._sessions.note_activity(visitor)
         try:

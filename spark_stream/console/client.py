@@ -156,7 +156,7 @@ class ConsoleClient:
     # -- transactions, consumers, sinks -----------------------------------------------------------
 
     def list_transactions(self) -> list[dict[str, Any]]:
-        """Return all transactions, unfinished ones first, then by age."""
+        """Return all transactions, unfinished ones first, then the oldest first."""
         found = list_transactions(self.connection)
         found.sort(key=lambda each: (each.state not in UNFINISHED, each.began_ms))
         return [plain(each) for each in found]
@@ -369,7 +369,7 @@ class RecentSamples(Generic[K, T]):
         self._samples: dict[K, list[tuple[float, T]]] = {}
 
     def add(self, key: K, at_s: float, value: T) -> None:
-        """Add a sample. Drop a sample that is not later than the last, because it is the same."""
+        """Add a sample, unless it is not later than the last sample."""
         kept = self._samples.setdefault(key, [])
         if not kept or at_s > kept[-1][0]:
             kept.append((at_s, value))
@@ -399,7 +399,7 @@ def growth(samples: Sequence[tuple[float, float]]) -> float:
 
 
 def full_in_s(free: Sequence[tuple[float, float]]) -> float | None:
-    """Return the seconds until a disk is full at its present growth, None if it does not grow."""
+    """Return the seconds until a disk is full. None without growth or with too few samples."""
     slope = growth(free)
     if slope >= 0 or free[-1][0] - free[0][0] < _DISK_LEAST_S:
         return None

@@ -49,7 +49,7 @@ CUT_REMARK = "# These offsets are below a cut that divides no transaction."
 
 
 class PageRequest(Struct, frozen=True):
-    """A request for the records before, or from, an offset in each partition.
+    """A request for a page of records before or from an offset in each partition.
 
     ``partition``: None means all. ``before`` and ``after``: None for both means the latest records.
     ``since`` and ``until``: only records from and before these times.

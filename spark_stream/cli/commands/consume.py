@@ -256,7 +256,7 @@ def _check_reader() -> None:
 
 
 def check_order(start: Place, end: Place | None) -> None:
-    """Raise InvalidOption if the range is empty independently of the log's contents."""
+    """Raise InvalidOption if the range ends before it starts, for any contents of the log."""
     if end == "earliest":
         raise InvalidOption(
             "--to earliest: the range is empty",

@@ -37,8 +37,8 @@ from spark_stream.cli.output.texts import (
     as_json,
     cell,
     console,
-    drawn_together,
     duration,
+    joined_runs,
     wall_ms,
 )
 from spark_stream.client.log import Log
@@ -202,7 +202,7 @@ def partitions_text(partitions: Iterable[TransactionPartition]) -> str:
     """Format topics with their partitions: ``copies 0, flights 0-3,7``."""
     ordered = sorted(partitions, key=_place)
     return ", ".join(
-        f"{topic} {drawn_together([each.partition for each in group], '-', ',')}"
+        f"{topic} {joined_runs([each.partition for each in group], '-', ',')}"
         for topic, group in groupby(ordered, key=attrgetter("topic"))
     )
 

@@ -118,7 +118,7 @@ def size_text(size: int | None, unknown: str = "-") -> str:
     return f"{size} bytes"
 
 
-def drawn_together(numbers: list[int], to: str = " to ", between: str = ", ") -> str:
+def joined_runs(numbers: list[int], to: str = " to ", between: str = ", ") -> str:
     """Format ascending numbers, each run as its first and last number: ``0 to 3, 7``."""
     found: list[list[int]] = []
     for number in numbers:

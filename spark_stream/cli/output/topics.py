@@ -15,7 +15,7 @@ from spark_stream.cli.output.texts import (
     as_json,
     cell,
     console,
-    drawn_together,
+    joined_runs,
     plain_table,
     size_text,
 )
@@ -167,13 +167,13 @@ def show_replicas(topic: TopicDescription, screen: Console) -> None:
     rows: dict[_Row, list[int]] = {}
     for each in topic.partitions:
         rows.setdefault(_row(each), []).append(each.partition)
-    table = [(drawn_together(partitions), *row) for row, partitions in rows.items()]
+    table = [(joined_runs(partitions), *row) for row, partitions in rows.items()]
     widths = [max(len(cell) for cell in column) for column in zip(_TITLES, *table, strict=True)]
     if sum(widths) + 2 * len(widths) <= _WIDTH:
         screen.print(_table(table))
     else:
         for row, partitions in rows.items():
-            for line in _lines(row, drawn_together(partitions)):
+            for line in _lines(row, joined_runs(partitions)):
                 screen.print(cell(line), soft_wrap=True)
     for line in (*_moves(topic), *_problems(topic)):
         screen.print(cell(line), soft_wrap=True)
@@ -230,7 +230,7 @@ def _moves(topic: TopicDescription) -> Iterator[str]:
     for (brings, takes), numbers in moves.items():
         which = "partition" if len(numbers) == 1 else "partitions"
         way = (f" from {takes}" if takes else "") + (f" to {brings}" if brings else "")
-        yield f"{which} {drawn_together(numbers)}: moving{way}"
+        yield f"{which} {joined_runs(numbers)}: moving{way}"
 
 
 def _problems(topic: TopicDescription) -> Iterator[str]:
@@ -243,5 +243,5 @@ def _problems(topic: TopicDescription) -> Iterator[str]:
     ]
     if few:
         which = "partition" if len(few) == 1 else "partitions"
-        yield f"{which} {drawn_together(few)}: fewer in-sync replicas than {_LEAST_IN_SYNC}={least}"
+        yield f"{which} {joined_runs(few)}: fewer in-sync replicas than {_LEAST_IN_SYNC}={least}"
         yield "  the high watermark does not advance, and producers with read_committed are refused"

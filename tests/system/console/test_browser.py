@@ -330,7 +330,7 @@ def test_users_log_in_see_permitted_topics_and_log_out(browser, tmp_path: Path):
             page.get_by_label("User").fill("alice")
             page.get_by_label("Password").fill("wrong")
             page.get_by_role("button", name="Log in").click()
-            playwright.expect(page.locator("#app")).to_contain_text("does not take this login")
+            playwright.expect(page.locator("#app")).to_contain_text("rejects this login")
             check_accessible(page)
             page.screenshot(path=PICTURES / "login-390-light.png", full_page=True)
             page.get_by_label("Password").fill(PASSWORD)
@@ -349,7 +349,7 @@ def test_users_log_in_see_permitted_topics_and_log_out(browser, tmp_path: Path):
             playwright.expect(page.locator("#app")).to_contain_text("PERMISSION_DENIED")
             with client_of(broker) as admin:
                 admin.remove_user("alice")
-            playwright.expect(page.locator("#app")).to_contain_text("Your session is over")
+            playwright.expect(page.locator("#app")).to_contain_text("Your session has expired")
             playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
             page.go_back()
             playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
