@@ -1,6 +1,8 @@
-"""A job whose executors lack something, run by test_cluster: reads and writes, in batch and as a
-stream, topics that are there, or makes those attempts alone that are named. Leaves what each failed
-with in a file of JSON."""
+"""A job whose executors lack modules, run by test_cluster.
+
+It reads and writes, in batch and as a stream, existing topics and new ones, or makes only the named
+attempts. It writes the error of each to a JSON file.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A job for several executors, run by test_cluster: writes a topic, streams it into another over
-all executors, and reads that one. Leaves what it read, and who wrote it, in a file of JSON."""
+"""A job for several executors, run by test_cluster.
+
+It writes a topic, streams it into another over all executors, and reads that one. It writes the
+rows, and the executor that wrote each, to a JSON file.
+"""
 
 from __future__ import annotations
 

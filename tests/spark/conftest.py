@@ -1,4 +1,4 @@
-"""One Spark session and one embedded broker for all; each test makes topics of its own."""
+"""One Spark session and one embedded broker for all. Each test creates new topics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def session_builder(master: str) -> SparkSession.Builder:
-    """How every session of the tests is set up."""
+    """Build a session as all tests need it."""
     return (
         SparkSession.builder.master(master)
         .appName("isolog tests")
@@ -59,7 +59,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def end_jvm() -> None:
-    """End the JVM, which outlives `stop`: with its workers it takes a gigabyte of memory."""
+    """End the JVM, which outlives `stop`: with its workers it uses a gigabyte of memory."""
     gateway = SparkContext._gateway
     assert gateway is not None
     gateway.shutdown()
@@ -70,11 +70,11 @@ def end_jvm() -> None:
 
 @pytest.fixture
 def utc_rows(spark: SparkSession) -> Iterator[DataFrame]:
-    """The rows that filters are compared over, while Spark's time zone is UTC, as a filter's is."""
+    """The rows that filters are compared over. Spark's time zone is UTC, as a filter's is."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     try:
-        # With a schema: without one Spark takes a timestamp without a zone for one in a zone.
+        # With a schema, because Spark infers a zone for a timestamp without one.
         table = pa.Table.from_batches([SPARKS_TYPES])
         yield spark.createDataFrame(table, to_spark(SPARKS_TYPES.schema)).coalesce(1)
     finally:
@@ -112,20 +112,20 @@ def isolog_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Queries:
-    """Short forms of what the tests do again and again, against one directory."""
+    """Short forms of frequent steps, for one directory."""
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self.spark = spark
         self.path = str(path)
 
     def read(self, topic: str | None, schema: str | None = None, **options: object) -> DataFrame:
-        """Reads a topic; without one the options say which."""
+        """Read a topic. Without one the options select it."""
         reader = self.spark.read.format("isolog").option("path", self.path)
         reader = (reader.option("subscribe", topic) if topic else reader).options(**options)
         return (reader.schema(schema) if schema else reader).load()
 
     def stream(self, topic: str | None, schema: str | None = None, **options: object) -> DataFrame:
-        """Streams a topic; without one the options say which."""
+        """Stream a topic. Without one the options select it."""
         reader = self.spark.readStream.format("isolog").option("path", self.path)
         reader = (reader.option("subscribe", topic) if topic else reader).options(**options)
         return (reader.schema(schema) if schema else reader).load()
@@ -137,13 +137,13 @@ class Queries:
         writer.options(**options).save()
 
     def sink(self, frame: DataFrame, checkpoint: Path, **options: object) -> DataStreamWriter:
-        """A stream into the log, up to what there is now."""
+        """Stream the present records into the log."""
         writer = frame.writeStream.format("isolog").option("path", self.path)
         writer = writer.option("checkpointLocation", str(checkpoint)).options(**options)
         return writer.trigger(availableNow=True)
 
     def copy(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[int]:
-        """Runs a stream to its end into Parquet files; the input rows of its micro-batches."""
+        """Run a stream to its end into Parquet files. Return the input rows of its micro-batches."""
         query = (
             frame.writeStream.format("parquet")
             .option("path", str(to))
@@ -160,7 +160,7 @@ class Queries:
 
 
 def ended(query: StreamingQuery) -> str | None:
-    """Waits for the query's end; its error, or None."""
+    """Wait for the query's end. Return its error, or None."""
     try:
         assert query.awaitTermination(90), "the query goes on"
     except StreamingQueryException as error:

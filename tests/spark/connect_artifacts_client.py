@@ -1,5 +1,7 @@
-"""A client of Spark Connect whose server's Python lacks isolog: it sends and registers
-isolog. Run by test_connect; its last line says in JSON what came of it."""
+"""A client of Spark Connect whose server's Python lacks isolog, run by test_connect.
+
+It sends and registers isolog. Its last line is the result in JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of Spark Connect that starts its own server, writes and reads; run by test_connect."""
+"""A client of Spark Connect that starts a server, writes and reads. Run by test_connect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 def main() -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    os.chdir("/")  # the client's own directory is no matter
+    os.chdir("/")  # the client's directory does not count
     place = {"path": "data"}
 
     def write() -> None:

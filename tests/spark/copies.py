@@ -1,4 +1,4 @@
-"""The query that many tests run: three micro-batches into a topic, with a fault or without."""
+"""The query that many tests run: three micro-batches into a topic, with or without a fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 3 * ROWS_PER_BATCH
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the queries write into the log: three micro-batches."""
+    """The input of the queries: three micro-batches."""
     directory = tmp_path_factory.mktemp("source")
     size = ROWS // FILES
     for number in range(FILES):
@@ -56,7 +56,7 @@ def copying(queries: Queries, source: str, to: str, checkpoint: Path) -> DataStr
 
 
 def faulty(queries: Queries, source: str, to: str, directory: Path, fault: str) -> DataStreamWriter:
-    """The same with a fault; its marks and its checkpoint are in the directory."""
+    """The same with a fault. Its marks and its checkpoint are in the directory."""
     queries.spark.dataSource.register(FaultySource)
     writer = copying(queries, source, to, directory / "checkpoint").format("isolog_faulty")
     return writer.option("fault", fault).option("marks", str(directory))
@@ -69,16 +69,16 @@ def assert_exactly_once(queries: Queries, topic: str, rows: int = ROWS) -> None:
 
 
 def assert_nothing_open(log: isolog.Log, topic: str) -> None:
-    """No reader of committed records waits for what a query left behind."""
+    """Assert that no open transaction blocks readers of committed records."""
     for each in log.describe(topic).partitions:
         assert each.last_stable_offset == each.log_end_offset
 
 
 def kill_session(driver: subprocess.Popen[bytes]) -> None:
-    """kill -9 of the driver, its JVM and its Python workers, with those that begin meanwhile."""
+    """Kill -9 the driver, its JVM and its Python workers, with those that start in that time."""
     while members := [each for each in psutil.process_iter() if in_session(each, driver.pid)]:
         for process in members:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself
                 process.kill()
         driver.wait(20)
         psutil.wait_procs(members, 20)

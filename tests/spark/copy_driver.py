@@ -1,7 +1,7 @@
-"""A Spark driver of its own that copies files into a topic, to be killed at any moment.
+"""A separate Spark driver that copies files into a topic, to be killed at any moment.
 
-``python -m tests.spark.copy_driver LOG SOURCE TOPIC CHECKPOINT``: one file a micro-batch, until all
-are written. Exit code 0 then.
+``python -m tests.spark.copy_driver LOG SOURCE TOPIC CHECKPOINT``: one file per micro-batch, until
+all are written. It then exits with code 0.
 """
 
 from __future__ import annotations

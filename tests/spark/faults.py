@@ -1,8 +1,8 @@
 """``format("isolog_faulty")``: the sink, with a fault at a chosen point, once.
 
-The fault stands in a query's option ``fault``; the option ``marks`` is a directory through which
-it and its test speak: ``<fault>`` is there once the fault has happened, and a query that waits at a
-point goes on when there is ``go``.
+The fault is in a query's option ``fault``. The option ``marks`` is a directory for signals between
+it and its test: ``<fault>`` exists after the fault has happened, and a query that waits at a point
+continues when ``go`` exists.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SLICE = 10
 
 
 class Fault:
-    """One fault, and where it tells of itself."""
+    """One fault, and the directory of its marks."""
 
     def __init__(self, name: str, marks: Path) -> None:
         self.name = name
         self._marks = marks
 
     def mark(self, text: str = "", name: str | None = None) -> bool:
-        """Says that it has come to the fault; False if it has been there before."""
+        """Mark that the fault is reached. Return False if it was reached before."""
         try:
             with (self._marks / (name or self.name)).open("x") as out:
                 out.write(text)
@@ -49,7 +49,7 @@ class Fault:
         return True
 
     def wait(self) -> None:
-        """Waits until the test says that it goes on (or has killed this process)."""
+        """Wait until the test lets it continue, or kills this process."""
         deadline = time.monotonic() + WAIT_S
         while not (self._marks / "go").exists():
             if time.monotonic() > deadline:
@@ -90,7 +90,7 @@ class FaultyWriter(IsologStreamWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if self._in_a_task:
-            task._COALESCED_BYTES = 1  # so that what came before the fault has been written
+            task._COALESCED_BYTES = 1  # so that the rows before the fault are written
             iterator = self._faulty(iterator)
         return super().write(iterator)
 
@@ -103,7 +103,7 @@ class FaultyWriter(IsologStreamWriter):
             for start in range(0, batch.num_rows, SLICE):
                 for name in self._in_a_task if start >= 2 * SLICE else ():
                     if self._fault.mark(name=name):
-                        time.sleep(0.2)  # what was appended is on its way
+                        time.sleep(0.2)  # the appended rows are under way
                         IN_A_TASK[name](self._fault)
                 yield batch.slice(start, SLICE)
 
@@ -131,7 +131,7 @@ class FaultyWriter(IsologStreamWriter):
 
 
 def _leave_unanswered(fault: Fault) -> None:
-    """The next commit of this process is sent, and its answer not waited for."""
+    """Send the next commit of this process without waiting for its answer."""
 
     call = ClusterConnection.call
 

@@ -1,4 +1,4 @@
-"""PySpark's daemon of workers, with the workers' module in front of each traceback.
+"""PySpark's daemon of workers, with the workers' module before each traceback.
 
 Spark starts it instead of ``pyspark.daemon`` with the setting ``spark.python.daemon.module``.
 """

@@ -28,7 +28,7 @@ ROWS_PER_BATCH = 100
 
 
 def micro_batches(spark: SparkSession, source: str) -> DataFrame:
-    """The rows of the files, in three micro-batches of two tasks. Planned alike in every run."""
+    """The rows of the files, in three micro-batches of two tasks, planned alike in every run."""
     reader = spark.readStream.schema("n bigint").option("maxFilesPerTrigger", FILES_PER_BATCH)
     return reader.parquet(source)
 
@@ -41,7 +41,7 @@ def both_sinks(
     checkpoint: Path,
     between: Callable[[int], None] = lambda batch_id: None,
 ) -> StreamingQuery:
-    """A query that writes each micro-batch to two topics, once each, whatever is replayed."""
+    """A query that writes each micro-batch to two topics, once each, despite replays."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         for topic in topics:
@@ -63,9 +63,9 @@ def both_sinks(
 
 
 def main(file: Path) -> None:
-    """Starts the queries one after the other, each when the one before has come to its fault.
+    """Start the queries one after the other, each when the one before has reached its fault.
 
-    All at once, each would have Python workers of its own to start; so they share most of them.
+    Concurrent queries would each start Python workers. In sequence they share most of them.
     """
     job = json.loads(file.read_text())
     spark: SparkSession = session_builder("local[2,3]").getOrCreate()

@@ -22,14 +22,14 @@ _REGISTERED = "Successfully registered with master"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without what says where Python modules and Spark are."""
+    """Return this process's environment, without the paths of Python modules and of Spark."""
     own = {"PYTHONPATH", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"}
     found = {name: value for name, value in os.environ.items() if name not in own}
     return found | {"SPARK_HOME": str(SPARK_HOME)} | variables
 
 
 def python_without(folder: Path, *absent: str) -> Path:
-    """A Python of its own in ``folder`` that has what this one has, but for these modules."""
+    """Make a Python in ``folder`` with the modules of this one, except these."""
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "--symlinks", folder], check=True
     )
@@ -41,14 +41,14 @@ def python_without(folder: Path, *absent: str) -> Path:
 
 
 def install(python: Path) -> Path:
-    """Lets the Python find isolog in the checkout."""
+    """Make the Python find isolog in the checkout."""
     [its_own] = (python.parents[1] / "lib").glob("python*/site-packages")
     (its_own / "isolog.pth").write_text(f"{ROOT}\n")
     return python
 
 
 def named(folder: Path, **pythons: Path) -> Path:
-    """A folder for PATH in which these names run these Pythons."""
+    """Make a folder for PATH in which these names run these Pythons."""
     folder.mkdir()
     for name, python in pythons.items():
         file = folder / name.replace("_", "-")
@@ -101,7 +101,7 @@ class Standalone:
         return log
 
     def stop(self) -> None:
-        """Ends the workers, and their executors with them, then the master."""
+        """End the workers with their executors, and then the master."""
         for process in reversed(self._processes):
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -110,7 +110,7 @@ class Standalone:
             process.wait()
 
     def submit(self, folder: Path, *command: str | Path, code: int = 0, **variables: str) -> str:
-        """What a job of both workers said."""
+        """Run a job on both workers. Return its output."""
         waiting = {
             "spark.cores.max": "2",
             "spark.executor.memory": "512m",
@@ -123,7 +123,7 @@ class Standalone:
 
 
 def submit(master: str, folder: Path, *command: str | Path, code: int = 0, **variables: str) -> str:
-    """What spark-submit said; an AssertionError with that if it ended with another code."""
+    """Run spark-submit. Return its output, or raise an AssertionError with it if the code differs."""
     start = [SPARK_HOME / "bin" / "spark-submit", "--master", master]
     done = subprocess.run(
         [*start, "--conf", "spark.ui.enabled=false", *command],
@@ -141,7 +141,7 @@ def submit(master: str, folder: Path, *command: str | Path, code: int = 0, **var
 
 
 def _short_lived() -> str:
-    """What suits a JVM that lives for a minute."""
+    """Options for a JVM that lives for a minute."""
     return os.environ.get("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 

@@ -67,7 +67,7 @@ def test_a_batch_read_has_old_and_new_rows_in_the_present_schema(
     assert_df_equality(before, narrow, ignore_row_order=True)
 
 
-def test_a_query_goes_on_over_an_alteration_and_sees_the_new_column_once_it_starts_again(
+def test_query_continues_over_an_alteration_and_has_the_new_column_after_a_restart(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """Its sink too: a job that knows nothing of the new column writes to a topic that has it."""
@@ -118,7 +118,7 @@ def test_a_query_goes_on_over_an_alteration_and_sees_the_new_column_once_it_star
     assert named.to_pylist() == [{"id": n, "x": float(n), "name": f"name {n}"} for n in (10, 11)]
 
 
-def test_a_field_that_a_struct_gets_is_seen_by_queries_that_start_later(
+def test_queries_that_start_later_have_a_new_field_of_a_struct(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """A sink without the field continues. A batch is recognised after its topics were altered."""
@@ -173,7 +173,7 @@ def test_a_field_that_a_struct_gets_is_seen_by_queries_that_start_later(
     assert [tuple(each) for each in found.collect()] == [(None, None), ("b1", "b1"), ("b2", "b2")]
 
 
-def test_a_query_ends_at_a_value_that_its_types_do_not_have_and_says_what_to_do(
+def test_query_fails_at_a_value_outside_its_types_with_the_remedy(
     queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, schema=FIRST)
@@ -188,7 +188,7 @@ def test_a_query_ends_at_a_value_that_its_types_do_not_have_and_says_what_to_do(
     assert queries.read(topic).agg(f.max("id")).first()[0] == 1 << 40
 
 
-def test_a_data_frame_of_the_old_schema_still_fits_and_others_do_not(
+def test_dataframe_of_the_old_schema_still_fits(
     queries: Queries, spark: SparkSession, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic, schema=FIRST)
@@ -205,7 +205,7 @@ def test_a_data_frame_of_the_old_schema_still_fits_and_others_do_not(
 
 # Of Spark's state. The types of a query: tests/datasource/reading/test_planning_altered_schema.py.
 @pytest.mark.full
-def test_a_stateful_query_over_a_widened_column_goes_on_with_the_schema_that_pins_it(
+def test_stateful_query_over_a_widened_column_continues_with_its_old_schema(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """Spark's state has the type of the key: with the wider one the query cannot go on."""

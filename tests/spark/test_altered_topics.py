@@ -20,7 +20,7 @@ def sent(log: isolog.Log, topic: str, start: int, partition: int) -> None:
 
 
 @pytest.mark.full  # the test below has partitions that are added while it runs
-def test_partitions_that_are_added_while_a_query_is_stopped_are_read_whole(
+def test_partitions_added_while_a_query_is_stopped_are_read_from_their_start(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic)

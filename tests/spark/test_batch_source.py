@@ -1,4 +1,4 @@
-"""The batch source: where it starts and ends, what it shows, what it refuses."""
+"""The batch source: start and end, columns, and refusals."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def test_explicit_offsets_at_both_ends(queries: Queries, hundred: str) -> None:
     assert numbers(frame) == sorted([1, 3, 5, *range(90, 100, 2)])
 
 
-def test_partitions_that_the_offsets_leave_out_are_read_whole(
-    queries: Queries, hundred: str
-) -> None:
+def test_partitions_without_an_offset_are_read_whole(queries: Queries, hundred: str) -> None:
     frame = queries.read(hundred, startingOffsets=json.dumps({hundred: {"0": 50}}))
     assert numbers(frame) == list(range(1, 100, 2))
 
@@ -69,7 +67,7 @@ def test_the_same_frame_used_twice_gives_the_same_rows(queries: Queries, hundred
 def test_a_late_bound_end_is_bound_when_the_query_runs(
     queries: Queries, log: isolog.Log, hundred: str
 ) -> None:
-    """When it first runs, not when it is made. Spark keeps what it has planned with a DataFrame."""
+    """When it first runs, not when it is defined. Spark keeps the plan with the DataFrame."""
 
     def add_one(number: int) -> None:
         with log.producer() as producer:
@@ -193,7 +191,7 @@ def test_load_of_a_topic_is_short_for_subscribe(
 
 
 @pytest.mark.parametrize(("options", "message"), the_first(READS))
-def test_a_bad_option_has_a_message_of_its_own(
+def test_invalid_option_has_a_specific_message(
     queries: Queries, hundred: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(AnalysisException) as caught:

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster of two workers: which Python runs where, and how isolog gets there."""
+"""A Spark standalone cluster of two workers: the Python of each process, and the ways of isolog."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = (ROOT / "docs/spark/cluster.md").read_text()
 
 @dataclass(frozen=True)
 class Pythons:
-    """Three Pythons: one with all, and those without."""
+    """Three Pythons: one with all modules, and two that lack some."""
 
     whole: Path
     no_isolog: Path
@@ -48,7 +48,7 @@ def pythons(tmp_path_factory: pytest.TempPathFactory) -> Pythons:
 
 @pytest.fixture(scope="module")
 def driver_path(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """PATH of a driver's host, where every name means a Python that has all."""
+    """PATH of a driver's host, where every name means a Python with all modules."""
     names = dict.fromkeys(("lacks_isolog", "lacks_pyarrow"), pythons.whole)
     commands = named(tmp_path_factory.mktemp("driver") / "bin", **names)
     return f"{commands}{os.pathsep}{os.environ['PATH']}"
@@ -56,7 +56,7 @@ def driver_path(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> s
 
 @pytest.fixture(scope="module")
 def cluster(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """Two workers. On the second, some names mean a Python that lacks something."""
+    """Two workers. On the second, some names mean a Python that lacks modules."""
     folder = tmp_path_factory.mktemp("cluster")
     first = {"lacks_isolog": pythons.whole, "lacks_pyarrow": pythons.whole}
     second = {"lacks_isolog": pythons.no_isolog, "lacks_pyarrow": pythons.no_pyarrow}
@@ -66,12 +66,12 @@ def cluster(pythons: Pythons, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def told(folder: Path) -> Any:
-    """What the job left there."""
+    """Return the result that the job left."""
     return json.loads((folder / "told.json").read_text())
 
 
 def check(folder: Path) -> None:
-    """Every record is there once, and both executors wrote some."""
+    """Check that every record was written once, and that both executors wrote some."""
     found = told(folder)
     assert found["n"] == list(range(1000))
     assert len(found["by"]) == 2
@@ -111,7 +111,7 @@ def test_an_environment_sent_with_archives(
 def failures(
     cluster: Standalone, log_dir: Path, folder: Path, driver_path: str, python: str, *attempts: str
 ) -> Any:
-    """What the attempts end with where a worker's Python lacks something; they write nothing."""
+    """Return the errors of the attempts if a worker's Python lacks modules. They write no rows."""
     with isolog.connect(path=log_dir) as log:
         for topic in ("numbers", "target"):
             log.create_topic(topic, schema=pa.schema([("n", pa.int64())]), partitions=4)
@@ -123,7 +123,7 @@ def failures(
     return told(folder)
 
 
-def test_a_worker_that_lacks_isolog_says_what_to_do_and_nothing_is_half_written(
+def test_worker_without_isolog_reports_the_remedy_and_writes_no_row(
     cluster: Standalone, log_dir: Path, tmp_path: Path, driver_path: str
 ) -> None:
     said = failures(cluster, log_dir, tmp_path, driver_path, "lacks-isolog")
@@ -132,7 +132,7 @@ def test_a_worker_that_lacks_isolog_says_what_to_do_and_nothing_is_half_written(
         assert re.search(r"runs \S+ \(Python [\d.]+\), which lacks isolog\. Set", error), attempt
 
 
-def test_a_worker_that_lacks_pyarrow_is_told_so_by_spark(
+def test_spark_reports_a_worker_without_pyarrow(
     cluster: Standalone, log_dir: Path, tmp_path: Path, driver_path: str
 ) -> None:
     """Spark itself looks for it there, before anything of ours."""
@@ -150,7 +150,7 @@ def test_cluster_mode_is_not_for_python_on_standalone(
     assert "not supported for python applications on standalone clusters" in PAGE
 
 
-def test_planners_run_the_python_of_the_environment_and_no_settings(
+def test_planners_use_the_python_of_the_environment_alone(
     pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
     """Where that lacks isolog, nothing of ours runs: the docs have Spark's message."""
@@ -163,7 +163,7 @@ def test_planners_run_the_python_of_the_environment_and_no_settings(
     assert symptom in PAGE
 
 
-def test_a_planner_that_lacks_pyarrow_says_what_to_do(
+def test_planner_without_pyarrow_reports_the_remedy(
     pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
     job = (JOB, log_dir, tmp_path)

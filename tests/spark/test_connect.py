@@ -1,4 +1,4 @@
-"""Spark Connect: a relative path means the same directory in every process, and outlives them."""
+"""Spark Connect: a relative path is the same directory in every process, and is not deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
 
 
 def run(folder: Path, client: str, *arguments: Path, python: str | Path = sys.executable) -> Any:
-    """What a client said last, with a server that starts in the folder and has that Python."""
+    """Return the last output of a client, whose server starts in the folder with that Python."""
     own = {"PYTHONPATH"} if python != sys.executable else set()
     environment = {
         name: value
@@ -43,7 +43,7 @@ def run(folder: Path, client: str, *arguments: Path, python: str | Path = sys.ex
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a client of Spark Connect saw, with its server started in a directory of its own."""
+    """Return the output of a client of Spark Connect, whose server starts in a separate directory."""
     folder = tmp_path_factory.mktemp("connect")
     yield folder, run(folder, "connect_client.py")
     stop_broker(folder / "data")

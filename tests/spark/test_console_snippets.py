@@ -1,4 +1,4 @@
-"""The code for Spark that the console offers reads exactly what a page shows."""
+"""The console's code for Spark reads exactly the records of its page."""
 
 from __future__ import annotations
 

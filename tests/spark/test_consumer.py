@@ -1,4 +1,4 @@
-"""The option ``consumer`` in Spark: a pinned start, and who reads where."""
+"""The option ``consumer`` in Spark: a pinned start, and the position of each reader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fails(batch: DataFrame, batch_id: int) -> None:
 @pytest.mark.parametrize(
     "checkpoint", ["the same", pytest.param("a new one", marks=pytest.mark.full)]
 )
-def test_a_query_from_latest_that_failed_in_its_first_batch_loses_nothing(
+def test_query_from_latest_that_failed_in_its_first_batch_loses_no_record(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, checkpoint: str
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -90,7 +90,7 @@ time.sleep(600)
 
 
 @pytest.mark.full  # a separate driver takes a while to start
-def test_a_query_whose_driver_was_killed_is_gone(
+def test_query_whose_driver_was_killed_is_lost(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)

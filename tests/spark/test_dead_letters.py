@@ -1,4 +1,4 @@
-"""Dead letters of a streaming query: each bad row once, though tasks and queries run again."""
+"""Dead letters of a streaming query: each bad row once, although tasks and queries rerun."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def assert_each_row_once(log: isolog.Log, topic: str, dead: str) -> None:
     assert counts == {(batch, "NULL_VALUE"): BAD // 3 for batch in range(3)}
 
 
-def test_a_query_that_starts_again_writes_no_letter_twice(
+def test_restarted_query_writes_no_duplicate_letter(
     queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
 ) -> None:
-    """The second micro-batch is committed, and Spark does not know it: it comes again."""
+    """The second micro-batch is committed, but not in Spark's checkpoint, so Spark replays it."""
 
     def run(fault: str) -> str | None:
         marks = tmp_path / "marks"
@@ -80,7 +80,7 @@ def test_a_query_that_starts_again_writes_no_letter_twice(
     assert run("commit's reply is lost") is None
     assert_each_row_once(log, topic, dead)
     assert {each["task"] for each in letters(log, dead)} == {0, 1}
-    # What the letters have is a DataFrame again.
+    # The JSON of the letters is a DataFrame again.
     again = queries.read(dead, isolation="read_committed").selectExpr(
         "from_json(row, 'n bigint').n as n", "topic", "truncated"
     )
@@ -188,7 +188,7 @@ def test_from_json_reads_every_type_of_a_dead_letter(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_bad_rows_dead_letters.py
-def test_a_task_that_is_tried_again_writes_no_letter_twice(
+def test_retried_task_writes_no_duplicate_letter(
     queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
 ) -> None:
     """A task is killed, and its second attempt fails, after both have written letters."""
@@ -220,4 +220,4 @@ def test_a_task_that_is_tried_again_writes_no_letter_twice(
         kill_session(driver)
     assert (tmp_path / "ended").read_text() == ""
     assert_each_row_once(log, topic, dead)
-    assert len(letters(log, dead, "read_uncommitted")) > BAD  # what failed attempts wrote
+    assert len(letters(log, dead, "read_uncommitted")) > BAD  # the rows of failed attempts

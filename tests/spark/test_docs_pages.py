@@ -1,4 +1,4 @@
-"""The pages of the docs with Spark do what they say, in the session that all tests share."""
+"""The blocks of the Spark pages in the docs have their described effects, in one session."""
 
 from __future__ import annotations
 

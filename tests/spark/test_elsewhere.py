@@ -1,4 +1,4 @@
-"""Executors on another host, where the driver's path means another directory, or none."""
+"""Executors on another host, where the driver's path is another directory, or missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.conftest import Queries
 
 
 def moved(options: SourceOptions | SinkOptions) -> dict[str, object]:
-    """The options as a driver on another host plans with."""
+    """Return the options as if a driver on another host had planned."""
     return {"options": replace(options, place=replace(options.place, host="another-boot-id"))}
 
 

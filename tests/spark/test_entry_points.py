@@ -1,7 +1,7 @@
-"""Every way in which Spark reaches the source and the sink, with the options that Spark adds there.
+"""Every way in which Spark calls the source and the sink, with the options that Spark adds.
 
-An option that a new Spark adds is unknown to isolog and refused, so it shows here. Other
-files hold `load`, `save`, `foreachBatch`, and SQL's tables and views.
+An option that a new Spark release adds is unknown to isolog and refused, so these tests fail then.
+Other files cover `load`, `save`, `foreachBatch`, and SQL's tables and views.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def present(transactions: isolog.Log, query_name: str) -> TransactionDescription
 )
 @pytest.mark.chaos
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
-def test_readers_go_on_soon_after_the_kill_of_a_driver_in_mid_batch(
+def test_readers_continue_soon_after_the_kill_of_a_driver_in_mid_batch(
     queries: Queries,
     log: isolog.Log,
     transactions: isolog.Log,
@@ -262,7 +262,7 @@ def test_of_two_runs_of_a_query_the_older_is_fenced(queries: Queries, mishaps: M
 
 @pytest.mark.chaos
 @pytest.mark.full
-def test_a_task_killed_or_failed_in_mid_write_is_tried_again(
+def test_task_killed_or_failed_in_mid_write_is_retried(
     queries: Queries, log: isolog.Log, mishaps: Mishaps
 ) -> None:
     assert {"task killed", "task fails"} <= {each.name for each in mishaps.of(IN_A_TASK).iterdir()}
@@ -275,7 +275,7 @@ def test_a_task_killed_or_failed_in_mid_write_is_tried_again(
 # -- commits, answers, restarts -------------------------------------------------------------------
 
 
-def test_a_commit_that_works_and_whose_reply_is_lost(
+def test_commit_whose_reply_is_lost_is_retried(
     queries: Queries, source: str, target: str, tmp_path: Path
 ) -> None:
     fault = "commit's reply is lost"
@@ -287,7 +287,7 @@ def test_a_commit_that_works_and_whose_reply_is_lost(
     assert_exactly_once(queries, target)
 
 
-def test_a_query_restarted_after_a_failed_task_leaves_nothing_of_it(
+def test_query_restarted_after_a_failed_task_keeps_none_of_its_rows(
     queries: Queries, log: isolog.Log, source: str, target: str, tmp_path: Path
 ) -> None:
     query = faulty(queries, source, target, tmp_path, "task fails").start()
@@ -300,7 +300,7 @@ def test_a_query_restarted_after_a_failed_task_leaves_nothing_of_it(
     assert_exactly_once(queries, target)
 
 
-def test_a_query_stopped_in_mid_batch_holds_no_reader_up(
+def test_query_stopped_in_mid_batch_blocks_no_reader(
     queries: Queries, log: isolog.Log, source: str, target: str, tmp_path: Path
 ) -> None:
     """No task has ended, so Spark's abort gets no message of any."""
@@ -358,7 +358,7 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
     assert_exactly_once(queries, target, 2)
 
 
-def test_a_query_restarted_from_its_checkpoint_goes_on(
+def test_query_restarted_from_its_checkpoint_continues(
     queries: Queries,
     log: isolog.Log,
     transactions: isolog.Log,

@@ -1,4 +1,4 @@
-"""The jobs of ``examples/``, each on a small log, with what it leaves there."""
+"""The jobs of ``examples/``, each on a small log, with their results."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ FLIGHTS = pa.schema(
 
 @pytest.fixture(autouse=True)
 def zone(spark: SparkSession) -> Iterator[None]:
-    """A job may set the session's zone, and the session is that of all tests here."""
+    """Restore the session's zone, because a job may set it and all tests share the session."""
     before = spark.conf.get("spark.sql.session.timeZone")
     yield
     spark.conf.set("spark.sql.session.timeZone", str(before))
 
 
 def run(job: str, place: Path, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the script as spark-submit does, in this process and its Spark session."""
+    """Run the script as spark-submit does, in this process and its Spark session."""
     words = [f"{job}.py", "--path", str(place), *(str(each) for each in arguments)]
     monkeypatch.setattr(sys, "argv", words)
     runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
@@ -66,7 +66,7 @@ def add(log: isolog.Log, topic: str, schema: pa.Schema, values: list[dict[str, A
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_is_short_and_says_how_to_run_it(job: str) -> None:
+def test_job_is_short_and_has_its_command_line(job: str) -> None:
     text = (EXAMPLES / f"{job}.py").read_text()
     assert f"spark-submit examples/{job}.py --bootstrap " in text.split('"""')[1]
     assert len(text.splitlines()) < 60

@@ -1,4 +1,4 @@
-"""A streaming query from one topic to another goes on while the leader of either is replaced."""
+"""A streaming query between two topics continues while the leader of either is replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support import eventually, numbers
     ],
     ids="-".join,
 )
-def test_a_query_goes_on_when_the_leader_of_its_source_or_its_sink_is_replaced(
+def test_query_continues_when_the_leader_of_its_source_or_sink_is_replaced(
     spark: SparkSession, tmp_path: Path, lost: tuple[str, ...]
 ) -> None:
     """Whatever is lost, one of the two or both, each record is there once in the end."""

@@ -49,11 +49,13 @@ def same(found: DataFrame, expected: DataFrame) -> None:
 
 
 def filters(frame: DataFrame) -> bool:
-    """Whether Spark filters what the source gives."""
+    """Return whether Spark filters the rows of the source."""
     return " Filter " in frame._jdf.queryExecution().executedPlan().toString()
 
 
-def test_a_batch_query_reads_what_its_filter_keeps(rows: DataFrame, queries: Queries, topic: str):
+def test_batch_query_reads_the_rows_that_match_its_filter(
+    rows: DataFrame, queries: Queries, topic: str
+):
     text = "n between 100 and 1200 and (name like 'name 1%' or name is null) and not even"
     same(queries.read(topic, filter=text), rows.where(text))
     narrow = queries.read(topic, "name string, n bigint", filter="deep.a >= 1990 and price > 10")
@@ -68,7 +70,7 @@ def test_a_batch_query_reads_what_its_filter_keeps(rows: DataFrame, queries: Que
 
 @pytest.mark.rule("which filters Spark pushes, and when", "datasource/reading/reader.py")
 @pytest.mark.parametrize("pushes", [pytest.param(False, marks=pytest.mark.full), True])
-def test_spark_pushes_filters_only_where_it_may(
+def test_spark_pushes_filters_only_with_its_setting_and_our_option(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, pushes: bool
 ):
     """With the setting off Spark refuses a reader that would take filters."""
@@ -103,7 +105,7 @@ def test_spark_pushes_filters_only_where_it_may(
         same(mixed, rows.where("n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'"))
 
 
-def test_a_frame_that_is_read_several_times_gives_each_query_its_own_rows(
+def test_dataframe_that_is_read_several_times_has_each_querys_rows(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
     """Spark would keep what a reader took for all of them (decision 81)."""
@@ -114,7 +116,7 @@ def test_a_frame_that_is_read_several_times_gives_each_query_its_own_rows(
         assert frame.where("n >= 1990").unionAll(frame.where("n < 5")).count() == 15
 
 
-def test_spark_keeps_what_a_reader_took_for_the_next_query_over_the_frame(
+def test_spark_keeps_taken_filters_for_the_next_query_over_the_dataframe(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
     """Why filters are pushed where asked only: once Spark counts 2000 here, they always can be."""
@@ -124,7 +126,7 @@ def test_spark_keeps_what_a_reader_took_for_the_next_query_over_the_frame(
         assert frame.count() == 10
 
 
-def test_a_pushed_filter_and_an_option_both_count(
+def test_pushed_filter_and_option_filter_both_apply(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
     with pushdown(spark, True):
@@ -134,7 +136,7 @@ def test_a_pushed_filter_and_an_option_both_count(
         same(found, rows.where("n in (95, 96, 97, 98, 99, 1901, 1902)"))
 
 
-def test_what_the_leader_would_compare_otherwise_is_left_to_spark(
+def test_comparisons_that_differ_at_the_leader_are_left_to_spark(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
     caseless = "n bigint, name string collate unicode_ci"
@@ -183,7 +185,7 @@ def test_kafkas_columns_are_filtered(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_pushing.py
-def test_a_stream_reads_what_its_filter_keeps_and_its_offsets_cover_all(
+def test_stream_reads_matching_rows_and_its_offsets_cover_all(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, tmp_path: Path
 ):
     text = "n >= 1990 or name = 'name 1'"
@@ -220,7 +222,7 @@ def test_a_bad_filter_is_refused_at_the_start(
 
 
 def _refused(stream: DataFrame, folder: Path) -> str | None:
-    """What a stream says when it is started."""
+    """Return the error of a stream at its start."""
     try:
         writer = stream.writeStream.format("noop").option("checkpointLocation", str(folder / "c"))
         return ended(writer.start())

@@ -1,4 +1,4 @@
-"""A filter says of every row what Spark says of it: true, false or null."""
+"""A filter has Spark's result for every row: true, false or null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exactly once from ``foreachBatch``: ``sinkId`` and ``batchId`` name a batch for good."""
+"""Exactly once from ``foreachBatch``: ``sinkId`` and ``batchId`` identify a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits and splits as Spark sees them: rows of a micro-batch, tasks of a job."""
+"""Limits and splits in Spark: rows of a micro-batch, tasks of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, wait_until
 
 
-def test_the_most_and_the_least_records_and_the_most_bytes_together(
+def test_maximum_and_minimum_of_records_and_maximum_of_bytes_hold_together(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic, partitions=3, schema=NUMBERS)
@@ -34,7 +34,7 @@ def test_the_most_and_the_least_records_and_the_most_bytes_together(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/values/test_limits.py
-def test_a_query_waits_for_the_least_and_no_longer_than_its_delay(
+def test_query_waits_for_the_minimum_up_to_its_delay(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -52,7 +52,7 @@ def test_a_query_waits_for_the_least_and_no_longer_than_its_delay(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/values/test_limits.py
-def test_available_now_reaches_its_target_and_no_partition_that_came_later(
+def test_available_now_reaches_its_target_and_ignores_new_partitions(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """Partitions that are added, and records that come, while it runs belong to the next run."""

@@ -12,7 +12,7 @@ from tests.support import NUMBERS, BrokerProcess, eventually, free_port, numbers
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_writer_lost_brokers.py
-def test_a_query_waits_for_its_broker_goes_on_with_it_and_can_be_stopped_without_it(
+def test_query_waits_for_its_broker_and_can_be_stopped_without_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def add(first: int) -> None:

@@ -1,4 +1,4 @@
-"""The jobs of docs/kafka.md run as they stand there, but for the address and the checkpoints."""
+"""The jobs of docs/kafka.md run unchanged, except for the address and the checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log(shared_path: Path):
 
 
 def run(job: str, spark, shared_path: Path, tmp_path: Path) -> None:
-    """Runs a job over what there is."""
+    """Run a job over the present records."""
     text = job.replace('"bootstrap", "localhost:9092"', f'"path", {str(shared_path)!r}')
     text = text.replace('"checkpoints/', f'"{tmp_path}/')
     names = {"spark": spark}
@@ -41,7 +41,7 @@ def run(job: str, spark, shared_path: Path, tmp_path: Path) -> None:
         query.stop()
 
 
-def test_the_three_jobs_are_the_same_one() -> None:
+def test_three_jobs_differ_only_in_their_format_and_options() -> None:
     before, after, typed = JOBS
     assert before.count('format("kafka")') == 2
     assert "kafka" not in after

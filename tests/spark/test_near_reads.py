@@ -21,7 +21,7 @@ from tests.system.replication.clusters import CONF, in_sync, written
         pytest.param("read_atomic", marks=pytest.mark.full),
     ],
 )
-def test_batch_and_stream_read_all_in_their_rack_and_go_on_without_its_broker(
+def test_batch_and_stream_read_in_their_rack_and_continue_without_its_broker(
     spark: SparkSession, tmp_path: Path, isolation: str
 ) -> None:
     """Which replica was read shows in tests/datasource/reading/test_reader_near.py."""

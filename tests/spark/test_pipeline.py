@@ -1,4 +1,4 @@
-"""Declarative pipelines: ``examples/pipeline`` runs again and again, and writes each row once."""
+"""Declarative pipelines: ``examples/pipeline`` runs repeatedly, and writes each row once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copy():
 
 
 class Pipeline:
-    """The example in a folder of its own, with a second sink, which has no ``sinkId``."""
+    """The example in a separate folder, with a second sink, which has no ``sinkId``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,12 +50,12 @@ class Pipeline:
         (folder / "transformations" / "copies.py").write_text(ANOTHER_SINK)
 
     def run(self, *words: str) -> None:
-        """Runs ``spark-pipelines``."""
+        """Run ``spark-pipelines``."""
         code, said = self._run(*words)
         assert code == 0, said[-5000:]
 
     def fails(self, *words: str) -> str:
-        """Runs ``spark-pipelines``, which fails; what it said."""
+        """Run ``spark-pipelines``, which fails. Return its output."""
         code, said = self._run(*words)
         assert code == 1, said[-5000:]
         return said
@@ -106,7 +106,7 @@ def carriers(log: isolog.Log, topic: str) -> list[str]:
 EVERYTHING = ["AA", "BB", "CC", "DD"]
 
 
-def test_each_run_writes_what_is_new_once(pipeline: Pipeline) -> None:
+def test_each_run_writes_new_rows_once(pipeline: Pipeline) -> None:
     with isolog.connect(path=pipeline.folder / "log") as log:
         log.create_topic("flights", schema=FLIGHTS)
         add(log, ("AA", 99), ("BB", 5))
@@ -120,7 +120,7 @@ def test_each_run_writes_what_is_new_once(pipeline: Pipeline) -> None:
         assert carriers(log, "copies") == EVERYTHING
 
 
-def test_a_full_refresh_writes_nothing_again_to_a_sink_with_an_id(pipeline: Pipeline) -> None:
+def test_full_refresh_writes_no_row_again_to_a_sink_with_an_id(pipeline: Pipeline) -> None:
     with isolog.connect(path=pipeline.folder / "log") as log:
         log.create_topic("flights", schema=FLIGHTS)
         add(log, ("AA", 99), ("BB", 5), ("CC", 16), ("DD", 0))

@@ -1,4 +1,4 @@
-"""What a user of Spark sees of our errors: the useful line first, and no Python traceback."""
+"""Our errors in Spark: the useful line first, and no Python traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def first_line(message: str) -> str:
     return message.splitlines()[0]
 
 
-def test_what_goes_wrong_in_planning_is_told_in_the_first_line(
+def test_planning_error_is_in_the_first_line(
     spark: SparkSession, queries: Queries, topic: str
 ) -> None:
     with pytest.raises(AnalysisException) as caught:
@@ -31,7 +31,7 @@ def test_what_goes_wrong_in_planning_is_told_in_the_first_line(
     assert f"[UNKNOWN_TOPIC] there is no topic '{topic}'" in first_line(str(caught.value))
 
 
-def test_what_goes_wrong_in_a_task_is_told_without_a_traceback(
+def test_task_error_has_no_traceback(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic)
@@ -60,7 +60,7 @@ def test_not_null_over_a_nullable_column_is_refused_in_batch_and_streaming(
     assert said in first_line(failure)
 
 
-def test_columns_that_a_frame_wrote_as_not_null_stay_so(
+def test_columns_written_as_not_null_are_read_as_not_null(
     spark: SparkSession, queries: Queries, topic: str
 ) -> None:
     queries.write(

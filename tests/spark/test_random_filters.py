@@ -1,6 +1,6 @@
-"""Random predicates: a filter says of every row what Spark says of it.
+"""Random predicates: a filter has Spark's result for every row.
 
-``ISOLOG_FILTERS`` is their number, ``ISOLOG_SEED`` where they begin (``make filters``).
+``ISOLOG_FILTERS`` is their number, ``ISOLOG_SEED`` the first seed (``make filters``).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Predicates:
 
 
 def said_by_spark(frame: DataFrame, texts: list[str]) -> dict[str, list[bool | None]]:
-    """What Spark says of each predicate; those that it refuses, or fails at, are left out."""
+    """Return Spark's results of the predicates, without those that it refuses or that fail."""
     try:
         found = frame.selectExpr(*(f"({text}) as p{n}" for n, text in enumerate(texts))).toArrow()
     except PySparkException:
@@ -143,7 +143,7 @@ def said_by_spark(frame: DataFrame, texts: list[str]) -> dict[str, list[bool | N
 
 
 def said_by_us(text: str) -> list[bool | None] | None:
-    """What our filter says; None if it is refused."""
+    """Return the results of our filter, or None if it is refused."""
     try:
         mask: Any = row_filter(text, "t", SPARKS_TYPES.schema).bound.mask(SPARKS_TYPES.column)
     except InvalidFilter:
@@ -156,7 +156,7 @@ def said_by_us(text: str) -> list[bool | None] | None:
 
 @pytest.mark.rule("filter semantics: types, nulls, NaN", "sql/comparisons.py", "sql/predicates.py")
 @pytest.mark.timeout(60 + COUNT)
-def test_random_predicates_are_true_false_or_null_where_spark_says_so(utc_rows: DataFrame) -> None:
+def test_random_predicates_have_the_same_result_as_in_spark(utc_rows: DataFrame) -> None:
     compared, wrong = 0, []
     for seed in range(SEED, SEED + -(-COUNT // AT_ONCE)):
         made = Predicates(seed)

@@ -1,6 +1,6 @@
-"""Workers, the driver and the broker of a running query die at random moments; no row is lost.
+"""Workers, the driver and the broker of a running query are killed at random. No row is lost.
 
-A failure prints its seed; ``ISOLOG_CHAOS_SEED`` runs the same choices again.
+A failure prints its seed. ``ISOLOG_CHAOS_SEED`` runs the same choices again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VICTIMS = ("worker", "broker", "worker", "driver", "worker")
 
 
 class Driver:
-    """The copying driver, with its processes; started again whenever it has died."""
+    """The copying driver, with its processes. It is restarted whenever it has died."""
 
     def __init__(self, log: Path, folder: Path) -> None:
         self._arguments = [str(log), str(folder / "source"), "t", str(folder / "checkpoint")]
@@ -58,7 +58,7 @@ class Driver:
         self.process.wait()
 
     def workers(self) -> list[psutil.Process]:
-        """The Python workers that run tasks now: children of Spark's daemon."""
+        """Return the Python workers that run tasks now: children of Spark's daemon."""
         return python_workers(self._processes())
 
     def _processes(self) -> list[psutil.Process]:
@@ -73,7 +73,7 @@ class Driver:
         self._said.close()
 
 
-def test_every_row_is_there_once_whoever_is_killed_when(tmp_path: Path) -> None:
+def test_every_row_is_written_once_despite_random_kills(tmp_path: Path) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
     print(f"ISOLOG_CHAOS_SEED={seed}")
     chance = random.Random(seed)
@@ -117,7 +117,7 @@ def test_every_row_is_there_once_whoever_is_killed_when(tmp_path: Path) -> None:
 
 
 def committed(log: isolog.Log) -> int:
-    """How many rows are visible to who reads committed."""
+    """Return the number of rows that are visible to readers of committed records."""
     return sum(each.last_stable_offset for each in log.describe("t").partitions)
 
 

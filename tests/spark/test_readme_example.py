@@ -1,6 +1,6 @@
 """The README's example of Spark, in the session that all tests share.
 
-``tests/demo/test_readme.py`` runs it as it stands there, in a Spark of its own.
+``tests/demo/test_readme.py`` runs it unchanged, in a separate Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.demo.test_readme import example
 def test_the_example_runs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But for its folders, which would be those of the JVM that all share."""
+    """Its folders differ, because they would be those of the shared JVM."""
     code = re.sub(r'"(incoming|data|checkpoints)/', rf'"{tmp_path}/\1/', example("spark"))
     assert code.count(str(tmp_path)) >= 5
     names: dict[str, object] = {}

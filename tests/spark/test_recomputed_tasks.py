@@ -26,7 +26,7 @@ SCHEMA = pa.schema([*NUMBERS, ("pad", pa.binary())])
 # tests/datasource/reading/test_reader_row_order.py has the order of the rows without Spark.
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_task_that_is_computed_again_gives_its_rows_in_the_same_order(tmp_path: Path) -> None:
+def test_recomputed_task_returns_its_rows_in_the_same_order(tmp_path: Path) -> None:
     """Spark keeps the tasks that it has, so rows in another order are lost and doubled."""
     with LocalCluster(3) as cluster, cluster.connect() as log:
         leaders = [[str(1 + n % 3)] for n in range(PARTITIONS)]

@@ -1,4 +1,4 @@
-"""A batch that comes again: the same rows are dropped, other rows are refused, by name."""
+"""Replayed batches: the same rows are deduplicated, other rows are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def transactions(shared_path: Path) -> Iterator[isolog.Log]:
 
 
 class Copy:
-    """A query from one topic to another, whose checkpoint is set back as a backup would."""
+    """A query between two topics, whose checkpoint is set back as by a backup."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Copy:
         self.query_id = ""
 
     def run(self, where: str = "true", **options: object) -> str | None:
-        """Runs it over what there is, in two tasks; its error, or None."""
+        """Run it over the present records, in two tasks. Return its error, or None."""
         column = "n double" if pa.types.is_floating(self._kind) else "n bigint"
         frame = self._queries.spark.readStream.schema(column).parquet(str(self.source))
         rows = frame.where(where).repartition(2)
@@ -56,7 +56,7 @@ class Copy:
         pq.write_table(table, self.source / f"{rows[0]}.parquet")
 
     def forget(self, batch: int, *, plan: bool = False) -> None:
-        """Takes the batch's commit, or its plan as well, out of the checkpoint."""
+        """Remove the batch's commit, and perhaps its plan, from the checkpoint."""
         for folder in ("commits", "offsets", "sources/0") if plan else ("commits",):
             for name in (str(batch), f".{batch}.crc"):
                 (self.checkpoint / folder / name).unlink(missing_ok=True)
@@ -72,7 +72,7 @@ def copy(queries: Queries, log: isolog.Log, topic: str, tmp_path: Path) -> Copy:
 
 
 def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
-    """More rows came meanwhile: planned anew, the batch is another one. Nothing is lost unsaid."""
+    """There are more rows now, so the batch is planned with other rows. The loss is reported."""
     copy.add(*range(10))
     assert copy.run() is None
     whole = copy.checkpoint.with_name("whole")
@@ -96,7 +96,7 @@ def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
-def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
+def test_replay_of_as_many_rows_with_other_values(copy: Copy) -> None:
     """As of two runs at once that both wrote a plan for it: one of the plans is in the log."""
     copy.add(*range(10))
     assert copy.run() is None
@@ -112,7 +112,7 @@ def test_a_batch_of_as_many_rows_but_other_values(copy: Copy) -> None:
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
-def test_a_batch_of_floats_alone_with_other_values(
+def test_replay_that_differs_in_floats_alone(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     copy = Copy(queries, log, topic, tmp_path, pa.schema([("n", pa.float64())]))
@@ -130,7 +130,7 @@ def test_a_batch_of_floats_alone_with_other_values(
 
 
 @pytest.mark.full  # without a JVM: tests/system/transactions/test_sinks.py
-def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy) -> None:
+def test_new_sink_id_takes_over_the_committed_batches_of_the_query(copy: Copy) -> None:
     copy.add(*range(10))
     assert copy.run() is None
     copy.forget(0)
@@ -143,7 +143,7 @@ def test_a_sink_id_that_is_added_takes_over_what_the_query_committed(copy: Copy)
 
 
 @pytest.mark.full  # without a JVM: tests/system/transactions/test_sinks.py
-def test_a_replay_without_rows_ends_what_a_dead_run_left_open(
+def test_replay_without_rows_aborts_the_transaction_of_a_dead_run(
     copy: Copy, transactions: isolog.Log
 ) -> None:
     copy.add(0)

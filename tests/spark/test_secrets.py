@@ -1,4 +1,4 @@
-"""A password and a token are nowhere to be found: in plans, the UI, event logs, logs, errors."""
+"""A password and a token are in no plan, UI, event log, log or error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ appender.out.layout.pattern = %d %p %c: %m%n%ex
 """
 
 
-def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
+def test_no_secret_is_shown_anywhere(tmp_path: Path) -> None:
     with asking_broker(tmp_path, 'log_level = "DEBUG"\n') as broker, client_of(broker) as admin:
         admin.add_user("alice", SECRET)
         for operation, resource in (

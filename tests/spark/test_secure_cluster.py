@@ -1,4 +1,4 @@
-"""Three brokers with TLS and rules, two Spark executors: what may change changes meanwhile."""
+"""Three brokers with TLS and rules, and two Spark executors, during changes of all of these."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG_S = 120.0
 
 @contextmanager
 def driver(folder: Path, *options: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The driver of the streams; ends with all that it has started."""
+    """The driver of the streams. It is ended with all that it has started."""
     (folder / "options.json").write_text(json.dumps(options))
     with (folder / "driver.log").open("wb") as said:
         process = subprocess.Popen(
@@ -57,7 +57,7 @@ def driver(folder: Path, *options: dict[str, str]) -> Iterator[subprocess.Popen[
 
 
 def audited(brokers: list[BrokerProcess]) -> list[dict[str, Any]]:
-    """Return what the brokers have refused."""
+    """Return the refusals in the brokers' audit logs."""
     files = [each.directory / "audit.log" for each in brokers]
     lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
     return [each for each in map(json.loads, lines) if each["outcome"] != "done"]

@@ -15,7 +15,7 @@ from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, w
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/options/test_query_selection.py
-def test_a_pattern_takes_up_topics_that_are_made_while_the_query_runs_and_while_it_is_stopped(
+def test_pattern_selects_topics_created_while_the_query_runs_or_is_stopped(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """It begins before there is any topic that matches: ``.schema`` names the columns."""

@@ -1,4 +1,4 @@
-"""The batch and the streaming sink: where rows go, what does not fit, and that none is lost."""
+"""The batch and the streaming sink: placement of rows, refusals, and no lost row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.test_stream_source import NUMBERS, add, wait_until
 TEN = "select id as n from range(10)"
 
 
-def test_a_missing_topic_is_an_error_unless_it_is_to_be_made(
+def test_missing_topic_is_an_error_without_create_topic(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     with pytest.raises(AnalysisException, match=f"there is no topic '{topic}'"):
@@ -33,7 +33,7 @@ def test_a_missing_topic_is_an_error_unless_it_is_to_be_made(
     assert made.schema.field("n").type == pa.int64()
 
 
-def test_a_frame_of_keys_and_values_makes_a_default_schema_topic(
+def test_dataframe_of_keys_and_values_creates_a_default_schema_topic(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     frame = spark.sql("select cast(id as string) as key, concat('v', id) as value from range(100)")
@@ -65,7 +65,7 @@ def test_headers_timestamps_and_partitions_of_rows(
 @pytest.mark.rule(
     "which rows of a DataFrame go to which topic and partition", "datasource/writing/routing.py"
 )
-def test_a_topic_column_routes_rows_and_the_option_wins_over_it(
+def test_topic_column_routes_rows_and_the_option_takes_precedence(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     names = [f"{topic}-0", f"{topic}-1"]
@@ -89,7 +89,7 @@ def test_a_topic_column_routes_rows_of_typed_topics(
 
 
 @pytest.mark.parametrize(("query", "_", "message"), the_first(MISFITS))
-def test_a_frame_that_does_not_fit_is_refused_by_column_before_a_row_is_written(
+def test_dataframe_that_does_not_fit_is_refused_before_a_row_is_written(
     spark: SparkSession,
     queries: Queries,
     log: isolog.Log,
@@ -105,7 +105,7 @@ def test_a_frame_that_does_not_fit_is_refused_by_column_before_a_row_is_written(
     assert log.read(topic).num_rows == 0
 
 
-def test_all_columns_of_what_was_read_are_not_written_to_a_new_topic(
+def test_metadata_columns_of_a_read_are_refused_for_a_new_topic(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     """It would look like Kafka's, and have the offsets of another."""
@@ -119,7 +119,7 @@ def test_all_columns_of_what_was_read_are_not_written_to_a_new_topic(
 
 
 @pytest.mark.parametrize(("query", "_", "message"), the_first(NOT_KAFKAS))
-def test_a_frame_that_is_not_kafkas_is_refused_by_column(
+def test_dataframe_without_kafkas_columns_is_refused_by_column(
     spark: SparkSession,
     queries: Queries,
     log: isolog.Log,
@@ -141,7 +141,7 @@ def test_a_frame_that_is_not_kafkas_is_refused_by_column(
         ("select 'v' as value, cast(null as string) as topic", "its column 'topic' is null"),
     ],
 )
-def test_rows_that_can_have_no_place_fail_the_write(
+def test_rows_without_a_valid_partition_fail_the_write(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, query: str, message: str
 ) -> None:
     log.create_topic(topic)
@@ -151,7 +151,7 @@ def test_rows_that_can_have_no_place_fail_the_write(
 
 
 @pytest.mark.parametrize(("options", "message"), the_first(WRITES))
-def test_a_bad_option_has_a_message_of_its_own(
+def test_invalid_option_has_a_specific_message(
     spark: SparkSession, queries: Queries, topic: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(AnalysisException) as caught:
@@ -167,7 +167,7 @@ def test_a_bad_option_has_a_message_of_its_own(
         ("errorifexists", 'cannot be written in the "ErrorIfExists" mode'),
     ],
 )
-def test_other_modes_than_append_get_a_clear_answer(
+def test_other_modes_than_append_are_refused(
     spark: SparkSession, shared_path: Path, topic: str, mode: str, message: str
 ) -> None:
     writer = spark.sql(TEN).write.format("isolog").mode(mode)
@@ -176,7 +176,9 @@ def test_other_modes_than_append_get_a_clear_answer(
     assert message in str(caught.value)
 
 
-def test_neither_topic_nor_topic_column(spark: SparkSession, queries: Queries) -> None:
+def test_write_without_topic_or_topic_column_is_refused(
+    spark: SparkSession, queries: Queries
+) -> None:
     with pytest.raises(AnalysisException, match="which topic"):
         queries.write(spark.sql(TEN), None)
 
@@ -254,7 +256,7 @@ def test_complete_mode_appends_the_whole_result_and_for_each_batch_the_changed_r
 
 @pytest.mark.full  # brokers die in tests/spark/test_failover.py
 @pytest.mark.chaos
-def test_without_transactions_a_broker_killed_in_mid_query_costs_no_row(
+def test_without_transactions_the_kill_of_a_broker_loses_no_row(
     spark: SparkSession, log_dir: Path, tmp_path: Path
 ) -> None:
     """The sink is then at least once: after restarts from the checkpoint every row is there."""
@@ -289,7 +291,7 @@ def test_without_transactions_a_broker_killed_in_mid_query_costs_no_row(
         assert set(log.read("out")["n"].to_pylist()) == set(range(5_000))
 
 
-def test_rows_of_a_typed_topic_go_where_their_key_says_whichever_task_writes_them(
+def test_rows_of_a_typed_topic_are_placed_by_key_for_any_task(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     frame = spark.sql("select id % 13 as k, id as n from range(0, 400, 1, 3)")

@@ -1,4 +1,4 @@
-"""A sink's transactions: one for each micro-batch or batch write, under an id of one query."""
+"""A sink's transactions: one per micro-batch or batch write, under an id of one query."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_micro_batch_without_rows_begins_no_transaction(
         transactions.describe_transaction(f"query/{query.id}")
 
 
-def test_a_sink_id_names_the_transactions_and_is_one_querys(
+def test_sink_id_names_the_transactions_and_belongs_to_one_query(
     queries: Queries,
     transactions: isolog.Log,
     source: str,
@@ -122,7 +122,7 @@ def test_rows_to_several_topics_in_one_micro_batch_are_one_transaction(
         assert sorted(rows) == list(range(remainder, ROWS, 2))
 
 
-def test_a_topic_that_fails_leaves_nothing_in_the_others(
+def test_failure_in_one_topic_aborts_the_rows_in_the_others(
     queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(f"{topic}-even", schema=NUMBERS)
@@ -148,7 +148,7 @@ def test_a_batch_write_is_one_transaction(
     assert_exactly_once(queries, target, 100)
 
 
-def test_a_batch_write_with_a_failing_task_leaves_nothing(
+def test_batch_write_with_a_failing_task_leaves_no_row(
     queries: Queries, log: isolog.Log, transactions: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic)
@@ -165,7 +165,7 @@ def test_a_batch_write_with_a_failing_task_leaves_nothing(
     assert log.read(topic, isolation="read_committed").num_rows == 100
 
 
-def test_of_two_attempts_of_a_task_only_the_one_in_the_messages_counts(
+def test_only_the_attempt_in_the_commit_messages_is_committed(
     queries: Queries, log: isolog.Log, target: str
 ) -> None:
     """As with a speculative copy. (Of those Spark lets one commit, and hands over its message.)"""
@@ -187,7 +187,7 @@ def test_of_two_attempts_of_a_task_only_the_one_in_the_messages_counts(
     assert log.read(target).num_rows == 30
 
 
-def test_without_transactions_rows_are_there_at_least_once(
+def test_without_transactions_rows_are_written_at_least_once(
     queries: Queries,
     log: isolog.Log,
     transactions: isolog.Log,

@@ -1,4 +1,4 @@
-"""Facts of Spark that the connector relies on (docs/spark/facts.md). A change in one shows here."""
+"""The facts of Spark that the connector relies on (docs/spark/facts.md), so that changes show."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_load_with_a_path_option_is_refused_by_spark_itself(
 
 
 class Told(DataSourceStreamReader):
-    """Ten rows a batch for two batches; writes down what Spark asks."""
+    """A source of ten rows a batch, for two batches, which records Spark's calls."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._told = Path(options["told"])
@@ -79,7 +79,7 @@ class Told(DataSourceStreamReader):
 
 
 class ToldBatch(DataSourceReader):
-    """A row for every time that Spark has asked for partitions."""
+    """A source with a row for each call of ``partitions``."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._told = Path(options["told"])
@@ -94,7 +94,7 @@ class ToldBatch(DataSourceReader):
 
 
 class Writes(DataSourceStreamArrowWriter):
-    """Writes down what a task and a commit can know."""
+    """A sink that records the information of a task and of a commit."""
 
     def __init__(self, options: dict[str, str], arguments: list[str]) -> None:
         self._told = Path(options["told"])
@@ -182,15 +182,15 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What Spark asked of a source and a sink in the first run of a query."""
+    """Return the calls of a source and of a sink in the first run of a query."""
     return Run(spark, tmp_path_factory.mktemp("run"))
 
 
-def test_the_initial_offset_is_asked_for_more_than_once(run: Run) -> None:
+def test_initial_offset_is_requested_more_than_once(run: Run) -> None:
     assert len(run.calls("initialOffset")) >= 2
 
 
-def test_trigger_once_asks_for_all_that_is_available(run: Run) -> None:
+def test_trigger_once_requests_all_available_records(run: Run) -> None:
     assert {limit for _, limit in run.calls("latestOffset")} == {"ReadAllAvailable"}
 
 
@@ -248,18 +248,18 @@ def test_a_seed_lasts_in_foreach_batch_and_not_in_a_streaming_query(
     assert attempt(half, "true") != attempt(half, "true")
 
 
-def test_a_task_knows_its_micro_batch_by_a_local_property(run: Run) -> None:
+def test_local_property_has_the_micro_batch_of_a_task(run: Run) -> None:
     rows, batch_id, _, _ = run.calls("write")[0]
     assert sum(rows) == 10
     assert batch_id == "0"
 
 
-def test_a_task_knows_its_query_by_a_local_property(run: Run) -> None:
+def test_local_property_has_the_query_of_a_task(run: Run) -> None:
     _, _, query_id, _ = run.calls("write")[0]
     assert query_id == run.query_id
 
 
-def test_a_task_knows_the_run_of_its_query_by_the_job_group(run: Run) -> None:
+def test_job_group_has_the_run_of_a_tasks_query(run: Run) -> None:
     _, _, _, run_id = run.calls("write")[0]
     assert run_id == run.run_id
 
@@ -291,26 +291,26 @@ def test_a_commit_that_raises_is_followed_by_an_abort_and_replayed_under_its_id(
     assert again.calls("write")[0][2] == failed.query_id
 
 
-def test_a_sink_is_made_anew_for_every_commit(run: Run) -> None:
+def test_sink_is_created_again_for_every_commit(run: Run) -> None:
     """So nothing of a task or of an earlier commit is on ``self``."""
     makers = run.calls("made")
     assert len(makers) >= 2
 
 
-def test_a_sink_can_tell_by_its_process_that_it_is_made_for_a_commit(run: Run) -> None:
+def test_sink_detects_by_its_process_that_it_is_for_a_commit(run: Run) -> None:
     """So it need not prepare what only its tasks use; else it would, and be none the worse."""
     commits = [commits for commits, *_ in run.calls("made")]
     assert commits.count(True) == len(run.calls("commit"))
     assert not commits[0]
 
 
-def test_what_a_reader_reports_is_the_latest_offset_of_the_progress(run: Run) -> None:
+def test_reported_offset_is_the_latest_offset_of_the_progress(run: Run) -> None:
     latest = run.latest
     assert (json.loads(latest) if isinstance(latest, str) else latest) == {"at": 99}
 
 
 class JobWriter(DataSourceArrowWriter):
-    """Knows a name that was made with it."""
+    """A writer with a name from its creation."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._told = Path(options["told"])
@@ -345,7 +345,7 @@ def test_the_tasks_and_the_commit_of_a_batch_write_have_the_same_writer(
 
 
 class OffType(DataSource):
-    """Yields a column in another type than it said."""
+    """A source that yields a column in another type than it declared."""
 
     @classmethod
     def name(cls) -> str:
@@ -367,14 +367,14 @@ class OffType(DataSource):
         return Reader()
 
 
-def test_the_first_batch_must_have_sparks_schema_to_the_letter(spark: SparkSession) -> None:
+def test_first_batch_must_have_exactly_sparks_schema(spark: SparkSession) -> None:
     spark.dataSource.register(OffType)
     with pytest.raises(PythonException, match="DATA_SOURCE_RETURN_SCHEMA_MISMATCH"):
         spark.read.format("offtype").load().collect()
 
 
 def raised_in_a_thread(work: Callable[[], object]) -> Exception | None:
-    """What the work raised in a thread that is not the session's."""
+    """Return the exception of the work in a thread without the session."""
     found: list[Exception] = []
 
     def attempt() -> None:
@@ -408,7 +408,7 @@ def test_a_thread_has_no_active_session_and_so_no_python_data_source_to_write_to
     assert queries.read(topic).count() == 3
 
 
-def test_update_mode_is_refused_before_the_sink_is_asked(
+def test_update_mode_is_refused_before_the_sink_is_called(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     spark.dataSource.register(TellingSource)
@@ -427,7 +427,7 @@ def test_update_mode_is_refused_before_the_sink_is_asked(
     assert not told.exists() or '"made"' not in told.read_text()
 
 
-def test_python_workers_know_that_they_are_and_who_started_them(
+def test_python_workers_have_a_variable_and_a_jvm_among_their_parents(
     spark: SparkSession, shared_path: Path, log: isolog.Log
 ) -> None:
     """A JVM is among their parents, and a relative path is one of its working directory."""

@@ -1,4 +1,4 @@
-"""The streaming source: restarts, limits, moving starts, and what happens when records are gone."""
+"""The streaming source: restarts, limits, moving starts, and lost records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> N
 
 
 class Collected:
-    """A query that runs on, and what it has written so far."""
+    """A running query, and the rows that it has written."""
 
     def __init__(self, frame: DataFrame, tmp_path: Path, name: str = "running") -> None:
         self._out = tmp_path / name
@@ -63,11 +63,11 @@ class Collected:
 
 @pytest.fixture
 def out(tmp_path: Path) -> tuple[Path, Path]:
-    """Where a copy goes, and where its checkpoint is."""
+    """The target of a copy, and its checkpoint."""
     return tmp_path / "out", tmp_path / "checkpoint"
 
 
-def test_restart_from_the_checkpoint_takes_up_what_came_meanwhile(
+def test_restart_from_the_checkpoint_reads_the_records_in_between(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
 ) -> None:
     log.create_topic(topic, partitions=2, schema=NUMBERS)
@@ -143,7 +143,7 @@ def test_explicit_starting_offsets(
     assert read_back(spark, out[0]) == [7, 8, 9, *range(10, 20)]
 
 
-def test_latest_starts_at_what_comes_after_the_start(
+def test_latest_starts_after_the_present_records(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -211,7 +211,7 @@ def test_progress_shows_the_latest_offset_of_the_log(
 
 
 def evict(log: isolog.Log, topic: str) -> int:
-    """Waits until retention has removed the first segment; the first offset left."""
+    """Wait until retention has removed the first segment. Return the log start offset."""
 
     def start() -> int:
         return log.describe(topic).partitions[0].log_start_offset
@@ -254,7 +254,7 @@ def test_records_that_retention_removed(
 
 
 @pytest.mark.parametrize("fail", BOTH)
-def test_a_topic_that_was_deleted_and_made_anew_is_known_by_its_id(
+def test_topic_deleted_and_created_again_is_detected_by_its_id(
     spark: SparkSession,
     queries: Queries,
     log: isolog.Log,
@@ -278,7 +278,7 @@ def test_a_topic_that_was_deleted_and_made_anew_is_known_by_its_id(
 
 
 @pytest.mark.parametrize("fail", BOTH)
-def test_a_topic_that_is_deleted_while_the_query_runs(
+def test_topic_deleted_while_the_query_runs(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, fail: bool
 ) -> None:
     other = f"{topic}-other"

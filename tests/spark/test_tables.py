@@ -15,7 +15,7 @@ from tests.spark.conftest import Queries
 
 @pytest.fixture
 def table(spark: SparkSession, topic: str) -> Iterator[str]:
-    """A name for a table that goes with the test."""
+    """The name of a table that is dropped after the test."""
     name = topic.replace("-", "_")
     yield name
     for kind in ("TABLE", "VIEW"):
@@ -89,7 +89,7 @@ def test_declared_columns_bring_their_options_in_a_comment(
     assert numbers(spark, f"SELECT n FROM {table}_table") == [0, 1, 2, 3]
 
 
-def test_a_table_of_a_mistyped_path_or_option_is_not_created(
+def test_table_with_a_wrong_path_or_option_is_not_created(
     spark: SparkSession, queries: Queries, topic: str, table: str, tmp_path: Path
 ) -> None:
     typo = tmp_path / "typo"
@@ -104,7 +104,7 @@ def test_a_table_of_a_mistyped_path_or_option_is_not_created(
     assert not spark.catalog.tableExists(f"{table}_table")
 
 
-def test_a_table_made_of_a_query_is_refused_with_the_statements_that_work(
+def test_create_table_as_select_is_refused_with_working_statements(
     spark: SparkSession, queries: Queries, topic: str, table: str
 ) -> None:
     queries.write(spark.sql("select id as n from range(3)"), topic, createTopic=True)

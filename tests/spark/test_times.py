@@ -1,4 +1,4 @@
-"""Starts and ends by time, in Spark. The session is in New York: times without a zone are UTC."""
+"""Starts and ends by time, in Spark. The session is in New York, and times without a zone are UTC."""
 
 from __future__ import annotations
 

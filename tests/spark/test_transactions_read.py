@@ -1,4 +1,4 @@
-"""Transactions as queries see them: no aborted row, and under read_atomic none in part."""
+"""Transactions in queries: no aborted row, and under read_atomic no part of one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def both(log: isolog.Log, pair: tuple[str, str], transactional_id: str, first: i
         producer.append(pair[1], rows(range(first + SIZE // 2, first + SIZE)))
 
 
-def test_aborted_rows_are_not_read_and_cost_no_data_loss(
+def test_aborted_rows_are_skipped_without_data_loss(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """At the start, in the middle and at the end of ranges, and a range of nothing else."""
@@ -113,7 +113,7 @@ def test_read_atomic_shows_a_transaction_in_all_topics_or_in_none(
     )
 
 
-def test_read_atomic_ends_at_or_below_the_offsets_that_are_asked_for(
+def test_read_atomic_ends_at_or_below_the_requested_offsets(
     queries: Queries, log: isolog.Log, pair: tuple[str, str]
 ) -> None:
     for number in range(3):
@@ -161,7 +161,7 @@ def test_a_limited_micro_batch_holds_whole_transactions(
     assert read_back(spark, tmp_path / "out") == list(range(40))
 
 
-def test_an_atomic_stream_takes_up_what_was_undecided(
+def test_atomic_stream_reads_a_transaction_after_its_decision(
     spark: SparkSession, queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out", tmp_path / "checkpoint"

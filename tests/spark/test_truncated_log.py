@@ -1,4 +1,4 @@
-"""A query whose log lost records and grew again: told under which epochs, then nothing skipped."""
+"""A query whose log was truncated and grew again: the loss is reported, and no record is skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield found
 
 
-def test_a_query_whose_log_shrank_and_grew_again_is_told_and_goes_on_where_it_was_cut(
+def test_query_on_a_truncated_log_reports_the_loss_and_continues_there(
     spark: SparkSession, queries: Queries, broker: BrokerProcess, topic: str, tmp_path: Path
 ) -> None:
     with broker.connect() as log:

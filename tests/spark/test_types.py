@@ -1,4 +1,4 @@
-"""Every Spark type that Arrow carries comes out as it went in; others are refused by name."""
+"""Every Spark type with an Arrow form survives a round trip. Others are refused by name."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_declared_types_and_vectors_are_read_back(
         ("named_struct('inner', make_ym_interval(1, 2))", "'bad.inner'"),
     ],
 )
-def test_a_type_that_is_not_carried_is_refused_by_name(
+def test_unsupported_type_is_refused_by_name(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, expression: str, named: str
 ) -> None:
     frame = spark.sql(f"select id, {expression} as bad from range(3)")

@@ -1,4 +1,4 @@
-"""Keys, values, headers and timestamps of every kind, through a stream as they were written."""
+"""Keys, values, headers and timestamps of every kind survive a stream unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = ("plain", "Grüße, 世界 🛫", "e\u0301 \u202e \x00 \n", "", None)
 
 
 def seen_by(stream: DataFrame, checkpoint: Path) -> list[Any]:
-    """All rows of a stream, as its micro-batches bring them."""
+    """Return all rows of a stream, by its micro-batches."""
     rows: list[Any] = []
     query = (
         stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))

@@ -107,7 +107,7 @@ def _slowly(row: object) -> int:
     return 1
 
 
-def test_nothing_is_drawn_where_nobody_looks(spark: SparkSession) -> None:
+def test_no_bar_without_a_terminal_or_notebook(spark: SparkSession) -> None:
     screen = Console(file=io.StringIO(), force_terminal=False, force_jupyter=False)
     with progress_bar(spark, screen):
         spark.range(10).count()
