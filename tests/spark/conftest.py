@@ -143,7 +143,7 @@ class Queries:
         return writer.trigger(availableNow=True)
 
     def copy(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[int]:
-        """Run a stream to its end into Parquet files. Return the input rows of its micro-batches."""
+        """Run a stream to its end into Parquet files. Return its micro-batches' input rows."""
         query = (
             frame.writeStream.format("parquet")
             .option("path", str(to))

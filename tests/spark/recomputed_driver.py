@@ -1,8 +1,8 @@
 """A Spark driver with two executors that has tasks of the source computed again.
 
-``python -m tests.spark.recomputed_driver ADDRESS FOLDER``. It leaves in FOLDER/told.json the rows
-of a salted repartition whose executor dies when some of them are there, and the errors of a
-micro-batch that is committed and then replayed, each or null.
+``python -m tests.spark.recomputed_driver ADDRESS FOLDER``. It writes to FOLDER/told.json the rows
+of a salted repartition whose executor is killed after some of them, and the errors of a micro-batch
+that is committed and then replayed, each or null.
 """
 
 from __future__ import annotations

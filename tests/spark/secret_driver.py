@@ -1,6 +1,6 @@
 """A driver that uses a log with a password, a token and a profile, in every way and with failures.
 
-Prints what a user may print: plans, errors with their traces, and what Spark's UI tells.
+It prints all output that a user may print: plans, errors with their traces, and Spark's UI.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Spark driver with two executors and two streams, at a cluster that asks who calls.
+"""A Spark driver with two executors and two streams, at a cluster with authentication.
 
 ``python -m tests.spark.secure_driver FOLDER``. FOLDER has ``options.json``: the options of the
 stream that writes ``t``, and of the one that copies it to ``u``. It goes on until FOLDER has

@@ -1,4 +1,4 @@
-"""A Spark driver of its own, for tests that kill it: ``python -m tests.spark.sink_driver FILE``.
+"""A separate Spark driver, for tests that kill it: ``python -m tests.spark.sink_driver FILE``.
 
 The file is JSON: ``path`` of the log and ``source``, the directory of files that all queries read,
 and for each of ``queries`` the topic ``to``, the ``fault``, ``checkpoint`` and ``marks``, and

@@ -123,7 +123,7 @@ class Standalone:
 
 
 def submit(master: str, folder: Path, *command: str | Path, code: int = 0, **variables: str) -> str:
-    """Run spark-submit. Return its output, or raise an AssertionError with it if the code differs."""
+    """Run spark-submit. Return its output, or raise an AssertionError with it."""
     start = [SPARK_HOME / "bin" / "spark-submit", "--master", master]
     done = subprocess.run(
         [*start, "--conf", "spark.ui.enabled=false", *command],

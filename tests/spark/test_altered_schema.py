@@ -1,4 +1,4 @@
-"""Topics whose schema is altered: queries that run go on, those that start see the new columns."""
+"""Topics whose schema is altered: running queries continue, new ones have the new columns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def append(log: isolog.Log, topic: str, batch: pa.RecordBatch, partition: int = 
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As of a query that is stopped between the sink's commit and Spark's own."""
+    """Remove the last commit, as if the query stopped between the sink's commit and Spark's."""
     last = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
     for name in (str(last), f".{last}.crc"):
         (checkpoint / "commits" / name).unlink(missing_ok=True)
@@ -70,7 +70,7 @@ def test_a_batch_read_has_old_and_new_rows_in_the_present_schema(
 def test_query_continues_over_an_alteration_and_has_the_new_column_after_a_restart(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
-    """Its sink too: a job that knows nothing of the new column writes to a topic that has it."""
+    """So does its sink: a job without the new column writes to a topic that has it."""
     copied = f"{topic}-copied"
     for name in (topic, copied):
         log.create_topic(name, schema=FIRST)

@@ -38,7 +38,7 @@ def test_partitions_added_while_a_query_is_stopped_are_read_from_their_start(
 def test_a_running_query_reads_and_fills_partitions_that_are_added(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
-    """From "latest" on: a new partition is read from its first record all the same."""
+    """From "latest" on: a new partition is still read from its first record."""
     copied = f"{topic}-copied"
     for name in (topic, copied):
         log.create_topic(name)

@@ -88,7 +88,7 @@ def test_isolog_installed_on_every_host(
 def test_isolog_sent_with_py_files(
     cluster: Standalone, pythons: Pythons, isolog_zip: Path, log_dir: Path, tmp_path: Path
 ) -> None:
-    """One PYTHONPATH is for planners; the other for tasks, in the executor's folder."""
+    """One PYTHONPATH is for planners, the other for tasks, in the executor's folder."""
     sent = ("--py-files", isolog_zip, "--conf", "spark.executorEnv.PYTHONPATH=isolog.zip")
     python = {"PYTHONPATH": str(isolog_zip), "PYSPARK_PYTHON": str(pythons.no_isolog)}
     cluster.submit(tmp_path, *sent, JOB, log_dir, tmp_path, **python)
@@ -174,7 +174,7 @@ def test_planner_without_pyarrow_reports_the_remedy(
 def test_a_module_that_raises_hides_every_source(
     pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
-    """So ours never does: it registers a source that says what is missing."""
+    """So our module never raises: it registers a source that reports the missing modules."""
     (tmp_path / "pyspark_broken.py").write_text("raise ModuleNotFoundError('of another package')")
     python = {"PYSPARK_PYTHON": str(pythons.whole), "PYTHONPATH": str(tmp_path)}
     said = submit("local[1]", tmp_path, JOB, log_dir, tmp_path, code=1, **python)

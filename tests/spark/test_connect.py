@@ -43,7 +43,7 @@ def run(folder: Path, client: str, *arguments: Path, python: str | Path = sys.ex
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the output of a client of Spark Connect, whose server starts in a separate directory."""
+    """Return the output of a client of Spark Connect, with its server in another directory."""
     folder = tmp_path_factory.mktemp("connect")
     yield folder, run(folder, "connect_client.py")
     stop_broker(folder / "data")

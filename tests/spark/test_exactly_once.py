@@ -1,4 +1,4 @@
-"""Whatever dies, every input row is in the topic exactly once under read_committed."""
+"""After any failure, every input row is in the topic exactly once under read_committed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = ["source", "target", "transactions"]
 
 @dataclass
 class Mishaps:
-    """What became of the queries of a driver of its own, which was killed in the end."""
+    """The outcomes of the queries of a separate driver, which was killed at the end."""
 
     directory: Path
 
@@ -73,15 +73,15 @@ def mishaps(
     source: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Mishaps:
-    """Runs all that needs a driver of its own, in one, and kills it with all its processes.
+    """Run all that needs a separate driver, in one, and kill it with all its processes.
 
-    Its tests are those of `make test-all`. `make test` has the same rules without a JVM: of a batch
-    that comes again and of a new attempt in `tests/datasource/writing/test_task.py`, of a newer run
+    Its tests are those of `make test-all`. `make test` has the same rules without a JVM: of a
+    replayed batch and of a new attempt in `tests/datasource/writing/test_task.py`, of a newer run
     in `tests/consistency/transactions/test_sinks.py`. And below a micro-batch is replayed in the
     shared session.
 
-    The faults at a commit wait there until they are killed. The older of two runs waits as well,
-    until the newer one, of a copy of its checkpoint, has come to its end.
+    The faults at a commit wait there until they are killed. The older of two runs waits too, until
+    the newer one, with a copy of its checkpoint, has ended.
     """
     found = Mishaps(tmp_path_factory.mktemp("mishaps"))
     for fault in (*AT_A_COMMIT, IN_A_TASK, OLDER):
@@ -336,7 +336,7 @@ def test_a_micro_batch_fails_with_the_name_of_a_topic_that_was_deleted(
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
     queries: Queries, log: isolog.Log, target: str, tmp_path: Path
 ) -> None:
-    """One task writes at once, the other computes for longer than a transaction may be open."""
+    """One task writes immediately. The other computes for longer than the timeout."""
     timeout_s = 15  # which has to hold from the last task's end to the commit as well
     for number in range(2):
         rows = pa.table({"n": pa.array([number], pa.int64())})

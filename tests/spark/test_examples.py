@@ -83,7 +83,7 @@ def test_files_become_records_of_a_typed_topic_once(
     spark: SparkSession,
     submits: bool,
 ) -> None:
-    """Also through spark-submit, as users run it; a second run finds one file more."""
+    """Also through spark-submit, as users run it. A second run reads one file more."""
     landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
     landing.mkdir()
     arguments = (landing, topic, "--schema", DDL, "--checkpoint", checkpoint)

@@ -23,7 +23,7 @@ from tests.support import eventually, numbers
 def test_query_continues_when_the_leader_of_its_source_or_sink_is_replaced(
     spark: SparkSession, tmp_path: Path, lost: tuple[str, ...]
 ) -> None:
-    """Whatever is lost, one of the two or both, each record is there once in the end."""
+    """One of the two leaders, or both, are killed. Each record is written once."""
     topics = {name: "ab" if name in lost else "b" for name in ("t", "out")}
     with brokers_on(tmp_path, **topics) as (first, second), second.connect(timeout=30) as log:
         with log.producer(isolation="read_committed") as producer:

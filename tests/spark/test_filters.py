@@ -119,7 +119,7 @@ def test_dataframe_that_is_read_several_times_has_each_querys_rows(
 def test_spark_keeps_taken_filters_for_the_next_query_over_the_dataframe(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
-    """Why filters are pushed where asked only: once Spark counts 2000 here, they always can be."""
+    """The reason for the option: if Spark counts 2000 here, it is no longer necessary."""
     with pushdown(spark, True):
         frame = queries.read(topic, pushFilters=True)
         assert frame.where("n < 10").count() == 10

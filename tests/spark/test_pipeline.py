@@ -129,7 +129,7 @@ def test_full_refresh_writes_no_row_again_to_a_sink_with_an_id(pipeline: Pipelin
         assert (pipeline.table(), carriers(log, "late_flights")) == (EVERYTHING, ["AA", "CC"])
         assert carriers(log, "copies") == EVERYTHING
 
-        # All of it: the sink with a sinkId notices that another query comes, the other one cannot.
+        # All of it: the sink with a sinkId refuses another query, the other sink cannot.
         failed = pipeline.fails("run", "--full-refresh-all")
         assert "[SINK_IN_USE] the sink 'sink/pipeline late_flights'" in failed
         assert carriers(log, "late_flights") == ["AA", "CC"]
@@ -140,7 +140,7 @@ def test_full_refresh_writes_no_row_again_to_a_sink_with_an_id(pipeline: Pipelin
         assert carriers(log, "late_flights") == ["AA", "CC"]
         assert carriers(log, "copies") == sorted(2 * EVERYTHING)
 
-        # To write all rows again on purpose: forget the sink.
+        # To write all rows again on purpose: delete the sink.
         log.delete_sink("sink/pipeline late_flights")
         pipeline.run("run", "--full-refresh-all")
         assert carriers(log, "late_flights") == ["AA", "AA", "CC", "CC"]

@@ -53,7 +53,7 @@ def test_not_null_over_a_nullable_column_is_refused_in_batch_and_streaming(
         queries.read(topic, "n bigint not null").collect()
     assert said in first_line(str(caught.value))
     stream = queries.stream(topic, "n bigint not null").writeStream.format("noop")
-    # What Spark answers from its own knowledge alone, it asks nobody (docs/spark/facts.md).
+    # Spark answers such calls without the source (docs/spark/facts.md).
     assert queries.read("no-such-topic", "n bigint not null").where("n is null").count() == 0
     failure = ended(stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start())
     assert failure is not None

@@ -32,7 +32,7 @@ VICTIMS = ("worker", "broker", "worker", "driver", "worker")
 
 
 class Driver:
-    """The copying driver, with its processes. It is restarted whenever it has died."""
+    """The copying driver, with its processes. It is restarted after each kill."""
 
     def __init__(self, log: Path, folder: Path) -> None:
         self._arguments = [str(log), str(folder / "source"), "t", str(folder / "checkpoint")]

@@ -97,7 +97,7 @@ def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
 def test_replay_of_as_many_rows_with_other_values(copy: Copy) -> None:
-    """As of two runs at once that both wrote a plan for it: one of the plans is in the log."""
+    """Two concurrent runs may cause it, if both write a plan and one of the plans is in the log."""
     copy.add(*range(10))
     assert copy.run() is None
     copy.forget(0, plan=True)

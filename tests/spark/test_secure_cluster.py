@@ -64,7 +64,7 @@ def audited(brokers: list[BrokerProcess]) -> list[dict[str, Any]]:
 
 
 def test_certificates_a_leader_and_a_token_change_under_two_streams(tmp_path: Path) -> None:
-    """Each record is there once, and nobody is refused but whose token was revoked."""
+    """Each record is written once, and only the revoked token is refused."""
     files = Files(tmp_path)
     with ExitStack() as stack:
         brokers = stack.enter_context(secure_brokers(tmp_path, files))

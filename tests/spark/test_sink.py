@@ -179,7 +179,7 @@ def test_other_modes_than_append_are_refused(
 def test_write_without_topic_or_topic_column_is_refused(
     spark: SparkSession, queries: Queries
 ) -> None:
-    with pytest.raises(AnalysisException, match="which topic"):
+    with pytest.raises(AnalysisException, match="no topic is given"):
         queries.write(spark.sql(TEN), None)
 
 
@@ -259,7 +259,7 @@ def test_complete_mode_appends_the_whole_result_and_for_each_batch_the_changed_r
 def test_without_transactions_the_kill_of_a_broker_loses_no_row(
     spark: SparkSession, log_dir: Path, tmp_path: Path
 ) -> None:
-    """The sink is then at least once: after restarts from the checkpoint every row is there."""
+    """The sink is then at least once: after restarts from the checkpoint no row is missing."""
     with isolog.connect(path=log_dir) as log:
         log.create_topic("in", schema=NUMBERS)
         log.create_topic("out", schema=NUMBERS, partitions=2)

@@ -179,10 +179,10 @@ def test_only_the_attempt_in_the_commit_messages_is_committed(
     assert log.read(target, isolation="read_committed").num_rows == 0
     writer.commit([second, other])
     writer.commit([second, other])  # once more: the answer was lost
-    writer.abort([second, other])  # and nothing is undone
+    writer.abort([second, other])  # and the commit stays
     assert log.read(target).num_rows == 30
     assert_exactly_once(queries, target, 20)
-    late = writer.write(iter([batch]))  # an attempt that nobody told of the commit
+    late = writer.write(iter([batch]))  # an attempt without news of the commit
     assert late.written.branch.committed
     assert log.read(target).num_rows == 30
 
@@ -203,5 +203,5 @@ def test_without_transactions_rows_are_written_at_least_once(
     assert ended(again.option("transactional", "false").start()) is None
     rows = log.read(target, isolation="read_committed")["n"].to_pylist()
     assert set(rows) == set(range(ROWS))
-    assert len(rows) == ROWS + ROWS_PER_BATCH  # the batch of the lost reply is there twice
+    assert len(rows) == ROWS + ROWS_PER_BATCH  # the batch of the lost reply is duplicated
     assert len(transactions.transactions()) == before

@@ -197,7 +197,7 @@ def test_trigger_once_requests_all_available_records(run: Run) -> None:
 def test_a_micro_batch_is_planned_when_the_one_before_it_is_done(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """So what it begins at is what the query has read."""
+    """So the query has read all records before its start."""
     spark.dataSource.register(TellingSource)
     told = tmp_path / "told"
     stream = spark.readStream.format("telling").option("told", str(told)).load()
@@ -298,7 +298,7 @@ def test_sink_is_created_again_for_every_commit(run: Run) -> None:
 
 
 def test_sink_detects_by_its_process_that_it_is_for_a_commit(run: Run) -> None:
-    """So it need not prepare what only its tasks use; else it would, and be none the worse."""
+    """So it can skip the preparation of tasks, which would only cost time."""
     commits = [commits for commits, *_ in run.calls("made")]
     assert commits.count(True) == len(run.calls("commit"))
     assert not commits[0]
@@ -392,8 +392,10 @@ def raised_in_a_thread(work: Callable[[], object]) -> Exception | None:
 def test_a_thread_has_no_active_session_and_so_no_python_data_source_to_write_to(
     spark: SparkSession, queries: Queries, topic: str
 ) -> None:
-    """docs/spark/cluster.md has the remedy; the module of the data source is not even looked for,
-    so nothing of ours can."""
+    """The remedy is in docs/spark/cluster.md.
+
+    Spark does not even look for the module of the data source, so our code cannot help.
+    """
     frame = spark.range(3)
 
     def write() -> None:

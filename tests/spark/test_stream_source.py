@@ -161,16 +161,18 @@ def test_latest_starts_after_the_present_records(
 def test_a_start_at_latest_is_pinned_before_the_first_record_is_read(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
 ) -> None:
-    """Batch 0 was planned and not committed; until the restart records came. None may be lost.
+    """Batch 0 was planned and not committed, and records arrived until the restart. All are read.
 
-    On the restart Spark asks for the initial offset again, and it is a later one: the range of
+    On the restart Spark requests the initial offset again, and it is a later one: the range of
     batch 0 then ends below its start.
     """
     log.create_topic(topic, schema=NUMBERS)
     add(log, topic, range(10))
     stream = queries.stream(topic, startingOffsets="latest")
     assert sum(queries.copy(stream, *out)) == 0
-    (out[1] / "commits" / "0").unlink()  # as if the driver had died before it committed batch 0
+    (
+        out[1] / "commits" / "0"
+    ).unlink()  # as after a kill of the driver before the commit of batch 0
     (out[1] / "commits" / ".0.crc").unlink(missing_ok=True)
     add(log, topic, range(10, 30))
     queries.copy(queries.stream(topic, startingOffsets="latest"), *out)

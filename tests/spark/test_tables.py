@@ -45,7 +45,7 @@ def test_a_table_is_read_and_written_with_one_set_of_options(
     assert numbers(spark, f"SELECT n FROM {table}_table WITH (endingOffsets '{ends}')") == [0, 1]
     copied = queries.copy(spark.readStream.table(f"{table}_table"), tmp_path / "o", tmp_path / "c")
     assert copied == [4, 2]
-    # Spark leaves rows that have the table's names as they are: nothing tells of the table.
+    # Spark does not change rows that have the table's names, so they have no comment.
     insert = f"INSERT INTO {table}_table {{}} SELECT 6L AS n, 'x' AS s"
     with pytest.raises(AnalysisException, match="WITH \\(path"):
         spark.sql(insert.format(""))
@@ -70,7 +70,7 @@ def test_a_temporary_view_is_read_and_written_with_one_set_of_options(
 def test_declared_columns_bring_their_options_in_a_comment(
     spark: SparkSession, queries: Queries, topic: str, table: str
 ) -> None:
-    """Spark hands the OPTIONS of such a table to nobody; without the comment it says so."""
+    """Spark passes the OPTIONS of such a table to no source. The error reports that."""
     queries.write(spark.sql("select id as n, 'x' as s from range(3)"), topic, createTopic=True)
     spark.sql(
         f"CREATE TABLE {table}_table (n bigint) USING isolog"

@@ -1,4 +1,4 @@
-"""Starts and ends by time, in Spark. The session is in New York, and times without a zone are UTC."""
+"""Starts and ends by time, in Spark. The session is in New York. Times without a zone are UTC."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def days(log: isolog.Log, topic: str) -> str:
     with log.producer() as producer:
         for day in range(-4, 4):
             producer.send(topic, str(day), partition=day % 2, timestamp=day * DAY_MS)
-            producer.flush()  # each is a batch of its own
+            producer.flush()  # each in a separate batch
     return topic
 
 

@@ -43,7 +43,7 @@ def both(log: isolog.Log, pair: tuple[str, str], transactional_id: str, first: i
 def test_aborted_rows_are_skipped_without_data_loss(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
-    """At the start, in the middle and at the end of ranges, and a range of nothing else."""
+    """At the start, in the middle and at the end of ranges, and in a range of only aborted rows."""
     log.create_topic(topic, schema=NUMBERS)
     with log.producer(transactional_id=topic) as producer:
         for first in range(0, 60, 10):
@@ -87,7 +87,7 @@ def test_read_committed_stops_at_an_open_transaction(
 
 @pytest.fixture
 def fractured(log: isolog.Log, pair: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """A committed transaction in both topics; in the first it lies behind an undecided one."""
+    """A committed transaction in both topics. In the first it is after an undecided one."""
     both(log, pair, f"{pair[0]}-first", 0)
     with log.producer(transactional_id=f"{pair[0]}-open") as producer:
         producer.begin_transaction()
@@ -153,7 +153,7 @@ def test_a_limited_micro_batch_holds_whole_transactions(
     limit: int,
     batches: list[int],
 ) -> None:
-    """As many as the limit has room for; one that is larger comes by itself."""
+    """As many as fit the limit. A larger one is read alone."""
     for number in range(4):
         both(log, pair, pair[0], number * SIZE)
     stream = queries.stream(",".join(pair), isolation="read_atomic", maxOffsetsPerTrigger=limit)

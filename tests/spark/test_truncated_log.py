@@ -1,4 +1,4 @@
-"""A query whose log was truncated and grew again: the loss is reported, and no record is skipped."""
+"""A query on a log that was truncated and grew: the loss is reported, no record is skipped."""
 
 from __future__ import annotations
 
