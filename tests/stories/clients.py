@@ -1,6 +1,6 @@
-"""The client of a story: one record, its way back from the leader, and its future.
+"""The client of a story: one record, its answer from the leader, and its future.
 
-All of it is what ships: the messages, the settlements and the futures of ``client.writing``.
+All of it is the shipped code: the messages, the settlements and the futures of ``client.writing``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROW: Final = pa.record_batch({"value": [b""]})
 
 
 class Sent:
-    """A record that a producer has sent; ``failures`` are the producer's."""
+    """A record that a producer has sent. ``failures`` are the producer's."""
 
     def __init__(self, name: str, offset: int, failures: Failures) -> None:
         self.name = name
@@ -31,8 +31,8 @@ class Sent:
         self._batch = Outgoing(_ROW, 0, 0.0, lambda each: outcomes.settle(0, 1, each))
 
     def acknowledge(self) -> str:
-        """Return what the future says once the leader has acknowledged the record."""
-        return self._heard(
+        """Return the result of the future after the leader has acknowledged the record."""
+        return self._result(
             Acknowledged(
                 number=0,
                 partition=0,
@@ -45,11 +45,11 @@ class Sent:
         )
 
     def give_up(self, why: str) -> str:
-        """Return what the future says once the leader does not know what becomes of the record."""
+        """Return the result of the future after an answer with an unknown outcome."""
         error = unknown_outcome(self._appended, TOPIC, 0, why)
-        return self._heard(BatchRefused(number=0, partition=0, error=error, count=0))
+        return self._result(BatchRefused(number=0, partition=0, error=error, count=0))
 
-    def _heard(self, ack: Ack) -> str:
+    def _result(self, ack: Ack) -> str:
         answer = ack_from_bytes(ack.to_bytes())
         self._batch.settle_all(settlement_of(TOPIC, self._batch, answer, None))
         try:

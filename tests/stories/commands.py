@@ -1,34 +1,34 @@
 """The commands of a story, and the partition that they drive.
 
-| command | what happens |
+| command | effect |
 |---|---|
 | ``brokers N [min.insync.replicas=M]`` | a partition with a replica on each of N brokers |
 | ``append A B [to BROKER] [with read_committed] [in T] [from P]`` | a client appends batches |
-| ``repeat A …`` | as ``append``: a producer sends its last batch again |
-| ``time out A`` | the leader has waited for the high watermark for as long as A's producer wants |
-| ``commit T``, ``abort T`` | the leader writes the marker; after a failed write none of a commit |
-| ``replicate`` | connections are made, and all that is on its way arrives |
-| ``force BROKER`` | what the broker has is on its disk now |
-| ``remember BROKER`` | it writes down what is committed, and reads that when it starts |
-| ``resign BROKER [to A B]`` | its log refuses writes; of the other replicas only these take them |
-| ``stall BROKER``, ``resume BROKER`` | nothing gets to it or from it; everything does again |
-| ``kill BROKER`` | its process ends; what it wrote stays, and its lease is over |
-| ``lease of BROKER ends`` | it is not taken for alive any more, whatever it does |
-| ``lose power of BROKER`` | as ``kill``, and what was not forced is gone |
+| ``repeat A …`` | as ``append``: a producer retries its last batch |
+| ``time out A`` | the leader's wait for the high watermark ends at the timeout of A's producer |
+| ``commit T``, ``abort T`` | the leader writes the marker, but no commit after a failed write |
+| ``replicate`` | connections are made, and all messages under way arrive |
+| ``fsync BROKER`` | all that the broker has written is on its disk |
+| ``checkpoint BROKER`` | it stores the end of the committed entries, and reads it at its start |
+| ``resign BROKER [to A B]`` | its log refuses writes, and only these replicas accept them |
+| ``stall BROKER``, ``resume BROKER`` | no message gets to it or from it, and later all do again |
+| ``kill BROKER`` | its process ends, its writes stay, and its lease expires |
+| ``lease of BROKER ends`` | the other brokers count it as dead |
+| ``lose power of BROKER`` | as ``kill``, and writes without an fsync are lost |
 | ``wipe BROKER`` | as ``kill``, and its disk is empty |
 | ``start BROKER`` | it starts again |
-| ``damage A at BROKER`` | bytes of a batch change on its disk, which it does not know yet |
-| ``look BROKER`` | it does what it must about damage that it knows of, or finds now |
-| ``elect``, ``elect longest``, ``elect unclean`` | the controller looks for a leader |
-| ``elect preferred`` | the first replica is to lead, if it is in sync |
-| ``wait N s`` | time passes, and everybody who is not stalled looks at the clock |
-| ``clock BROKER`` | this one looks at the clock, and what it proposes gets to the metadata store |
-| ``read`` | what a reader of each isolation level sees at the leader |
-| ``read on`` | a reader of ``read_uncommitted`` goes on from where it was, with its lineage |
+| ``damage A at BROKER`` | bytes of a batch change on its disk, without detection |
+| ``scrub BROKER`` | it checks its log, and reacts to damage |
+| ``elect``, ``elect longest``, ``elect unclean`` | the controller elects a leader |
+| ``elect preferred`` | the first replica becomes the leader, if it is in sync |
+| ``wait N s`` | time passes, and each broker that is not stalled reads the clock |
+| ``clock BROKER`` | this broker reads the clock, and its proposals reach the metadata store |
+| ``read`` | the records that a reader of each isolation level gets from the leader |
+| ``read on`` | a reader of ``read_uncommitted`` continues, with its lineage |
 | ``state`` | the partition's record and all replicas |
 
-A log is shown as its batches, each epoch's behind its number; ``|`` is the high watermark. ``x(T)``
-is a batch in transaction T, ``+T`` and ``-T`` are markers of its commit and its abort. Every batch
+A log is shown as its batches, each epoch's after its number. ``|`` is the high watermark. ``x(T)``
+is a batch in transaction T. ``+T`` and ``-T`` are markers of its commit and its abort. Every batch
 has one record, so offsets count batches.
 """
 
@@ -67,7 +67,7 @@ _LEVELS: Final = (Isolation.READ_UNCOMMITTED, Isolation.READ_REPLICATED, Isolati
 
 
 class _Partition(Cluster):
-    """The partition in memory, which hears what its leaders answer to appends."""
+    """The partition in memory, with the answers of its leaders to appends."""
 
     def __init__(self, brokers: int, min_insync: int) -> None:
         self.answers: list[tuple[Effect, int]] = []
@@ -76,7 +76,7 @@ class _Partition(Cluster):
         super().__init__(brokers, brokers, min_insync, lambda options: options[0])
 
     def readable(self, leader: Process, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """What a read checks, the leader knows of then."""
+        """Check the entries of a read, so that the leader detects damaged ones."""
         broker = leader.me.broker
         if self.changed.get(broker) in {each.entry_index for each in entries}:
             self.holes[broker] = self.changed.pop(broker)
@@ -98,7 +98,7 @@ class _Partition(Cluster):
 
 @dataclass
 class Story:
-    """What has happened so far, and :meth:`do` for what happens next."""
+    """The state of a story. :meth:`do` carries out the next command."""
 
     def __post_init__(self) -> None:
         self.stalled: set[BrokerId] = set()
@@ -117,7 +117,7 @@ class Story:
         return self._partition
 
     def do(self, command: str) -> list[str]:
-        """Does what the command says, and tells what came of it."""
+        """Carry out the command, and return its outcome in lines."""
         words = command.split()
         act = getattr(self, f"_do_{words[0]}", None)
         assert act is not None, f"no such command: {command}"
@@ -146,7 +146,7 @@ class Story:
         core, transaction = process.core, named.get("in")
         stamp = self._stamp(process, transaction, named.get("from"))
         if not core.has_enough_replicas(stamp, level):
-            yield f"{name}: refused, for too few replicas are in sync"
+            yield f"{name}: refused: too few replicas are in sync"
             return
         if stamp is not None:
             judged = core.judge(stamp, 1)
@@ -161,14 +161,14 @@ class Story:
     def _answer(
         self, process: Process, sent: Sent, stamp: Stamp | None, level: Isolation, entry: Entry
     ) -> str:
-        """What the producer hears of a batch that is in the leader's log."""
+        """Return the producer's answer about a batch that is in the leader's log."""
         if process.core.acknowledge(entry.data_crc, stamp, level, entry.base_offset):
             return sent.acknowledge()
         self.waiting[entry.data_crc] = sent
         return f"{sent.name}: waits for the high watermark, offset {entry.base_offset}"
 
     def _stamp(self, process: Process, transaction: str | None, producer: str | None) -> Any:
-        """The stamp of the producer's next batch; None for a client that does not stamp."""
+        """Return the stamp of the producer's next batch, or None for a client without stamps."""
         if transaction is None and producer is None:
             return None
         name = producer or f"producer of {transaction}"
@@ -195,7 +195,7 @@ class Story:
             self.producers[known] = (number, sequence - 1)
             yield from self._append(process, name, level, named)
             return
-        yield f"{name}: broker {process.me.broker} has it already"
+        yield f"{name}: broker {process.me.broker} already has it"
         found = next(
             each
             for each in process.log.entries
@@ -215,7 +215,7 @@ class Story:
         if failure is None:
             yield from self._end(words[0], Kind.COMMIT)
         else:
-            yield f"{words[0]} is not committed, for a write of it failed: {failure.code}"
+            yield f"{words[0]} is not committed: a write failed with {failure.code}"
 
     def _do_abort(self, words: list[str]) -> Iterator[str]:
         return self._end(words[0], Kind.ABORT)
@@ -260,12 +260,12 @@ class Story:
         }
         for level in _LEVELS:
             if level is not Isolation.READ_UNCOMMITTED and not process.core.hw_known:
-                yield f"{level:<17} asks again: the new leader does not know this bound yet"
+                yield f"{level:<17} retries: the new leader has not computed this bound yet"
                 continue
             bound = upper_bound(process.core.bounds_state.bounds(), level)
             entries = tuple(each for each in process.log.entries if each.base_offset < bound)
             if len(self.partition.readable(process, entries)) < len(entries):
-                yield f"{level:<17} asks again: the leader finds a batch damaged"
+                yield f"{level:<17} retries: the leader finds a damaged batch"
                 continue
             seen = [
                 self.names[each.data_crc]
@@ -274,7 +274,7 @@ class Story:
                 and each.base_offset < bound
                 and not (level in DROPS_ABORTED and (each.transaction, each.producer_id) in aborted)
             ]
-            yield f"{level:<17} {' '.join(seen) or 'nothing'}"
+            yield f"{level:<17} {' '.join(seen) or 'no record'}"
 
     def _read_on(self) -> Iterator[str]:
         core = self._leader(None).core
@@ -283,7 +283,7 @@ class Story:
             held = surviving(self.lineage, core.epochs, state.log_start.offset, state.log_end)
             left = lost_above(at, self.lineage, held)
             if left is not None:
-                yield f"taken back: {' '.join(self.got[left:])}, from offset {left} on"
+                yield f"truncated: {' '.join(self.got[left:])}, from offset {left} on"
                 del self.got[left:]
         entries = self._leader(None).log.entries
         there = [self.names[each.data_crc] for each in entries if each.kind is Kind.DATA]
@@ -291,7 +291,7 @@ class Story:
         end = state.log_end.offset
         self.lineage = lineage_of(core.epochs, end, state.high_watermark.offset)
         told = ", ".join(f"epoch {epoch} up to {upto}" for epoch, upto in self.lineage)
-        yield f"{' '.join(new) or 'nothing'}, up to offset {end} ({told})"
+        yield f"{' '.join(new) or 'no record'}, up to offset {end} ({told})"
 
     # -- brokers ----------------------------------------------------------------------------------
 
@@ -321,27 +321,27 @@ class Story:
             yield self._record()
 
     def _change(self, broker: BrokerId, had: Sequence[Entry]) -> Iterator[str]:
-        """What a replica has cut and taken."""
+        """Yield the entries that a replica has truncated and appended."""
         has = self.partition.logs[broker].entries
         same = 0
         while same < min(len(had), len(has)) and had[same].data_crc == has[same].data_crc:
             same += 1
-        steps = [("cuts", had[same:]), ("takes", has[same:])]
+        steps = [("truncates", had[same:]), ("appends", has[same:])]
         did = [f"{verb} {self._shown(entries)}" for verb, entries in steps if entries]
         if did:
             yield f"broker {broker} {', and '.join(did)}"
 
-    def _do_force(self, words: list[str]) -> Iterator[str]:
+    def _do_fsync(self, words: list[str]) -> Iterator[str]:
         log = self.partition.logs[BrokerId(words[0])]
         log.forced = log.end.entry
         return iter(())
 
-    def _do_remember(self, words: list[str]) -> Iterator[str]:
+    def _do_checkpoint(self, words: list[str]) -> Iterator[str]:
         broker = BrokerId(words[0])
         mark = self.partition.running[broker].core.committed()
-        assert mark is not None, f"broker {broker} knows of nothing that is committed"
+        assert mark is not None, f"broker {broker} has no committed entry"
         self.partition.marks[broker] = mark
-        yield f"broker {broker} remembers entries below {mark[0]}, the last of epoch {mark[1]}"
+        yield f"broker {broker} stores: entries below {mark[0]}, the last of epoch {mark[1]}"
 
     def _do_resign(self, words: list[str]) -> Iterator[str]:
         partition, (broker, *able) = self.partition, words
@@ -349,7 +349,7 @@ class Story:
         me = partition.running[BrokerId(broker)].me
         outcome = election.resign(partition.record, me, partition.alive, heirs)
         if isinstance(outcome, Unchanged):
-            yield f"broker {broker} goes on leading: {outcome.why}"
+            yield f"broker {broker} keeps leading: {outcome.why}"
             return
         yield from self._take(outcome, "")
 
@@ -359,7 +359,7 @@ class Story:
 
     def _do_resume(self, words: list[str]) -> Iterator[str]:
         self.stalled.discard(BrokerId(words[0]))
-        return self._hear()
+        return self._spread()
 
     def _do_kill(self, words: list[str]) -> Iterator[str]:
         return self._away(words[0], self.partition.kill)
@@ -386,12 +386,12 @@ class Story:
 
     def _do_lease(self, words: list[str]) -> Iterator[str]:
         self.partition.alive.pop(BrokerId(words[1]), None)
-        return self._hear()
+        return self._spread()
 
     def _do_start(self, words: list[str]) -> Iterator[str]:
         broker = BrokerId(words[0])
         self.partition.start(broker)
-        return self._hear()
+        return self._spread()
 
     def _do_damage(self, words: list[str]) -> Iterator[str]:
         name, _, broker = words
@@ -400,13 +400,13 @@ class Story:
         self.partition.changed[BrokerId(broker)] = entry.entry_index
         return iter(())
 
-    def _do_look(self, words: list[str]) -> Iterator[str]:
+    def _do_scrub(self, words: list[str]) -> Iterator[str]:
         partition, broker = self.partition, BrokerId(words[0])
         process, record = partition.running[broker], partition.record
         partition.readable(process, tuple(process.log.entries))
         hole = partition.holes.get(broker)
         if hole is None:
-            yield f"broker {broker} finds nothing"
+            yield f"broker {broker} finds no damage"
             return
         name = self.names[process.log.at(hole).data_crc]
         verdict = judge(record, [record], process.me, partition.alive)
@@ -416,7 +416,7 @@ class Story:
             partition.kill(process)
             partition.generations[broker] = Generation(str(int(process.me.generation) + 1))
             partition.start(broker)
-            yield from self._hear()
+            yield from self._spread()
 
     def _do_elect(self, words: list[str]) -> Iterator[str]:
         partition, how = self.partition, "".join(words)
@@ -438,7 +438,7 @@ class Story:
         else:
             outcome = election.elect(partition.record, partition.alive)
         if isinstance(outcome, Unchanged):
-            yield f"nobody is elected: {outcome.why}"
+            yield f"no leader is elected: {outcome.why}"
             return
         yield from self._take(outcome, how)
 
@@ -448,9 +448,9 @@ class Story:
         partition.writes.append(write)
         partition.land(write, answered=True)
         if how == "unclean":
-            partition.forget()  # what it may lose was given up when it was asked for
+            partition.forget()  # the unclean election accepts these losses
         yield f"{self._record()}{'; records may be lost' if how in _RISKY else ''}"
-        yield from self._hear()
+        yield from self._spread()
 
     def _do_wait(self, words: list[str]) -> Iterator[str]:
         partition = self.partition
@@ -470,32 +470,32 @@ class Story:
             isr = " ".join(each.broker for each in write.record.isr)
             taken = write.version == partition.version
             partition.land(write, answered=True)
-            outcome = "" if taken else ": refused, for the record has changed since"
+            outcome = "" if taken else ": refused, because the record has changed"
             yield f"broker {process.me.broker} proposes in sync {isr}{outcome}"
 
-    def _hear(self) -> Iterator[str]:
-        """Who can be reached hears of the record, and of who is alive."""
+    def _spread(self) -> Iterator[str]:
+        """Pass the record, and the live brokers, to all reachable brokers."""
         partition = self.partition
         record = partition.record
         for process in self._reachable():
             led = process.leads
             partition.see(process)
             if led and not process.leads:
-                yield f"broker {process.me.broker} leads no more"
+                yield f"broker {process.me.broker} stops leading"
                 yield from self._leave_open(process)
         self._land()
         if partition.record != record:
             yield self._record()
 
     def _leave_open(self, process: Process) -> Iterator[str]:
-        """Who waits for this leader's answer gets none."""
+        """End the pending appends at this leader without an answer."""
         epoch = process.log.entries[-1].leader_epoch if process.log.entries else None
         for entry in process.log.entries:
             if entry.leader_epoch == epoch and entry.data_crc in self.waiting:
                 yield f"{self.waiting.pop(entry.data_crc).name}: outcome unknown"
 
     def _land(self) -> None:
-        """Every compare-and-set that is on its way arrives, and all hear of its outcome."""
+        """Land every compare-and-set under way, and pass its outcome to all brokers."""
         partition = self.partition
         while partition.writes:
             partition.land(partition.writes[0], answered=True)
@@ -518,7 +518,7 @@ class Story:
         assert found.leads, f"broker {found.me.broker} does not lead"
         return found
 
-    # -- what is to be seen -----------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------
 
     def _do_state(self, words: list[str]) -> Iterator[str]:
         yield self._record()
@@ -552,7 +552,7 @@ class Story:
 
 
 def _named(words: Sequence[str], *prepositions: str) -> tuple[list[str], dict[str, str]]:
-    """``a b to 1``: the words before the first preposition, and what follows each."""
+    """Split ``a b to 1`` into the words before the first preposition, and the word after each."""
     first = min((at for at, word in enumerate(words) if word in prepositions), default=len(words))
     pairs = list(words[first:])
     assert not len(pairs) % 2, f"something is missing in: {' '.join(words)}"

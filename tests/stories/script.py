@@ -1,6 +1,6 @@
 """The form of a story: lines that begin with ``#`` are for readers, the others are commands.
 
-What a command answered stands below it, indented.
+The outcome of a command is below it, indented.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ STORIES = Path(__file__).parent
 INDENT = "    "
 
 
-def told_anew(text: str) -> str:
-    """The story with the answers that its commands get now."""
+def with_outcomes(text: str) -> str:
+    """Return the story with the present outcomes of its commands."""
     story = Story()
     told: list[str] = []
     for line in text.splitlines():
