@@ -203,7 +203,7 @@ PREDICATES += [
 
 
 @pytest.mark.rule("filter semantics: types, nulls, NaN", "sql/comparisons.py", "sql/predicates.py")
-def test_every_predicate_is_true_false_or_null_where_spark_says_so(utc_rows: DataFrame) -> None:
+def test_every_predicate_has_the_same_result_as_in_spark(utc_rows: DataFrame) -> None:
     names = [f"p{number}" for number in range(len(PREDICATES))]
     said = utc_rows.selectExpr(
         *[f"({text}) as {name}" for text, name in zip(PREDICATES, names, strict=True)]

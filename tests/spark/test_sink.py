@@ -162,7 +162,7 @@ def test_invalid_option_has_a_specific_message(
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("overwrite", "a log is only ever appended to"),
+        ("overwrite", "a log can only be appended to"),
         ("ignore", 'cannot be written in the "Ignore" mode'),
         ("errorifexists", 'cannot be written in the "ErrorIfExists" mode'),
     ],
