@@ -21,7 +21,11 @@ from spark_stream.datasource.options import (
     source_options,
     source_part,
 )
-from spark_stream.datasource.options.tables import kept_options, names_both_sides, table_options
+from spark_stream.datasource.options.tables import (
+    names_both_sides,
+    options_of_columns,
+    table_options,
+)
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader, PushingReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
@@ -69,7 +73,7 @@ class IsologDataSource(WorkerPickled, DataSource):
 
         The columns of a table have the table's options.
         """
-        table = kept_options(self.options, schema)
+        table = options_of_columns(self.options, schema)
         if table is not None:
             return table.given, self.options
         return (self.options, {}) if names_both_sides(self.options) else ({}, self.options)

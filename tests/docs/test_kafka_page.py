@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_stream.datasource.options.names import KAFKAS, KafkaOption, replaced
+from spark_stream.datasource.options.names import KAFKAS, KafkaOption, kafka_row
 from spark_stream.datasource.options.table import OPTIONS
 from tests.conftest import ROOT
 
@@ -81,5 +81,5 @@ def test_missing_option_is_refused_with_the_text_of_its_row(row: KafkaOption) ->
     """No row comes after a family of options that includes it."""
     name = row.name.replace("*", "something")
     ours = row.name in row.ours
-    assert replaced(name) == (None if ours else row)
+    assert kafka_row(name) == (None if ours else row)
     assert ours or row.remedy

@@ -30,7 +30,7 @@ _OTHER_SIDES: Final = {
 _LEAVE_OUT: Final = "Leave it out; docs/reference/options.md describes each option."
 
 
-def checked(given: Mapping[str, str], side: Use, what: str) -> dict[str, str]:
+def check_names(given: Mapping[str, str], side: Use, what: str) -> dict[str, str]:
     """Return the options' texts by their proper names.
 
     Raises:
@@ -81,7 +81,7 @@ def topic_settings(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, 
     return settings, rest
 
 
-def counted_in_table(use: Use) -> set[str]:
+def table_option_names(use: Use) -> set[str]:
     """Return the options of a SQL table that take effect for this use."""
     return {each.name for each in OPTIONS if each.uses_in_table & use}
 
@@ -101,7 +101,7 @@ def _guess(name: str, proper: Mapping[str, str]) -> str:
 
 def _refuse_kafkas(names: Iterable[str]) -> None:
     """Raise one InvalidOption for all of these that belong to Spark's Kafka connector."""
-    rows = {name: row for name in names if (row := replaced(name)) is not None}
+    rows = {name: row for name in names if (row := kafka_row(name)) is not None}
     if not rows:
         return
     first, *others = ((row.shown(name), row.remedy) for name, row in rows.items())
@@ -314,7 +314,7 @@ KAFKAS: Final = (
 )
 
 
-def replaced(option: str) -> KafkaOption | None:
+def kafka_row(option: str) -> KafkaOption | None:
     """Return the row of a Kafka option that isolog lacks, or None if both have it, or neither."""
     found = next((each for each in KAFKAS if each.covers(option)), None)
     return found if found is not None and found.remedy else None

@@ -11,8 +11,18 @@ from msgspec.structs import replace
 
 from spark_stream.client.topics import matches
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.datasource.options.names import TOPIC_SETTING, check_kind, checked, topic_settings
-from spark_stream.datasource.options.table import Given, GivenToSink, GivenToSource, Use
+from spark_stream.datasource.options.names import (
+    TOPIC_SETTING,
+    check_kind,
+    check_names,
+    topic_settings,
+)
+from spark_stream.datasource.options.table import (
+    DeclaredSinkOptions,
+    DeclaredSourceOptions,
+    ParsedOptions,
+    Use,
+)
 from spark_stream.datasource.options.values import (
     BadRecords,
     Moment,
@@ -116,7 +126,7 @@ class Selection(Struct, frozen=True):
         return found
 
 
-class SourceOptions(GivenToSource, frozen=True):
+class SourceOptions(DeclaredSourceOptions, frozen=True):
     """The checked options of a source."""
 
     place: Place
@@ -152,13 +162,13 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
     Raises:
         InvalidOption, Unsupported: with the option, its valid values and the given one.
     """
-    texts = checked(given, Use.SOURCE, "source")
+    texts = check_names(given, Use.SOURCE, "source")
     selecting: list[str] = [name for name in SELECTING if name in texts]
     place, short = place_of(texts, names_topic=bool(selecting))
     _check_selecting(selecting, short)
     if streaming is not None:
         check_kind(texts, Use.STREAM_SOURCE if streaming else Use.BATCH_SOURCE)
-    options = GivenToSource.of(texts)
+    options = DeclaredSourceOptions.of(texts)
     selection = _selection(options, short)
     starting = _bound(options, STARTING, options.starting_offsets, selection)
     ending = _bound(options, ENDING, options.ending_offsets, selection)
@@ -189,7 +199,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool | None = None) -
 
 
 def _bound(
-    options: Given, names: tuple[str, ...], offsets: OffsetSpec, selection: Selection
+    options: ParsedOptions, names: tuple[str, ...], offsets: OffsetSpec, selection: Selection
 ) -> Bound:
     """Return the bound that the options give, or the default of ``offsets``.
 
@@ -219,7 +229,7 @@ def _check_order(starting: Bound, ending: Bound) -> None:
             )
 
 
-def _check_limits(options: GivenToSource) -> None:
+def _check_limits(options: DeclaredSourceOptions) -> None:
     least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is None and "maxTriggerDelay" in options:
         raise InvalidOption(
@@ -257,7 +267,7 @@ def _check_selecting(selecting: list[str], short: str | None) -> None:
         )
 
 
-def _selection(options: GivenToSource, short: str | None) -> Selection:
+def _selection(options: DeclaredSourceOptions, short: str | None) -> Selection:
     """Return the selected topics. ``short`` is the topic that was given to ``load``, if any."""
     if options.subscribe_pattern is not None:
         return Selection(pattern=options.subscribe_pattern)
@@ -266,7 +276,7 @@ def _selection(options: GivenToSource, short: str | None) -> Selection:
     return Selection(options.subscribe or topic_names("subscribe", short or ""))
 
 
-class SinkOptions(GivenToSink, frozen=True):
+class SinkOptions(DeclaredSinkOptions, frozen=True):
     """The checked options of a sink. ``topic`` is None if the column ``topic`` decides."""
 
     place: Place
@@ -280,11 +290,11 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
         InvalidOption, Unsupported: with the option, its valid values and the given one.
     """
     settings, given = topic_settings(given)
-    texts = checked(given, Use.SINK, "sink")
+    texts = check_names(given, Use.SINK, "sink")
     place, short = place_of(texts, names_topic="topic" in texts)
     if short is not None:
         texts.setdefault("topic", short)
-    options = GivenToSink.of(texts)
+    options = DeclaredSinkOptions.of(texts)
     _check_identity(options, streaming=streaming)
     _check_creation(options, settings)
     _check_dead_letters(options)
@@ -300,7 +310,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool = True) -> SinkOpt
     )
 
 
-def _check_creation(options: GivenToSink, settings: Mapping[str, str]) -> None:
+def _check_creation(options: DeclaredSinkOptions, settings: Mapping[str, str]) -> None:
     if options.create_topic:
         return
     names = [f"{TOPIC_SETTING}{name}" for name in settings]
@@ -309,7 +319,7 @@ def _check_creation(options: GivenToSink, settings: Mapping[str, str]) -> None:
         raise InvalidOption(f"{name} needs createTopic=true", option=name)
 
 
-def _check_dead_letters(options: GivenToSink) -> None:
+def _check_dead_letters(options: DeclaredSinkOptions) -> None:
     found = options.dead_letter_topic
     if options.on_bad_record is not BadRecords.DEAD_LETTER:
         if found is not None:
@@ -342,7 +352,7 @@ def _partition_by(asked: tuple[str, ...] | None, own: str) -> tuple[str, ...]:
     return found
 
 
-def _check_identity(options: GivenToSink, *, streaming: bool) -> None:
+def _check_identity(options: DeclaredSinkOptions, *, streaming: bool) -> None:
     """Check the options with ``sinkId``: a stream has batch ids, and a batch write has none."""
     for option in ("sinkId", "batchId", "differentReplay", "transactionTimeout"):
         if option in options and not options.transactional:

@@ -30,7 +30,7 @@ NO_USE: Final = Use(0)
 T = TypeVar("T")
 
 
-class Given(Struct, frozen=True, kw_only=True):
+class ParsedOptions(Struct, frozen=True, kw_only=True):
     """The values of the options that a query gave, by name."""
 
     values: Mapping[str, Any] = {}
@@ -46,7 +46,7 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 class Option(Struct, Generic[T], frozen=True):
-    """An option. As an attribute of :class:`Given` it is the option's value, or None.
+    """An option. As an attribute of :class:`ParsedOptions` it is the option's value, or None.
 
     ``default`` is the text that is parsed if the option is left out. The docs show ``shown``
     instead, if it is set. ``in_table`` has the uses of the option in a table: None means ``uses``,
@@ -66,14 +66,14 @@ class Option(Struct, Generic[T], frozen=True):
         """The uses of the option if a table has it."""
         return self.uses if self.in_table is None else self.in_table
 
-    def __get__(self, given: Given, owner: type[Given]) -> T | None:
+    def __get__(self, given: ParsedOptions, owner: type[ParsedOptions]) -> T | None:
         return given.values.get(self.name)
 
 
 class Defaulted(Option[T], frozen=True):
     """An option with a default."""
 
-    def __get__(self, given: Given, owner: type[Given]) -> T:
+    def __get__(self, given: ParsedOptions, owner: type[ParsedOptions]) -> T:
         if self.name not in given.values:
             assert self.default is not None
             return self.parse(self.name, self.default)
@@ -109,7 +109,7 @@ class LogOptions:
     )
 
 
-class GivenToBoth(Given, frozen=True):
+class CommonOptions(ParsedOptions, frozen=True):
     """The options of each query that are values of its reader or writer."""
 
     broker_timeout_s = Defaulted(
@@ -122,7 +122,7 @@ class GivenToBoth(Given, frozen=True):
     )
 
 
-class GivenToSource(GivenToBoth, frozen=True):
+class DeclaredSourceOptions(CommonOptions, frozen=True):
     """The options of a source."""
 
     subscribe = Option(
@@ -301,7 +301,7 @@ class GivenToSource(GivenToBoth, frozen=True):
     )
 
 
-class GivenToSink(GivenToBoth, frozen=True):
+class DeclaredSinkOptions(CommonOptions, frozen=True):
     """The options of a sink."""
 
     topic = Option(
@@ -481,7 +481,13 @@ class AccessOptions:
 
 OPTIONS: Final = tuple(
     row
-    for group in (LogOptions, GivenToSource, GivenToBoth, GivenToSink, AccessOptions)
+    for group in (
+        LogOptions,
+        DeclaredSourceOptions,
+        CommonOptions,
+        DeclaredSinkOptions,
+        AccessOptions,
+    )
     for row in rows_of(group)
 )
 

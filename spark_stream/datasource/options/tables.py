@@ -27,8 +27,8 @@ from msgspec import Struct
 
 from spark_stream.datasource.options.names import (
     TOPIC_SETTING,
-    checked,
-    counted_in_table,
+    check_names,
+    table_option_names,
     topic_settings,
 )
 from spark_stream.datasource.options.table import Use
@@ -88,10 +88,10 @@ def table_options(options: Mapping[str, str]) -> TableOptions | None:
             )
     if "path" in lower:
         given["path"] = lower["path"]
-    return TableOptions(with_one_topic(given))
+    return TableOptions(share_topic(given))
 
 
-def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
+def share_topic(given: Mapping[str, str]) -> dict[str, str]:
     """Use the only named topic for reading and for writing, unless the options name both."""
     found = dict(given)
     if "topic" in found:
@@ -102,7 +102,7 @@ def with_one_topic(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
+def options_of_columns(options: Mapping[str, str], schema: st.StructType) -> TableOptions | None:
     """Return the options of the table that has these columns, or None if no table has.
 
     A query that names its place or topics has all its options. A comment that a DataFrame has from
@@ -113,7 +113,7 @@ def kept_options(options: Mapping[str, str], schema: st.StructType) -> TableOpti
     for field in schema.fields:
         comment = field.metadata.get("comment") if field.metadata else None
         if isinstance(comment, str) and comment.startswith(_PREFIX + "{"):
-            return TableOptions(with_one_topic(_parsed(field.name, comment)))
+            return TableOptions(share_topic(_parsed(field.name, comment)))
     return None
 
 
@@ -141,12 +141,12 @@ def sink_part(given: Mapping[str, str], *, streaming: bool) -> dict[str, str]:
 
 
 def _part(given: Mapping[str, str], kind: Use) -> dict[str, str]:
-    known = checked(given, Use.ALL, "table")
-    anybodys = counted_in_table(Use.ALL)
+    known = check_names(given, Use.ALL, "table")
+    anybodys = table_option_names(Use.ALL)
     for name in known:
         if name not in anybodys and not kind & Use.SOURCE:
             raise InvalidOption(f"{name} is for one write, not for a table", option=name)
-    mine = counted_in_table(kind)
+    mine = table_option_names(kind)
     return {name: value for name, value in known.items() if name in mine}
 
 

@@ -27,14 +27,14 @@ from spark_stream.wire.topic_messages import PartitionOffsets
 logger = logger_of(__name__)
 
 
-class Resolved(Struct, frozen=True):
+class ResolvedOffsets(Struct, frozen=True):
     """The present offsets of an option. ``moving``: it may resolve to others later."""
 
     offsets: dict[str, TopicOffsets]
     moving: bool
 
 
-def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
+def resolve(planner: Planner, bound: Bound, unnamed: int) -> ResolvedOffsets:
     """Return the present offsets of an option. Partitions left out take ``unnamed``.
 
     Offsets of a progress keep their lineages. A moment after which there is no record resolves to
@@ -71,7 +71,7 @@ def resolved(planner: Planner, bound: Bound, unnamed: int) -> Resolved:
             moving = moving or any(
                 _moves(at, offsets[number], bounds[number]) for number, at in wanted.items()
             )
-    return Resolved(found, moving)
+    return ResolvedOffsets(found, moving)
 
 
 def check_order(options: SourceOptions, start: Offsets, end: Offsets) -> None:

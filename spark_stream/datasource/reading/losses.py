@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage, lost_above
-from spark_stream.datasource.values.offsets import Found, Offsets, Range, TopicOffsets
+from spark_stream.datasource.values.offsets import LogState, Offsets, Range, TopicOffsets
 from spark_stream.errors import DataLoss
 from spark_stream.loggers import logger_of
 from spark_stream.wire.topic_messages import PartitionOffsets
@@ -41,7 +41,7 @@ class Losses:
                 "%s; continuing with the remaining records (failOnDataLoss is false)", message
             )
 
-    def kept(self, at: Offsets, now: Found) -> dict[str, TopicOffsets]:
+    def kept(self, at: Offsets, now: LogState) -> dict[str, TopicOffsets]:
         """Lower offsets to the ends of their lineages in the log. Report the truncated records.
 
         ``now`` has the answers about the lineages of ``at``. Topics that were deleted or created
@@ -101,7 +101,7 @@ class Losses:
         )
         return left
 
-    def check_topics(self, start: Offsets, now: Found) -> None:
+    def check_topics(self, start: Offsets, now: LogState) -> None:
         """Report topics that were deleted, or created again, since the start."""
         for name in sorted(now.missing):
             self.report_deleted(name, start.get(name))
@@ -110,7 +110,7 @@ class Losses:
             if before is not None and before.id != latest.topic_id:
                 self.report_recreated(name, before, latest.topic_id)
 
-    def ends(self, start: Offsets, now: Found) -> dict[str, TopicOffsets]:
+    def ends(self, start: Offsets, now: LogState) -> dict[str, TopicOffsets]:
         """Return the offsets up to which the query can read now. Report deleted topics.
 
         ``start``: the present offsets of the query.
@@ -125,7 +125,7 @@ class Losses:
             ends[name] = found if before is None else _not_below(before, found)
         return ends
 
-    def passed_over(self, at: Offsets, now: Found) -> Offsets:
+    def passed_over(self, at: Offsets, now: LogState) -> Offsets:
         """Return the offsets at which a query that continues after losses finds records again.
 
         So the records that retention removed take no share of a limit. A query with
@@ -162,7 +162,7 @@ class Losses:
         )
 
     def readable(
-        self, asked: Iterable[Range], now: Found, new: Collection[str] = ()
+        self, asked: Iterable[Range], now: LogState, new: Collection[str] = ()
     ) -> list[Range]:
         """Return the ranges without deleted and evicted records. Report these losses.
 

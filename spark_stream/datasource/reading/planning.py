@@ -21,11 +21,11 @@ from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.options.query import Selection
 from spark_stream.datasource.reading.losses import Losses
-from spark_stream.datasource.spark.session import Grant, Session, located, session
+from spark_stream.datasource.spark.session import Grant, Session, locate, session
 from spark_stream.datasource.spark.types import check_nullability, text_rule, to_arrow, to_spark
 from spark_stream.datasource.values.limits import Place
 from spark_stream.datasource.values.offsets import (
-    Found,
+    LogState,
     Offsets,
     Range,
     TopicOffsets,
@@ -103,7 +103,7 @@ class Planner:
         ``lasting``: for a streaming query, whose end is unknown.
         """
         grants = _grants(options) if has_tasks else ()
-        return cls(replace(options, place=located(options.place, grants, lasting=lasting)))
+        return cls(replace(options, place=locate(options.place, grants, lasting=lasting)))
 
     def logged(self, offsets: Offsets) -> dict[str, Any]:
         """Return the offsets as Spark logs them, with the id of their log."""
@@ -269,7 +269,7 @@ class Planner:
 
     def latest(
         self, *seen: Offsets, reading: Iterable[Range] = (), watched: Offsets | None = None
-    ) -> Found:
+    ) -> LogState:
         """Look up the present bounds of the selected topics. Deleted topics are in ``missing``.
 
         Topics of ``reading`` are looked up whether they are selected or not. The answer has the
@@ -292,7 +292,7 @@ class Planner:
         read = (name for each in seen for name in each if self.selection.takes_topic(name))
         return list(dict.fromkeys([*names, *read, *asked]))
 
-    def _selected(self, found: Found, asked: Mapping[str, Mapping[int, object]]) -> Found:
+    def _selected(self, found: LogState, asked: Mapping[str, Mapping[int, object]]) -> LogState:
         """Keep the answers about selected partitions, and about those requested by name."""
         if not self.selection.assigned:
             return found
@@ -349,7 +349,7 @@ class Planner:
                 )
         return kept
 
-    def with_new_topics(self, begin: Offsets, now: Found) -> dict[str, TopicOffsets]:
+    def with_new_topics(self, begin: Offsets, now: LogState) -> dict[str, TopicOffsets]:
         """Return the offsets, together with the earliest ones of topics that they lack."""
         new = {
             name: TopicOffsets(topic.topic_id, topic.log_start_offsets, {})
@@ -362,7 +362,7 @@ class Planner:
     def _shows_uncommitted(self) -> bool:
         return self.options.isolation is Isolation.READ_UNCOMMITTED
 
-    def _warn_of_uncommitted(self, found: Found) -> None:
+    def _warn_of_uncommitted(self, found: LogState) -> None:
         names = [name for name, at in found.latest.items() if at.uncommitted]
         if names:
             self._has_warned = True
@@ -378,7 +378,7 @@ class Planner:
         seen: Iterable[Offsets],
         shown: Mapping[str, dict[int, tuple[int, int]]],
         names: Sequence[str],
-    ) -> Found:
+    ) -> LogState:
         by_pattern = self.selection.pattern is not None
         while True:
             looked = self.topics.look_up(
@@ -401,7 +401,7 @@ class Planner:
                     continue
             latest = looked.topics
             gone = looked.unknown.keys() & {each for at in seen for each in at}
-            found = Found(latest, frozenset(gone if by_pattern else looked.unknown))
+            found = LogState(latest, frozenset(gone if by_pattern else looked.unknown))
             if not self.atomic or not latest:
                 return found
             # A transaction may span several topics. The cut is not above the bounds that were

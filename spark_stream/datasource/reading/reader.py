@@ -30,7 +30,7 @@ from spark_stream.client.reading.loop import WantedRange
 from spark_stream.client.reading.ranges import read_range, read_together
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.reading.bounds import check_order, resolved
+from spark_stream.datasource.reading.bounds import check_order, resolve
 from spark_stream.datasource.reading.losses import lost_with_topic, removed_by_retention
 from spark_stream.datasource.reading.named_query import NamedQuery
 from spark_stream.datasource.reading.planning import Planner, planned_view
@@ -104,7 +104,7 @@ class RangeReader(Struct, frozen=True):
         if len(task) == 1:
             yield from self._read(task[0], schema)
         else:
-            yield from combined(self._read_many(task, schema))
+            yield from join_small_batches(self._read_many(task, schema))
 
     def _read_many(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read one range after the other, in one call to each leader as far as possible.
@@ -271,7 +271,7 @@ def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None)
     )
 
 
-def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join neighbouring small batches: each batch has a cost in Spark, whatever its size."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
@@ -312,7 +312,7 @@ class IsologReader(WorkerPickled, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options, losses = self._planner.options, self._planner.losses
         start = self._start()
-        end: Offsets = resolved(self._planner, options.ending, LATEST).offsets
+        end: Offsets = resolve(self._planner, options.ending, LATEST).offsets
         check_order(options, start, end)
         now = self._planner.latest(start, end, reading=ranges(start, end))
         losses.check_topics(start, now)
@@ -335,7 +335,7 @@ class IsologReader(WorkerPickled, DataSourceReader):
 
     def _start(self) -> Offsets:
         def first() -> Offsets:
-            found = resolved(self._planner, self._planner.options.starting, EARLIEST).offsets
+            found = resolve(self._planner, self._planner.options.starting, EARLIEST).offsets
             if not found:
                 raise self._planner.no_topic("there are no records to read")
             return found

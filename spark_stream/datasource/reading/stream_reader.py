@@ -38,15 +38,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SourceOptions
-from spark_stream.datasource.reading.bounds import Resolved, resolved
+from spark_stream.datasource.reading.bounds import ResolvedOffsets, resolve
 from spark_stream.datasource.reading.named_query import NamedQuery
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.workers import with_spark_errors
-from spark_stream.datasource.values.limits import Pace, tasks
+from spark_stream.datasource.values.limits import BatchLimiter, tasks
 from spark_stream.datasource.values.offsets import (
-    Found,
+    LogState,
     Offsets,
     TopicOffsets,
     known_offsets,
@@ -62,7 +62,7 @@ class _Planned(Struct, frozen=True):
 
     begin: Offsets
     ends: Offsets
-    now: Found
+    now: LogState
 
     def covers(self, begin: Offsets, until: Offsets) -> bool:
         """Return whether this is the plan of that batch, and is complete.
@@ -87,7 +87,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         self._planner = Planner.of(options, lasting=True)
         self._ranges = RangeReader(self._planner.options, schema)
         self._planner.check_projection(schema)
-        self._pace = Pace(self._planner.options.limits, self._planner, time.monotonic)
+        self._pace = BatchLimiter(self._planner.options.limits, self._planner, time.monotonic)
         self._planned: _Planned | None = None
         self._initial: dict[str, TopicOffsets] | None = None
         self._pinned = True
@@ -105,8 +105,8 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
                 self._initial = self._named.pinned_start(self._first_offsets)
         return self._planner.logged(self._initial)
 
-    def _first_start(self) -> Resolved:
-        return resolved(self._planner, self._planner.options.starting, EARLIEST)
+    def _first_start(self) -> ResolvedOffsets:
+        return resolve(self._planner, self._planner.options.starting, EARLIEST)
 
     def _first_offsets(self) -> Offsets:
         return self._first_start().offsets
@@ -145,7 +145,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         self._planned = _Planned(asked, ends, now)
         return self._planner.logged(ends)
 
-    def _ends(self, begin: Offsets, now: Found, limit: ReadLimit) -> Offsets | None:
+    def _ends(self, begin: Offsets, now: LogState, limit: ReadLimit) -> Offsets | None:
         """Return the end of the next micro-batch in the log as it is ``now``, or None to wait."""
         ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:

@@ -4,7 +4,7 @@ Spark's Python workers are forked and reused. A forked child must not use the co
 parent. So sessions are stored by process id.
 
 A session uses only the log that the query was planned with. The planner writes the id of the log's
-cluster, and the host of a directory, into the place for the tasks (:func:`located`). A task on
+cluster, and the host of a directory, into the place for the tasks (:func:`locate`). A task on
 another host, or one that finds another log there, fails before it reads or writes anything.
 """
 
@@ -67,7 +67,7 @@ def session(place: Place, *, create: bool = False) -> Session:
         return _sessions.setdefault(key, made)
 
 
-def located(
+def locate(
     place: Place, grants: Sequence[Grant] = (), *, create: bool = False, lasting: bool = False
 ) -> Place:
     """Return the place with the id of the log there, for the tasks of a query.
@@ -132,7 +132,7 @@ def _kept_token(key: _TokenKey) -> str | None:
     return token if time.monotonic() < until else None
 
 
-def brief(place: Place) -> Place:
+def with_brief_timeout(place: Place) -> Place:
     """Return the place with a limit of a few seconds for each call."""
     return replace(place, timeout_s=min(place.timeout_s, _BRIEF_S))
 
@@ -143,10 +143,10 @@ def session_for_aborts(place: Place) -> Session:
     An abort is best effort, because the transaction also times out. A query that stops must not
     wait again for a broker that hangs. Raises as a session.
     """
-    return session(brief(place))
+    return session(with_brief_timeout(place))
 
 
-def recalled(place: Place, grants: Sequence[Grant], cluster_id: str | None) -> Place | None:
+def recall(place: Place, grants: Sequence[Grant], cluster_id: str | None) -> Place | None:
     """Return the place for the tasks of a streaming query whose log does not answer.
 
     ``cluster_id``: the id of the log on record. Without it, the id is that of this process's

@@ -73,16 +73,16 @@ class Replays(StrEnum):
     KEEP = "keep"
 
 
-def summed(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
+def sum_measures(parts: Iterable[Mapping[str, Measure]]) -> dict[str, Measure]:
     """Add up the measures of all parts, by topic. Topics without rows are left out."""
     whole: dict[str, Measure] = {}
     for part in parts:
-        for topic, measure in part.items():
-            whole[topic] = whole.get(topic, Measure()) + measure
-    return {topic: measure for topic, measure in sorted(whole.items()) if measure.rows}
+        for topic, each in part.items():
+            whole[topic] = whole.get(topic, Measure()) + each
+    return {topic: each for topic, each in sorted(whole.items()) if each.rows}
 
 
-def measured(batch: pa.RecordBatch) -> Measure:
+def measure(batch: pa.RecordBatch) -> Measure:
     """Return the measure of a batch."""
     rows = _Hashes(batch.num_rows)
     for field, column in zip(batch.schema, batch.columns, strict=True):

@@ -36,7 +36,7 @@ _CHUNK: Final = 64  # bytes of a text that are gathered together
 _BLOCK_ROWS: Final = 4096  # intermediate values then stay in the processor's cache
 
 
-def measured_by_column(batch: pa.RecordBatch) -> Measure:
+def measure_by_column(batch: pa.RecordBatch) -> Measure:
     """Return the measure of a batch as earlier releases recorded it."""
     digest = floats = 0
     for field, column in zip(batch.schema, batch.columns, strict=True):

@@ -67,7 +67,7 @@ class RangeSizes(Protocol):
         ...
 
 
-class Pace:
+class BatchLimiter:
     """The limits of one query, with the time since which records are pending."""
 
     def __init__(self, limits: Limits, measure: RangeSizes, monotonic: Callable[[], float]) -> None:
@@ -107,7 +107,7 @@ class Pace:
         sizes = self._measure.sizes(asked)
         if sum(size for size, _ in sizes.values()) <= limit:
             return ends
-        budgets = shared_bytes(sizes, limit, _read_before(begin))
+        budgets = share_bytes(sizes, limit, _read_before(begin))
         reached = self._measure.reached(asked, budgets)
         return {
             name: topic.moved(
@@ -124,7 +124,7 @@ def limited_records(begin: Offsets, ends: Offsets, limit: int) -> dict[str, Topi
     }
     for each in ranges(begin, ends):
         backlog[each.topic, each.partition] = each.end - each.start
-    taken = shared_out(backlog, limit, turn=_read_before(begin))
+    taken = share_records(backlog, limit, turn=_read_before(begin))
     return {
         name: topic.moved(
             {
@@ -162,7 +162,7 @@ def tasks(asked: Iterable[Range], splitting: Splitting) -> list[Task]:
         ]
     least = splitting.min_partitions or 1
     if len(pieces) < least:
-        wanted = shared_out(dict(enumerate(each.end - each.start for each in pieces)), least)
+        wanted = share_records(dict(enumerate(each.end - each.start for each in pieces)), least)
         pieces = [piece for n, each in enumerate(pieces) for piece in _cut(each, wanted[n])]
     shared = list(_shared(pieces, min(SHARED_RECORDS, splitting.max_records or SHARED_RECORDS)))
     return shared if len(shared) >= least else [(piece,) for piece in pieces]
@@ -193,7 +193,7 @@ def _shared(pieces: Sequence[Range], most: int) -> Iterable[Task]:
         yield tuple(held)
 
 
-def shared_out(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, int]:
+def share_records(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K, int]:
     """Share ``limit`` out over the partitions: the records of each, or the backlog if that is less.
 
     Every partition with a backlog gets at least one record, and more in proportion. The remainder
@@ -241,7 +241,7 @@ def _in_proportion(backlog: Mapping[K, int], limit: int) -> dict[K, int]:
     return taken
 
 
-def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
+def share_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0) -> dict[K, int]:
     """Share ``limit`` bytes out over the partitions, or the backlog if that is less.
 
     ``backlog`` has the bytes of each partition's records, and those of its first record. ``turn``
@@ -264,6 +264,6 @@ def shared_bytes(backlog: Mapping[K, tuple[int, int]], limit: int, turn: int = 0
             left -= first
     beyond = {key: backlog[key][0] - first for key, first in given.items() if first}
     if left > 0:
-        for key, share in shared_out(beyond, left).items():
+        for key, share in share_records(beyond, left).items():
             given[key] += share
     return given

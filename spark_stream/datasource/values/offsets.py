@@ -29,7 +29,7 @@ class TopicOffsets(Struct, frozen=True):
     """The offsets of one topic: partition → offset, and their lineages, if known.
 
     ``held_back``: the records after an offset that an open transaction holds back, if there are
-    any. Only the offsets of :meth:`Found.offsets` have it.
+    any. Only the offsets of :meth:`LogState.offsets` have it.
     """
 
     id: str
@@ -45,7 +45,7 @@ class TopicOffsets(Struct, frozen=True):
 Offsets = Mapping[str, TopicOffsets]
 
 
-class Found(Struct, frozen=True):
+class LogState(Struct, frozen=True):
     """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
 
     latest: Mapping[str, PartitionOffsets]

@@ -33,7 +33,7 @@ from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.writing.routing import (
     PARTITION_COLUMN,
     BadRowReason,
-    as_stored,
+    to_stored,
     topic_schema_of,
 )
 from spark_stream.errors import InvalidOption, SchemaMismatch, TopicExists, UnknownTopic
@@ -93,11 +93,11 @@ class BadRows(Struct, frozen=True):
     rows: pa.RecordBatch
 
 
-Found = tuple[npt.NDArray[np.integer], BadRowReason, str]
+Finding = tuple[npt.NDArray[np.integer], BadRowReason, str]
 """Rows, by their places in a batch, the reason, and the problem in words."""
 
 
-def sort_out(
+def split_rows(
     batch: pa.RecordBatch, known: TopicDescription, *, by_column: bool
 ) -> tuple[pa.RecordBatch, list[BadRows]]:
     """Split rows into those that the topic takes, in their order, and the bad ones.
@@ -120,7 +120,7 @@ def sort_out(
 
 def _without_partition(
     batch: pa.RecordBatch, known: TopicDescription, by_column: bool
-) -> Iterator[Found]:
+) -> Iterator[Finding]:
     if not is_default(known.schema) or PARTITION_COLUMN not in batch.schema.names:
         return
     column, count = batch.column(PARTITION_COLUMN), len(known.partitions)
@@ -130,7 +130,9 @@ def _without_partition(
         yield _places(wrong), BadRowReason.UNKNOWN_PARTITION, message
 
 
-def _with_nulls(batch: pa.RecordBatch, known: TopicDescription, by_column: bool) -> Iterator[Found]:
+def _with_nulls(
+    batch: pa.RecordBatch, known: TopicDescription, by_column: bool
+) -> Iterator[Finding]:
     for field in () if is_default(known.schema) else known.schema:
         if field.name in batch.schema.names:
             for places, path in null_rows(batch.column(field.name), field, field.name):
@@ -139,7 +141,7 @@ def _with_nulls(batch: pa.RecordBatch, known: TopicDescription, by_column: bool)
 
 def _with_invalid_values(
     batch: pa.RecordBatch, known: TopicDescription, by_column: bool
-) -> Iterator[Found]:
+) -> Iterator[Finding]:
     for field in topic_schema_of(batch.schema, known.schema, by_column=by_column):
         if field.name in known.schema.names:  # not Kafka's column partition
             want = known.schema.field(field.name).type
@@ -213,9 +215,11 @@ def _valid(array: pa.Array) -> bool:
     return True
 
 
-def _too_large(batch: pa.RecordBatch, known: TopicDescription, by_column: bool) -> Iterator[Found]:
+def _too_large(
+    batch: pa.RecordBatch, known: TopicDescription, by_column: bool
+) -> Iterator[Finding]:
     limit = int(known.config["max.record.bytes"])
-    stored = as_stored(batch, known, by_column=by_column)
+    stored = to_stored(batch, known, by_column=by_column)
     if bytes_at_most(stored) > limit:
         message = f"the record is larger than max.record.bytes of the topic, {limit}"
         places = np.flatnonzero(record_sizes(stored) > limit)

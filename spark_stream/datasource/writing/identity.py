@@ -75,20 +75,20 @@ class BranchIdentity(Struct, frozen=True):
         return self.query != self.transactional_id
 
 
-def of_job(query_name: str = "") -> BranchIdentity:
+def job_identity(query_name: str = "") -> BranchIdentity:
     """Make the identity of a batch write: new, and never used again."""
     name = f"job/{uuid.uuid4().hex}"
     return BranchIdentity(name, query=name, instance=name, batch=0, query_name=query_name)
 
 
-def of_batch(sink_id: str, batch_id: int, query_name: str = "") -> BranchIdentity:
+def batch_identity(sink_id: str, batch_id: int, query_name: str = "") -> BranchIdentity:
     """Make the identity of one attempt to write a batch that its user has numbered."""
     instance = f"batch/{uuid.uuid4().hex}"
     query = f"{BATCH_WRITES}{sink_id}"
     return BranchIdentity(f"sink/{sink_id}", query, instance, batch_id, query_name)
 
 
-def of_task(
+def task_identity(
     sink_id: str | None, context: TaskContext | None, query_name: str = ""
 ) -> BranchIdentity:
     """Return the identity of the micro-batch that the task works for.

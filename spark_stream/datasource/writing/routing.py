@@ -203,7 +203,7 @@ _DEFAULT_FITS: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
 }
 
 
-class Routed(Struct, frozen=True):
+class RoutedRows(Struct, frozen=True):
     """Rows for one topic. ``partition`` is None if their keys, or the turn, decide."""
 
     topic: str
@@ -228,9 +228,9 @@ def by_topic(
         yield (None if name is None else name.decode(errors="surrogateescape")), rows
 
 
-def routed(
+def route(
     topic: str, stored: pa.Schema, batch: pa.RecordBatch, partitions: int, *, by_column: bool
-) -> Iterator[Routed]:
+) -> Iterator[RoutedRows]:
     """Yield one topic's rows with its stored columns, by partition if rows name one.
 
     Raises:
@@ -239,12 +239,12 @@ def routed(
     fields = topic_schema_of(batch.schema, stored, by_column=by_column)
     batch = batch.select(fields.names)
     if not is_default(stored):
-        yield Routed(topic, None, batch)
+        yield RoutedRows(topic, None, batch)
         return
     places = batch.column(PARTITION_COLUMN) if PARTITION_COLUMN in fields.names else None
     batch = _stored(batch)
     if places is None or places.null_count == len(places):
-        yield Routed(topic, None, batch)
+        yield RoutedRows(topic, None, batch)
         return
     numbers = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
     for place, rows, _ in split(batch, numbers):
@@ -254,10 +254,10 @@ def routed(
                 topic=topic,
                 partition=place,
             )
-        yield Routed(topic, None if place < 0 else place, rows)
+        yield RoutedRows(topic, None if place < 0 else place, rows)
 
 
-def as_stored(batch: pa.RecordBatch, known: TopicDescription, *, by_column: bool) -> pa.RecordBatch:
+def to_stored(batch: pa.RecordBatch, known: TopicDescription, *, by_column: bool) -> pa.RecordBatch:
     """Return one topic's rows as they are stored there.
 
     Raises:
@@ -285,7 +285,7 @@ def _stored(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-class Seen(Struct, frozen=True):
+class PlannedTopic(Struct, frozen=True):
     """The planned version of a topic. A process with the same version does not look it up."""
 
     topic_id: str
@@ -294,7 +294,7 @@ class Seen(Struct, frozen=True):
     partition_by: tuple[str, ...]
 
     @classmethod
-    def of(cls, known: TopicDescription) -> Seen:
+    def of(cls, known: TopicDescription) -> PlannedTopic:
         """Return the version in a description."""
         return cls(known.id, known.schema_version, len(known.partitions), known.partition_by)
 
@@ -302,7 +302,7 @@ class Seen(Struct, frozen=True):
 class Targets:
     """The topics that a task's rows go to, each looked up once."""
 
-    def __init__(self, options: SinkOptions, arrow: pa.Schema, seen: Seen | None) -> None:
+    def __init__(self, options: SinkOptions, arrow: pa.Schema, seen: PlannedTopic | None) -> None:
         self._options = options
         self._arrow = arrow
         self._seen = seen
@@ -331,7 +331,7 @@ def reason_of(error: IsologError) -> BadRowReason:
 
 
 def find_topic(
-    options: SinkOptions, name: str, arrow: pa.Schema, seen: Seen | None = None
+    options: SinkOptions, name: str, arrow: pa.Schema, seen: PlannedTopic | None = None
 ) -> TopicDescription:
     """Return a topic that the DataFrame fits. Create a missing one if that is allowed.
 
@@ -344,7 +344,7 @@ def find_topic(
     try:
         asks = seen is None or options.dead_letter_topic is not None
         known = topics.describe(name) if asks else topics.known(name)
-        if seen not in (None, Seen.of(known)):  # it may have been created again, or altered
+        if seen not in (None, PlannedTopic.of(known)):  # it may have been created again, or altered
             known = topics.describe(name)
         _check_settings(options, known)
     except UnknownTopic as error:
@@ -357,7 +357,7 @@ def find_topic(
         schema = topic_schema(arrow, by_column=by_column)
         config = dict(options.topic_config)
         if options.partition_by:
-            config[PARTITION_BY] = ",".join(spelled(options.partition_by, schema))
+            config[PARTITION_BY] = ",".join(spell(options.partition_by, schema))
         try:
             known = topics.create(
                 name,
@@ -374,7 +374,7 @@ def find_topic(
             known = topics.describe(name)
     check_fits(arrow, known, by_column=by_column)
     try:
-        asked = spelled(options.partition_by or (), known.schema)
+        asked = spell(options.partition_by or (), known.schema)
         key_columns(known.schema, known.partition_by, asked)
     except (SchemaMismatch, UnsupportedType) as error:
         raise InvalidOption(
@@ -395,7 +395,7 @@ def _check_settings(options: SinkOptions, known: TopicDescription) -> None:
             raise InvalidOption(f"unknown option {option!r}; {guess}", option=option)
 
 
-def spelled(asked: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
+def spell(asked: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
     """Return the names in the schema's spelling, because Spark ignores the case of names."""
     paths = ((name, path_of(schema, name, folded=True)) for name in asked)
     return tuple(name if path is None else path_text(path) for name, path in paths)

@@ -28,21 +28,21 @@ from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.session import (
     Grant,
     Session,
-    brief,
-    located,
-    recalled,
+    locate,
+    recall,
     session,
     session_for_aborts,
+    with_brief_timeout,
 )
 from spark_stream.datasource.spark.types import check_collations, to_arrow
-from spark_stream.datasource.values.content import Measure, measured, summed
-from spark_stream.datasource.values.earlier_content import measured_by_column
+from spark_stream.datasource.values.content import Measure, measure, sum_measures
+from spark_stream.datasource.values.earlier_content import measure_by_column
 from spark_stream.datasource.writing.bad_rows import (
     BadRows,
     DeadLetterWriter,
     LetterOrigin,
     check_topic,
-    sort_out,
+    split_rows,
 )
 from spark_stream.datasource.writing.identity import (
     BATCH,
@@ -52,22 +52,22 @@ from spark_stream.datasource.writing.identity import (
     Plan,
     check_checkpoint,
     noted_log,
-    of_task,
+    task_identity,
 )
 from spark_stream.datasource.writing.routing import (
-    Seen,
+    PlannedTopic,
     Targets,
     by_topic,
     check_routing,
     find_topic,
     reason_of,
-    routed,
-    spelled,
+    route,
+    spell,
     warn_of_kept_settings,
 )
 from spark_stream.datasource.writing.transactions import (
-    KeptOpen,
     TaskBranch,
+    TransactionRenewal,
     WrittenRows,
     drop,
     open_branch,
@@ -88,7 +88,7 @@ _KEYED_FACTOR: Final = 2
 
 
 @dataclass
-class Wrote(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The commit message of a task: its rows, and their log.
 
     ``written`` is None without transactions, which have no commit. ``dead_letters``: the number of
@@ -111,7 +111,7 @@ class TaskWriter(Struct, frozen=True):
     schema: StructType
     identity: BranchIdentity | None = None
     plan: Plan = NO_PLAN
-    seen: Seen | None = None
+    seen: PlannedTopic | None = None
 
     def prepare(self, *, lasting: bool = False) -> TaskWriter:
         """Make all checks that need no row. Return the writer with the present log.
@@ -134,12 +134,12 @@ class TaskWriter(Struct, frozen=True):
         if not lasting:
             return self._checked(arrow, lasting=False)
         try:
-            checked = self._at(brief(place))._checked(arrow, lasting=True)
+            checked = self._at(with_brief_timeout(place))._checked(arrow, lasting=True)
         except IsologError as error:
             if not error.retriable:
                 raise
             noted = noted_log(self.options.checkpoint)
-            known = recalled(brief(place), _grants(self.options), noted)
+            known = recall(with_brief_timeout(place), _grants(self.options), noted)
             if known is None:  # the tasks need the log's id, so that they find no other log
                 return self._checked(arrow, lasting=True)
             check_checkpoint(self.options.checkpoint, known)
@@ -151,7 +151,7 @@ class TaskWriter(Struct, frozen=True):
         return replace(self, options=replace(self.options, place=place))
 
     def _checked(self, arrow: pa.Schema, *, lasting: bool) -> TaskWriter:
-        place = located(
+        place = locate(
             self.options.place,
             _grants(self.options),
             create=self.options.create_topic,
@@ -170,9 +170,9 @@ class TaskWriter(Struct, frozen=True):
             return ready
         known = find_topic(ready.options, ready.options.topic, arrow)
         warn_of_kept_settings(known, ready.options)
-        return replace(ready, seen=Seen.of(known))
+        return replace(ready, seen=PlannedTopic.of(known))
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         """Write a task's rows. Return when all are acknowledged, or raise if one was not.
 
         A task without rows opens no branch. A task whose batch is committed already writes no rows.
@@ -181,17 +181,17 @@ class TaskWriter(Struct, frozen=True):
         keep_free_memory()
         log_session = session(self.options.place)
         if not self.options.transactional:
-            rows = coalesced(batches, keyed=self._keyed)
+            rows = coalesce(batches, keyed=self._keyed)
             _, dead_letters = self._append_all(log_session, None, rows, self._origin(None))
-            return Wrote(log_session.cluster_id, dead_letters=dead_letters)
+            return TaskResult(log_session.cluster_id, dead_letters=dead_letters)
         identity = self.identity or self._of_task(TaskContext.get())
         timeout_ms = self.options.transaction_timeout_ms
         # The renewals begin before the first row comes.
-        with KeptOpen(log_session.connection, identity, timeout_ms) as kept:
-            rows = coalesced(batches, keyed=self._keyed)
+        with TransactionRenewal(log_session.connection, identity, timeout_ms) as kept:
+            rows = coalesce(batches, keyed=self._keyed)
             first = next(rows, None)
             if first is None:
-                return Wrote(log_session.cluster_id, WrittenRows(identity))
+                return TaskResult(log_session.cluster_id, WrittenRows(identity))
             rows = itertools.chain([first], rows)
             return self._in_branch(log_session, identity, rows, kept)
 
@@ -200,7 +200,7 @@ class TaskWriter(Struct, frozen=True):
         """Whether rows may have keys. It is used before the first row arrives."""
         topics = DEFAULT_KEY if self.seen is None else self.seen.partition_by
         arrow = to_arrow(self.schema)
-        names = spelled(self.options.partition_by or (), arrow) or topics
+        names = spell(self.options.partition_by or (), arrow) or topics
         return any(path_of(arrow, name) is not None for name in names)
 
     def _in_branch(
@@ -208,14 +208,14 @@ class TaskWriter(Struct, frozen=True):
         log_session: Session,
         identity: BranchIdentity,
         rows: Iterator[pa.RecordBatch],
-        kept: KeptOpen,
-    ) -> Wrote:
+        kept: TransactionRenewal,
+    ) -> TaskResult:
         timeout_ms = self.options.transaction_timeout_ms
         branch = open_branch(log_session.connection, identity, self.plan, timeout_ms)
         if branch.committed:  # a replay: its rows are measured and not written
             content, earlier = self._content(rows)
             written = WrittenRows(identity, content, branch, earlier)
-            return Wrote(log_session.cluster_id, written)
+            return TaskResult(log_session.cluster_id, written)
         try:
             content, dead_letters = self._append_all(
                 log_session, branch, rows, self._origin(identity), measuring=identity.remembered
@@ -225,10 +225,10 @@ class TaskWriter(Struct, frozen=True):
             raise
         kept.wrote(branch.transaction)
         written = WrittenRows(identity, content, branch)
-        return Wrote(log_session.cluster_id, written, dead_letters)
+        return TaskResult(log_session.cluster_id, written, dead_letters)
 
     def _of_task(self, context: TaskContext | None) -> BranchIdentity:
-        return of_task(self.options.sink_id, context, self.options.query_name)
+        return task_identity(self.options.sink_id, context, self.options.query_name)
 
     def _origin(self, identity: BranchIdentity | None) -> LetterOrigin:
         """Return the origin of this task's dead letters."""
@@ -256,9 +256,9 @@ class TaskWriter(Struct, frozen=True):
         for batch in batches:
             for topic, rows in by_topic(batch, self.options.topic):
                 name = self._counted_as(topic)
-                content.append({name: measured(rows)})
-                earlier.append({name: measured_by_column(rows)})
-        return summed(content), summed(earlier)
+                content.append({name: measure(rows)})
+                earlier.append({name: measure_by_column(rows)})
+        return sum_measures(content), sum_measures(earlier)
 
     def _counted_as(self, topic: str | None) -> str:
         """Return the topic in whose measure the rows count: their target, for bad rows too.
@@ -311,10 +311,10 @@ class TaskWriter(Struct, frozen=True):
             for turn, batch in enumerate(batches, _first_turn()):
                 for topic, rows in by_topic(batch, self.options.topic):
                     if measuring:
-                        content.append({self._counted_as(topic): measured(rows)})
+                        content.append({self._counted_as(topic): measure(rows)})
                     for known, good in self._sorted(targets.find(topic), topic, rows, letters):
                         self._append(producer, known, good, turn)
-        return summed(content), Counter() if letters is None else letters.counts
+        return sum_measures(content), Counter() if letters is None else letters.counts
 
     def _sorted(
         self,
@@ -332,7 +332,7 @@ class TaskWriter(Struct, frozen=True):
             letters.write(BadRows(topic, reason_of(found), found.message, rows))
             return
         if letters is not None:
-            rows, bad = sort_out(rows, found, by_column=by_column)
+            rows, bad = split_rows(rows, found, by_column=by_column)
             for each in bad:
                 letters.write(each)
         if rows.num_rows:
@@ -343,8 +343,8 @@ class TaskWriter(Struct, frozen=True):
     ) -> None:
         count = len(known.partitions)
         by_column = self.options.topic is None
-        asked = spelled(self.options.partition_by or (), known.schema)
-        for part in routed(known.name, known.schema, rows, count, by_column=by_column):
+        asked = spell(self.options.partition_by or (), known.schema)
+        for part in route(known.name, known.schema, rows, count, by_column=by_column):
             place = part.partition
             if place is None and not has_keys(part.batch, asked or known.partition_by):
                 place = turn % count
@@ -364,9 +364,7 @@ def _grants(options: SinkOptions) -> list[Grant]:
     return grants
 
 
-def coalesced(
-    batches: Iterator[pa.RecordBatch], *, keyed: bool = False
-) -> Iterator[pa.RecordBatch]:
+def coalesce(batches: Iterator[pa.RecordBatch], *, keyed: bool = False) -> Iterator[pa.RecordBatch]:
     """Join batches to fewer, larger ones, which the log stores and every reader reads whole.
 
     ``keyed``: their rows are distributed over partitions afterwards.

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.transactions.transactions import Content
 from spark_stream.datasource.options.values import TRANSACTION_TIMEOUT_MS
-from spark_stream.datasource.values.content import Measure, Replays, summed
+from spark_stream.datasource.values.content import Measure, Replays, sum_measures
 from spark_stream.datasource.writing.identity import NO_PLAN, BranchIdentity, Plan
 from spark_stream.errors import (
     DifferentReplay,
@@ -161,14 +161,14 @@ def commit(
     if not tasks:
         return
     identity = tasks[0].identity
-    content = summed(task.content for task in tasks)
+    content = sum_measures(task.content for task in tasks)
     branches = [task.branch for task in tasks if task.branch is not None]
     if all(branch.committed for branch in branches):
         settled = connection.call(
             SettleSinkBatch.of(**_claim(identity, NO_PLAN, TRANSACTION_TIMEOUT_MS))
         )
         if settled.committed and settled.content is not None:
-            earlier = summed(task.earlier for task in tasks)
+            earlier = sum_measures(task.earlier for task in tasks)
             check_replay(identity, settled.content, content, earlier, replays)
         return
     name, instance, number = _one_transaction(branches, batch)
@@ -305,7 +305,7 @@ def _rows(found: Mapping[str, Measure]) -> str:
     return ", ".join(f"{each.rows} rows to {topic!r}" for topic, each in sorted(found.items()))
 
 
-class KeptOpen:
+class TransactionRenewal:
     """While a task runs, and after it, the transaction of its batch does not time out.
 
     It is renewed from the task's start, whether the task has a row yet or not: another task may

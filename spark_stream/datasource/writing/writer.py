@@ -30,8 +30,14 @@ from spark_stream.datasource.spark.session import (
 )
 from spark_stream.datasource.spark.workers import COMMITS, is_worker, with_spark_errors
 from spark_stream.datasource.writing import transactions as branches
-from spark_stream.datasource.writing.identity import BranchIdentity, Plan, of_batch, of_job, plan_of
-from spark_stream.datasource.writing.task import TaskWriter, Wrote
+from spark_stream.datasource.writing.identity import (
+    BranchIdentity,
+    Plan,
+    batch_identity,
+    job_identity,
+    plan_of,
+)
+from spark_stream.datasource.writing.task import TaskResult, TaskWriter
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
 
@@ -106,12 +112,12 @@ def _reached(task: TaskWriter) -> Session | None:
 
 def _identity(options: SinkOptions) -> BranchIdentity:
     if options.sink_id is None or options.batch_id is None:
-        return of_job(options.query_name)
-    return of_batch(options.sink_id, options.batch_id, options.query_name)
+        return job_identity(options.query_name)
+    return batch_identity(options.sink_id, options.batch_id, options.query_name)
 
 
 def _commit(task: TaskWriter, messages: list[WriterCommitMessage | None], batch: int) -> None:
-    clusters = [each.cluster_id for each in messages if isinstance(each, Wrote)]
+    clusters = [each.cluster_id for each in messages if isinstance(each, TaskResult)]
     if not clusters:
         return
     place = task.options.place
@@ -127,7 +133,7 @@ def _log_dead_letters(
     """Log how many rows of the batch did not fit their topic."""
     counts: Counter[str] = Counter()
     for message in messages:
-        if isinstance(message, Wrote):
+        if isinstance(message, TaskResult):
             counts.update(message.dead_letters)
     if counts:
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(counts.items()))
@@ -145,5 +151,5 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[branches.Writte
     return [
         message.written
         for message in messages
-        if isinstance(message, Wrote) and message.written is not None
+        if isinstance(message, TaskResult) and message.written is not None
     ]

@@ -7,7 +7,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, sink_part, source_options, source_part
-from spark_stream.datasource.options.tables import TableOptions, kept_options, table_options
+from spark_stream.datasource.options.tables import TableOptions, options_of_columns, table_options
 from spark_stream.datasource.spark.place import Place
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("m", LongType())])
@@ -45,7 +45,7 @@ def test_the_options_are_kept_with_the_columns_under_an_absolute_path() -> None:
     assert table is not None
     kept = table.at(Place(path="/there/data")).kept_in(SCHEMA)
     assert [field.name for field in kept] == ["n", "m"]
-    found = kept_options({}, kept)
+    found = options_of_columns({}, kept)
     assert found == TableOptions({**table.given, "path": "/there/data"})
 
 
@@ -60,15 +60,15 @@ def test_a_table_keeps_no_secret(name: str) -> None:
 def test_options_with_a_place_take_precedence_over_the_columns_of_a_table() -> None:
     kept = TableOptions({"path": "/data", "topic": "t"}).kept_in(SCHEMA)
     for own in ({"path": "/x"}, {"bootstrap": "h:1"}, {"topic": "x"}, {"Subscribe": "x"}):
-        assert kept_options(own, kept) is None
-    assert kept_options({"isolation": "read_committed"}, kept) is not None
-    assert kept_options({}, SCHEMA) is None
-    assert kept_options({}, commented("isolog is fine")) is None
+        assert options_of_columns(own, kept) is None
+    assert options_of_columns({"isolation": "read_committed"}, kept) is not None
+    assert options_of_columns({}, SCHEMA) is None
+    assert options_of_columns({}, commented("isolog is fine")) is None
 
 
 def test_handwritten_comment_works_for_declared_columns() -> None:
     comment = 'isolog {"path": "/data", "topic": "t", "createTopic": true}'
-    found = kept_options({}, commented(comment))
+    found = options_of_columns({}, commented(comment))
     assert found is not None
     assert found.given == {
         "path": "/data",
@@ -77,7 +77,7 @@ def test_handwritten_comment_works_for_declared_columns() -> None:
         "createtopic": "true",
     }
     with pytest.raises(InvalidOption, match="comment of column 'n'"):
-        kept_options({}, commented("isolog {path: /data}"))
+        options_of_columns({}, commented("isolog {path: /data}"))
 
 
 def test_source_and_sink_use_their_own_options() -> None:
@@ -110,11 +110,11 @@ def test_a_table_may_read_by_pattern_or_partition_and_write_to_its_topic(
     table = table_options({**CREATED, f"option.{name}": text, "option.topic": "orders"})
     assert table is not None
     given = {each: value for each, value in table.given.items() if each != "subscribe"}
-    kept = kept_options({}, TableOptions(given).kept_in(SCHEMA))
+    kept = options_of_columns({}, TableOptions(given).kept_in(SCHEMA))
     assert kept is not None
     assert source_options(source_part(kept.given)).selection.option == name
     assert sink_options(sink_part(kept.given, streaming=False)).topic == "orders"
-    assert kept_options({name.upper(): text}, SCHEMA) is None
+    assert options_of_columns({name.upper(): text}, SCHEMA) is None
 
 
 @pytest.mark.parametrize("name", ["nosuch", "kafka.acks"])

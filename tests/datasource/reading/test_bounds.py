@@ -13,7 +13,7 @@ from isolog.errors import InvalidOption
 from spark_stream.datasource.options import SourceOptions, source_options
 from spark_stream.datasource.options.query import Bound
 from spark_stream.datasource.options.values import Moment
-from spark_stream.datasource.reading.bounds import Resolved, resolved
+from spark_stream.datasource.reading.bounds import ResolvedOffsets, resolve
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader
 from spark_stream.datasource.spark.types import to_spark
@@ -147,12 +147,12 @@ def timed(log: isolog.Log, topic: str) -> str:
     return topic
 
 
-def begin(shared: Any, topic: str, **given: Any) -> Resolved:
+def begin(shared: Any, topic: str, **given: Any) -> ResolvedOffsets:
     texts = {
         name: each if isinstance(each, str) else json.dumps(each) for name, each in given.items()
     }
     chosen = source_options({"bootstrap": shared.address, "subscribe": topic, **texts})
-    return resolved(Planner.of(chosen), chosen.starting, EARLIEST)
+    return resolve(Planner.of(chosen), chosen.starting, EARLIEST)
 
 
 def test_a_record_that_comes_while_a_start_is_looked_up_comes_after_it(

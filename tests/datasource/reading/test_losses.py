@@ -10,7 +10,7 @@ import pytest
 from isolog.errors import DataLoss
 from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.reading.losses import Losses
-from spark_stream.datasource.values.offsets import Found, Range, TopicOffsets
+from spark_stream.datasource.values.offsets import LogState, Range, TopicOffsets
 from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets
 
 HELD: Lineage = ((0, 100),)
@@ -28,7 +28,7 @@ def found(
     epoch: int = 0,
     surviving: Mapping[Lineage, int] | None = None,
     topic_id: str = "id",
-) -> Found:
+) -> LogState:
     """The log as it is now: one topic ``t`` of one partition."""
     there = PartitionOffset(
         offset=end if bound is None else bound,
@@ -39,13 +39,13 @@ def found(
         surviving=list((surviving or {}).items()),
     )
     latest = PartitionOffsets(topic_id=topic_id, partitions={0: there})
-    return Found({"t": latest}, frozenset())
+    return LogState({"t": latest}, frozenset())
 
 
-NOTHING_THERE = Found({}, frozenset({"t"}))
+NOTHING_THERE = LogState({}, frozenset({"t"}))
 
 
-def kept(losses: Losses, at: Mapping[str, TopicOffsets], now: Found) -> int:
+def kept(losses: Losses, at: Mapping[str, TopicOffsets], now: LogState) -> int:
     return losses.kept(at, now)["t"].offsets[0]
 
 

@@ -87,4 +87,4 @@ def test_a_range_of_read_atomic_is_read_as_committed(monkeypatch: pytest.MonkeyP
 def test_small_batches_are_joined_up_to_a_number_of_bytes():
     """A task of few large records must not hold all of them."""
     large = pa.record_batch({"value": pa.array([bytes(3 << 20)])})
-    assert [batch.num_rows for batch in reader.combined([large] * 5)] == [2, 2, 1]
+    assert [batch.num_rows for batch in reader.join_small_batches([large] * 5)] == [2, 2, 1]

@@ -19,9 +19,9 @@ from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
 from spark_stream.datasource.spark.place import Place, directory
-from spark_stream.datasource.spark.session import check_one_log, located, session
+from spark_stream.datasource.spark.session import check_one_log, locate, session
 from spark_stream.datasource.values.offsets import Range
-from spark_stream.datasource.writing.task import TaskWriter, Wrote
+from spark_stream.datasource.writing.task import TaskResult, TaskWriter
 from spark_stream.datasource.writing.writer import IsologStreamWriter
 from tests.conftest import stop_broker
 from tests.support import BrokerProcess, free_port
@@ -56,14 +56,14 @@ def options(place: Place) -> dict[str, str]:
 
 
 def test_place_for_tasks_has_the_cluster_id(logs: tuple[Place, Place]) -> None:
-    found = [located(each) for each in logs]
+    found = [locate(each) for each in logs]
     assert len({each.cluster_id for each in found}) == 2
     assert session(found[0]).cluster_id == found[0].cluster_id
 
 
 def test_task_uses_the_brokers_that_its_driver_found(shared: BrokerProcess) -> None:
     """The brokers of ``bootstrap`` died after the query was planned."""
-    found = located(Place(bootstrap=shared.address))
+    found = locate(Place(bootstrap=shared.address))
     assert found.brokers == (shared.address,)
     dead = f"127.0.0.1:{free_port()}"
     of_task = session(replace(found, bootstrap=dead, timeout_s=30.0))
@@ -96,10 +96,10 @@ def test_a_task_that_finds_another_log_writes_nothing(logs: tuple[Place, Place])
 
 
 def test_a_commit_of_tasks_of_another_log_commits_nothing(logs: tuple[Place, Place]) -> None:
-    here, other = (located(each) for each in logs)
+    here, other = (locate(each) for each in logs)
     writer = IsologStreamWriter(sink_options({**options(logs[0]), "topic": "t"}), SCHEMA)
-    mine, stray = Wrote(cluster_id=here.cluster_id), Wrote(cluster_id=other.cluster_id)
-    writer.commit([mine, None, Wrote()], 0)
+    mine, stray = TaskResult(cluster_id=here.cluster_id), TaskResult(cluster_id=other.cluster_id)
+    writer.commit([mine, None, TaskResult()], 0)
     with pytest.raises(WrongCluster, match=f"{other.cluster_id}.*{here.cluster_id}"):
         writer.commit([mine, stray], 0)
     check_one_log(session(here), [None, here.cluster_id])
@@ -124,7 +124,7 @@ def test_checkpoint_of_another_log_is_not_reported_as_a_deleted_topic(
     ]
     start = readers[0].initialOffset()
     end = readers[0].latestOffset(start, readers[0].getDefaultReadLimit())
-    cluster_id = session(located(logs[0])).cluster_id
+    cluster_id = session(locate(logs[0])).cluster_id
     assert start["t"]["cluster"] == end["t"]["cluster"] == cluster_id
     assert len(readers[0].partitions(start, end)) == 1
     with pytest.raises(WrongCluster, match="the checkpoint: topic 't' belongs to the log"):
@@ -167,7 +167,7 @@ def test_a_sinks_checkpoint_belongs_to_one_log(logs: tuple[Place, Place], tmp_pa
 def test_a_task_on_another_host_refuses_a_directory_with_the_remedy(
     logs: tuple[Place, Place],
 ) -> None:
-    elsewhere = replace(located(logs[0]), host="another-boot-id")
+    elsewhere = replace(locate(logs[0]), host="another-boot-id")
     with pytest.raises(InvalidOption, match="runs on another host") as caught:
         session(elsewhere)
     assert "--listen" in caught.value.hint
@@ -198,13 +198,13 @@ def test_sink_creates_a_log_only_with_create_topic(log_dir: Path) -> None:
 def test_new_queries_find_a_log_that_was_created_again(log_dir: Path) -> None:
     """A planner's process is reused with its connections, but plans with the present log."""
     place = make_log(log_dir)
-    before = located(place)
+    before = locate(place)
     stop_broker(log_dir)
     shutil.rmtree(log_dir)
     with pytest.raises(UnknownLog):
-        located(place)
+        locate(place)
     make_log(log_dir)
-    after = located(place)
+    after = locate(place)
     assert before.cluster_id != after.cluster_id
     with pytest.raises(WrongCluster):
         session(before).topics.describe("t")

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_stream.datasource.values.content import Measure, measured, summed
+from spark_stream.datasource.values.content import Measure, measure, sum_measures
 from tests.examples import examples
 
 ROWS = 60
@@ -69,7 +69,7 @@ def values(name: str) -> list[Any]:
 
 
 def digest(name: str, found: list[Any]) -> int:
-    return measured(pa.record_batch({"c": pa.array(found, COLUMNS[name][0])})).digest
+    return measure(pa.record_batch({"c": pa.array(found, COLUMNS[name][0])})).digest
 
 
 @pytest.mark.rule(
@@ -85,7 +85,7 @@ def test_neither_order_nor_tasks_change_the_digest(name: str) -> None:
     assert digest(name, mixed) == whole
     batch = pa.record_batch({"c": pa.array(mixed, COLUMNS[name][0])})
     parts = [batch.slice(start, 13) for start in range(0, ROWS, 13)]  # without hidden values
-    total = sum((measured(part) for part in parts), Measure())
+    total = sum((measure(part) for part in parts), Measure())
     assert (total.rows, total.digest) == (ROWS, whole)
 
 
@@ -103,7 +103,7 @@ def test_bytes_under_a_null_do_not_count() -> None:
     mask = pa.py_buffer(b"\x05")
     hidden = pa.Array.from_buffers(pa.int64(), 3, [mask, data])
     plain = pa.array([hidden[0].as_py(), None, hidden[2].as_py()], pa.int64())
-    assert measured(pa.record_batch({"c": hidden})) == measured(pa.record_batch({"c": plain}))
+    assert measure(pa.record_batch({"c": hidden})) == measure(pa.record_batch({"c": plain}))
 
 
 def test_equal_sums_of_different_values_have_different_digests() -> None:
@@ -111,12 +111,12 @@ def test_equal_sums_of_different_values_have_different_digests() -> None:
     assert digest("string", ["row-0012"]) != digest("string", ["row-0021"])
     one = pa.record_batch({"a": pa.array([1]), "b": pa.array([2])})
     other = pa.record_batch({"a": pa.array([2]), "b": pa.array([1])})
-    assert measured(one) != measured(other)
+    assert measure(one) != measure(other)
 
 
 def test_values_count_with_their_row() -> None:
     def of(*rows: tuple[int, str]) -> Measure:
-        return measured(pa.record_batch({"n": [n for n, _ in rows], "t": [t for _, t in rows]}))
+        return measure(pa.record_batch({"n": [n for n, _ in rows], "t": [t for _, t in rows]}))
 
     assert of((1, "a"), (2, "b")) == of((2, "b"), (1, "a"))
     assert of((1, "a"), (2, "b")).digest != of((1, "b"), (2, "a")).digest
@@ -126,19 +126,19 @@ def test_values_count_with_their_row() -> None:
 def test_the_measure_of_a_batch_is_the_sum_over_its_rows(name: str) -> None:
     """So a value's hash depends neither on its neighbours nor on its place in Arrow's buffers."""
     batch = pa.record_batch({"c": pa.array(values(name), COLUMNS[name][0])})
-    rows = [measured(batch.slice(row, 1)) for row in range(ROWS)]
-    assert sum(rows, Measure()) == measured(batch)
+    rows = [measure(batch.slice(row, 1)) for row in range(ROWS)]
+    assert sum(rows, Measure()) == measure(batch)
 
 
 def test_columns_in_another_order_are_the_same_content() -> None:
     one = pa.record_batch({"a": pa.array([1]), "b": pa.array(["x"])})
-    assert measured(one) == measured(one.select(["b", "a"]))
+    assert measure(one) == measure(one.select(["b", "a"]))
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()], ids=str)
 def test_floats_count_with_all_their_bits_in_a_separate_digest(kind: pa.DataType) -> None:
     def of(*found: float | None) -> Measure:
-        return measured(pa.record_batch({"f": pa.array(found, kind)}))
+        return measure(pa.record_batch({"f": pa.array(found, kind)}))
 
     assert of(0.1, None, 7.5) == of(7.5, 0.1, None)
     assert of(0.1) + of(None, 7.5) == of(0.1, None, 7.5)
@@ -153,7 +153,7 @@ def test_floats_count_with_all_their_bits_in_a_separate_digest(kind: pa.DataType
 
 def test_floats_count_with_their_row() -> None:
     def of(*rows: tuple[int, float]) -> Measure:
-        return measured(pa.record_batch({"n": [n for n, _ in rows], "f": [f for _, f in rows]}))
+        return measure(pa.record_batch({"n": [n for n, _ in rows], "f": [f for _, f in rows]}))
 
     one, other = of((1, 0.5), (2, 0.25)), of((1, 0.25), (2, 0.5))
     assert one.floats != other.floats
@@ -163,14 +163,14 @@ def test_floats_count_with_their_row() -> None:
 def test_no_two_pairs_of_short_numbers_have_one_digest() -> None:
     numbers = [quarters / 4 for quarters in range(-40, 41)]
     pairs = [(a, b) for a in numbers for b in numbers if a <= b]
-    found = {measured(pa.record_batch({"f": pa.array(pair)})).floats for pair in pairs}
+    found = {measure(pa.record_batch({"f": pa.array(pair)})).floats for pair in pairs}
     assert len(found) == len(pairs)
 
 
 def test_zeros_are_equal_and_so_are_nans() -> None:
     other_nan = struct.unpack("<d", struct.pack("<q", 0x7FF8000000000123))[0]
     one = pa.record_batch({"f": [0.0, float("nan"), 0.0]})
-    assert measured(pa.record_batch({"f": [-0.0, other_nan, 0.0]})) == measured(one)
+    assert measure(pa.record_batch({"f": [-0.0, other_nan, 0.0]})) == measure(one)
 
 
 def test_floats_within_other_values_count() -> None:
@@ -178,7 +178,7 @@ def test_floats_within_other_values_count() -> None:
 
     def of(first: float, second: float) -> Measure:
         row = {"l": [first, None], "m": [("k", second)]}
-        return measured(pa.record_batch({"s": pa.array([row], kind)}))
+        return measure(pa.record_batch({"s": pa.array([row], kind)}))
 
     assert len({of(1.5, 2.5).floats, of(1.25, 2.5).floats, of(1.5, 2.25).floats}) == 3
     assert of(1.5, 2.5).digest == of(1.25, 2.25).digest
@@ -195,23 +195,23 @@ def test_the_digest_is_the_same_in_every_release() -> None:
         ],
         ["n", "t", "f", *COLUMNS],
     )
-    assert measured(batch) == Measure(3, 13076991462939136961, 4580490938696943332)
+    assert measure(batch) == Measure(3, 13076991462939136961, 4580490938696943332)
 
 
 def test_measures_add_up_by_topic_without_topics_that_have_no_rows() -> None:
     parts = [{"a": Measure(1, 2), "b": Measure()}, {"a": Measure(3, (1 << 64) - 1)}]
-    assert summed(parts) == {"a": Measure(4, 1)}
+    assert sum_measures(parts) == {"a": Measure(4, 1)}
 
 
 def test_numbers_with_few_digits_in_their_upper_bits_are_different() -> None:
     numbers = [number << 56 for number in range(16)]
     pairs = [{"a": [a], "b": [b]} for a in numbers for b in numbers]
-    assert len({measured(pa.record_batch(pair)).digest for pair in pairs}) == len(pairs)
+    assert len({measure(pa.record_batch(pair)).digest for pair in pairs}) == len(pairs)
 
 
 def test_values_count_with_the_names_of_their_fields() -> None:
     def of(value: Any, kind: pa.DataType) -> int:
-        return measured(pa.record_batch({"c": pa.array([value], kind)})).digest
+        return measure(pa.record_batch({"c": pa.array([value], kind)})).digest
 
     fields = pa.struct([("a", pa.int64()), ("b", pa.int64())])
     assert of({"a": 1, "b": 2}, fields) != of({"a": 2, "b": 1}, fields)
@@ -222,7 +222,7 @@ def test_values_count_with_the_names_of_their_fields() -> None:
 
 def test_the_order_counts_in_a_list_but_not_in_a_map() -> None:
     def of(value: Any, kind: pa.DataType) -> int:
-        return measured(pa.record_batch({"c": pa.array([value], kind)})).digest
+        return measure(pa.record_batch({"c": pa.array([value], kind)})).digest
 
     entries = pa.map_(pa.int64(), pa.int64())
     assert of([(1, 2), (3, 4)], entries) == of([(3, 4), (1, 2)], entries)
@@ -264,8 +264,8 @@ WIDENED: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
 def test_a_widened_value_counts_the_same(change: str) -> None:
     have, found, want = WIDENED[change]
     narrow = pa.array(found, have)
-    whole = measured(pa.record_batch({"c": narrow}))
-    widened = measured(pa.record_batch({"c": narrow.cast(want)}))
+    whole = measure(pa.record_batch({"c": narrow}))
+    widened = measure(pa.record_batch({"c": narrow.cast(want)}))
     assert (widened.rows, widened.floats) == (whole.rows, whole.floats)
 
 
@@ -283,13 +283,13 @@ def test_columns_and_fields_without_values_do_not_count() -> None:
             "void": pa.nulls(3),
         }
     )
-    assert measured(one) == measured(other)
+    assert measure(one) == measure(other)
 
 
 def test_nulls_of_each_level_are_different() -> None:
     kind = pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.int64()))]))
     rows = [None, [], [None], [None, None], [{"m": None}], [{"m": []}], [{"m": [("k", None)]}]]
-    found = {measured(pa.record_batch({"c": pa.array([row], kind)})).digest for row in rows}
+    found = {measure(pa.record_batch({"c": pa.array([row], kind)})).digest for row in rows}
     assert len(found) == len(rows)
 
 
@@ -350,23 +350,23 @@ def test_any_rows_have_one_digest_in_any_order_and_another_after_any_change(seed
         rows = [[make(chance) for _, make in made] for _ in range(chance.randrange(2, 12))]
 
         kinds = [kind for kind, _ in made]
-        whole = measured(batch(rows, kinds))
+        whole = measure(batch(rows, kinds))
         mixed = batch(chance.sample(rows, len(rows)), kinds)
         cuts = sorted({0, len(rows), *chance.choices(range(len(rows)), k=2)})
         parts = [mixed.slice(a, b - a) for a, b in itertools.pairwise(cuts)]
-        assert sum(map(measured, parts), Measure()) == whole
-        assert measured(pa.concat_batches(parts)) == whole
+        assert sum(map(measure, parts), Measure()) == whole
+        assert measure(pa.concat_batches(parts)) == whole
         row, column = chance.randrange(len(rows)), chance.randrange(len(made))
         other = made[column][1](chance)
         changed = [list(each) for each in rows]
         changed[row][column] = other
         if plain(other) != plain(rows[row][column]):
-            assert measured(batch(changed, kinds)).floats != whole.floats
+            assert measure(batch(changed, kinds)).floats != whole.floats
         swapped = [list(each) for each in rows]
         a, b = swapped[row], swapped[row - 1]
         a[column], b[column] = b[column], a[column]
         if sorted(map(plain, swapped)) != sorted(map(plain, rows)):
-            assert measured(batch(swapped, kinds)).floats != whole.floats
+            assert measure(batch(swapped, kinds)).floats != whole.floats
 
 
 # -- texts ----------------------------------------------------------------------------------------
@@ -377,13 +377,13 @@ def test_a_text_has_one_hash_whatever_the_lengths_of_its_neighbours(kind: pa.Dat
     chance = random.Random(7)
     lengths = [*range(70), *range(120, 132), 255, 256, 257, *range(508, 520), 1024, 1025, 2000]
     texts = [chance.randbytes(length) for length in lengths] + [b"\0" * n for n in range(1, 20)]
-    alone = [measured(pa.record_batch({"c": pa.array([text], kind)})) for text in texts]
+    alone = [measure(pa.record_batch({"c": pa.array([text], kind)})) for text in texts]
     assert len({each.digest for each in alone}) == len(texts)
     column = pa.array([b"before", *texts, b"behind"], kind).slice(1, len(texts))
-    assert measured(pa.record_batch({"c": column})) == sum(alone, Measure())
-    for text, measure in zip(texts, alone, strict=True):  # all of one length
+    assert measure(pa.record_batch({"c": column})) == sum(alone, Measure())
+    for text, own in zip(texts, alone, strict=True):  # all of one length
         same = pa.record_batch({"c": pa.array([text] * 3, kind)})
-        assert measured(same) == measure + measure + measure
+        assert measure(same) == own + own + own
 
 
 def test_a_digest_continues_from_block_to_block_of_rows() -> None:
@@ -391,7 +391,7 @@ def test_a_digest_continues_from_block_to_block_of_rows() -> None:
     texts[20_000] = b"another length"
     whole = pa.record_batch({"c": pa.array(texts), "n": pa.array(range(40_000))})
     parts = [whole.slice(start, 7_000) for start in range(0, 40_000, 7_000)]
-    assert sum(map(measured, parts), Measure()) == measured(whole)
+    assert sum(map(measure, parts), Measure()) == measure(whole)
 
 
 @pytest.mark.parametrize("places", [(7, 15), (15, 23), (7, 23), (0, 8)], ids=str)
@@ -402,7 +402,7 @@ def test_two_changed_bytes_of_a_text_change_the_digest(places: tuple[int, int]) 
         text = bytearray(24)
         text[places[0]], text[places[1]] = one, other
         texts.append(bytes(text))
-    found = {measured(pa.record_batch({"t": [text]})).digest for text in texts}
+    found = {measure(pa.record_batch({"t": [text]})).digest for text in texts}
     assert len(found) == len(texts)
 
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.datasource.values.content import Measure
-from spark_stream.datasource.values.earlier_content import measured_by_column
+from spark_stream.datasource.values.earlier_content import measure_by_column
 
 MASK = (1 << 64) - 1
 
 
 def digest(found: pa.Array) -> int:
-    return measured_by_column(pa.record_batch({"c": found})).digest
+    return measure_by_column(pa.record_batch({"c": found})).digest
 
 
 def test_the_digest_is_the_same_in_every_release() -> None:
@@ -28,7 +28,7 @@ def test_the_digest_is_the_same_in_every_release() -> None:
             "f": pa.array([0.5, float("nan"), -0.0]),
         }
     )
-    assert measured_by_column(batch) == Measure(3, 4187153750280040531, 1444823975401610425)
+    assert measure_by_column(batch) == Measure(3, 4187153750280040531, 1444823975401610425)
 
 
 def plain_sum(name: str, texts: list[bytes]) -> int:

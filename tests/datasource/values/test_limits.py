@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import isolog
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import source_options
-from spark_stream.datasource.values.limits import Limits, Pace
+from spark_stream.datasource.values.limits import BatchLimiter, Limits
 from spark_stream.datasource.values.offsets import TopicOffsets
 from tests.datasource.sources import Query
 from tests.examples import examples
@@ -164,7 +164,7 @@ def at(*offsets: int) -> dict[str, TopicOffsets]:
 
 def test_minimum_is_awaited_from_the_first_pending_record():
     clock = Moments()
-    pace = Pace(Limits(min_offsets=10, max_delay_s=60), measure=None, monotonic=clock)
+    pace = BatchLimiter(Limits(min_offsets=10, max_delay_s=60), measure=None, monotonic=clock)
     assert not pace.awaits_more(at(5, 5), at(5, 5))  # no record is pending
     clock.now += 1000
     assert pace.awaits_more(at(5, 5), at(8, 5))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_stream.datasource.values.limits import limited_records, shared_bytes, shared_out
+from spark_stream.datasource.values.limits import limited_records, share_bytes, share_records
 from spark_stream.datasource.values.offsets import TopicOffsets
 
 backlogs = st.dictionaries(st.integers(0, 20), st.integers(0, 10**9), max_size=20)
@@ -14,16 +14,16 @@ limits = st.integers(1, 10**9) | st.integers(1, 30)
 
 
 def test_small_partitions_get_the_share_of_kafkas_source() -> None:
-    assert shared_out({"a": 101, "b": 11, "c": 1}, 10) == {"a": 8, "b": 1, "c": 1}
-    assert shared_out({"a": 100, "b": 1, "c": 1}, 3) == {"a": 1, "b": 1, "c": 1}
-    assert shared_out({"a": 900, "b": 100, "c": 0}, 100) == {"a": 90, "b": 10, "c": 0}
+    assert share_records({"a": 101, "b": 11, "c": 1}, 10) == {"a": 8, "b": 1, "c": 1}
+    assert share_records({"a": 100, "b": 1, "c": 1}, 3) == {"a": 1, "b": 1, "c": 1}
+    assert share_records({"a": 900, "b": 100, "c": 0}, 100) == {"a": 90, "b": 10, "c": 0}
 
 
 @given(backlogs, limits, st.integers(0, 1 << 62))
 def test_the_sum_is_the_limit_or_the_whole_backlog(
     backlog: dict[int, int], limit: int, turn: int
 ) -> None:
-    taken = shared_out(backlog, limit, turn)
+    taken = share_records(backlog, limit, turn)
     assert list(taken) == list(backlog)
     assert all(0 <= share <= backlog[key] for key, share in taken.items())
     assert sum(taken.values()) == min(limit, sum(backlog.values()))
@@ -35,7 +35,7 @@ def test_every_partition_with_a_backlog_gets_a_share_if_the_limit_allows(
 ) -> None:
     waiting = [key for key, size in backlog.items() if size]
     if limit >= len(waiting):
-        taken = shared_out(backlog, limit)
+        taken = share_records(backlog, limit)
         assert all(taken[key] for key in waiting)
         # In proportion otherwise: no partition gets more than that, rounded up, or less for more.
         total = sum(backlog.values())
@@ -58,7 +58,7 @@ def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
     for _ in range(20):
         for key in left:
             left[key] += data.draw(st.integers(0, 2))
-        taken = shared_out(left, limit, turn)
+        taken = share_records(left, limit, turn)
         turn += sum(taken.values())
         if sum(taken.values()) < limit:
             waited = dict.fromkeys(left, 0)
@@ -89,7 +89,7 @@ def test_a_batch_that_is_planned_again_comes_out_the_same_and_the_next_one_moves
 def test_every_backlog_is_drained_in_the_end(backlog: dict[int, int], limit: int) -> None:
     left, rounds = dict(backlog), 0
     while any(left.values()):
-        taken = shared_out(left, limit, rounds * limit)
+        taken = share_records(left, limit, rounds * limit)
         left = {key: left[key] - share for key, share in taken.items()}
         rounds += 1
     assert rounds == -(-sum(backlog.values()) // limit)
@@ -107,9 +107,9 @@ sizes = st.dictionaries(
 def test_bytes_stay_below_their_limit_unless_one_record_alone_is_larger(
     backlog: dict[int, tuple[int, int]], limit: int, turn: int
 ) -> None:
-    given_ = shared_bytes(backlog, limit, turn)
+    given_ = share_bytes(backlog, limit, turn)
     assert list(given_) == list(backlog)
-    assert shared_bytes(backlog, limit, turn) == given_
+    assert share_bytes(backlog, limit, turn) == given_
     assert all(0 <= share <= backlog[key][0] for key, share in given_.items())
     served = {key: share for key, share in given_.items() if share}
     assert all(share >= backlog[key][1] for key, share in served.items())
@@ -125,5 +125,5 @@ def test_bytes_stay_below_their_limit_unless_one_record_alone_is_larger(
 
 def test_a_record_above_the_limit_gets_its_turn_though_others_never_end() -> None:
     """With batches of two records, a turn by their number would never reach partition 2."""
-    turns = (shared_bytes({0: (10**6, 10), 1: (500, 500)}, 100, 2 * n)[1] for n in range(1000))
+    turns = (share_bytes({0: (10**6, 10), 1: (500, 500)}, 100, 2 * n)[1] for n in range(1000))
     assert any(turns)

@@ -25,9 +25,9 @@ from spark_stream.datasource.writing.bad_rows import (
     LetterOrigin,
     letters_of,
     row_bytes_max,
-    sort_out,
+    split_rows,
 )
-from spark_stream.datasource.writing.routing import as_stored
+from spark_stream.datasource.writing.routing import to_stored
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.schema.values import record_sizes
 from spark_stream.wire.topic_messages import TopicDescription
@@ -111,7 +111,7 @@ def test_large_text_that_is_not_utf8_is_a_bad_row():
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), large)
     for column, want in ((large, pa.string()), (lists, pa.list_(pa.string()))):
         known = topic(pa.schema([("text", want)]))
-        good, bad = sort_out(pa.record_batch({"text": column}), known, by_column=False)
+        good, bad = split_rows(pa.record_batch({"text": column}), known, by_column=False)
         assert good.num_rows == 2
         assert [(each.reason, each.rows.num_rows) for each in bad] == [
             (BadRowReason.INVALID_VALUE, 1)
@@ -127,7 +127,7 @@ def test_large_text_that_is_not_utf8_is_a_bad_row():
 def test_good_and_bad_rows_are_all_rows_in_their_order(rows: list[tuple[Any, ...]]) -> None:
     schema = TYPED.insert(0, pa.field("place", pa.int64()))
     known = topic(schema)
-    good, bad = sort_out(typed_rows(rows), known, by_column=False)
+    good, bad = split_rows(typed_rows(rows), known, by_column=False)
     misfits = {
         place: each.reason for each in bad for place in each.rows.column("place").to_pylist()
     }
@@ -143,13 +143,13 @@ def test_good_and_bad_rows_are_all_rows_in_their_order(rows: list[tuple[Any, ...
     # The leader takes every one of them.
     required = tuple(field for field in schema if not field.nullable or field.name == "tags")
     if good.num_rows:
-        verdict = inspected(as_stored(good, known, by_column=False), required, LIMIT)
+        verdict = inspected(to_stored(good, known, by_column=False), required, LIMIT)
         assert verdict.flaw is None
 
 
 def test_a_batch_without_bad_rows_is_the_same_batch() -> None:
     batch = typed_rows([(1, b"a", None, None)]).drop_columns(["place"])
-    good, bad = sort_out(batch, topic(TYPED), by_column=False)
+    good, bad = split_rows(batch, topic(TYPED), by_column=False)
     assert good is batch
     assert bad == []
 
@@ -163,7 +163,7 @@ def test_rows_of_a_topic_with_kafkas_columns() -> None:
             "partition": pa.array([0, None, 1, 1, 2, -1], pa.int32()),
         }
     )
-    good, bad = sort_out(rows, known, by_column=True)
+    good, bad = split_rows(rows, known, by_column=True)
     assert good.column("partition").to_pylist() == [0, None, 1]
     assert [(each.reason, each.rows.column("partition").to_pylist()) for each in bad] == [
         (BadRowReason.UNKNOWN_PARTITION, [2, -1]),
@@ -180,7 +180,7 @@ def test_a_header_whose_name_is_not_text_is_an_invalid_value() -> None:
         pa.StructArray.from_arrays([names, pa.nulls(3, pa.binary())], fields=list(header)),
     )
     rows = pa.record_batch({"value": text(b"a", b"b", b"c"), "headers": headers})
-    good, (bad,) = sort_out(rows, topic(DEFAULT_SCHEMA), by_column=False)
+    good, (bad,) = split_rows(rows, topic(DEFAULT_SCHEMA), by_column=False)
     assert good.column("value").to_pylist() == ["a", "c"]
     assert (bad.reason, bad.message) == (
         BadRowReason.INVALID_VALUE,
@@ -263,7 +263,7 @@ def half_bad(kind: str, rows: int) -> tuple[pa.RecordBatch, TopicDescription]:
 def test_bad_rows_of_one_cause_have_one_message_without_the_value(kind: str) -> None:
     batch, known = half_bad(kind, 20)
     for rows in (batch, batch.slice(4, 10)):
-        good, (bad,) = sort_out(rows, known, by_column=False)
+        good, (bad,) = split_rows(rows, known, by_column=False)
         places = rows.column("place").to_pylist()
         assert good.column("place").to_pylist() == places[::2]
         assert bad.rows.column("place").to_pylist() == places[1::2]
@@ -271,7 +271,7 @@ def test_bad_rows_of_one_cause_have_one_message_without_the_value(kind: str) -> 
             BadRowReason.INVALID_VALUE,
             f"column {MISFITS[kind][2]}",
         )
-        stored = as_stored(good, known, by_column=False)
+        stored = to_stored(good, known, by_column=False)
         assert inspected(stored, (), 1000).flaw is None
 
 
@@ -290,7 +290,7 @@ def calls(action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("kind", MISFITS)
 def test_calls_do_not_grow_with_the_number_of_bad_rows(kind: str) -> None:
     def write(batch: pa.RecordBatch, known: TopicDescription) -> None:
-        for bad in sort_out(batch, known, by_column=False)[1]:
+        for bad in split_rows(batch, known, by_column=False)[1]:
             list(letters_of(bad, ORIGIN, 1 << 20))
 
     few, many = half_bad(kind, 20), half_bad(kind, 8_000)
@@ -302,7 +302,7 @@ def test_calls_do_not_grow_with_the_number_of_bad_rows(kind: str) -> None:
 @settings(max_examples=examples(100), deadline=None)
 def test_text_is_invalid_where_python_cannot_decode_it(values: list[bytes | None]) -> None:
     batch = pa.record_batch({"c": text(*values)})
-    good, _ = sort_out(batch, topic(pa.schema([("c", pa.string())])), by_column=False)
+    good, _ = split_rows(batch, topic(pa.schema([("c", pa.string())])), by_column=False)
     kept = [
         each for each in values if each is None or each.decode(errors="ignore").encode() == each
     ]
@@ -312,9 +312,9 @@ def test_text_is_invalid_where_python_cannot_decode_it(values: list[bytes | None
 def test_values_in_a_struct_that_is_null_are_validated_as_the_leader_does() -> None:
     hidden = pa.StructArray.from_arrays([TEXT], ["f"], mask=pa.array([True, True]))
     known = topic(pa.schema([("c", hidden.type)]))
-    good, (bad,) = sort_out(pa.record_batch({"c": hidden}), known, by_column=False)
+    good, (bad,) = split_rows(pa.record_batch({"c": hidden}), known, by_column=False)
     assert (good.num_rows, bad.rows.num_rows) == (1, 1)
-    assert inspected(as_stored(good, known, by_column=False), (), LIMIT).flaw is None
+    assert inspected(to_stored(good, known, by_column=False), (), LIMIT).flaw is None
 
 
 # -- letters --------------------------------------------------------------------------------------

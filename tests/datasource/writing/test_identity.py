@@ -13,9 +13,9 @@ from spark_stream.datasource.writing.identity import (
     QUERY,
     RUN,
     BranchIdentity,
-    of_batch,
-    of_job,
-    of_task,
+    batch_identity,
+    job_identity,
+    task_identity,
 )
 
 QUERY_ID, RUN_ID = str(uuid.uuid4()), str(uuid.uuid4())
@@ -37,12 +37,12 @@ def told(**_: Any) -> Any:
 
 
 def test_the_query_id_of_the_checkpoint_names_the_transactions() -> None:
-    found = of_task(None, told())
+    found = task_identity(None, told())
     assert found == BranchIdentity(f"query/{QUERY_ID}", query=QUERY_ID, instance=RUN_ID, batch=7)
 
 
 def test_a_sink_id_names_them_instead_and_belongs_to_the_query() -> None:
-    found = of_task("orders", told())
+    found = task_identity("orders", told())
     assert found == BranchIdentity("sink/orders", query=QUERY_ID, instance=RUN_ID, batch=7)
 
 
@@ -50,18 +50,18 @@ def test_a_sink_id_names_them_instead_and_belongs_to_the_query() -> None:
 @pytest.mark.parametrize("value", [None, "", "nothing of ours", "-1", "\u0661"])
 def test_invalid_local_property_is_named(key: str, value: str | None) -> None:
     with pytest.raises(Unsupported) as caught:
-        of_task(None, Context({**SET, key: value}))  # type: ignore[arg-type]
+        task_identity(None, Context({**SET, key: value}))  # type: ignore[arg-type]
     assert repr(key) in str(caught.value)
     assert caught.value.details == {"property": key}
 
 
 def test_outside_a_task_there_is_no_identity() -> None:
     with pytest.raises(Unsupported, match="is not set"):
-        of_task("orders", None)
+        task_identity("orders", None)
 
 
 def test_every_batch_write_has_a_new_identity() -> None:
-    one, other = of_job(), of_job()
+    one, other = job_identity(), job_identity()
     assert one.transactional_id != other.transactional_id
     assert one.transactional_id.startswith("job/")
     assert one.query == one.instance == one.transactional_id
@@ -70,9 +70,9 @@ def test_every_batch_write_has_a_new_identity() -> None:
 
 
 def test_every_attempt_at_a_numbered_batch_is_a_new_run() -> None:
-    one, again = of_batch("orders", 7), of_batch("orders", 7)
+    one, again = batch_identity("orders", 7), batch_identity("orders", 7)
     assert one.transactional_id == again.transactional_id == "sink/orders"
     assert one.query == again.query
     assert one.instance != again.instance
     assert (one.batch, one.remembered, one.streaming) == (7, True, False)
-    assert of_task("orders", told()).streaming
+    assert task_identity("orders", told()).streaming

@@ -24,7 +24,7 @@ from isolog.errors import (
 )
 from spark_stream.datasource.options import SinkOptions, sink_options
 from spark_stream.datasource.spark.types import to_spark
-from spark_stream.datasource.values.earlier_content import measured_by_column
+from spark_stream.datasource.values.earlier_content import measure_by_column
 from spark_stream.datasource.writing import task
 from spark_stream.datasource.writing import transactions as branches
 from spark_stream.datasource.writing.identity import BranchIdentity
@@ -150,7 +150,7 @@ def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
 ) -> None:
     """The driver and its workers were killed, or paused: a later commit fails as a whole."""
     monkeypatch.setattr(branches.UndecidedTransactions, "add", lambda *_: None)
-    monkeypatch.setattr(branches.KeptOpen, "__enter__", lambda kept: kept)
+    monkeypatch.setattr(branches.TransactionRenewal, "__enter__", lambda kept: kept)
     writer = batch_writer(shared, target, f"sink-{target}", 3, transactionTimeout="1s")
     message = writer.write(iter([numbers(0, 10)]))
     eventually(lambda: all(last_stable(log, target)))
@@ -347,7 +347,7 @@ def test_a_batch_that_the_previous_release_committed_is_recognised(
         writer.commit([writer.write(iter([rows]))])
 
     with monkeypatch.context() as previous:
-        previous.setattr(task, "measured", measured_by_column)
+        previous.setattr(task, "measure", measure_by_column)
         write(numbers(0, 10))
     write(numbers(0, 10))
     with pytest.raises(DifferentReplay, match="of other values"):

@@ -28,7 +28,7 @@ from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.values.content import Measure, Replays
 from spark_stream.datasource.writing import writer
 from spark_stream.datasource.writing.identity import NO_PLAN, BranchIdentity, Plan
-from spark_stream.datasource.writing.task import Wrote
+from spark_stream.datasource.writing.task import TaskResult
 from spark_stream.datasource.writing.transactions import (
     TaskBranch,
     WrittenRows,
@@ -270,7 +270,7 @@ def test_a_sink_aborts_no_branch_after_a_call_without_an_answer(
     monkeypatch.setattr(writer, "is_worker", lambda module: True)
     sink = IsologStreamWriter(options, to_spark(pa.schema([("n", pa.int64())])))
     sink._task = replace(sink._task, plan=PLAN)
-    messages = [Wrote("log", wrote(FIRST)), Wrote("log", wrote(replace(FIRST, number=6)))]
+    messages = [TaskResult("log", wrote(FIRST)), TaskResult("log", wrote(replace(FIRST, number=6)))]
     for error, made in ((RequestTimeout, 1), (InvalidRequest, 3)):
         calls = Calls(error("no"))
         session = SimpleNamespace(connection=calls)

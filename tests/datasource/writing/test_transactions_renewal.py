@@ -24,7 +24,7 @@ from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.writing import task, transactions
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.task import TaskWriter
-from spark_stream.datasource.writing.transactions import KeptOpen, UndecidedTransactions
+from spark_stream.datasource.writing.transactions import TransactionRenewal, UndecidedTransactions
 from spark_stream.wire.transaction_messages import RenewBatch, RenewTransaction
 from tests.support import eventually
 
@@ -62,7 +62,7 @@ def identity() -> BranchIdentity:
 
 def test_a_transaction_is_renewed_while_its_task_runs(identity: BranchIdentity) -> None:
     calls = Calls(BrokerUnavailable("for a moment"))
-    with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
+    with TransactionRenewal(calls, identity, SOON_MS):  # type: ignore[arg-type]
         for _ in range(3):
             assert calls.renewed.wait(10)
             calls.renewed.clear()
@@ -71,7 +71,7 @@ def test_a_transaction_is_renewed_while_its_task_runs(identity: BranchIdentity) 
 
 def test_renewal_ends_after_a_final_error(identity: BranchIdentity) -> None:
     calls = Calls(TransactionAborted("over"))
-    with KeptOpen(calls, identity, SOON_MS):  # type: ignore[arg-type]
+    with TransactionRenewal(calls, identity, SOON_MS):  # type: ignore[arg-type]
         assert calls.renewed.wait(10)
         calls.renewed.clear()
         assert not calls.renewed.wait(0.1)
@@ -128,7 +128,7 @@ def test_a_renewal_waits_for_a_part_of_the_shortest_timeout(identity: BranchIden
     assert calls.waits[0] == timeout_s / 4
     assert calls.waits[1] <= timeout_s / 2
     during = Calls()
-    with KeptOpen(during, identity, SOON_MS):  # type: ignore[arg-type]
+    with TransactionRenewal(during, identity, SOON_MS):  # type: ignore[arg-type]
         assert during.renewed.wait(10)
     assert during.waits[0] == timeout_s / 4
 
@@ -140,7 +140,7 @@ def test_an_unexpected_error_ends_no_renewals(identity: BranchIdentity) -> None:
     eventually(lambda: not undecided.pending)
     assert len(calls.made) == 2
     during = Calls(RuntimeError("a defect"))
-    with KeptOpen(during, identity, SOON_MS):  # type: ignore[arg-type]
+    with TransactionRenewal(during, identity, SOON_MS):  # type: ignore[arg-type]
         eventually(lambda: len(during.made) > 1, 10)
 
 
@@ -172,7 +172,7 @@ def test_a_failed_task_leaves_no_renewal(identity: BranchIdentity) -> None:
     calls = Calls()
     name = identity.transactional_id
     for failure in (RuntimeError("the task failed"), None):
-        with suppress(RuntimeError), KeptOpen(calls, identity, NEVER_MS) as kept:  # type: ignore[arg-type]
+        with suppress(RuntimeError), TransactionRenewal(calls, identity, NEVER_MS) as kept:  # type: ignore[arg-type]
             kept.wrote((name, "run", 5))
             if failure is not None:
                 raise failure
@@ -206,14 +206,14 @@ def test_quick_tasks_renew_nothing_until_it_is_due(
     """Small micro-batches make no call. Very many quick tasks of one batch make some."""
     calls = Calls()
     for _ in range(3):
-        with KeptOpen(calls, identity, NEVER_MS):  # type: ignore[arg-type]
+        with TransactionRenewal(calls, identity, NEVER_MS):  # type: ignore[arg-type]
             pass
     assert calls.made == []
     monkeypatch.setattr("spark_stream.datasource.writing.transactions._FIRST_S", 0.0)
     late = replace(identity, batch=4)
-    with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
+    with TransactionRenewal(calls, late, NEVER_MS):  # type: ignore[arg-type]
         assert calls.renewed.wait(10)
-    with KeptOpen(calls, late, NEVER_MS):  # type: ignore[arg-type]
+    with TransactionRenewal(calls, late, NEVER_MS):  # type: ignore[arg-type]
         pass
     assert calls.made == [(identity.transactional_id, "run", 4)]
 
@@ -229,6 +229,6 @@ def test_process_removes_ended_batch_writes(
     )
     for number in range(10_000):
         written = BranchIdentity(f"job/{number}", "q", "run", 0)
-        KeptOpen(Calls(), written, 40_000)._due()  # type: ignore[arg-type]
+        TransactionRenewal(Calls(), written, 40_000)._due()  # type: ignore[arg-type]
     assert len(known) < 20
     assert "job/9999" in known
