@@ -158,7 +158,7 @@ class BrokerCore:
     def beginning(self) -> Script[list[Changed]]:
         """Begin to lead and follow. Return the changes that were needed to lead again."""
         self.host.refresh()
-        self.members.look()
+        self.members.check_alive()
         changed = yield from self.registration.leading_again()
         self.host.begin(self.lease_keeper.serves, self._network.links(self))
         return changed
@@ -174,9 +174,9 @@ class BrokerCore:
 
     def control(self) -> Script[None]:
         """Check which brokers are alive, and act on that, as a replica and as the controller."""
-        if self.members.look():
+        if self.members.check_alive():
             self.host.tick_all()
-        yield from self.registration.looking()
+        yield from self.registration.checking()
         self.promising.remove_expired()
         self.host.upkeep.tick_due()
         yield from self.controlling.rounds()

@@ -44,7 +44,7 @@ from spark_stream.broker.metrics.endpoint import MetricsEndpoint
 from spark_stream.broker.metrics.scrape import ScrapedBroker
 from spark_stream.broker.network import ConnectedNetwork
 from spark_stream.broker.node.controlling import MOVES_S, ROUND_S
-from spark_stream.broker.node.handover import LOOK_S as TROUBLE_S
+from spark_stream.broker.node.handover import TROUBLE_S
 from spark_stream.broker.node.identity import BrokerIdentity, DirectoryLock, open_store, own_backend
 from spark_stream.broker.node.members import PROBE_S
 from spark_stream.broker.node.scrubbing import BEGIN_S, Scrub
@@ -190,7 +190,7 @@ class Broker:
         )
         core.host.guesses = not config.authentication
         core.registration.decide_generation()
-        core.table.pass_over_used_numbers()
+        core.table.reserve_used_numbers()
         self._facts = BrokerFacts("", str(path), directory.cluster_id, clock.monotonic())
         return me, machine.boot_id() if config.mapped_reads else None
 
@@ -393,8 +393,8 @@ class Broker:
         self._tasks.start("controller", ROUND_S, self._control)
         self._tasks.start("observer", PROBE_S, core.observer.probing)
         self._tasks.start("moves", MOVES_S, core.controlling.finishing)
-        self._tasks.start("withdrawals", TROUBLE_S, core.withdrawals.looking)
-        self._tasks.start("balance", core.balance.pause_s, core.balance.looking)
+        self._tasks.start("withdrawals", TROUBLE_S, core.withdrawals.checking)
+        self._tasks.start("balance", core.balance.pause_s, core.balance.checking)
         run(core.recovering())
         _warn_of_few_files(len(core.host.open_replicas()))
         self._tasks.start("left-overs", _SWEEP_SECONDS, core.topics.removing_left_overs)

@@ -39,7 +39,7 @@ from spark_stream.consistency.groups import (
 from spark_stream.consistency.isolation import ReaderEnding
 from spark_stream.consistency.transactions.transactions import PositionOf
 from spark_stream.errors import ConsumerFenced, IsologError, MetadataUnavailable, UnknownTopic
-from spark_stream.scripts.readers import GROUP, SessionWatch, note_heartbeat, note_lost_member
+from spark_stream.scripts.readers import GROUP, SessionWatch, record_heartbeat, record_lost_member
 from spark_stream.scripts.steps import (
     DeleteRecord,
     FindTopic,
@@ -76,16 +76,16 @@ def beat(
         ConsumerFenced: It is no member, or no longer.
     """
     if not (released or renew):
-        told = yield from _answer_if_settled(name, member_id)
-        if told is not None:
-            return told
+        answer = yield from _answer_if_settled(name, member_id)
+        if answer is not None:
+            return answer
     group, topics = yield from _change(name, (), groups.release, member_id, released)
-    told = _answer(name, group, topics, member_id)
+    answer = _answer(name, group, topics, member_id)
     if renew:
         member = group.member(member_id)
         assert member is not None
         yield from _renew(name, member_id, member.session_ms)
-    return told
+    return answer
 
 
 def leave(name: str, member_id: str, *, hangs: bool = False) -> Script[None]:
@@ -177,7 +177,7 @@ def end_sessions(
     asked_s = now()
     sessions = yield from ListRecords(SESSIONS, fresh=False)
     ended = []
-    for each in watch.find_over(sessions, asked_s, now()):
+    for each in watch.find_expired(sessions, asked_s, now()):
         found = yield from Get(each.key)
         if found is None or found.version != each.version:
             continue
@@ -185,7 +185,7 @@ def end_sessions(
         record = yield from Get(CONSUMERS + group)
         before = None if record is None else group_of(record.value)
         if before is not None and before.member(member_id) is not None:
-            yield from note_lost_member(group, member_id, now_ms)
+            yield from record_lost_member(group, member_id, now_ms)
         yield from _remove(group, member_id, ReaderEnding.LOST)
         if (yield from DeleteRecord(found.key, found.version)):
             ended.append((group, member_id))
@@ -202,7 +202,7 @@ def _remove(name: str, member_id: str, ending: ReaderEnding) -> Script[None]:
     group, _ = yield from _change(name, (), groups.remove, member_id)
     if before is not None and before.members and not group.members:
         end = ReaderSession(member_id, 0, before.isolation, ending=ending)
-        yield from note_heartbeat(GROUP, name, end, claim=True)
+        yield from record_heartbeat(GROUP, name, end, claim=True)
 
 
 def _change(
@@ -273,10 +273,10 @@ def _renew(name: str, member_id: str, session_ms: int) -> Script[None]:
 
 
 def _answer(name: str, group: Group, topics: Topics, member_id: str) -> MemberAnswer:
-    told = groups.answer(group, topics, member_id)
-    if told is None:
+    answer = groups.answer(group, topics, member_id)
+    if answer is None:
         raise _fenced(name)
-    return told
+    return answer
 
 
 def _fenced(name: str) -> ConsumerFenced:

@@ -90,7 +90,9 @@ def is_moving(record: PartitionRecord) -> bool:
     return bool(record.adding or record.removing)
 
 
-def attend(partitions: Iterable[Placed], alive: Alive, registered: Alive) -> Script[list[Changed]]:
+def elect_leaders(
+    partitions: Iterable[Placed], alive: Alive, registered: Alive
+) -> Script[list[Changed]]:
     """Elect leaders for partitions without a live one."""
     changes: list[Changed] = []
     versions: dict[Joined, StoredPartition] = {}

@@ -79,7 +79,7 @@ class SessionWatch:
         self._ages: dict[str, tuple[int, float]] = {}
         self._looked_at: float | None = None
 
-    def find_over(
+    def find_expired(
         self, sessions: Sequence[StoreRecord], asked_s: float, answered_s: float
     ) -> list[StoreRecord]:
         """Return the expired sessions. The times: before and after the read of the records."""
@@ -94,7 +94,7 @@ class SessionWatch:
         return [each for each in sessions if 1_000 * ages[each.key][1] > self._session_ms(each)]
 
 
-def note_heartbeat(
+def record_heartbeat(
     kind: str, name: str, session: ReaderSession, *, claim: bool = False
 ) -> Script[None]:
     """Renew the session of a name's reader, or record its end.
@@ -124,7 +124,7 @@ def note_heartbeat(
             return
 
 
-def note_lost_member(name: str, member_id: str, now_ms: int) -> Script[None]:
+def record_lost_member(name: str, member_id: str, now_ms: int) -> Script[None]:
     """Record on a group's session that the session of this member expired."""
     key = reader_key(GROUP, name)
     while True:
@@ -148,7 +148,7 @@ def end_fenced(kind: str, name: str, instance: str) -> Script[None]:
             return
 
 
-def forget_reader(kind: str, name: str) -> Script[None]:
+def delete_reader(kind: str, name: str) -> Script[None]:
     """Remove the session of a name's reader."""
     while (record := (yield from Get(reader_key(kind, name)))) is not None:
         yield from DeleteRecord(record.key, record.version)
@@ -164,7 +164,7 @@ def end_readers(watch: SessionWatch, now: Callable[[], float]) -> Script[list[st
         if reader_of(each.key)[0] != GROUP and decode_reader(each.value).ending is ReaderEnding.NONE
     ]
     ended = []
-    for each in watch.find_over(running, asked_s, now()):
+    for each in watch.find_expired(running, asked_s, now()):
         lost = structs.replace(decode_reader(each.value), ending=ReaderEnding.LOST)
         if (yield from PutRecord(each.key, encode_reader(lost), each.version)):
             kind, name = reader_of(each.key)
@@ -303,7 +303,7 @@ def read_named(*, fresh: bool = True) -> Script[Named]:
     )
 
 
-def forget_name(name: str) -> Script[None]:
+def delete_name(name: str) -> Script[None]:
     """Remove all records under a consumer's name.
 
     Raises:
@@ -312,7 +312,7 @@ def forget_name(name: str) -> Script[None]:
     query = yield from _removed(QUERIES + name)
     client = yield from _removed(CONSUMERS + name)
     for kind in ("query", "client", GROUP):
-        yield from forget_reader(kind, name)
+        yield from delete_reader(kind, name)
     if not (query or client):
         raise UnknownConsumer(f"there is no consumer {name!r}", consumer=name, already_done=True)
 

@@ -90,7 +90,7 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
         yield from PutMany(_puts(topic, 0, placed))
         if not (yield from PutRecord(TOPICS + topic.name, encode(topic), 0)):
             raise _exists(topic)
-        if not (yield from forget_making(topic)):
+        if not (yield from end_making(topic)):
             raise InvalidTopic(
                 f"topic {topic.name!r}: the creation took so long that another broker removed it",
                 topic=topic.name,
@@ -150,7 +150,7 @@ def alter_topic(
         except IsologError:
             yield from announce_removal(old, _brokers(added))
             raise
-        yield from forget_adding(old, announced)
+        yield from end_adding(old, announced)
     else:
         yield from _put_altered(record, new)
     yield Refresh()
@@ -311,15 +311,15 @@ def announce_removal(
             return version
 
 
-def forget_making(topic: Topic) -> Script[bool]:
-    """Remove the announcement of a topic, now made. Return False if the topic was a left-over."""
+def end_making(topic: Topic) -> Script[bool]:
+    """Remove the announcement of a topic, now made. Return False if others have taken it."""
     record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False
     return (yield from DeleteRecord(record.key, record.version))
 
 
-def forget_adding(topic: Topic, version: int) -> Script[None]:
+def end_adding(topic: Topic, version: int) -> Script[None]:
     """Remove the announcement of new partitions, now made, unless it was changed since."""
     record = yield from Get(REMOVED + topic.id)
     if record is not None and not decode_left_over(record).cleared:
@@ -356,8 +356,8 @@ def remove_left_over(
 ) -> Script[bool]:
     """Do this broker's part for an announcement. Return whether that part is done.
 
-    ``gone``: the brokers that will not continue to make their topics. This broker is one of them if
-    it has just started. ``lost``: brokers that have left the cluster.
+    ``gone``: the brokers that are not expected to continue making their topics. This broker is
+    one of them if it has just started. ``lost``: brokers that have left the cluster.
 
     Raises:
         StorageFailure: Some files are left. Try again.

@@ -34,4 +34,4 @@ def see(around: Surroundings) -> None:
     """Every running broker reads all that is on record."""
     for each in list(around.up.values()):
         each.host.refresh()
-        each.members.look()
+        each.members.check_alive()

@@ -23,7 +23,7 @@ from spark_stream.scripts.readers import SessionWatch, read_named
 from spark_stream.scripts.steps import FindTopic, ListRecords, Script
 from spark_stream.scripts.transactions.deciding import Consumers
 from spark_stream.scripts.transactions.finishing import Finisher
-from spark_stream.scripts.transactions.positions import own_name, store_positions
+from spark_stream.scripts.transactions.positions import store_positions, take_name
 from tests.scripts.on_store import OnStore
 from tests.simulation.broker import SCHEMA
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -139,7 +139,7 @@ def test_a_session_renewed_during_a_check_continues(on):
 
 def seen(watch: SessionWatch, version: int, now_s: float) -> bool:
     record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, version)
-    return watch.find_over([record], now_s, now_s) != []
+    return watch.find_expired([record], now_s, now_s) != []
 
 
 @pytest.mark.rule("when the session of a member is over", "scripts/groups.py")
@@ -158,10 +158,10 @@ def test_only_time_with_checks_counts_for_a_sessions_expiry():
 def test_a_sessions_age_starts_at_the_read_that_found_it():
     watch = SessionWatch(groups.session_ms_of)
     record = StoreRecord(session_of("g", "1"), {"session_ms": 4_000}, 1)
-    assert watch.find_over([record], 100.0, 101.0) == []
-    assert watch.find_over([record], 103.0, 103.0) == []
-    assert watch.find_over([record], 104.5, 104.5) == []
-    assert watch.find_over([record], 105.5, 105.5) == [record]
+    assert watch.find_expired([record], 100.0, 101.0) == []
+    assert watch.find_expired([record], 103.0, 103.0) == []
+    assert watch.find_expired([record], 104.5, 104.5) == []
+    assert watch.find_expired([record], 105.5, 105.5) == [record]
 
 
 def test_only_the_assigned_member_stores_positions(on):
@@ -180,7 +180,7 @@ def test_only_the_assigned_member_stores_positions(on):
     with pytest.raises(InvalidRequest, match="members"):
         on.run(store_positions([position(9)], {}))
     with pytest.raises(InvalidRequest, match="members"):
-        on.run(own_name("g", "named"))
+        on.run(take_name("g", "named"))
     assert on.run(read_named()).consumers["g"] == [position(5), position(2, 1)]
     assert second.epoch < told.epoch
 

@@ -16,7 +16,7 @@ from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.partition_records import (
     Changed,
     Placed,
-    attend,
+    elect_leaders,
     finish_moves,
     is_moving,
     needs_leader,
@@ -61,8 +61,12 @@ class Clustered:
         assert found is not None
         return found.record
 
-    def attend(self, *placed: Placed, alive: dict, registered: dict | None = None) -> list[Changed]:
-        return self.on.run(attend(placed, alive, alive if registered is None else registered))
+    def elect_leaders(
+        self, *placed: Placed, alive: dict, registered: dict | None = None
+    ) -> list[Changed]:
+        return self.on.run(
+            elect_leaders(placed, alive, alive if registered is None else registered)
+        )
 
     def finish(self, *placed: Placed) -> list[Changed]:
         return self.on.run(finish_moves(placed, FIRST))
@@ -108,7 +112,7 @@ def test_partitions_without_a_live_leader_or_with_a_move_are_due(record, is_due,
 
 def test_the_next_in_sync_replicas_lead_after_a_death(cluster):
     placed = [cluster.write(LED_BY_A), cluster.write(replace(LED_BY_A, replicas=(C, A, B)), 1)]
-    changes = cluster.attend(*placed, alive=alive(B, C))
+    changes = cluster.elect_leaders(*placed, alive=alive(B, C))
     assert [each.after.leader for each in changes] == [B, C]
     assert [cluster.record(number).leader for number in (0, 1)] == [B, C]
     assert {each.after.leader_epoch for each in changes} == {6}
@@ -118,12 +122,12 @@ def test_the_next_in_sync_replicas_lead_after_a_death(cluster):
 
 def test_all_elections_of_a_round_are_one_write(cluster):
     placed = [cluster.write(LED_BY_A, number) for number in range(50)]
-    assert len(cluster.attend(*placed, alive=alive(B, C))) == 50
+    assert len(cluster.elect_leaders(*placed, alive=alive(B, C))) == 50
     assert [type(each) for each in cluster.on.steps] == [PutMany, Refresh]
 
 
 def test_a_live_leader_stays_and_no_record_is_written(cluster):
-    assert cluster.attend(cluster.write(LED_BY_A), alive=alive(A)) == []
+    assert cluster.elect_leaders(cluster.write(LED_BY_A), alive=alive(A)) == []
     assert cluster.on.steps == []
     assert cluster.record() == LED_BY_A
 
@@ -132,14 +136,14 @@ def test_an_election_by_an_old_view_changes_nothing(cluster):
     old = cluster.write(LED_BY_A)
     by_another = replace(LED_BY_A, leader=C, leader_epoch=LeaderEpoch(6), isr=members(B, C))
     cluster.write(by_another)
-    assert cluster.attend(old, alive=alive(B, C)) == []
+    assert cluster.elect_leaders(old, alive=alive(B, C)) == []
     assert cluster.record() == by_another
 
 
 def test_a_loser_of_one_election_wins_the_others(cluster):
     old, other = cluster.write(LED_BY_A), cluster.write(LED_BY_A, 1)
     cluster.write(replace(LED_BY_A, leader=C, leader_epoch=LeaderEpoch(6)))
-    (change,) = cluster.attend(old, other, alive=alive(B, C))
+    (change,) = cluster.elect_leaders(old, other, alive=alive(B, C))
     assert (change.at.partition, cluster.record(1).leader) == (1, B)
 
 
@@ -148,7 +152,7 @@ def test_a_loser_of_one_election_wins_the_others(cluster):
 
 def test_no_leader_is_elected_while_an_isr_member_may_come_back(cluster):
     placed = cluster.write(replace(LED_BY_A, isr=members(A)))
-    assert cluster.attend(placed, alive=alive(B, C), registered=FIRST) == []
+    assert cluster.elect_leaders(placed, alive=alive(B, C), registered=FIRST) == []
     assert cluster.on.steps == []
 
 
@@ -157,7 +161,7 @@ def test_the_longest_log_leads_if_all_members_lost_entries(cluster):
     cluster.says(A, SECOND[A], 5, 10)
     cluster.says(B, SECOND[B], 5, 12)
     cluster.says(C, SECOND[C], 4, 99)
-    (change,) = cluster.attend(placed, alive=SECOND)
+    (change,) = cluster.elect_leaders(placed, alive=SECOND)
     assert change.risky
     assert (change.after.leader, change.after.isr) == (B, (Member(B, SECOND[B]),))
     assert cluster.record() == change.after
@@ -170,14 +174,14 @@ def test_an_unreachable_replica_is_no_candidate(cluster):
     cluster.says(A, SECOND[A], 5, 10)
     cluster.says(C, SECOND[C], 5, 9)
     cluster.on.down = {B}
-    (change,) = cluster.attend(placed, alive=SECOND)
+    (change,) = cluster.elect_leaders(placed, alive=SECOND)
     assert change.after.leader == A
 
 
 def test_without_an_answering_replica_the_partition_has_no_leader(cluster):
     placed = cluster.write(LED_BY_A)
     cluster.on.down = {A, B, C}
-    assert cluster.attend(placed, alive=SECOND) == []
+    assert cluster.elect_leaders(placed, alive=SECOND) == []
 
 
 @pytest.mark.parametrize(("unclean", "leader"), [(False, None), (True, C)])
@@ -186,7 +190,7 @@ def test_unclean_election_elects_a_replica_outside_the_isr(cluster, unclean, lea
     record = replace(LED_BY_A, isr=members(A, B))
     placed = cluster.write(record, unclean=unclean)
     cluster.says(C, FIRST[C], 3, 7)
-    changes = cluster.attend(placed, alive=alive(C), registered=FIRST)
+    changes = cluster.elect_leaders(placed, alive=alive(C), registered=FIRST)
     assert [each.after.leader for each in changes] == ([] if leader is None else [leader])
     assert all(each.risky for each in changes)
 
@@ -216,13 +220,13 @@ def test_a_move_ends_after_fsyncs_at_the_staying_replicas(cluster, down):
 
 def test_no_election_waits_for_the_disks_of_a_move(cluster):
     placed = cluster.write(replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,)))
-    assert cluster.attend(placed, alive=FIRST) == []
+    assert cluster.elect_leaders(placed, alive=FIRST) == []
     assert cluster.on.steps == []
 
 
 def test_a_move_whose_leader_died_gets_a_leader_first(cluster):
     moving = replace(LED_BY_A, adding=(C,), removing=(A,), replicas=(B, C, A))
-    (change,) = cluster.attend(cluster.write(moving), alive=alive(B, C))
+    (change,) = cluster.elect_leaders(cluster.write(moving), alive=alive(B, C))
     assert (change.after.leader, change.after.removing) == (B, (A,))
 
 

@@ -11,13 +11,13 @@ from spark_stream.scripts import groups
 from spark_stream.scripts.readers import (
     GROUP,
     SessionWatch,
+    delete_name,
     end_readers,
-    forget_name,
-    note_heartbeat,
     read_named,
+    record_heartbeat,
     session_ms_of,
 )
-from spark_stream.scripts.transactions.positions import own_name
+from spark_stream.scripts.transactions.positions import take_name
 from tests.scripts.on_store import OnStore
 from tests.scripts.test_groups import WithTopics, member
 from tests.simulation.store import MemoryRecords, MemoryStore
@@ -40,8 +40,8 @@ def ending(on: OnStore, kind: str = "client", name: str = "c") -> ReaderEnding |
 
 
 def start(on: OnStore, instance: str) -> None:
-    on.run(own_name("c", instance))
-    on.run(note_heartbeat("client", "c", session(instance), claim=True))
+    on.run(take_name("c", instance))
+    on.run(record_heartbeat("client", "c", session(instance), claim=True))
 
 
 def pass_seconds(on: OnStore, watch: SessionWatch, start: int, end: int) -> list[str]:
@@ -57,13 +57,13 @@ def test_a_reader_without_heartbeats_is_lost_once_its_session_expired(on):
     start(on, "1")
     watch = SessionWatch(session_ms_of)
     assert pass_seconds(on, watch, 0, 4) == []
-    on.run(note_heartbeat("client", "c", session("1", idle_ms=7)))
+    on.run(record_heartbeat("client", "c", session("1", idle_ms=7)))
     assert pass_seconds(on, watch, 4, 8) == []
     assert ending(on) is ReaderEnding.NONE
     assert pass_seconds(on, watch, 8, 12) == ["client 'c'"]
     assert ending(on) is ReaderEnding.LOST
     assert pass_seconds(on, watch, 12, 20) == []
-    on.run(note_heartbeat("client", "c", session("1")))  # its process was only suspended
+    on.run(record_heartbeat("client", "c", session("1")))  # its process was only suspended
     assert ending(on) is ReaderEnding.NONE
 
 
@@ -76,8 +76,8 @@ def test_a_session_does_not_expire_while_its_broker_cannot_check(on):
 
 def test_a_reader_that_ended_is_never_lost(on):
     start(on, "1")
-    on.run(note_heartbeat("client", "c", session("1", ReaderEnding.CLEAN)))
-    on.run(note_heartbeat("client", "c", session("1")))  # a late one
+    on.run(record_heartbeat("client", "c", session("1", ReaderEnding.CLEAN)))
+    on.run(record_heartbeat("client", "c", session("1")))  # a late one
     assert pass_seconds(on, SessionWatch(session_ms_of), 0, 20) == []
     assert ending(on) is ReaderEnding.CLEAN
 
@@ -87,21 +87,21 @@ def test_an_earlier_reader_is_fenced(on):
     start(on, "2")
     for late in (session("1"), session("1", ReaderEnding.CLEAN)):
         with pytest.raises(ConsumerFenced):
-            on.run(note_heartbeat("client", "c", late))
+            on.run(record_heartbeat("client", "c", late))
     assert ending(on) is ReaderEnding.NONE
 
 
 def test_the_session_of_an_earlier_owner_is_ignored(on):
     start(on, "1")
-    on.run(note_heartbeat("client", "c", session("1", ReaderEnding.LOST)))
-    on.run(own_name("c", "without heartbeats"))
+    on.run(record_heartbeat("client", "c", session("1", ReaderEnding.LOST)))
+    on.run(take_name("c", "without heartbeats"))
     assert ending(on) is None
 
 
 def test_a_deleted_name_has_no_session(on):
     start(on, "1")
-    on.run(forget_name("c"))
-    on.run(own_name("c", "1"))
+    on.run(delete_name("c"))
+    on.run(take_name("c", "1"))
     assert ending(on) is None
 
 

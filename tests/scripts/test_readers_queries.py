@@ -8,7 +8,7 @@ from msgspec import structs
 from isolog.errors import ConsumerFenced, UnknownConsumer
 from spark_stream.cluster.consumers import Query, decode_query, encode_query
 from spark_stream.consistency.transactions.transactions import ReadPosition
-from spark_stream.scripts.readers import forget_name, pin_start, read_named, record_progress
+from spark_stream.scripts.readers import delete_name, pin_start, read_named, record_progress
 from spark_stream.scripts.transactions.positions import store_positions
 from tests.scripts.on_store import OnStore
 from tests.scripts.transactions.test_positions import position
@@ -91,11 +91,11 @@ def test_a_name_is_deleted_as_a_whole(on):
     on.run(pin_start("d", OLD, 1))
     on.run(store_positions([position(5)], {}))
     assert on.run(read_named()).consumers == {"c": [position(5)]}
-    late = on.start(forget_name("c"))
+    late = on.start(delete_name("c"))
     late.advance()  # it has read
     on.run(record_progress("c", structs.replace(OLD, positions=at(5)), 2, claim=True))
     late.end()
     found = on.run(read_named())
     assert (list(found.queries), found.consumers) == (["d"], {})
     with pytest.raises(UnknownConsumer, match="'c'"):
-        on.run(forget_name("c"))
+        on.run(delete_name("c"))

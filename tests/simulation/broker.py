@@ -265,7 +265,7 @@ class SimulatedBroker:
             except IsologError:
                 yield _RETRY_S
         yield NOW
-        core.table.pass_over_used_numbers()
+        core.table.reserve_used_numbers()
         self.driver = SimulatedDriver(core.table, self._ask_peer, around.chance, self._carried_out)
         self._changing = set()
         context = self._replication_context(self._threads())
@@ -438,8 +438,8 @@ class SimulatedBroker:
                 self._proposed.give()
 
     def _hand_over(self) -> Body:
-        yield from self.run(self.core.withdrawals.looking())
-        yield from self.run(self.core.balance.looking())
+        yield from self.run(self.core.withdrawals.checking())
+        yield from self.run(self.core.balance.checking())
 
     def _carried_out(self, step: RemoteStep, answer: Answer) -> None:
         self._around.carried_out(self, step, answer)

@@ -177,7 +177,7 @@ class Authorizer:
         fetch them.
         """
         issuer, token = self._settings.issuer, asked.token or ""
-        return issuer is not None and JwtIssuer.is_one(token) and issuer.needs_keys(token)
+        return issuer is not None and JwtIssuer.is_jwt(token) and issuer.needs_keys(token)
 
     def fetch_keys(self, asked: Authenticate) -> None:
         """Fetch the keys for the caller's JWT from its issuer, if they are still needed."""
@@ -243,7 +243,7 @@ class Authorizer:
                 raise Unauthenticated("the session is not from this cluster", hint=_HINT)
             self.check_valid(found)
             return self._known(found)
-        if self._settings.issuer is not None and JwtIssuer.is_one(token):
+        if self._settings.issuer is not None and JwtIssuer.is_jwt(token):
             return self._known(self._settings.issuer.caller_of(token))
         token_id = token_id_of(token)
         if token_id and token_id not in self._view.now.access.tokens:

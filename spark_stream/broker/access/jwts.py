@@ -110,7 +110,7 @@ class JwtIssuer:
             raise InvalidConfig(f"jwt.keys: {path}: {problem}", setting="jwt.keys") from None
 
     @staticmethod
-    def is_one(token: str) -> bool:
+    def is_jwt(token: str) -> bool:
         """Return whether the text has the form of such a token."""
         return token.count(".") == _PARTS - 1 and token.startswith("ey")
 

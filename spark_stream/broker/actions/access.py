@@ -127,7 +127,7 @@ def open_session(context: BrokerContext, asked: OpenSession) -> Authenticated:
     """
     caller = _maker(context)
     context.check_has_rules()
-    grants = _those_allowed(caller, tuple(map(_grant, asked.grants)))
+    grants = _allowed_part(caller, tuple(map(_grant, asked.grants)))
     expires_ms = context.transactions.now_ms() + asked.lifetime_ms
     if caller.source is KnownBy.TOKEN:
         expires_ms = min(expires_ms, caller.expires_ms or expires_ms)
@@ -148,7 +148,7 @@ def _maker(context: BrokerContext) -> Caller:
     return caller
 
 
-def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, ...] | None:
+def _limited(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, ...] | None:
     """Return the grants, or the caller's own if none are requested.
 
     Raises:
@@ -167,7 +167,7 @@ def _no_more_than(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Gra
     return grants
 
 
-def _those_allowed(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+def _allowed_part(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
     """Return the part of these grants, for a query, that the caller's token allows.
 
     Raises:
@@ -207,9 +207,9 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
         raise PermissionDenied(f"{caller.principal!r} may not make a token for {principal!r}")
     given = None if asked.grants is None else tuple(map(_grant, asked.grants))
     if asked.sliding and given is not None:
-        grants: tuple[Grant, ...] | None = _those_allowed(caller, given)
+        grants: tuple[Grant, ...] | None = _allowed_part(caller, given)
     else:
-        grants = _no_more_than(caller, given)
+        grants = _limited(caller, given)
     if asked.sliding and asked.lifetime_ms is None:
         raise InvalidRequest("a sliding token needs a lifetime: give lifetime_ms")
     now_ms = context.transactions.now_ms()

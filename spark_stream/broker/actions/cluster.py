@@ -168,7 +168,7 @@ def known_cluster(context: BrokerContext) -> ClusterDescription:
 
     The action `describe-cluster` and the metrics are views of this function.
     """
-    now, observed = context.host.view.now, context.observer.look()
+    now, observed = context.host.view.now, context.observer.observe()
     holder = None if now.controller is None else now.controller.broker
     controller = holder if holder in observed.alive else None
     watched = [

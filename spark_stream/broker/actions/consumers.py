@@ -92,7 +92,7 @@ def reader_heartbeat(context: BrokerContext, asked: ReaderHeartbeat) -> None:
     )
     claim = asked.claim or asked.kind == GROUP
     context.transactions.run(
-        readers.note_heartbeat(asked.kind, asked.consumer, session, claim=claim)
+        readers.record_heartbeat(asked.kind, asked.consumer, session, claim=claim)
     )
 
 
@@ -232,7 +232,7 @@ def _partitions(
 
 @handles(DeleteConsumer)
 def delete_consumer(context: BrokerContext, asked: DeleteConsumer) -> None:
-    context.transactions.run(readers.forget_name(asked.consumer))
+    context.transactions.run(readers.delete_name(asked.consumer))
 
 
 @handles(TakeConsumer)
@@ -253,7 +253,7 @@ def check_consumer(context: BrokerContext, asked: CheckConsumer) -> None:
 
 @handles(GetPosition)
 def consumer_position(context: BrokerContext, asked: GetPosition) -> Positions:
-    script = context.transactions.consumers.go_on(asked.consumer)
+    script = context.transactions.consumers.read_settled(asked.consumer)
     return _shown(context, context.transactions.run(script))
 
 

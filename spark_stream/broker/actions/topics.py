@@ -165,7 +165,7 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
     for answer in answers:
         if isinstance(answer, UnknownTopic):  # it was deleted in the meantime
             raise answer
-    observed = context.observer.look()
+    observed = context.observer.observe()
     return TopicDescription(
         name=topic.name,
         id=topic.id,

@@ -70,7 +70,7 @@ class Proposals:
             raise
         for number, (each, version) in enumerate(zip(proposed, versions, strict=True)):
             try:
-                yield from _tell(each, version)
+                yield from _settle(each, version)
             except IsologError:
                 self._put_back(proposed[number:])
                 raise
@@ -94,7 +94,7 @@ def _proposed(partition: Partition, proposal: ProposeIsr | ProposeRecord) -> _Pr
     return _Proposed(partition, progress.me, record, after, proposal.version)
 
 
-def _tell(proposed: _Proposed, version: int | None) -> Script[None]:
+def _settle(proposed: _Proposed, version: int | None) -> Script[None]:
     if version is not None:
         proposed.partition.role.take_isr(proposed.after, version)
         return

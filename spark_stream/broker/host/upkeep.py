@@ -48,8 +48,8 @@ class Agenda(Generic[K]):
             self._earliest = min(self._at.values(), default=None)
         return list(dict.fromkeys(due))
 
-    def put_down(self, member: K, at: float) -> None:
-        """Make the member due at this time, and not earlier."""
+    def schedule(self, member: K, at: float) -> None:
+        """Make the member due at this time, instead of an earlier scheduled one."""
         self._at[member] = at
         if self._earliest is None or at < self._earliest:
             self._earliest = at
@@ -117,7 +117,7 @@ class Upkeep:
             except IsologError as error:
                 logger.error("housekeeping of %s failed: %s", partition.name, error)
             if due is not None:
-                self._chores.put_down(partition, due)
+                self._chores.schedule(partition, due)
 
         self.remember(looked_at)
 
@@ -148,7 +148,7 @@ class Upkeep:
                 partition.role.tick()
                 due = partition.role.tick_due()
             if due is not None:
-                self._ticks.put_down(partition, max(due, now + 1))
+                self._ticks.schedule(partition, max(due, now + 1))
 
     def flush_due(self) -> float:
         """Force the files that are due by ``flush.ms``. Return the seconds until the next call."""
@@ -161,7 +161,7 @@ class Upkeep:
                 logger.error("flush of %s failed: %s", partition.name, error)
                 due = now + self._flush_pause_s
             if due is not None:
-                self._forces.put_down(partition, due)
+                self._forces.schedule(partition, due)
         due = self._forces.next_moment()
         pause = self._flush_pause_s
         return pause if due is None else min(max(due - self._clock.monotonic(), 0.001), pause)

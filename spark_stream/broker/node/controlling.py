@@ -23,7 +23,7 @@ from spark_stream.scripts import partition_records
 from spark_stream.scripts.partition_records import (
     Changed,
     Placed,
-    attend,
+    elect_leaders,
     finish_moves,
     is_moving,
     needs_leader,
@@ -68,7 +68,7 @@ class Controlling:
         if self._seen == (now.revision, alive) and self._may_rest():
             return
         due = [each for each in self._partitions() if needs_leader(each.stored.record, alive)]
-        log_changes((yield from attend(due, alive, self._members.registered())))
+        log_changes((yield from elect_leaders(due, alive, self._members.registered())))
         leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
         for broker in leaving:
             yield from self._send_away(BrokerId(broker))

@@ -47,7 +47,7 @@ logger = logger_of(__name__)
 _PAUSES: Final = 100
 _PAUSE_S: Final = 0.01
 _NAMES_MAX: Final = 5  # in one line of the broker's log
-LOOK_S: Final = 0.2
+TROUBLE_S: Final = 0.2
 """The pause between two checks for replicas in trouble."""
 _BALANCE_S: Final = 3.0
 
@@ -148,7 +148,7 @@ class Withdrawals:
         self._spare = spare or SpareFiles(0)
         self._reported: dict[str, _News] = {}
 
-    def looking(self) -> Script[None]:
+    def checking(self) -> Script[None]:
         """Hand over the partitions whose logs refuse writes, if another broker can lead them.
 
         This is run often.
@@ -240,7 +240,7 @@ class Balance:
         """The pause between two checks."""
         self._settling: dict[Partition, Settling] = {}
 
-    def looking(self) -> Script[None]:
+    def checking(self) -> Script[None]:
         """Hand partitions over to preferred leaders that can lead again. To be run often."""
         generation = self._host.generation
         if generation is None or not self._settle_us:

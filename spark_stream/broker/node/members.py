@@ -41,7 +41,7 @@ class Members:
         self._alive: dict[BrokerId, Generation] = {}
         self._looked_at: dict[BrokerId, str] = {}
 
-    def look(self) -> bool:
+    def check_alive(self) -> bool:
         """Check which brokers are alive. Return whether that has changed since the last check."""
         looked_at = {broker: each.incarnation for broker, each in self._view.now.brokers.items()}
         before, self._alive = self._alive, self.alive()
@@ -203,7 +203,7 @@ class Observer:
             if not isinstance(found, IsologError)
         }
 
-    def look(self) -> Observation:
+    def observe(self) -> Observation:
         """Return the cluster as this broker observes it at this moment."""
         failure = None if self.lease_keeper is None else self.lease_keeper.failure
         brokers = self._members.brokers()

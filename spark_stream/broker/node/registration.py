@@ -116,7 +116,7 @@ class Registration:
         log_changes(changed)
         return changed
 
-    def looking(self) -> Script[None]:
+    def checking(self) -> Script[None]:
         """Check for logs with failed fsyncs or damaged batches. To be run often."""
         if self._registered is None:
             return
@@ -159,7 +159,7 @@ class DamagedReplicas:
         self._host = host
         self._members = members
         self._left: dict[str, EntryIndex] = {}
-        self._said: dict[str, tuple[EntryIndex, Verdict]] = {}
+        self._reported: dict[str, tuple[EntryIndex, Verdict]] = {}
 
     @property
     def left_replicas(self) -> list[str]:
@@ -178,7 +178,9 @@ class DamagedReplicas:
         }
         holes = {each.name: hole for each, hole in damaged.items()}
         self._left = {name: hole for name, hole in self._left.items() if holes.get(name) == hole}
-        self._said = {name: said for name, said in self._said.items() if name in holes}
+        self._reported = {
+            name: reported for name, reported in self._reported.items() if name in holes
+        }
         verdicts = [self._verdict(each, hole, me) for each, hole in damaged.items()]
         if Verdict.LEAVE not in verdicts:
             return False
@@ -194,16 +196,16 @@ class DamagedReplicas:
         others = (self._record(each) for each in self._host.open_replicas())
         records = (each for each in others if each is not None)
         verdict = judge(record, records, me, self._members.alive())
-        if self._said.get(partition.name) != (hole, verdict):
-            self._said[partition.name] = (hole, verdict)
-            self._tell(partition, hole, verdict)
+        if self._reported.get(partition.name) != (hole, verdict):
+            self._reported[partition.name] = (hole, verdict)
+            self._report(partition, hole, verdict)
         return verdict
 
     def _record(self, partition: Partition) -> PartitionRecord | None:
         stored = self._host.view_of(PartitionId(partition.topic_id, partition.number))
         return None if stored is None else stored.record
 
-    def _tell(self, partition: Partition, hole: EntryIndex, verdict: Verdict) -> None:
+    def _report(self, partition: Partition, hole: EntryIndex, verdict: Verdict) -> None:
         if verdict is Verdict.LEAVE:
             remedy = "they are fetched from the leader, because another in-sync replica has them"
         elif verdict is Verdict.WAIT:

@@ -29,7 +29,7 @@ BEGIN_S: Final = 0.5
 _BREATH_S: Final = 0.02  # shorter waits are added up
 
 
-class Looked(Struct, frozen=True):
+class ScrubResult(Struct, frozen=True):
     """The result of a whole pass. ``ended_us``: by the wall clock; ``damaged`` counts batches."""
 
     ended_us: int
@@ -59,7 +59,7 @@ class Scrub:
         self._period_s = period_s
         self._stopped = stopped
         self._owed_s = 0.0
-        self.last: Looked | None = None
+        self.last: ScrubResult | None = None
         """The last whole pass, or None if there was none yet."""
         self.read_bytes = self.damaged = 0
         """The bytes that were read, and the damaged batches that were found, in all passes."""
@@ -79,7 +79,7 @@ class Scrub:
                 if not self._go_on(piece.size):
                     return self._period_s
         took_s = self._clock.monotonic() - began
-        self.last = Looked(self._clock.wall_us(), size, damaged)
+        self.last = ScrubResult(self._clock.wall_us(), size, damaged)
         level = logging.ERROR if damaged else logging.INFO
         logger.log(
             level,

@@ -37,7 +37,7 @@ from spark_stream.scripts.transactions.finishing import (
     Swept,
     TransactionSettings,
 )
-from spark_stream.scripts.transactions.sinks import Sinks, forget_stopped
+from spark_stream.scripts.transactions.sinks import Sinks, delete_old_stops
 
 logger = logger_of(__name__)
 
@@ -82,10 +82,10 @@ class TransactionCoordinator:
         return self._driver.run(script)
 
     def now_ms(self) -> int:
-        """Return the wall-clock time, in milliseconds since the epoch."""
+        """Return the time by the steady clock, in milliseconds since the epoch."""
         return self._clock.steady_us() // 1_000
 
-    # -- by itself --------------------------------------------------------------------------------
+    # -- sweeps -----------------------------------------------------------------------------------
 
     def recovering(self) -> Script[None]:
         """Finish decided transactions, and write lost markers, before the first reader."""
@@ -111,7 +111,7 @@ class TransactionCoordinator:
         yield from self._restore_markers()
         whole = began - self._all_at >= min(_ALL_S, self._settings.sink_expiry_seconds)
         if whole:
-            yield from forget_stopped(self.now_ms())
+            yield from delete_old_stops(self.now_ms())
         try:
             found = yield from self._mine(whole=whole)
         except MetadataUnavailable:
@@ -123,9 +123,9 @@ class TransactionCoordinator:
             self._sweeper.watch.keep_only(found)
         for record in found:
             # the sweep of an earlier record may have taken long
-            if self._looks_after(record.coordinator):
+            if self._is_responsible(record.coordinator):
                 yield from self._sweep_record(record)
-        yield from self._forget_joins()
+        yield from self._delete_joins()
 
     def _find_open(self) -> None:
         """Note the open transactions of partitions that this broker has begun to lead."""
@@ -168,11 +168,11 @@ class TransactionCoordinator:
             if tried.failure is not None:
                 self._lost.append(tried)
 
-    def _forget_joins(self) -> Script[None]:
+    def _delete_joins(self) -> Script[None]:
         """Remove the joins of transactions that have ended, many with one write."""
         ended = [self._finisher.ended.popitem() for _ in range(len(self._finisher.ended))]
         try:
-            self._finisher.ended.update((yield from records.forget_joins(ended)))
+            self._finisher.ended.update((yield from records.delete_joins(ended)))
         except IsologError:
             self._finisher.ended.update(ended)
             raise
@@ -180,10 +180,10 @@ class TransactionCoordinator:
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
         """Read the records whose coordinator is this broker: all, or those under way."""
         found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY, fresh=whole)
-        mine = {name: self._looks_after(name) for name in {each.coordinator for each in found}}
+        mine = {name: self._is_responsible(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 
-    def _looks_after(self, coordinator: str) -> bool:
+    def _is_responsible(self, coordinator: str) -> bool:
         """Return whether this broker sweeps the records of this coordinator.
 
         They are its own, or those of a dead broker. An id that has begun no transaction has no

@@ -217,7 +217,7 @@ class StepTable:
             self._followed[kind] = FollowedRecords(self._store, kind)
         return self._followed[kind].look(step.prefix)
 
-    def pass_over_used_numbers(self) -> None:
+    def reserve_used_numbers(self) -> None:
         """Reserve the numbers in this broker's logs, so that they are not given out again.
 
         This is called before the first number is given out.

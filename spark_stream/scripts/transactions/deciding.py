@@ -72,7 +72,7 @@ from spark_stream.scripts.steps import (
 )
 from spark_stream.scripts.transactions import records
 from spark_stream.scripts.transactions.finishing import Finisher
-from spark_stream.scripts.transactions.positions import check_owners, own_name, read_positions
+from spark_stream.scripts.transactions.positions import check_owners, read_positions, take_name
 from spark_stream.scripts.transactions.records import Judge, P, Rule, as_judge
 from spark_stream.wire.transaction_messages import (
     AbortTransaction,
@@ -232,7 +232,7 @@ class Decisions:
                 ForeignBranch: The partitions must not take batches of this stamp.
         """
         yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
-        written = yield from records.note_joins(transactional_id, number, places)
+        written = yield from records.record_joins(transactional_id, number, places)
         try:
             if written:
                 yield CatchUp()  # with the joins: so the cached record is not older
@@ -442,7 +442,7 @@ class Consumers:
         ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner's
         session ends: the new owner does not read.
         """
-        yield from own_name(consumer, instance, principal, keeps_group=keeps_group)
+        yield from take_name(consumer, instance, principal, keeps_group=keeps_group)
         if keeps_group:
             yield from end_fenced("client", consumer, instance)
         return (yield from self.take_over(consumer))
@@ -461,9 +461,9 @@ class Consumers:
                 for each in record.positions
             ):
                 yield from withdraw_announcement(record.transactional_id, record.number, consumer)
-        return (yield from self.go_on(consumer))
+        return (yield from self.read_settled(consumer))
 
-    def go_on(self, consumer: str) -> Script[list[PositionOf]]:
+    def read_settled(self, consumer: str) -> Script[list[PositionOf]]:
         """Return the positions of a named consumer, after finishing its decided transactions."""
         for record in (yield from FindTransactions(By.CONSUMER, consumer)):
             if record.state is State.COMMITTING:

@@ -319,7 +319,7 @@ class Sweeper:
         if is_sink(record) and record.committed_batch >= 0:
             yield from records.expire_sink(record)
         else:
-            yield from records.forget(record)
+            yield from records.delete_unchanged(record)
         return Swept.FORGOTTEN
 
     def _expire_if_due(self, record: Transaction, unchanged_s: float) -> Script[Swept]:

@@ -32,7 +32,7 @@ def read_positions(consumer: str) -> Script[list[PositionOf]]:
     return [] if record is None else decode_positions(record.value["positions"])
 
 
-def own_name(
+def take_name(
     consumer: str, instance: str, principal: str = "", *, keeps_group: bool = False
 ) -> Script[None]:
     """Give the principal's instance the name, and fence its earlier owner.

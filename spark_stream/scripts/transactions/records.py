@@ -159,7 +159,7 @@ def is_of(transaction: Transaction, principal: str) -> bool:
     return transaction.principal in ("", principal)
 
 
-def forget(finished: Transaction) -> Script[bool]:
+def delete_unchanged(finished: Transaction) -> Script[bool]:
     """Delete the record if it is unchanged. Return whether it was deleted."""
     record = yield from Get(PREFIX + finished.transactional_id)
     if record is None or decode(record.value) != finished:
@@ -203,7 +203,7 @@ def delete_expired(gone: Iterable[tuple[StoreRecord, Transaction]]) -> Script[No
 # -- the partitions of a transaction --------------------------------------------------------------
 
 
-def note_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[bool]:
+def record_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[bool]:
     """Record in one write that the partitions have joined.
 
     Return False if some joins were recorded already.
@@ -230,7 +230,7 @@ def read_joins() -> Script[list[Join]]:
     return [decode_join(each) for each in (yield from ListRecords(JOINS))]
 
 
-def forget_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
+def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
     """Remove the joins of transactions (number and id) that are finished on record.
 
     Return the transactions that are decided but not finished: their joins are still needed. Joins

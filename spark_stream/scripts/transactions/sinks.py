@@ -208,7 +208,7 @@ class Sinks:
                 yield from self._finisher.finish(found)
                 yield from self._finisher.record_finish(found)
             else:
-                deleted = (yield from records.forget(found)) or deleted
+                deleted = (yield from records.delete_unchanged(found)) or deleted
         every = yield from records.read_expired()
         gone = [each for each in every if each[1].transactional_id == transactional_id]
         yield from records.delete_expired(gone)
@@ -257,7 +257,7 @@ def record_stop(asked: Stop, now_ms: int) -> Script[None]:
             return
 
 
-def forget_stopped(now_ms: int) -> Script[None]:
+def delete_old_stops(now_ms: int) -> Script[None]:
     """Remove the records of runs that were stopped long ago."""
     for old in (yield from ListRecords(STOPPED)):
         if now_ms - int(old.value["at_ms"]) > STOPPED_KEPT_MS:

@@ -200,7 +200,7 @@ def test_a_follower_joins_while_the_leader_may_not_serve(pair):
     b = a.around.start("b")
     a.around.board.gone("b")  # its lease is not seen yet
     a.host.refresh()
-    a.members.look()
+    a.members.check_alive()
     replicate(a, b, "t")
     a.put_proposals()
     assert isr(a) == ["a"]

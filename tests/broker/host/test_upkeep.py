@@ -47,7 +47,7 @@ def test_a_member_is_due_once_after_a_move_or_at_its_time(steps):
             agenda.move(*arguments)
             moved.add(*arguments)
         elif what == "put down":
-            agenda.put_down(*arguments)
+            agenda.schedule(*arguments)
             at[arguments[0]] = arguments[1]
         else:
             due = moved | {each for each, moment in at.items() if moment <= arguments[0]}

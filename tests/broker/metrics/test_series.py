@@ -12,7 +12,7 @@ from spark_stream.consistency.groups import GroupMember
 from spark_stream.consistency.isolation import STALLED_S, Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
 from spark_stream.scripts import groups
-from spark_stream.scripts.readers import note_heartbeat, record_progress
+from spark_stream.scripts.readers import record_heartbeat, record_progress
 from tests.broker.metrics.scraping import Samples, page, scraped
 from tests.flight_calls import CALL, act_by_flight, flight_client, ticket
 from tests.support import NUMBERS, eventually, numbers
@@ -192,7 +192,7 @@ def test_metrics_show_the_state_that_clients_show(shown, client, ten):
 
         def all_states() -> tuple[dict[str, str], dict[str, str]]:
             """The states in metrics and in the client. Heartbeats of ``hangs`` come in between."""
-            driver.run(note_heartbeat("client", "hangs", idle, claim=True))
+            driver.run(record_heartbeat("client", "hangs", idle, claim=True))
             found = scraped(shown.metrics_address).of("isolog_consumer_state")
             in_metrics = {
                 dict(labels)["consumer"]: dict(labels)["state"]

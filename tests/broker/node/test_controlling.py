@@ -75,7 +75,7 @@ def test_a_stalled_controller_is_replaced_and_does_no_harm(three):
     a, b, c = three
     make(a, "t", "cb")
     for each in three:
-        each.members.look()
+        each.members.check_alive()
     a.around.clock.pass_us(int(LEASE_S * 0.6 * 1e6))
     b.lease_keeper.renew()
     c.lease_keeper.renew()

@@ -67,7 +67,7 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
 
     def look(seconds: float) -> None:
         for _ in range(int(seconds)):
-            b.driver.run(balance.looking())
+            b.driver.run(balance.checking())
             b.around.clock.pass_us(1_000_000)
             for each in b.around.up.values():
                 each.lease_keeper.renew()

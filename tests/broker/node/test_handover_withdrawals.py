@@ -35,7 +35,7 @@ class Cluster:
 
     def look(self, name: str) -> None:
         """One round of the broker's thread, after which all brokers see its changes."""
-        self.brokers[name].driver.run(self.withdrawals[name].looking())
+        self.brokers[name].driver.run(self.withdrawals[name].checking())
         see(self.around)
 
     def leader(self, topic: str = "t") -> str | None:
@@ -125,7 +125,7 @@ def test_missing_entries_are_replicated_before_the_hand_over(cluster):
     a, b = cluster.brokers["a"], cluster.brokers["b"]
     cluster.append("a", 1)
     refused(cluster, "a", StorageFailure)
-    script = cluster.withdrawals["a"].looking()
+    script = cluster.withdrawals["a"].checking()
     next(script)  # the other replicas are probed
     script.send([None, None])  # it waits for its followers
     with pytest.raises(IsologError, match="hands the partition over") as error:
@@ -146,13 +146,13 @@ def test_the_end_of_a_hand_over_does_not_undo_the_shutdowns(cluster):
     cluster.append("a", 1)  # the followers lack it, so both wait for them
     refused(cluster, "a", StorageFailure)
     cluster.disks["a"].refusal = None  # only the handover refuses further appends
-    looking = cluster.withdrawals["a"].looking()
-    next(looking)
-    looking.send([None, None])
+    checking = cluster.withdrawals["a"].checking()
+    next(checking)
+    checking.send([None, None])
     shutdown = handing_over(a.host, a.members)
     next(shutdown)
     shutdown.send([None, None])
-    looking.close()
+    checking.close()
     with pytest.raises(LeaderUnavailable, match="hands the partition over"):
         cluster.append("a", 2)
 

@@ -29,14 +29,14 @@ def test_registered_and_live_brokers(around):
 
 def test_a_check_returns_whether_live_brokers_changed(around):
     a = around.start("a")
-    a.members.look()
-    assert not a.members.look()
+    a.members.check_alive()
+    assert not a.members.check_alive()
     b = around.start("b")
     a.host.refresh()
-    assert a.members.look()
-    assert not a.members.look()
+    assert a.members.check_alive()
+    assert not a.members.check_alive()
     b.die()
-    assert a.members.look()
+    assert a.members.check_alive()
 
 
 def test_a_generation_is_that_of_the_last_check(around):
@@ -45,7 +45,7 @@ def test_a_generation_is_that_of_the_last_check(around):
     see(around)
     b.die()
     assert a.members.generation_of("b") == "b-logs"
-    a.members.look()
+    a.members.check_alive()
     assert a.members.generation_of("b") is None
 
 
@@ -56,12 +56,12 @@ def test_a_broker_that_started_since_the_last_check_counts_as_alive(around):
     make(a, "t", "ab")
     assert not a.proposals.noted.is_set()
     b.die()
-    a.members.look()
+    a.members.check_alive()
     assert a.members.generation_of("b") is None
     around.start("b", "new logs").die()
     a.host.refresh()
     assert a.members.generation_of("b") == "new logs"
-    a.members.look()
+    a.members.check_alive()
     assert a.members.generation_of("b") is None
 
 

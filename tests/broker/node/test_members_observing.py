@@ -40,7 +40,7 @@ def pass_time(around: Surroundings, leases: float) -> None:
         around.clock.pass_us(int(LEASE_S / 4 * 1_000_000))
         renew_all(around)
         for each in around.up.values():
-            each.observer.look()
+            each.observer.observe()
 
 
 def crash(broker: LocalBroker) -> None:
@@ -72,7 +72,7 @@ def known_to(broker: LocalBroker) -> ClusterDescription:
 
 def led(broker: LocalBroker) -> set[int]:
     """The partitions that have a leader, in the broker's view."""
-    found = broker.observer.look()
+    found = broker.observer.observe()
     topic = broker.host.find("t")
     return {
         number for number in range(3) if found.leads(topic.id, number, broker.record("t", number))
@@ -82,7 +82,7 @@ def led(broker: LocalBroker) -> set[int]:
 def test_all_brokers_are_alive_and_lead_while_they_renew_their_leases(trio, around):
     a, _, _ = trio
     pass_time(around, 3)
-    found = a.observer.look()
+    found = a.observer.observe()
     assert found.alive.keys() == set("abc")
     assert led(a) == {0, 1, 2}
     assert found.failure is None
@@ -93,7 +93,7 @@ def test_a_crashed_broker_is_dead_when_its_lease_was_not_renewed_for_its_duratio
     crash(c)
     assert known_to(a).under_replicated == 0
     pass_time(around, 2)
-    assert a.observer.look().alive.keys() == set("ab")
+    assert a.observer.observe().alive.keys() == set("ab")
     assert led(a) == {0, 1}
     assert a.record("t", 0).member("c") is not None
     known = known_to(a)
@@ -112,7 +112,7 @@ def test_a_crashed_broker_is_dead_while_the_store_takes_no_renewals(trio, around
     pass_time(around, 3)
     assert a.members.is_alive("c")
     for each in (a, b):
-        found = each.observer.look()
+        found = each.observer.observe()
         assert found.alive.keys() == set("ab")
         assert "database space exceeded" in found.failure.message
         known = known_to(each)
@@ -126,7 +126,7 @@ def test_a_leader_whose_lease_expired_leads_in_no_view(trio, around, monkeypatch
     monkeypatch.setattr(MemoryBoard, "take_place", refuse)
     pass_time(around, 3)
     for each in (a, b):
-        assert each.observer.look().alive.keys() == set("abc")
+        assert each.observer.observe().alive.keys() == set("abc")
         assert led(each) == set()
 
 
@@ -150,18 +150,18 @@ def test_a_dead_broker_stays_dead_and_the_others_alive_after_the_store_takes_cha
         pass_time(around, 3)
     a.lease_keeper.renew()
     a.driver.run(a.observer.probing())
-    assert a.observer.look().alive.keys() == set("ab"), (
+    assert a.observer.observe().alive.keys() == set("ab"), (
         "b answers, and has not renewed its lease yet"
     )
     pass_time(around, 3)
-    assert a.observer.look().alive.keys() == b.observer.look().alive.keys() == set("ab")
-    assert a.observer.look().failure is None
+    assert a.observer.observe().alive.keys() == b.observer.observe().alive.keys() == set("ab")
+    assert a.observer.observe().failure is None
     assert led(a) == {0, 1}
 
 
 def test_a_board_that_cannot_be_read_is_the_failure_of_the_store(trio, around, monkeypatch):
     a, _, _ = trio
     monkeypatch.setattr(MemoryBoard, "read", refuse)
-    found = a.observer.look()
+    found = a.observer.observe()
     assert "database space exceeded" in found.failure.message
     assert found.alive.keys() == set("abc"), "their leases were seen to change a moment ago"

@@ -154,14 +154,14 @@ def failing(around: Surroundings) -> tuple[LocalBroker, Registration]:
 def test_a_failed_fsync_makes_one_new_generation(failing, caplog):
     a, found = failing
     before = found.me
-    a.driver.run(found.looking())
+    a.driver.run(found.checking())
     assert found.me == before
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
     with caplog.at_level(logging.ERROR):
-        a.driver.run(found.looking())
+        a.driver.run(found.checking())
         after = found.me
-        a.driver.run(found.looking())
+        a.driver.run(found.checking())
     assert after == found.me != before
     assert caplog.text.count("an fsync failed (t/0)") == 1
     assert Brokers(a.store).get("a").generation == found.me.generation
@@ -171,7 +171,7 @@ def test_after_a_failed_fsync_another_broker_leads(failing):
     a, found = failing
     with pytest.raises(IsologError):
         a.partition("t").append(numbers(1, 1))
-    a.driver.run(found.looking())
+    a.driver.run(found.checking())
     see(a.around)
     with pytest.raises(IsologError):
         a.partition("t")
@@ -221,7 +221,7 @@ def test_a_lone_isr_member_leads_in_a_new_epoch_after_a_failed_fsync(failing):
         a.partition("t").append(numbers(1, 1))
     make(a, "u", "a")
     before = a.record("u").leader_epoch
-    a.driver.run(found.looking())
+    a.driver.run(found.checking())
     assert a.record("u").leader_epoch > before
     a.partition("u").append(numbers(0, 1))
 

@@ -22,7 +22,7 @@ from spark_stream.scripts.readers import find_cut
 from spark_stream.scripts.steps import IsReplicated, Refresh, Script, Seal
 from spark_stream.scripts.transactions.deciding import force_partitions
 from spark_stream.scripts.transactions.finishing import seal_partitions, write_markers
-from spark_stream.scripts.transactions.records import note_joins, read
+from spark_stream.scripts.transactions.records import read, record_joins
 from spark_stream.wire.topic_messages import CutTopic
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LocalBroker, Surroundings, replicate
@@ -70,7 +70,7 @@ def write(partition: Partition) -> None:
 
 def decided(broker: LocalBroker, place: Joined) -> Transaction:
     """A commit, with the partition that has joined on record."""
-    broker.driver.run(note_joins("loader", NUMBER, [place]))
+    broker.driver.run(record_joins("loader", NUMBER, [place]))
     return Transaction(
         "loader", state=State.COMMITTING, number=NUMBER, producer_id=PRODUCER, taken=(PRODUCER,)
     )

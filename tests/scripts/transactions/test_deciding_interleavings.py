@@ -350,7 +350,7 @@ def test_a_position_read_by_the_new_owner_moves_for_no_other(before, between):
     read = taking.result
     while not asked.over:
         world.advance(asked)
-    after = world.run(B, world.brokers[B].consumers.go_on("c"))
+    after = world.run(B, world.brokers[B].consumers.read_settled("c"))
     assert after == read
     if isinstance(asked.error, ConsumerFenced):
         assert (read, world.store.transaction("x").state) == ([], State.OPEN)
@@ -378,7 +378,7 @@ def test_a_commit_with_other_positions_announces_them(before):
     read = world.run(A, world.brokers[A].consumers.take("d", "new"))
     while not asked.over:
         world.advance(asked)
-    assert world.run(A, world.brokers[A].consumers.go_on("d")) == read
+    assert world.run(A, world.brokers[A].consumers.read_settled("d")) == read
     if isinstance(asked.error, ConsumerFenced):
         assert (read, world.store.transaction("x").state) == ([], State.OPEN)
     else:
@@ -415,7 +415,7 @@ def test_no_commit_of_the_fenced_owner_undoes_a_reset(before, between):
     while not asked.over:
         world.advance(asked)
     assert reset.error is None
-    assert world.run(A, world.brokers[A].consumers.go_on("c")) == [place]
+    assert world.run(A, world.brokers[A].consumers.read_settled("c")) == [place]
     assert asked.error is None or isinstance(asked.error, ConsumerFenced)
 
 
@@ -440,7 +440,7 @@ def test_a_late_finisher_stores_no_old_position():
         world.advance(done)
     while not late.over:
         world.advance(late)
-    assert world.run(A, world.brokers[A].consumers.go_on("c")) == [further]
+    assert world.run(A, world.brokers[A].consumers.read_settled("c")) == [further]
 
 
 def test_a_commit_finished_by_others_returns_its_own_transaction():

@@ -11,9 +11,9 @@ from spark_stream.scripts.steps import FindTopic
 from spark_stream.scripts.transactions.positions import (
     check_owners,
     commit_positions,
-    own_name,
     read_positions,
     store_positions,
+    take_name,
 )
 from tests.scripts.on_store import OnStore
 from tests.simulation.broker import SCHEMA
@@ -60,7 +60,7 @@ def test_positions_in_a_deleted_topic_are_not_committed():
             return super().carry_out(step)
 
     on = WithTopics(MemoryStore(MemoryRecords()))
-    on.run(own_name("c", "mine"))
+    on.run(take_name("c", "mine"))
     on.run(commit_positions([position(5)], {"c": "mine"}))
     deleted = PositionOf("c", "u", "id-of-u", 0, 9)
     with pytest.raises(UnknownTopic, match="'u'"):
@@ -75,11 +75,11 @@ def test_positions_in_a_deleted_topic_are_not_committed():
 
 
 def test_a_fenced_instance_stores_no_position(on):
-    on.run(own_name("c", "old"))
+    on.run(take_name("c", "old"))
     on.run(store_positions([position(5)], {"c": "old"}))
     late = on.start(store_positions([position(6)], {"c": "old"}))
     late.advance()  # it has read
-    on.run(own_name("c", "new"))
+    on.run(take_name("c", "new"))
     with pytest.raises(ConsumerFenced, match="'c'"):
         late.end()
     with pytest.raises(ConsumerFenced, match="'c'"):

@@ -28,8 +28,8 @@ from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.records import (
     as_judge,
     change,
-    forget,
-    forget_joins,
+    delete_joins,
+    delete_unchanged,
     read,
     read_all,
     read_joins,
@@ -98,9 +98,9 @@ def test_a_record_that_changed_between_read_and_write_is_judged_again():
 def test_only_an_unchanged_record_is_deleted():
     on = in_memory()
     on.run(change("loader-1", as_judge(lambda _: LOADER)))
-    on.run(forget(replace(LOADER, number=6)))
+    on.run(delete_unchanged(replace(LOADER, number=6)))
     assert on.run(read_all()) == [LOADER]
-    on.run(forget(LOADER))
+    on.run(delete_unchanged(LOADER))
     assert on.run(read_all()) == []
 
 
@@ -201,10 +201,10 @@ def test_joins_are_removed_once_the_transaction_is_finished_on_record():
     for number in range(3):
         on.run(Decisions(Finisher()).join("x", 1, 2, 0, Joined("t", "id", number)))
     ended = [(1, "x")]
-    assert on.run(forget_joins(ended)) == []  # it is open: its finisher comes back to it
+    assert on.run(delete_joins(ended)) == []  # it is open: its finisher comes back to it
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
-    assert on.run(forget_joins(ended)) == ended
+    assert on.run(delete_joins(ended)) == ended
     assert len(on.run(read_places(1))) == 3
     on.run(change("x", as_judge(lambda found: rules.finish(found, 1))))
-    assert on.run(forget_joins(ended)) == []
+    assert on.run(delete_joins(ended)) == []
     assert on.run(read_joins()) == []

@@ -8,7 +8,7 @@ from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.scripts.steps import ListRecords
 from spark_stream.scripts.transactions.sinks import (
     STOPPED_KEPT_MS,
-    forget_stopped,
+    delete_old_stops,
     record_stop,
     stopped_until,
 )
@@ -42,5 +42,5 @@ def test_old_stops_are_removed_and_read_one_by_one(on):
     on.run(record_stop(Stop("young", 1, 0), 1))
     on.run(record_stop(Stop("new", 1, 0), STOPPED_KEPT_MS + 1))
     assert not [step for step in on.steps if isinstance(step, ListRecords)]
-    on.run(forget_stopped(STOPPED_KEPT_MS + 1))
+    on.run(delete_old_stops(STOPPED_KEPT_MS + 1))
     assert [on.run(stopped_until(run)) for run in ("old", "young", "new")] == [-1, 1, 1]

@@ -37,7 +37,7 @@ def a_join_is_not_judged_once_it_is_on_record(patch: Patch) -> None:
         found = yield from records.read(transactional_id)
         outcome = deciding.rules.join(found, number, producer_id, epoch)
         deciding.allowed(outcome, number, "a write")
-        yield from records.note_joins(transactional_id, number, at)
+        yield from records.record_joins(transactional_id, number, at)
 
     patch.setattr(Decisions, "join", join)
 
