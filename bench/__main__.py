@@ -67,7 +67,7 @@ def main() -> None:
         parser.error(f"the parts are {', '.join(PARTS)}")
     parts = [part for part in PARTS if part in (given.parts or PARTS)]
     if given.in_turns:
-        told = turns.Told()
+        told = turns.MeasuredBench()
         _measure(parts, given, Results(told.tell), told.begin)
         return
     if given.against:

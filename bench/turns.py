@@ -21,7 +21,7 @@ from bench.results import Figure, Measure
 OPTION: Final = "--in-turns"
 
 
-class Told:
+class MeasuredBench:
     """The measured side: it writes figures, and waits for its turns."""
 
     def __init__(self) -> None:

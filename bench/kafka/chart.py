@@ -15,7 +15,7 @@ CHARTED: Final = ("read", "write", "typed")
 
 
 def digest(measures: Sequence[Figures]) -> str:
-    """The facts of the chart, which are stored in it."""
+    """Return the digest of the chart's figures, which the chart contains."""
     charted = [each for each in measures if each["part"] in CHARTED]
     return hashlib.sha256(json.dumps(charted, sort_keys=True).encode()).hexdigest()
 

@@ -27,11 +27,11 @@ from spark_stream.sql.literals import NotAValue
 from spark_stream.sql.predicates import (
     BoundPart,
     Constant,
-    Everywhere,
+    ConstantComparison,
     Field,
+    FieldComparison,
     Negation,
-    Pair,
-    Versus,
+    ValueConstant,
 )
 from spark_stream.sql.tree import Column, Literal, LiteralKind, Operand
 
@@ -68,7 +68,7 @@ def compared(
         return Negation(_against(turned, right, left, node))
     if isinstance(right, Literal):
         return _against(order, left, right, node)
-    return Pair(order, left, right, _common(left, right, node))
+    return FieldComparison(order, left, right, _common(left, right, node))
 
 
 def _of_constants(order: pruning.Order, left: Literal, right: Literal) -> BoundPart:
@@ -198,7 +198,7 @@ def of_bytes(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
     wide = pt.is_large_binary(field.type) or pt.is_large_string(field.type)
     key = pruning.bytes_key(value)
     scalar = pa.scalar(value, pa.large_binary() if wide else pa.binary())
-    return Versus(field, order, scalar, key, key, exact=False)
+    return ConstantComparison(field, order, scalar, key, key, exact=False)
 
 
 def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
@@ -206,9 +206,11 @@ def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
     scalar = pa.scalar(value, pa.float64())
     if pt.is_floating(field.type):
         key = float_key(value)
-        return Versus(field, order, scalar, key, key, exact=True)
+        return ConstantComparison(field, order, scalar, key, key, exact=True)
     if value != value or value in (inf, -inf):
-        return Versus(field, order, scalar, pruning.LOWEST, pruning.HIGHEST, exact=False)
+        return ConstantComparison(
+            field, order, scalar, pruning.LOWEST, pruning.HIGHEST, exact=False
+        )
     # A whole number or a decimal is rounded to the nearest double, so neighbours of the constant
     # may be equal to it: widen the range of keys by that much.
     scale = 10**field.type.scale if pt.is_decimal(field.type) else 1
@@ -217,7 +219,9 @@ def _of_doubles(order: pruning.Order, field: Field, value: float) -> BoundPart:
     low, high = (
         floor(Fraction(value) * scale + sign * (Fraction(around) * scale + 1)) for sign in (-1, 1)
     )
-    return Versus(field, order, scalar, whole_key(low), whole_key(high + 1), exact=False)
+    return ConstantComparison(
+        field, order, scalar, whole_key(low), whole_key(high + 1), exact=False
+    )
 
 
 def _of_numbers(order: pruning.Order, field: Field, literal: Literal) -> BoundPart:
@@ -265,15 +269,15 @@ def _of_wholes(order: pruning.Order, field: Field, value: Fraction) -> BoundPart
     below = floor(value)
     if below != value:
         if order is pruning.Order.EQUAL:
-            return Everywhere(field, False)
+            return ValueConstant(field, False)
         order = pruning.Order.LESS_OR_EQUAL
     least, greatest = _range_of(field.type)
     if below > greatest:
-        return Everywhere(field, order is not pruning.Order.EQUAL)
+        return ValueConstant(field, order is not pruning.Order.EQUAL)
     if below < least:
-        return Everywhere(field, False)
+        return ValueConstant(field, False)
     key = whole_key(below)
-    return Versus(field, order, _scalar(below, field.type), key, key, exact=True)
+    return ConstantComparison(field, order, _scalar(below, field.type), key, key, exact=True)
 
 
 def _range_of(kind: pa.DataType) -> tuple[int, int]:

@@ -33,21 +33,21 @@ from spark_stream.sql.comparisons import (
 )
 from spark_stream.sql.literals import NotAValue
 from spark_stream.sql.predicates import (
-    Absent,
-    Both,
+    BooleanField,
     BoundPart,
-    Certain,
+    Conjunction,
     Constant,
-    Either,
-    Everywhere,
+    ConstantComparison,
+    Disjunction,
     Field,
-    Flag,
     Matching,
     Negation,
     NotANumber,
+    NullTest,
     OneOf,
     RowFilter,
-    Versus,
+    TruthTest,
+    ValueConstant,
 )
 from spark_stream.sql.tree import Column, Literal, LiteralKind, Operand, Predicate
 from spark_stream.wire.limits import FILTER_CHARACTERS_MAX
@@ -204,11 +204,11 @@ class _Binder:
                 return Constant(nulls == 2)
             return compared(pruning.Order.EQUAL, left, right, node)
         if isinstance(right, Literal) and right.value is None:
-            return Absent(left)
-        found = Certain(compared(pruning.Order.EQUAL, left, right, node), True)
+            return NullTest(left)
+        found = TruthTest(compared(pruning.Order.EQUAL, left, right, node), True)
         if isinstance(right, Literal):
             return found
-        return Either((found, Both((Absent(left), Absent(right)))))
+        return Disjunction((found, Conjunction((NullTest(left), NullTest(right)))))
 
     def one_of(self, node: tree.In) -> BoundPart:
         sides = [self._operand(each) for each in (node.operand, *node.items)]
@@ -217,11 +217,15 @@ class _Binder:
         except NotAValue as error:
             raise refused(f"{node.operand.shown} IN (…): {error}", node.operand) from None
         parts = [compared(pruning.Order.EQUAL, operand, each, node) for each in items]
-        plain = tuple(each for each in parts if isinstance(each, Versus) and not each.of_floats)
+        plain = tuple(
+            each for each in parts if isinstance(each, ConstantComparison) and not each.of_floats
+        )
         if len(plain) > _MANY:
-            rest = [each for each in parts if not isinstance(each, Versus) or each.of_floats]
+            rest = [
+                each for each in parts if not isinstance(each, ConstantComparison) or each.of_floats
+            ]
             parts = [OneOf(plain), *rest]
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Disjunction(tuple(parts))
 
     # -- texts ------------------------------------------------------------------------------------
 
@@ -237,7 +241,7 @@ class _Binder:
             raise refused(f"_ in LIKE {node.pattern!r} takes a string column, not binary", None)
         return matching(field, pieces, raw)
 
-    def holds(self, node: tree.Holds) -> BoundPart:
+    def holds(self, node: tree.TextSearch) -> BoundPart:
         field = self._operand(node.operand)
         if isinstance(field, Literal):
             raise refused(f"the first argument of {node.part} must be a column", None)
@@ -259,7 +263,7 @@ class _Binder:
 
     def is_null(self, node: tree.IsNull) -> BoundPart:
         found = self._operand(node.operand)
-        return Constant(found.value is None) if isinstance(found, Literal) else Absent(found)
+        return Constant(found.value is None) if isinstance(found, Literal) else NullTest(found)
 
     def is_nan(self, node: tree.IsNan) -> BoundPart:
         found = self._operand(node.operand)
@@ -286,29 +290,29 @@ class _Binder:
                     " compare it with something",
                     node.operand,
                 )
-            return Flag(found)
+            return BooleanField(found)
         if found.kind not in (LiteralKind.BOOLEAN, LiteralKind.NULL):
             raise refused(f"{found.shown} is not boolean: compare it with something", None)
         return Constant(None if found.value is None else bool(found.value))
 
     def certain(self, node: tree.Is) -> BoundPart:
-        return Certain(self.bound(node.part), node.value)
+        return TruthTest(self.bound(node.part), node.value)
 
     def negation(self, node: tree.Not) -> BoundPart:
         return Negation(self.bound(node.part))
 
     def both(self, node: tree.And) -> BoundPart:
-        return Both(tuple(map(self.bound, node.parts)))
+        return Conjunction(tuple(map(self.bound, node.parts)))
 
     def either(self, node: tree.Or) -> BoundPart:
-        return Either(tuple(map(self.bound, node.parts)))
+        return Disjunction(tuple(map(self.bound, node.parts)))
 
 
 _BINDERS: Final[dict[type, Any]] = {
     tree.Compare: _Binder.compare,
     tree.In: _Binder.one_of,
     tree.Like: _Binder.like,
-    tree.Holds: _Binder.holds,
+    tree.TextSearch: _Binder.holds,
     tree.IsNull: _Binder.is_null,
     tree.IsNan: _Binder.is_nan,
     tree.Truth: _Binder.truth,
@@ -388,7 +392,7 @@ def matching(field: Field, pieces: Sequence[str], raw: bool) -> BoundPart:
         value = Literal(LiteralKind.STRING, "".join(pieces))
         return of_bytes(pruning.Order.EQUAL, field, value)
     if list(pieces) == ["%"]:
-        return Everywhere(field, True)
+        return ValueConstant(field, True)
     if texts == [True, False] and pieces[1] == "%":
         return found(pc.starts_with, pieces[0])
     if texts == [False, True] and pieces[0] == "%":

@@ -20,7 +20,6 @@ from spark_stream.sql.tree import (
     Column,
     Compare,
     Comparison,
-    Holds,
     In,
     Is,
     IsNan,
@@ -33,6 +32,7 @@ from spark_stream.sql.tree import (
     Or,
     Predicate,
     TextPart,
+    TextSearch,
     Truth,
 )
 
@@ -196,7 +196,7 @@ def _holds(part: TextPart) -> Callable[[Any], Predicate]:
         text = _operand(node.expression)
         if not isinstance(text, Literal):
             raise _unknown(node)
-        return Holds(_operand(node.this), part, text)
+        return TextSearch(_operand(node.this), part, text)
 
     return make
 

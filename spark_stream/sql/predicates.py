@@ -84,8 +84,8 @@ class Constant(BoundPart, frozen=True):
         return fixed(self.value, batches.count)
 
 
-class Everywhere(BoundPart, frozen=True):
-    """One truth value for all rows in which the field has a value, and null for the others."""
+class ValueConstant(BoundPart, frozen=True):
+    """One truth value for rows in which the field has a value, and null for the others."""
 
     field: Field
     value: bool
@@ -99,7 +99,7 @@ class Everywhere(BoundPart, frozen=True):
         return (there, never) if self.value else (never, there)
 
 
-class Versus(BoundPart, frozen=True):
+class ConstantComparison(BoundPart, frozen=True):
     """A comparison of a field with a constant. ``value`` has the type of the comparison.
 
     ``low``, ``high``, ``exact``: :func:`~spark_stream.consistency.pruning.against`.
@@ -145,7 +145,7 @@ _COMPARED: Final[dict[Order, Callable[[Any, Any], Any]]] = {
 class OneOf(BoundPart, frozen=True):
     """A test whether a field is one of many constants of one type, without NaN and null."""
 
-    parts: tuple[Versus, ...]
+    parts: tuple[ConstantComparison, ...]
 
     def mask(self, column: Lookup) -> Any:
         first = self.parts[0]
@@ -161,7 +161,7 @@ class OneOf(BoundPart, frozen=True):
         return among(self.parts[0].field.extremes(batches), low, high)
 
 
-class Pair(BoundPart, frozen=True):
+class FieldComparison(BoundPart, frozen=True):
     """A comparison of two fields as ``type``."""
 
     order: Order
@@ -205,7 +205,7 @@ class Matching(BoundPart, frozen=True):
         return among(self.field.extremes(batches), low, high)
 
 
-class Absent(BoundPart, frozen=True):
+class NullTest(BoundPart, frozen=True):
     """A test whether a field is null."""
 
     field: Field
@@ -227,7 +227,7 @@ class NotANumber(BoundPart, frozen=True):
         return pc.fill_null(pc.is_nan(self.field.array(column)), False)
 
 
-class Flag(BoundPart, frozen=True):
+class BooleanField(BoundPart, frozen=True):
     """A boolean field as a condition."""
 
     field: Field
@@ -251,7 +251,7 @@ class Negation(BoundPart, frozen=True):
         return false, true
 
 
-class Certain(BoundPart, frozen=True):
+class TruthTest(BoundPart, frozen=True):
     """A test whether the part has this truth value. It is false where the part is null."""
 
     part: BoundPart
@@ -266,7 +266,7 @@ class Certain(BoundPart, frozen=True):
         return (true if self.value else false), np.ones(batches.count, np.bool_)
 
 
-class Both(BoundPart, frozen=True):
+class Conjunction(BoundPart, frozen=True):
     """AND of all parts."""
 
     parts: tuple[BoundPart, ...]
@@ -278,7 +278,7 @@ class Both(BoundPart, frozen=True):
         return every(part.possible(batches) for part in self.parts)
 
 
-class Either(BoundPart, frozen=True):
+class Disjunction(BoundPart, frozen=True):
     """OR of all parts."""
 
     parts: tuple[BoundPart, ...]

@@ -106,7 +106,7 @@ class TextPart(StrEnum):
     ANYWHERE = "contains"
 
 
-class Holds(Struct, frozen=True):
+class TextSearch(Struct, frozen=True):
     """A test whether ``operand`` has this text (or these bytes) at its start, end, or anywhere."""
 
     operand: Operand
@@ -157,7 +157,7 @@ class Or(Struct, frozen=True):
     parts: tuple[Predicate, ...]
 
 
-Predicate = Compare | In | Like | Holds | IsNull | IsNan | Truth | Is | Not | And | Or
+Predicate = Compare | In | Like | TextSearch | IsNull | IsNan | Truth | Is | Not | And | Or
 
 
 def compared_columns(node: object) -> Iterator[Column]:
@@ -216,7 +216,7 @@ def sql_of(node: Predicate) -> str:
             return f"{_operand(node.left)} {node.order} {_operand(node.right)}"
         case In():
             return f"{_operand(node.operand)} IN ({', '.join(map(_operand, node.items))})"
-        case Holds():
+        case TextSearch():
             return f"{node.part}({_operand(node.operand)}, {_operand(node.text)})"
         case IsNull():
             return f"{_operand(node.operand)} IS NULL"

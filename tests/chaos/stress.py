@@ -35,7 +35,7 @@ THREADS_MORE, FILES_MORE, MEMORY_MORE = 24, 8, 150 << 20
 
 
 @dataclass(frozen=True)
-class Held:
+class Resources:
     """The resources of the process."""
 
     python_threads: int
@@ -44,14 +44,14 @@ class Held:
     memory: int
 
     @classmethod
-    def now(cls) -> Held:
+    def now(cls) -> Resources:
         gc.collect()
         pa.default_memory_pool().release_unused()
         me = psutil.Process()
         memory = me.memory_full_info().uss
         return cls(threading.active_count(), me.num_threads(), me.num_fds(), memory)
 
-    def near(self, before: Held) -> bool:
+    def near(self, before: Resources) -> bool:
         return (
             self.python_threads <= before.python_threads
             and self.threads <= before.threads + THREADS_MORE
@@ -121,7 +121,7 @@ def run(folder: Path, seconds: float, seed: int) -> int:
         warm = World(broker.address)
         for number, kind in enumerate(KINDS):  # one-time resources of libraries are not a leak
             Worker(warm, number, kind, seed).round()
-        before = Held.now()
+        before = Resources.now()
         with Proxy(broker.address) as proxy:
             world = World(proxy.address)
             workers = [Worker(world, 100 + n, kind, seed) for n, kind in enumerate(KINDS)]
@@ -166,11 +166,11 @@ def run(folder: Path, seconds: float, seed: int) -> int:
     return 1 if broken else 0
 
 
-def _settled(before: Held) -> Held:
+def _settled(before: Resources) -> Resources:
     """Return the resources after the release, which takes a moment for threads."""
     deadline = time.monotonic() + 15
     while True:
-        after = Held.now()
+        after = Resources.now()
         if after.near(before) or time.monotonic() > deadline:
             return after
         time.sleep(0.1)

@@ -17,9 +17,9 @@ HOME = Path(__file__).parents[2]
 PRINTS = """
 import sys
 from bench.results import Measure, Results
-from bench.turns import Told
+from bench.turns import MeasuredBench
 
-told = Told()
+told = MeasuredBench()
 results = Results(told.tell)
 print("what Spark's JVM prints is no figure")
 told.begin()

@@ -56,13 +56,13 @@ from spark_stream.sql.tree import (
     Column,
     Compare,
     Comparison,
-    Holds,
     In,
     IsNull,
     Literal,
     Not,
     Predicate,
     TextPart,
+    TextSearch,
     both,
     compared_columns,
     literal_of,
@@ -391,7 +391,7 @@ def _tree_of(pushed: Any) -> Predicate | None:
         return None
     operator, column = _OPERATORS[kind], Column(pushed.attribute)
     if isinstance(operator, TextPart):
-        return Holds(column, operator, value)
+        return TextSearch(column, operator, value)
     sides = (value, column) if kind in _MIRRORED else (column, value)
     return Compare(operator, *sides)
 

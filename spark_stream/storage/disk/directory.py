@@ -50,7 +50,7 @@ _OURS: Final = frozenset(
 
 
 class LogDirectory(Struct, frozen=True):
-    """An opened log directory."""
+    """A broker's directory: its path, its cluster and its broker."""
 
     path: Path
     cluster_id: str

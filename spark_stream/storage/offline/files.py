@@ -77,7 +77,7 @@ def find_logs(directory: Path) -> list[Path]:
 
 
 def broker_directory(directory: Path) -> Path | None:
-    """Return the broker directory that has this one, or is it. None for a copy elsewhere."""
+    """Return the broker's directory at or above this one. None for a copy elsewhere."""
     above = (directory.absolute(), *directory.absolute().parents)
     return next((each for each in above if (each / _DESCRIPTION).exists()), None)
 
