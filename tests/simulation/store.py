@@ -171,7 +171,7 @@ class MemoryStore:
 
 
 class MortalStore(MemoryStore):
-    """A broker's way to the store: its process may end there, and it may be cut off."""
+    """A broker's connection to the store. Its process may end in a call, and it may be cut off."""
 
     def __init__(self, records: MemoryRecords, before: Callable[[], None], outage: Outage) -> None:
         super().__init__(records)

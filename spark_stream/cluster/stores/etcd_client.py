@@ -495,7 +495,7 @@ class EtcdFeed:
         self._closed = False
 
     def start(self, revision: int, listener: FeedListener) -> None:
-        """Follow the changes after a revision, unless that goes on already."""
+        """Follow the changes after a revision, unless it follows some already."""
         with self.changed:
             if self._thread is not None or self._closed:
                 return
@@ -570,7 +570,7 @@ class EtcdFeed:
             for answer in watch.answers():
                 self._take(answer)
         except EtcdCompacted:
-            self._begin_anew()
+            self._restart_at_head()
         finally:
             with self.changed:
                 self._watch = None
@@ -586,7 +586,7 @@ class EtcdFeed:
             self.seen = int(events[-1]["kv"]["mod_revision"])
             self.changed.notify_all()
 
-    def _begin_anew(self) -> None:
+    def _restart_at_head(self) -> None:
         answer = self._client.read(RANGE, {"key": encoded(self._range[0])})
         assert self._listener is not None
         with self.changed:

@@ -81,7 +81,7 @@ def new_number() -> int:
 
 
 def copy_database(source: sqlite3.Connection, target: Path) -> None:
-    """Write a consistent copy to a new file, which only its owner may read, and force it.
+    """Write a consistent copy to a new file, which only its owner may read, with an fsync.
 
     Raises:
         sqlite3.DatabaseError: The copy is damaged, and so is the source.

@@ -57,20 +57,20 @@ class Obstacle(StrEnum):
     """The reason why a record is not changed."""
 
     LED = "its leader is alive"
-    NOT_THE_LEADER = "another broker leads it, or the same in another epoch or generation"
-    LEADS = "a leader resigns; it does not leave"
+    NOT_THE_LEADER = "the leader is another broker, epoch or generation"
+    LEADS = "a leader must resign before it leaves"
     NOT_A_MEMBER = "the broker is not an in-sync replica in this generation"
     ONLY_MEMBER = "no other in-sync replica is alive"
     NOBODY_ALIVE = "no replica is alive"
     NOBODY_IN_SYNC = "no in-sync replica is alive in its generation"
     AWAITED = "an in-sync replica may still come back with all its records"
-    ELECTABLE = "an in-sync replica is alive: nothing need be lost"
-    NOT_IN_SYNC = "not every replica that stays is in sync yet"
+    ELECTABLE = "an in-sync replica is alive, so no loss is necessary"
+    NOT_IN_SYNC = "a replica that stays is not in sync yet"
     NOT_PREFERRED = "the preferred leader is not an in-sync replica that is alive"
     NOT_REPLICAS = "the members are not among the replicas, or one is named twice"
-    NOT_MOVING = "it is not being moved"
+    NOT_MOVING = "no move is in progress"
     ANOTHER_EPOCH = "another leader epoch has begun"
-    SAME = "nothing would change"
+    SAME = "no change"
 
 
 class Unchanged(Struct, frozen=True):

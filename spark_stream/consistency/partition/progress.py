@@ -20,7 +20,7 @@ for leaving, has reached the high watermark, and has all entries that the leader
 it). Before its first report, its log may not have been truncated to the common part: it could be
 elected with entries that no other replica has. A follower that is close behind is *admitted* first:
 from then on the high watermark waits for the follower, so that the follower can reach it while
-appends go on.
+appends continue.
 
 **Surplus entries.** Until its first report in the leader's epoch, even a member of the ISR may have
 entries of an earlier leader. If that member is elected next, these entries return. So a transaction

@@ -61,10 +61,10 @@ class Refusal(Enum):
     """The reason for the refusal of a request, or a frame, of another broker."""
 
     NOT_LEADING = "this broker does not lead the partition"
-    FENCED = "it is of an epoch that is over"
-    UNKNOWN_EPOCH = "it is of an epoch that this broker has not heard of yet"
-    NOT_A_REPLICA = "the broker is none of the partition's replicas"
-    GAP = "it does not go on where the log ends"
+    FENCED = "stale leader epoch"
+    UNKNOWN_EPOCH = "leader epoch that this broker has not read yet"
+    NOT_A_REPLICA = "the broker has no replica of the partition"
+    GAP = "gap between the log end and the frame"
 
 
 class Agreement(Struct, frozen=True):

@@ -29,11 +29,11 @@ lasts beyond t.
 So L has stopped before its successor begins. A quorum of promises would not do: the successor could
 be among the others.
 
-**What this relies on.** The monotonic clocks of both go on, as for leases: a machine that is
-suspended with its clock may serve for a moment when it wakes up. One process has the broker's id
-and its disk: a disk that is attached to a second machine, whose broker starts, has two. The leader
-has the topic's present settings: if an operator allows unclean elections while L and its followers
-are cut off, L continues, and the records that it acknowledges are lost.
+**Assumptions.** The monotonic clocks of both advance, as for leases: a machine that is suspended
+with its clock may serve for a moment when it wakes up. One process has the broker's id and its
+disk: a disk that is attached to a second machine, whose broker starts, has two. The leader has the
+topic's present settings: if an operator allows unclean elections while L and its followers are cut
+off, L continues, and the records that it acknowledges are lost.
 
 **Scope.** Appends, reads and cuts continue. Changes of records wait: elections, changes of the ISR,
 decisions of transactions. So if a member dies during the outage, L stops when the member's last

@@ -41,7 +41,7 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreemen
 
 
 @pytest.mark.rule(
-    "what a follower cuts off, and which frames it takes",
+    "what a follower truncates, and which frames it takes",
     "consistency/replication/follower.py",
     "consistency/replication/epochs.py",
 )

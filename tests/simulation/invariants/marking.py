@@ -10,7 +10,7 @@ from tests.simulation.invariants.base import Invariant, View
 
 
 class NoMarkerBeforeDecision(Invariant):
-    """A marker has the decision and follows it: a commit, an abort, or a branch's drop."""
+    """A marker matches an earlier decision: a commit, an abort, or a branch's drop."""
 
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         if seen.entry.kind is Kind.DATA or seen.part[0] in line.course.unmarked:
@@ -42,7 +42,7 @@ class SealedBeforeMarked(Invariant):
         if seen.entry.kind is Kind.DATA or seen.part in self.history.dropped:
             return
         if seen.entry.leader_epoch != line.course.epoch:
-            return  # written by a leader that was replaced: it is cut off again
+            return  # written by a deposed leader: it is truncated later
         number = seen.part[0]
         found = self.history.members.get(number)
         if found is None or found.state not in DECIDED or found.number != number:
@@ -78,7 +78,7 @@ class NoBatchAfterTheSeal(Invariant):
     def appended(self, line: Line, seen: Seen, broker: SimulatedBroker) -> None:
         number = seen.part[0]
         if number < 0 or seen.entry.leader_epoch != line.course.epoch:
-            return  # what a leader appends that was replaced is cut off again
+            return  # the entries of a deposed leader are truncated later
         if seen.entry.kind is not Kind.DATA:
             if seen.part not in self.history.dropped:
                 self._marked.setdefault(number, line.name)

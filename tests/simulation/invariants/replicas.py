@@ -224,7 +224,7 @@ class FollowersTakeFromTheirLeader(Invariant):
     """The leader of the present epoch has all entries that a follower appends in it."""
 
     # Entries that a follower restores from its part truncated at damage may be unknown to its
-    # leader: the next agreement with it cuts that off again.
+    # leader: the next agreement with it truncates them again.
 
     def copied(self, line: Line, seen: Seen, entry: Entry, partition: Partition) -> None:
         if line.course.epoch != int(partition.leader_epoch):
