@@ -41,7 +41,7 @@ def test_concurrent_counts_are_exact() -> None:
     assert histogram.read().count == 8_000
 
 
-@pytest.mark.rule("what a total of closed replicas keeps", "counting.py")
+@pytest.mark.rule("traffic of closed replicas in totals", "counting.py")
 def test_traffic_of_closed_replicas_stays_in_the_total() -> None:
     book = TrafficBook()
     book.open("t", 0).appended.add(1, 10, 100)

@@ -165,7 +165,7 @@ def in_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.rule("what a log's `path` may be", "directories.py")
+@pytest.mark.rule("valid values of `path`", "directories.py")
 @pytest.mark.parametrize(("text", "problem"), REFUSED)
 def test_every_entry_refuses_paths_that_are_not_local_directories(
     tmp_path: Path, text: str, problem: str

@@ -79,7 +79,7 @@ def values(found: dict[str, Any]) -> list[int]:
     return [int(row["values"]["n"]) for row in found["rows"]]
 
 
-@pytest.mark.rule("the state of a record that a page shows", "console/records.py")
+@pytest.mark.rule("the state of a record in the console", "console/records.py")
 def test_records_have_states(console, mixed):
     found = records(console, mixed)
     assert states(found) == {
@@ -205,7 +205,7 @@ def test_read_only_console_refuses_changes(console, log, mixed):
     assert log.describe_transaction(f"tx-{mixed}").state == "open"
 
 
-@pytest.mark.rule("what a console may change", "console/app.py")
+@pytest.mark.rule("changes that the console permits", "console/app.py")
 def test_abort_needs_the_number_and_the_consoles_page(shared, log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with console_of(shared, allows_changes=True) as console:
@@ -253,7 +253,7 @@ def log_in(console: TestClient, user: str = "alice", password: str = PASSWORD) -
     return console.post("/api/login", json={"user": user, "password": password})
 
 
-@pytest.mark.rule("that a user sees what it may see", "console/sessions.py", "console/app.py")
+@pytest.mark.rule("permissions of users in the console", "console/sessions.py", "console/app.py")
 def test_user_sees_permitted_data_after_login(asking):
     with console_of(asking, needs_login=True, allows_changes=True) as console:
         for path in ("/api/records?topic=seen", "/api/stream?parts=topics"):

@@ -22,7 +22,7 @@ def refused(method: str = "GET", *, any_address: bool = False, **headers: str) -
     return None if found is None else found[1]
 
 
-@pytest.mark.rule("under which names the console answers", "console/guard.py")
+@pytest.mark.rule("host names of the console", "console/guard.py")
 @pytest.mark.parametrize(
     ("host", "code"),
     [
@@ -52,7 +52,7 @@ def test_any_address_accepts_ip_addresses_but_no_other_names():
 OWN = {"x_isolog_console": "1", "content_length": "2"}
 
 
-@pytest.mark.rule("which requests may change something", "console/guard.py")
+@pytest.mark.rule("requests that may change the cluster in the console", "console/guard.py")
 @pytest.mark.parametrize(
     ("headers", "code"),
     [

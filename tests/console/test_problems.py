@@ -85,9 +85,7 @@ def texts_of(found: list[ConsoleProblem]) -> list[str]:
     return [f"{each.severity.value}: {each.message}" for each in found]
 
 
-@pytest.mark.rule(
-    "the problems of a cluster that the console shows, and that it has none", "console/problems.py"
-)
+@pytest.mark.rule("the problems that the console shows", "console/problems.py")
 def test_normal_states_are_no_problems():
     """Scheduled jobs between two runs, closed groups and slow readers are normal."""
     calm = [

@@ -132,7 +132,7 @@ def test_if_not_exists_leaves_a_topic_unchanged_and_prints_differences(served, c
     assert (refused.code, refused.err.count("\n")) == (1, 1)
 
 
-@pytest.mark.rule("exit codes, and how the command line tells errors", "cli/app.py")
+@pytest.mark.rule("exit codes and error lines of the command line", "cli/app.py")
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [

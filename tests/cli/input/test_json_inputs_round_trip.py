@@ -148,7 +148,7 @@ def there_and_back(
     return found
 
 
-@pytest.mark.rule("how `consume` writes values", "cli/output/formats.py", "schema/texts.py")
+@pytest.mark.rule("the text of values in `consume`", "cli/output/formats.py", "schema/texts.py")
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(columns())
 def test_json_of_nested_types_round_trips(column):

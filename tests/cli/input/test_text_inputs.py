@@ -253,7 +253,7 @@ def test_missing_not_null_field_is_named_with_its_record(kind, values, path):
     assert raised.value.message == f"record 3: column {path!r} is null, and is NOT NULL"
 
 
-@pytest.mark.rule("which file formats `produce` reads", "cli/input/formats.py")
+@pytest.mark.rule("file formats of `produce`", "cli/input/formats.py")
 @pytest.mark.parametrize(
     ("name", "found"),
     [
