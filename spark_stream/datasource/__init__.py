@@ -1,4 +1,4 @@
-"""What Spark calls: ``format("isolog")``. Knows ``client`` and ``wire``, nothing below them.
+"""The data source ``format("isolog")`` of Spark. It depends on ``client`` and ``wire`` only.
 
 ``source``    the data source: from options to readers and writers
 
@@ -7,7 +7,7 @@ Rooms, each of which imports only those above it:
 ``values``    offsets and limits of a query
 ``spark``     types, sessions, processes and errors of Spark
 ``watching``  lag, metrics and progress bars
-``options``   which options there are, and what they may be
+``options``   names, parsers, checks and errors of options
 ``reading``   the batch and the streaming source
 ``writing``   the batch and the streaming sink
 """

@@ -167,7 +167,7 @@ class Received(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """The bytes of credit to give back."""
+        """The bytes of credit to grant again."""
         return data_bytes(self.header, self.body)
 
 

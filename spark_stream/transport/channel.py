@@ -150,7 +150,7 @@ class SocketChannel:
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes the socket has not taken yet."""
+        """The number of bytes that the socket has not accepted yet."""
         return self._unsent_bytes
 
     @property

@@ -143,7 +143,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections there are."""
+        """The number of connections."""
         return len(self._sessions)
 
     def stop(self, message: str, timeout_s: float) -> None:

@@ -57,7 +57,7 @@ CALLS: dict[str, Callable[[isolog.Log, str], Any]] = {
 
 
 def check_text(error: BaseException) -> None:
-    """Check what Python prints of an error."""
+    """Check the text that Python prints for an error."""
     shown = "".join(traceback.format_exception(error))
     assert shown.count("Traceback (most recent call last)") == 1, shown
     check_no_bytes(str(error))
@@ -113,7 +113,7 @@ def test_failed_call_prints_no_bytes():
 
 
 def handlers_of_the_transport() -> Iterator[tuple[Path, ast.Raise]]:
-    """Each ``raise`` where an exception of a stream is caught."""
+    """Return each ``raise`` in a handler of an exception of a stream."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.ExceptHandler) or node.type is None:

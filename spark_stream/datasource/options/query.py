@@ -88,7 +88,7 @@ class Selection(Struct, frozen=True):
         return matches(self.pattern, name)
 
     def takes(self, name: str, partition: int) -> bool:
-        """Return whether the partition is read, if there is one of this number."""
+        """Return whether the partition is read, if it exists."""
         return self.takes_topic(name) and (
             not self.assigned or partition in self.assigned.get(name, ())
         )

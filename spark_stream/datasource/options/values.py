@@ -1,7 +1,7 @@
 """The parsers of options: from an option's text to its value.
 
-Each parser takes the option's name first, for its error message. ``shown`` and the functions after
-it read the value of an option that states where a query starts or ends.
+Each parser takes the option's name first, for its error message. ``spec_text`` and the functions
+after it read the value of an option for the start or the end of a query.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def _offsets(
             isolation=planner.options.isolation,
             partitions=numbers,
         )
-        # Records that came after the bounds were looked up are left for later: a cut stays a cut.
+        # Later records than the bounds are left for later, so that a cut stays a cut.
         found |= {n: min(at, now.partitions[n].offset) for n, at in at_moment.offsets.items()}
     return dict(sorted(found.items()))
 

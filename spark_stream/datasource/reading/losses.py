@@ -209,10 +209,12 @@ def _lost_rest(name: str, before: TopicOffsets | None) -> str:
 
 def lost_with_topic(asked: Range, first: int, now_id: str | None) -> str:
     """Return the message about a range, from ``first`` on, of a topic deleted or created again."""
-    anew = f" and created again: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
+    recreated = (
+        f" and created again: its id was {asked.topic_id}, now it is {now_id}" if now_id else ""
+    )
     return (
         f"{asked.topic}/{asked.partition}: offsets {first} to {asked.end - 1} are lost: their"
-        f" topic was deleted{anew}"
+        f" topic was deleted{recreated}"
     )
 
 

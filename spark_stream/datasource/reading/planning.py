@@ -264,7 +264,7 @@ class Planner:
 
     @property
     def atomic(self) -> bool:
-        """Whether bounds have to be cuts: offsets that no transaction lies on both sides of."""
+        """Whether bounds have to be cuts, which divide no transaction."""
         return self.options.isolation is Isolation.READ_ATOMIC
 
     def latest(

@@ -141,12 +141,12 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         # A cut log moves the begin back, and its next end may have the numbers of the start.
         if ends is None or _have_equal_offsets(asked, begin, ends):
             self._planned = _Planned(asked, asked, now)
-            return start  # as it is: Spark plans a batch for any other JSON
+            return start  # unchanged, because Spark plans a batch for any other JSON
         self._planned = _Planned(asked, ends, now)
         return self._planner.logged(ends)
 
     def _ends(self, begin: Offsets, now: LogState, limit: ReadLimit) -> Offsets | None:
-        """Return the end of the next micro-batch in the log as it is ``now``, or None to wait."""
+        """Return the end of the next micro-batch in the present log, or None to wait."""
         ends: Offsets = self._planner.losses.ends(begin, now)
         if self._target is not None:
             ends = _capped(begin, ends, self._target)

@@ -383,7 +383,7 @@ def _mix_words(hashes: _Words, rounds: Iterable[_Words]) -> None:
 
 
 def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> None:
-    """Mix in texts of one length, which lie behind each other from ``start`` on."""
+    """Mix in texts of one length, which are stored in sequence from ``start`` on."""
     whole, first = divmod(length, _WORD)
     if first:
         words = np.ndarray(len(hashes), "<u8", data, start, (length,))

@@ -164,7 +164,7 @@ def _pieces(data: pa.Buffer, edges: npt.NDArray[Any], lengths: npt.NDArray[Any])
 
 
 def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> None:
-    """Mix in texts of one length, which lie behind each other from ``start`` on."""
+    """Mix in texts of one length, which are stored in sequence from ``start`` on."""
     whole, left = divmod(length, _WORD)
     for at in range(0, whole * _WORD, _WORD):
         hashes ^= np.ndarray(len(hashes), "<u8", data, start + at, (length,))

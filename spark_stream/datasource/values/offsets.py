@@ -46,7 +46,7 @@ Offsets = Mapping[str, TopicOffsets]
 
 
 class LogState(Struct, frozen=True):
-    """The log as it is now: topic → its offsets under the isolation level, and its bounds."""
+    """The present state of the log: topic → its offsets under the isolation level, and bounds."""
 
     latest: Mapping[str, PartitionOffsets]
     missing: frozenset[str]
@@ -101,7 +101,7 @@ def from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
 
 
 def from_checkpoint(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
-    """Return the offsets that Spark gives back.
+    """Return the offsets of Spark's checkpoint.
 
     Raises:
         InvalidRequest: They are no offsets of this source, or do not name their log.

@@ -186,7 +186,7 @@ class TaskWriter(Struct, frozen=True):
             return TaskResult(log_session.cluster_id, dead_letters=dead_letters)
         identity = self.identity or self._of_task(TaskContext.get())
         timeout_ms = self.options.transaction_timeout_ms
-        # The renewals begin before the first row comes.
+        # The renewals begin before the first row arrives.
         with TransactionRenewal(log_session.connection, identity, timeout_ms) as kept:
             rows = coalesce(batches, keyed=self._keyed)
             first = next(rows, None)
