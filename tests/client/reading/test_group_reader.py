@@ -402,7 +402,7 @@ def test_a_new_topic_is_read_after_a_failed_join(log, topic, group, monkeypatch)
     pattern = re.compile(re.escape(topic) + ".*")
     with log.consumer(pattern, group=group) as consumer:
         assert rest(consumer) == ["0-0"]
-        fails_once(monkeypatch, Membership, "_ask_to_join")
+        fails_once(monkeypatch, Membership, "_send_join")
         fill(log, f"{topic}-more", 1, partitions=1)
         with pytest.raises(BrokerUnavailable):
             eventually(lambda: consumer.poll(0.1))

@@ -70,7 +70,7 @@ def test_each_batch_is_settled_once_and_correctly_in_any_order_of_events(epoch):
     assert kinds == {"Written", "Unacknowledged"}
 
 
-def forget_what_was_stamped(lane: Lane) -> None:
+def drop_stamps(lane: Lane) -> None:
     lane.sent = 0
     for each in lane._batches:
         each.stamp = None
@@ -91,31 +91,31 @@ def settle_twice(self: ProducerCore, *arguments: Any) -> None:
     self.outcomes.append(self.outcomes[-1])
 
 
-def begin_anew_in_the_same_epoch(lane: Lane) -> None:
+def restamp_in_the_same_epoch(lane: Lane) -> None:
     restamp(lane)
     lane._gap, lane._sequence = False, 0
 
 
-def every_sending_was_refused(lane: Lane, _: int) -> None:
+def refuse_every_sending(lane: Lane, _: int) -> None:
     for each in lane._batches:
         each.unanswered = 0
 
 
-def forget_those_that_joined(outgoing: Outgoing, settlement: lanes.Settlement) -> None:
+def settle_only_the_first(outgoing: Outgoing, settlement: lanes.Settlement) -> None:
     outgoing.settle(settlement)
 
 
 settle, restamp = ProducerCore._settle, Lane.restamp
 
 
-def give_up_for_sure(self: ProducerCore, _: Any, batch: Outgoing, reason: IsologError) -> None:
+def give_up_as_unsent(self: ProducerCore, _: Any, batch: Outgoing, reason: IsologError) -> None:
     self._settle(batch, lanes.Unacknowledged(reason))
 
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
-    "what a lost stream had is not sent again": (Lane, "on_lost", lambda _: None),
-    "what is sent again gets another stamp": (Lane, "on_lost", forget_what_was_stamped),
-    "more is on its way than a leader remembers": (lanes, "WINDOW", 50),
+    "batches of a lost stream are not retried": (Lane, "on_lost", lambda _: None),
+    "a retry gets another stamp": (Lane, "on_lost", drop_stamps),
+    "the window is larger than that of a leader": (lanes, "WINDOW", 50),
     "a batch that was given up leaves no gap": (
         Lane,
         "remove_expired",
@@ -126,35 +126,35 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
         "remove_all",
         without_a_gap(Lane.remove_all),
     ),
-    "an answer is taken for any batch": (
+    "an answer settles any batch": (
         Lane,
         "head",
         lambda lane, _: lane._batches[0] if lane.sent else None,
     ),
-    "a refusal makes sure of all sendings": (Lane, "on_refused", every_sending_was_refused),
-    "what was sent and not answered counts as not sent": (
+    "a refusal counts for all sendings": (Lane, "on_refused", refuse_every_sending),
+    "unanswered sendings are not counted": (
         lanes.Outgoing,
         "unanswered",
         property(lambda _: 0, lambda *_: None),
     ),
-    "after the last epoch comes none": (Lane, "used_up", lambda *_: False),
-    "a new beginning is in the old epoch": (Lane, "restamp", begin_anew_in_the_same_epoch),
-    "only the first of those that went together is settled": (
+    "no new id after the last epoch": (Lane, "used_up", lambda *_: False),
+    "new stamps are in the old epoch": (Lane, "restamp", restamp_in_the_same_epoch),
+    "only the first of joined batches is settled": (
         Outgoing,
         "settle_all",
-        forget_those_that_joined,
+        settle_only_the_first,
     ),
-    "what was sent is given up like what was not": (ProducerCore, "_give_up", give_up_for_sure),
-    "a refusal is of earlier sendings too": (Outgoing, "may_be_in_log", lambda *_: False),
-    "a silent stream is waited for": (lanes.LaneStream, "late", lambda *_: False),
-    "a broker that stops has answered": (core, "BrokerStopping", ()),
-    "a broker that does not lead has refused": (core, "_NOT_TAKEN", ()),
+    "a sent batch is given up like an unsent one": (ProducerCore, "_give_up", give_up_as_unsent),
+    "a refusal covers earlier sendings": (Outgoing, "may_be_in_log", lambda *_: False),
+    "a silent stream is never cancelled": (lanes.LaneStream, "late", lambda *_: False),
+    "BrokerStopping is a final answer": (core, "BrokerStopping", ()),
+    "NotLeader is a final answer": (core, "_NOT_TAKEN", ()),
     "a batch is settled twice": (ProducerCore, "_settle", settle_twice),
-    "nothing is looked for in time": (ProducerCore, "tick", lambda *_: None),
-    "an identity that was found is not used": (
+    "deadlines are not checked": (ProducerCore, "tick", lambda *_: None),
+    "an assigned identity is not used": (
         ProducerCore,
         "on_identified",
-        lambda self, identity, now: setattr(self, "_is_asking", False),
+        lambda self, identity, now: setattr(self, "_is_getting_identity", False),
     ),
 }
 
@@ -162,10 +162,10 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 # The first seeds that detect the rarest bugs. `full` searches again.
 FOUND = {
     "a batch that was given up leaves no gap": 11184,
-    "a refusal makes sure of all sendings": 1363,
-    "a new beginning is in the old epoch": 759,
-    "a refusal is of earlier sendings too": 190,
-    "a broker that stops has answered": 519,
+    "a refusal counts for all sendings": 1363,
+    "new stamps are in the old epoch": 759,
+    "a refusal covers earlier sendings": 190,
+    "BrokerStopping is a final answer": 519,
 }
 
 

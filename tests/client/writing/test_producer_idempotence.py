@@ -248,7 +248,7 @@ def test_a_recreated_topic_starts_its_sequences_at_zero(log, topic):
         log.create_topic(topic)
         for n in range(3):
             if turn and n == 0:
-                producer._topics.forget(topic)
+                producer._topics.drop(topic)
             assert producer.append(topic, values(str(n))).result(20).offset == n
         log.delete_topic(topic)
     producer.close()
