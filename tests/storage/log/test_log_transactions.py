@@ -20,7 +20,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.storage.format.log_format import UNLIMITED
 from spark_stream.storage.log import reading
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.log.reading import Visible
+from spark_stream.storage.log.reading import VisibleBatches
 from spark_stream.storage.settings import Compression
 from tests.examples import examples
 from tests.storage import logs
@@ -201,7 +201,7 @@ def test_long_segment_is_examined_in_parts(tmp_path, monkeypatch):
     (segment,) = log.segments
     position, looked = Offset(7), []
     while position < 50:
-        part = Visible.of(segment, position, Offset(50), committed=True)
+        part = VisibleBatches.of(segment, position, Offset(50), committed=True)
         looked.append((int(position), int(part.until), part.bases.tolist()))
         position = part.until
     assert looked[:3] == [(7, 12, []), (12, 17, []), (17, 22, [20, 21])]
