@@ -177,7 +177,7 @@ class LagListener(StreamingQueryListener):
             if due:
                 self._logged[run] = self._monotonic()
         if due:
-            logger.info("%s", _line(name, progress, found))
+            _log_lag(name, progress["batchId"], found)
         if self._metrics is not None:
             self._metrics.note(name, progress, found)
 
@@ -195,14 +195,16 @@ class LagListener(StreamingQueryListener):
             self._metrics.forget(name)
 
 
-def _line(name: str, progress: Mapping[str, Any], found: list[PartitionLag]) -> str:
+def _log_lag(name: str, batch: int, found: list[PartitionLag]) -> None:
     behind = Counter({f"{each.topic}/{each.partition}": each.records for each in found})
     most = [f"{where}: {records:,}" for where, records in behind.most_common(5) if records]
     more = sum(1 for records in behind.values() if records) - len(most)
     if more > 0:
         most.append(f"and {more} more")
     where = f" ({', '.join(most)})" if most else ""
-    return f"query {name}: batch {progress['batchId']}, {behind.total():,} records behind{where}"
+    logger.info(
+        "query %s: batch %d, %s records behind%s", name, batch, f"{behind.total():,}", where
+    )
 
 
 class QueryMetrics:

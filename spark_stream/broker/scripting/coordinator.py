@@ -150,8 +150,12 @@ class TransactionCoordinator:
         parts = [each for each in self._found_open if each not in known]
         for each in (yield from finishing.restore_markers(parts)):
             where = f"{each.at.topic}/{each.at.partition}"
-            lost = "lost marker in %s: the marker of transaction %d was lost; the transaction is %s"
-            logger.warning(lost, where, each.number, each.fate)
+            logger.warning(
+                "lost marker in %s: the marker of transaction %d was lost; the transaction is %s",
+                where,
+                each.number,
+                each.fate,
+            )
             if each.failure is not None:
                 logger.error(
                     "cannot restore the marker of transaction %d in %s: %s",

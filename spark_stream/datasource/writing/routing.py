@@ -422,12 +422,15 @@ def warn_of_kept_settings(known: TopicDescription, options: SinkOptions) -> None
         asked["partitions"] = (str(len(known.partitions)), str(options.partitions))
     for option, (present, wanted) in asked.items():
         if present != wanted:
-            _warn_once(
-                f"topic {known.name!r} already exists and keeps {present}, not {option}={wanted};"
-                " change it with isolog topic alter"
-            )
+            _warn_of_kept_setting(known.name, option, present, wanted)
 
 
 @lru_cache(maxsize=1024)
-def _warn_once(message: str) -> None:
-    logger.warning("%s", message)
+def _warn_of_kept_setting(topic: str, option: str, present: str, wanted: str) -> None:
+    logger.warning(
+        "topic %r already exists and keeps %s, not %s=%s; change it with isolog topic alter",
+        topic,
+        present,
+        option,
+        wanted,
+    )
