@@ -26,7 +26,7 @@ def test_mask_equals_the_verdict_of_plain_python(said, rows):
     assert found == [said.of(row) for row in rows]
 
 
-@pytest.mark.rule("the batches that a filtered read skips", "consistency/pruning.py")
+@pytest.mark.rule("the batches that a filtered read skips by min/max", "consistency/pruning.py")
 @given(predicates(NAMES), st.lists(rows_of(NAMES, 3), min_size=1, max_size=4))
 def test_a_batch_with_a_match_is_never_skipped(said, batches):
     layout = Layout(SCHEMA)

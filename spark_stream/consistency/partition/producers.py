@@ -138,7 +138,7 @@ def following(sequence: int) -> int:
 def judge(
     state: ProducerState | None, stamp: Stamp, records: int
 ) -> Accepted | Duplicate | RefusedBatch:
-    """Judge a batch of which ``records`` are valid."""
+    """Deduplicate a batch of which ``records`` are valid, and check its place in the order."""
     if state is None or stamp.epoch > state.epoch:
         if state is not None and state.open:
             return RefusedBatch(Wrong.ANOTHER, following(state.last_sequence))

@@ -192,7 +192,7 @@ def test_reader_that_mapped_undone_bytes_reads_the_later_ones(tmp_path):
     assert everything(log).equals(pa.Table.from_batches(expected))
 
 
-@pytest.mark.rule("the time of the fsync of appended batches", "storage/log/log.py")
+@pytest.mark.rule("the fsync of appended batches, by the setting flush", "storage/log/log.py")
 @settings(max_examples=examples(100))
 @given(
     st.lists(st.sampled_from(["append", "append", "roll", "restart", "tear"]), max_size=12),

@@ -283,7 +283,9 @@ def test_many_sends_to_a_stopped_broker_end_in_time(stopped):
     assert all(future.done() for future in futures)
 
 
-@pytest.mark.rule("when a producer makes its caller wait", "client/writing/buffer.py")
+@pytest.mark.rule(
+    "when a producer makes its caller wait (backpressure)", "client/writing/buffer.py"
+)
 def test_a_full_buffer_is_told_in_time(gone):
     producer = gone.producer(timeout_ms=500, buffer_bytes=1000)
     blocked = []
