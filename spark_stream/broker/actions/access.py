@@ -149,7 +149,7 @@ def _maker(context: BrokerContext) -> Caller:
 
 
 def _limited(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, ...] | None:
-    """Return the grants, or the caller's own if none are requested.
+    """Return the grants, or the caller's own without a request for any.
 
     Raises:
         PermissionDenied: They are more than those of the caller's token.

@@ -197,7 +197,7 @@ class Host:
         return found
 
     def log_end(self, at: Joined) -> LogEnd | None:
-        """Return the end of the sound part of this broker's replica, or None if none is open."""
+        """Return the end of the sound part of this broker's open replica, or None."""
         generation, found = self.generation, self.replica(at)
         if found is None or generation is None:
             return None
@@ -205,7 +205,7 @@ class Host:
         return LogEnd(generation, last_epoch, end)
 
     def replica(self, at: Joined) -> Partition | None:
-        """Return this broker's replica, leading or not, or None if it has none open."""
+        """Return this broker's replica, leading or not, or None if it is not open."""
         hosted = self._hosted.get(at.topic)
         if hosted is None or hosted.topic.id != at.topic_id:
             return None

@@ -1,6 +1,6 @@
 """The pages of a broker for Prometheus and for probes: series, and health.
 
-`/metrics` has few series: none has a label for topics or partitions. `/metrics/all` has all of
+`/metrics` has few series, without labels for topics or partitions. `/metrics/all` has all of
 them, for a closer look. Callers are not authenticated, so the address should be one of an internal
 network. No page has a secret. Names of topics and principals are at `/metrics/all` only, and so are
 ids of transactions, except those of sinks.
