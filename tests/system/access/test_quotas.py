@@ -348,7 +348,7 @@ def test_a_connection_that_waits_too_long_is_told_which_quota_it_is(asking, admi
         second.call(ACT, b"list-topics", b"{}", 30)
     error = failure_of(caught.value, "")
     assert isinstance(error, BrokerBusy)
-    assert "as its quota allows: 1" in error.message
+    assert "has reached its quota of 1 connections" in error.message
     eventually(lambda: second.is_lost, 20)
     closing = threading.Timer(0.5, first.close)
     closing.start()
