@@ -85,9 +85,7 @@ def model(rules: Sequence[Rule], who: str, operation: Operation, resource: Resou
     return any(decides(rules, who, each, resource) for each in implying)
 
 
-@pytest.mark.rule(
-    "what rules allow: deny wins, and what no rule allows is denied", "access/rules.py"
-)
+@pytest.mark.rule("authorization by rules: deny wins, and the default is deny", "access/rules.py")
 @given(
     RULES,
     st.sampled_from(["alice", "bob"]),
@@ -98,9 +96,7 @@ def test_rules_allow_what_the_model_allows(rules, who, operation, resource):
     assert RuleSet(rules).allow(who, operation, resource) == model(rules, who, operation, resource)
 
 
-@pytest.mark.rule(
-    "who may not describe a resource by a rule may do nothing to it", "access/rules.py"
-)
+@pytest.mark.rule("a denial of *describe* denies every operation on a resource", "access/rules.py")
 @given(
     RULES,
     st.sampled_from(WHO),
@@ -125,7 +121,7 @@ def test_read_write_alter_and_delete_imply_describe(rules, operation, resource):
         assert found.allow("alice", Operation.DESCRIBE, resource)
 
 
-@pytest.mark.rule("when an allowed operation implies describe", "access/rules.py")
+@pytest.mark.rule("the operations that imply *describe*", "access/rules.py")
 @pytest.mark.parametrize("denied_by", ["the operation", "all", "a prefix", "everybody"])
 @pytest.mark.parametrize("operation", sorted(DESCRIBING - {Operation.DESCRIBE}))
 def test_an_operation_that_is_also_denied_does_not_imply_describe(operation, denied_by):
@@ -156,7 +152,7 @@ PATTERNS = st.builds(Pattern, st.sampled_from(ResourceKind), st.sampled_from(NAM
 GRANTS = st.lists(st.builds(Grant, st.none() | st.sampled_from(Operation), PATTERNS), max_size=4)
 
 
-@pytest.mark.rule("what a token allows that is made with another token", "access/callers.py")
+@pytest.mark.rule("the permissions of a token made with another token", "access/callers.py")
 @given(
     GRANTS,
     GRANTS,
@@ -170,7 +166,7 @@ def test_the_intersection_of_two_tokens_allows_what_each_allows(one, other, oper
     assert allows(intersection(one, other)) == (allows(one) and allows(other))
 
 
-@pytest.mark.rule("which resources two patterns share", "access/rules.py")
+@pytest.mark.rule("the common resources of two patterns", "access/rules.py")
 @pytest.mark.parametrize("is_prefix", list(product([True, False], repeat=2)))
 @pytest.mark.parametrize("names", list(product(NAMES, repeat=2)))
 def test_two_patterns_share_the_names_that_fit_both(names, is_prefix):

@@ -79,7 +79,7 @@ def serves(backend: Backend) -> bool:
         return store.get(CLUSTER) is not None
 
 
-@pytest.mark.rule("where the metadata of a cluster is, while it is moved", "cluster/backup.py")
+@pytest.mark.rule("the place of a cluster's metadata during a move", "cluster/backup.py")
 def test_a_cluster_moves_and_moves_back(make: Make, files: Make):
     here, there = files(), make()
     records = filled(here)

@@ -168,7 +168,7 @@ def test_one_of_two_concurrent_candidates_becomes_the_controller(store, another)
     assert taken == [Controller(B2, "s", 1)]
 
 
-@pytest.mark.rule("who is the controller", "cluster/brokers.py")
+@pytest.mark.rule("the controller of a cluster", "cluster/brokers.py")
 @given(st.lists(st.tuples(st.sampled_from([B1, B2]), st.sampled_from("st"), st.booleans())))
 def test_a_term_has_one_controller_and_terms_rise(attempts):
     held: Controller | None = None
@@ -203,7 +203,7 @@ def test_a_store_without_an_id_takes_that_of_an_existing_directory(store):
     assert cluster_id(store, IDS, None) == "known"
 
 
-@pytest.mark.rule("to which cluster a directory belongs", "cluster/brokers.py")
+@pytest.mark.rule("the cluster of a directory", "cluster/brokers.py")
 def test_a_directory_of_another_cluster_is_refused_with_both_ids(store):
     cluster_id(store, IDS, "ours")
     with pytest.raises(WrongCluster, match="cluster theirs, the metadata store to cluster ours"):

@@ -304,7 +304,7 @@ def check_generations(events: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.rule(
-    "whether a broker may vouch for its logs when it starts", "cluster/generations.py"
+    "generations: whether a starting broker may vouch for its logs", "cluster/generations.py"
 )
 @settings(max_examples=examples(400))
 @given(EVENTS)

@@ -95,7 +95,7 @@ def test_good_names(store, topics, name):
 BAD = ["", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "ä", "a\0", "x" * 201, None, 7, b"a"]
 
 
-@pytest.mark.rule("which names and numbers of partitions a topic may have", "cluster/topics.py")
+@pytest.mark.rule("valid topic names and numbers of partitions", "cluster/topics.py")
 @pytest.mark.parametrize("name", BAD, ids=lambda name: ascii(name)[:20])
 def test_a_bad_name_is_refused(name):
     with pytest.raises(InvalidTopic, match="is not a topic name"):

@@ -102,9 +102,7 @@ def test_records_deleted_while_deletions_were_dropped_are_not_found():
     assert index.find(By.QUERY, "q") == []
 
 
-@pytest.mark.rule(
-    "no producer id and no transaction number is given out twice", "cluster/transactions.py"
-)
+@pytest.mark.rule("producer ids and transaction numbers are unique", "cluster/transactions.py")
 def test_no_number_is_allotted_twice(another):
     makers = [Numbers(another(), "numbers/x", block=7) for _ in range(3)]
     taken: list[int] = []

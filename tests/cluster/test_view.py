@@ -247,7 +247,7 @@ def _differing(before, after) -> set:
     return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
 
 
-@pytest.mark.rule("what a broker sees of the cluster", "cluster/view.py")
+@pytest.mark.rule("a broker's view of the cluster", "cluster/view.py")
 def test_after_any_changes_the_view_equals_the_store():
     run_state_machine_as_test(
         ViewMachine, settings=settings(max_examples=examples(60), stateful_step_count=30)

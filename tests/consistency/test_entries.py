@@ -115,9 +115,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.rule(
-    "what an entry means, and which table of entries is valid", "consistency/entries.py"
-)
+@pytest.mark.rule("entries, and valid tables of them", "consistency/entries.py")
 @settings(max_examples=examples(200))
 @given(sketches.filter(lambda sketch: sketch.rows), st.data())
 def test_one_wrong_field_ends_the_valid_prefix_where_a_walk_ends_it(sketch, data):

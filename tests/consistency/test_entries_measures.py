@@ -54,7 +54,7 @@ def test_stored_bytes_are_the_sum_of_the_records_parts(segments, first, start, l
     assert stored_bytes(tables_of(segments, first), start, end) == sum(sizes[start:end])
 
 
-@pytest.mark.rule("how many bytes records take", "consistency/entries.py")
+@pytest.mark.rule("the stored bytes of records", "consistency/entries.py")
 @given(batches, st.integers(0, 5), st.integers(0, 60), st.integers(0, 60), st.integers(0, 2_000))
 def test_a_budget_reaches_as_far_as_whole_records_fit(segments, first, start, length, budget):
     sizes = [0] * first + parts(segments)

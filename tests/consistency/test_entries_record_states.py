@@ -90,7 +90,7 @@ def open_parts(tables: Sequence[Table]) -> set[tuple[int, int]]:
     }
 
 
-@pytest.mark.rule("what became of a record", "consistency/entries.py")
+@pytest.mark.rule("the state of a record", "consistency/entries.py")
 @given(logs, st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
 def test_each_record_has_the_state_that_a_walk_over_the_log_finds(segments, high, start, length):
     tables = tables_of(segments)

@@ -320,7 +320,7 @@ def assigned_twice() -> tuple[Group, int, int]:
     return second, first.epoch, second.epoch
 
 
-@pytest.mark.rule("which position a member of a group may store", "consistency/groups.py")
+@pytest.mark.rule("the positions that a group's member may store", "consistency/groups.py")
 def test_a_position_needs_the_present_assignment():
     group, early, now = assigned_twice()
     assert groups.may_store(group, Owner("1", now, 0), [position(5)])

@@ -55,9 +55,7 @@ def may_see(bounds: Bounds, isolation: Isolation, offset: int) -> bool:
             return offset < bounds.atomic_cut
 
 
-@pytest.mark.rule(
-    "which offsets a reader of an isolation level may see", "consistency/isolation.py"
-)
+@pytest.mark.rule("the visible offsets of each isolation level", "consistency/isolation.py")
 @settings(max_examples=examples(250))
 @given(any_bounds(), st.sampled_from(CONSUMER_LEVELS), st.integers(0, 45), st.none() | OFFSETS)
 def test_a_range_shows_what_the_model_shows(bounds, isolation, start, end):

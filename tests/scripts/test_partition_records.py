@@ -247,7 +247,7 @@ ALONE = PartitionRecord((A,), A, LeaderEpoch(5), members(A))
 
 
 @pytest.mark.rule(
-    "when a leader epoch begins", "consistency/control/election.py", "scripts/partition_records.py"
+    "the begin of a leader epoch", "consistency/control/election.py", "scripts/partition_records.py"
 )
 def test_a_broker_that_vouches_leads_again_in_a_new_epoch(cluster):
     (change,) = resumed(cluster, LED_BY_A, VOUCHES)
@@ -275,7 +275,7 @@ def test_a_broker_that_cannot_vouch_leads_its_lone_replicas_with_risk(cluster, r
 
 
 @pytest.mark.rule(
-    "when a leader epoch begins", "consistency/control/election.py", "scripts/partition_records.py"
+    "the begin of a leader epoch", "consistency/control/election.py", "scripts/partition_records.py"
 )
 @pytest.mark.parametrize("record", [LED_BY_A, ALONE])
 def test_epochs_never_fall_in_a_log_after_a_restore_of_the_store(cluster, record):

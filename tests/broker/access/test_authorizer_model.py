@@ -148,7 +148,7 @@ PERMISSIONS = {
 """The permissions that each request should need. Empty: a decision without rules."""
 
 
-@pytest.mark.rule("which permission each request needs", "access/rules.py")
+@pytest.mark.rule("the permission of each request", "access/rules.py")
 def test_each_request_needs_its_permissions():
     found = {
         name.removesuffix(" a"): ", ".join(f"{operation} {on.kind}" for operation, on in needs)

@@ -56,7 +56,7 @@ def test_an_orderly_end_stores_the_high_watermark(around):
 
 
 @pytest.mark.rule(
-    "which high watermark of an earlier process is believed",
+    "the high watermark of an earlier process",
     "consistency/partition/replica.py",
     "storage/log/high_watermarks.py",
 )

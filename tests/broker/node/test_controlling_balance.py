@@ -77,7 +77,7 @@ def looking(b: LocalBroker, settle_s: float = SETTLE_S) -> Callable[[float], Non
 
 
 @pytest.mark.rule(
-    "when a preferred leader leads again",
+    "the return of a preferred leader",
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
@@ -117,7 +117,7 @@ def test_a_preferred_leader_whose_disk_refuses_writes_does_not_lead_again(b, dis
 
 
 @pytest.mark.rule(
-    "when a preferred leader leads again",
+    "the return of a preferred leader",
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )

@@ -83,7 +83,7 @@ def test_a_broker_that_reads_the_records_again_does_not_lead(pair):
     assert lease_keeper.serves()
 
 
-@pytest.mark.rule("when a broker whose lease was over takes a new one", "cluster/stores/leases.py")
+@pytest.mark.rule("a new lease after an expired one", "cluster/stores/leases.py")
 @pytest.mark.parametrize("step", ["the new lease", "the look"])
 def test_a_renewal_that_failed_halfway_starts_over(pair, monkeypatch, step):
     """Otherwise it would renew a lease by which it never leads, and block the others."""

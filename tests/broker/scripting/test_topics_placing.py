@@ -38,7 +38,9 @@ def create(
 
 
 @pytest.mark.rule(
-    "where new replicas go", "consistency/control/assignment.py", "broker/scripting/topics.py"
+    "the placement of new replicas",
+    "consistency/control/assignment.py",
+    "broker/scripting/topics.py",
 )
 def test_replicas_and_leaders_are_spread(a):
     create(a, 6, 2)
@@ -129,7 +131,9 @@ def test_an_error_about_too_few_brokers_names_the_leaving(a):
 
 
 @pytest.mark.rule(
-    "where new replicas go", "consistency/control/assignment.py", "broker/scripting/topics.py"
+    "the placement of new replicas",
+    "consistency/control/assignment.py",
+    "broker/scripting/topics.py",
 )
 @pytest.mark.parametrize(
     ("partitions", "factor", "assignment", "message"),

@@ -452,7 +452,7 @@ def board_of(etcd: LocalEtcd, request: pytest.FixtureRequest) -> Iterator[Any]:
         each.close()
 
 
-@pytest.mark.rule("who is the broker of an id, on many hosts", "cluster/stores/etcd_leases.py")
+@pytest.mark.rule("one broker for each id, on many hosts", "cluster/stores/etcd_leases.py")
 @pytest.mark.parametrize("with_lease", [False, True])
 def test_the_second_broker_of_an_id_is_refused(board_of, tmp_path: Path, with_lease: bool):
     first, second = board_of("one"), board_of("two")

@@ -14,7 +14,7 @@ TO_3_5 = "error"
 FROM_3_6 = "message"
 
 
-@pytest.mark.rule("what an error of etcd means", "cluster/stores/etcd_client.py")
+@pytest.mark.rule("the errors of etcd", "cluster/stores/etcd_client.py")
 @pytest.mark.parametrize("name", [TO_3_5, FROM_3_6])
 @pytest.mark.parametrize(
     ("code", "text", "error"),

@@ -145,7 +145,7 @@ class LateAnswer:
         return self._board.read(broker_id)
 
 
-@pytest.mark.rule("from when on an observer counts a lease", "cluster/stores/leases.py")
+@pytest.mark.rule("the start of a lease for its observers", "cluster/stores/leases.py")
 def test_an_observer_counts_a_renewal_from_the_end_of_the_read_that_showed_it(moments):
     """The renewal may have been written just before the answer, and its holder counts from then."""
     board = LateAnswer(MemoryBoard(), moments, 5.0)

@@ -351,7 +351,7 @@ def test_the_error_for_a_missing_folder_names_it(tmp_path: Path):
 
 
 @pytest.mark.rule(
-    "what changed in the store since a revision",
+    "the changes of the store since a revision",
     "cluster/stores/store.py",
     "cluster/stores/sqlite.py",
 )

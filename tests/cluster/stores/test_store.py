@@ -44,7 +44,7 @@ class TestSqliteStore(OfKind):
 
     @pytest.mark.rule("compare-and-set of a metadata record", "cluster/stores/sqlite.py")
     @pytest.mark.rule(
-        "what changed in the store since a revision",
+        "the changes of the store since a revision",
         "cluster/stores/store.py",
         "cluster/stores/sqlite.py",
     )

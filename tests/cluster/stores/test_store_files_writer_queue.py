@@ -79,7 +79,7 @@ def writers(tmp_path):
         each.turns.close()
 
 
-@pytest.mark.rule("who may write to the store next", "cluster/stores/store_files.py")
+@pytest.mark.rule("the order of the store's writers", "cluster/stores/store_files.py")
 def test_a_writer_that_returns_immediately_waits_for_the_other(writers):
     greedy, patient = writers
     for _ in range(20):

@@ -38,9 +38,7 @@ def test_without_racks_replicas_and_leaders_differ_by_one_at_most(brokers, facto
     assert (again.replicas, again.leaders) == (load.replicas, load.leaders)
 
 
-@pytest.mark.rule(
-    "which brokers get the replicas of a partition", "consistency/control/assignment.py"
-)
+@pytest.mark.rule("the assignment of replicas to brokers", "consistency/control/assignment.py")
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=7),
     st.integers(1, 4),

@@ -51,7 +51,7 @@ def test_a_leader_that_comes_back_in_another_generation_is_replaced():
     assert (elected.leader, elected.isr) == ("b", (B, C))
 
 
-@pytest.mark.rule("who leads a partition, and who may", "consistency/control/election.py")
+@pytest.mark.rule("leader election", "consistency/control/election.py")
 @pytest.mark.parametrize("alive", [{"c": "1"}, {"a": "2", "b": "2", "c": "1"}, {}])
 def test_only_isr_members_of_the_present_generation_are_elected(alive):
     outcome = election.elect(record("a", (A, B)), alive)
@@ -80,7 +80,9 @@ def test_of_logs_with_one_last_epoch_the_one_with_more_entries_leads():
     assert found.leader == "b"
 
 
-@pytest.mark.rule("when committed records are given up", "consistency/control/election.py")
+@pytest.mark.rule(
+    "unclean elections: the loss of committed records", "consistency/control/election.py"
+)
 def test_elect_longest_waits_for_a_member_that_may_come_back():
     outcome = election.elect_longest(
         record("a", (A, B)), ends(a=("2", 5, 90)), {"a": "2", "b": "1"}
@@ -174,7 +176,7 @@ BROKERS = st.sampled_from("abcd")
 # -- moves ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("how a partition moves to other brokers", "consistency/control/election.py")
+@pytest.mark.rule("moves of partitions to other brokers", "consistency/control/election.py")
 def test_a_move_ends_when_all_of_its_target_are_in_sync_and_its_leader_goes_with_it():
     moving = election.begin_move(record("a", (A, B, C)), ("d", "c"))
     assert moving == replace(record(), replicas=tuple("dcab"), adding=("d",), removing=("a", "b"))

@@ -13,7 +13,7 @@ A, B = BrokerId("a"), BrokerId("b")
 
 
 @pytest.mark.rule(
-    "which brokers are alive, and which partitions have a leader, in every view",
+    "live brokers and partitions with a leader, in every view",
     "consistency/control/partition_record.py",
 )
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ messages = st.lists(st.builds(Row, size=st.integers(0, LIMIT + 8), null=rare, br
 
 
 @pytest.mark.rule(
-    "which records of a message with a bad record are kept", "consistency/partition/admission.py"
+    "the kept records of a message with an invalid record", "consistency/partition/admission.py"
 )
 @settings(max_examples=examples(300))
 @given(messages)

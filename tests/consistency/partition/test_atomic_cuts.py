@@ -73,7 +73,7 @@ def bounded(draw):
 
 
 @pytest.mark.rule(
-    "where a `read_atomic` reader may stop",
+    "the atomic cuts at which a `read_atomic` reader may stop",
     "consistency/partition/atomic_cuts.py",
     "scripts/readers.py",
 )

@@ -250,7 +250,9 @@ def test_entries_without_a_producer_derive_no_producer():
     assert derived([], 0, DAY) == {}
 
 
-@pytest.mark.rule("how many producers a partition remembers", "consistency/partition/producers.py")
+@pytest.mark.rule(
+    "the limit of a partition's producer states", "consistency/partition/producers.py"
+)
 def test_ended_and_idle_producers_make_room_for_new_ones():
     now = 10 * IDLE_AGE
     idle = {n: ProducerState(0, used=now - IDLE_AGE - n) for n in range(4)}

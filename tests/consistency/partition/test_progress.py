@@ -185,7 +185,7 @@ def test_a_refusal_of_an_ended_session_does_not_remove_its_follower():
 
 
 @pytest.mark.rule(
-    "which replicas are in sync, and whom the high watermark waits for",
+    "the ISR and the high watermark",
     "consistency/partition/progress.py",
 )
 def test_a_removed_member_counts_until_its_removal_is_on_record():
@@ -201,7 +201,7 @@ def test_a_removed_member_counts_until_its_removal_is_on_record():
 
 
 @pytest.mark.rule(
-    "which replicas are in sync, and whom the high watermark waits for",
+    "the ISR and the high watermark",
     "consistency/partition/progress.py",
 )
 def test_a_follower_joins_only_with_the_high_watermark_and_the_leaders_first_entry():
@@ -443,7 +443,7 @@ def test_a_follower_joins_with_its_first_report_and_not_before():
     assert progress.propose(5, 5, 3) is None
 
 
-@pytest.mark.rule("who leads without a lease", "consistency/replication/promises.py")
+@pytest.mark.rule("leadership without a lease, by promises", "consistency/replication/promises.py")
 def test_a_leader_continues_until_the_first_promise_expires():
     progress = leading()
     begun(progress, 1, B, 0)

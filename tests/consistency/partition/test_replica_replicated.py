@@ -30,7 +30,7 @@ from tests.examples import examples
 RUNS = 300
 
 
-@pytest.mark.rule("who leads a partition, and who may", "consistency/control/election.py")
+@pytest.mark.rule("leader election", "consistency/control/election.py")
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.full) for i in (1, 2, 3))])
 def test_runs_with_crashes_and_lost_messages_lose_no_committed_record(part):
     """``run(seed)`` repeats a run."""

@@ -92,7 +92,7 @@ def test_an_only_member_replicates_an_append_immediately():
 
 
 @pytest.mark.rule(
-    "which appends wait for in-sync replicas, and when those are too few",
+    "appends that wait for the ISR, and refusals with too few in-sync replicas",
     "consistency/partition/replica.py",
 )
 def test_too_few_in_sync_replicas_refuse_only_appends_that_wait_for_replication():
@@ -145,9 +145,7 @@ def test_a_refused_proposal_is_repeated_on_the_present_record():
     assert leader.replica.isr_refused(1, led(A, B, C), 5, 10_000) == [ProposeIsr((A,), 5)]
 
 
-@pytest.mark.rule(
-    "what a new leader knows of the high watermark", "consistency/partition/replica.py"
-)
+@pytest.mark.rule("the high watermark of a new leader", "consistency/partition/replica.py")
 def test_a_new_leaders_high_watermark_is_unknown_until_its_inherited_entries_are_replicated():
     leader = Partition()
     for _ in range(3):

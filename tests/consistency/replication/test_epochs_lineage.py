@@ -121,7 +121,7 @@ TERM = st.tuples(
 
 
 @pytest.mark.rule(
-    "what a reader lost that comes back",
+    "the lost records of a returning reader",
     "consistency/replication/epochs.py",
     "datasource/reading/losses.py",
 )

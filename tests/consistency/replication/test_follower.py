@@ -41,7 +41,7 @@ def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreemen
 
 
 @pytest.mark.rule(
-    "what a follower truncates, and which frames it takes",
+    "the truncation of a follower, and the frames that it takes",
     "consistency/replication/follower.py",
     "consistency/replication/epochs.py",
 )
@@ -131,7 +131,7 @@ def test_a_reader_reads_at_an_isr_member_in_its_rack(leader, isr, reader, found)
 
 
 @pytest.mark.rule(
-    "which follower may answer a reader, and which one a reader asks",
+    "reads at a follower",
     "consistency/replication/follower.py",
 )
 @given(

@@ -180,7 +180,7 @@ def test_with_followers_an_append_moves_leo_and_leaves_hw():
 
 
 @pytest.mark.rule(
-    "how log end offset, high watermark and last stable offset move",
+    "the moves of log end offset, high watermark and last stable offset",
     "consistency/replication/leader.py",
 )
 def test_hw_never_moves_back_for_a_reader():
@@ -201,7 +201,7 @@ def test_a_racing_hw_never_leaks_undecided_records():
     assert state.bounds().last_stable_offset == 10
 
 
-@pytest.mark.rule("where readers see a trimmed log start", "consistency/replication/leader.py")
+@pytest.mark.rule("a trimmed log start for readers", "consistency/replication/leader.py")
 @pytest.mark.parametrize(
     ("log_end", "seen"),
     [

@@ -336,7 +336,7 @@ STATES = {
 }
 
 
-@pytest.mark.rule("which transitions a transaction has", "consistency/transactions/transactions.py")
+@pytest.mark.rule("the transitions of a transaction", "consistency/transactions/transactions.py")
 @pytest.mark.parametrize("event", CALLS)
 @pytest.mark.parametrize("state", STATES)
 def test_only_the_transitions_of_the_table_are_possible(state, event):

@@ -55,7 +55,7 @@ def sweep(world: World, clock: FakeClock, broker: str = A) -> list[Swept]:
 
 
 @pytest.mark.rule(
-    "when a transaction expires",
+    "the expiry of a transaction",
     "consistency/transactions/events.py",
     "scripts/transactions/finishing.py",
 )

@@ -102,7 +102,7 @@ def test_a_write_outside_of_its_open_transaction_is_refused(channel, numbers_top
     assert seen(channel, numbers_topic, "read_committed") == [1]
 
 
-@pytest.mark.rule("when a producer is forgotten", "consistency/partition/producers.py")
+@pytest.mark.rule("the expiry of a producer", "consistency/partition/producers.py")
 def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_path: Path):
     conf = "producer_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"
     with BrokerProcess(tmp_path / "log", conf=conf) as broker, broker.channel() as channel:

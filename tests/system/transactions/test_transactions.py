@@ -179,7 +179,7 @@ def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(channel, log, t):
     assert seen(channel, t, COMMITTED) == []
 
 
-@pytest.mark.rule("which branches a commit takes", "consistency/transactions/events.py")
+@pytest.mark.rule("the branches of a commit", "consistency/transactions/events.py")
 def test_a_branch_that_the_commit_does_not_name_aborts(channel, t):
     who = {"transactional_id": f"sink-{t}", "query": "q", "instance": "run", "batch": 0}
     one, two = (act(channel, "open-branch", **who) for _ in range(2))
@@ -231,7 +231,7 @@ def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(chann
 
 
 @pytest.mark.rule(
-    "when a transaction expires",
+    "the expiry of a transaction",
     "consistency/transactions/events.py",
     "scripts/transactions/finishing.py",
 )
