@@ -58,8 +58,8 @@ class StoreContact:
     def refresh_unless_all_are_cut_off(self) -> None:
         """Read the changes, unless this broker and others are cut off from the store.
 
-        Then leaders lead by promises (``consistency.replication.promises``), and none is replaced:
-        the last view before the outage is still true.
+        Then leaders lead by promises (``consistency.replication.promises``), and no leader is
+        replaced: the last view before the outage is still true.
 
         Raises:
             MetadataUnavailable: The store cannot be reached, and other brokers may not be cut off

@@ -84,7 +84,7 @@ def test_a_tls_client_is_told_that_the_broker_does_not_speak_it(
 ):
     error = told(lambda: isolog.connect(shared.address, tls_ca=files.ca, timeout=20))
     assert isinstance(error, TlsFailed)
-    assert "does not speak TLS" in error.message
+    assert "does not use TLS" in error.message
 
 
 def test_a_connection_that_is_reset_after_its_first_byte_leaves_no_trace(

@@ -152,7 +152,7 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
         put(broker, 1)
         broker.terminate()
     store = tmp_path / "log" / "metadata.sqlite"
-    named, conf = store, None
+    named, conf = store, ""
     if lost == "removed":
         store.rename(tmp_path / "aside")
     else:
