@@ -71,6 +71,6 @@ def test_a_leader_on_a_read_only_disk_hands_over():
 def test_a_leader_that_stays_on_a_read_only_disk_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(Withdrawals, "looking", no_steps)
+    monkeypatch.setattr(Withdrawals, "checking", no_steps)
     found = [run(dead_disk(seed)).finding for seed in SEEDS]
     assert {each.broken for each in found if each} == {"ALeaderThatCannotWriteHandsOver"}
