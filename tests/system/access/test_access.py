@@ -1,4 +1,4 @@
-"""Who calls a broker that asks, and what they may do: actions, streams, and Flight."""
+"""Authentication and permissions at a broker: actions, streams and Flight."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def topic(asking: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[str
             log.delete_topic(name)
 
 
-# -- who calls -------------------------------------------------------------------------------------
+# -- authentication --------------------------------------------------------------------------------
 
 
-def test_without_a_credential_nothing_is_told(asking: BrokerProcess):
+def test_connection_without_credential_is_refused(asking: BrokerProcess):
     with pytest.raises(Unauthenticated, match="requires authentication") as caught:
         isolog.connect(asking.address, timeout=10)
     assert "user" in caught.value.hint
 
 
 @pytest.mark.parametrize("method", [ACT, APPEND, FETCH])
-def test_a_stranger_opens_no_stream(asking: BrokerProcess, method: str):
+def test_unauthenticated_caller_cannot_open_a_stream(asking: BrokerProcess, method: str):
     channel = ClientChannel(asking.address, timeout_s=20)
     with pytest.raises(TRANSPORT_ERRORS) as caught:
         channel.open(method, b"list-topics", b"{}").receive(20)
@@ -74,7 +74,7 @@ def test_a_stranger_opens_no_stream(asking: BrokerProcess, method: str):
     channel.close()
 
 
-def test_a_stranger_may_not_send_much(asking: BrokerProcess):
+def test_unauthenticated_caller_may_send_only_small_frames(asking: BrokerProcess):
     channel = ClientChannel(asking.address, timeout_s=20)
     with pytest.raises(TRANSPORT_ERRORS, match="at most 65536"):
         channel.call(AUTHENTICATE, b"", bytes(1 << 20), 20)
@@ -91,12 +91,12 @@ def test_a_stranger_may_not_send_much(asking: BrokerProcess):
         {"token": "what"},
     ],
 )
-def test_a_wrong_credential_is_refused(asking: BrokerProcess, credential: dict[str, str]):
+def test_wrong_credential_is_refused(asking: BrokerProcess, credential: dict[str, str]):
     with pytest.raises(Unauthenticated):
         isolog.connect(asking.address, timeout=10, **credential)
 
 
-def test_wrong_passwords_have_to_wait_and_others_do_not(asking: BrokerProcess, admin):
+def test_wrong_passwords_are_throttled_for_their_user_only(asking: BrokerProcess, admin):
     admin.add_user("target", PASSWORD)
     for _ in range(8):
         with pytest.raises(Unauthenticated) as caught:
@@ -106,7 +106,7 @@ def test_wrong_passwords_have_to_wait_and_others_do_not(asking: BrokerProcess, a
         assert log.status().principal == "root"
 
 
-def test_a_connection_stays_with_its_principal(asking: BrokerProcess, admin):
+def test_connection_cannot_change_its_principal(asking: BrokerProcess, admin):
     admin.add_user("alice", PASSWORD)
     channel = ClientChannel(asking.address, timeout_s=20)
     asked = Authenticate(user="alice", password=PASSWORD).to_bytes()
@@ -117,9 +117,7 @@ def test_a_connection_stays_with_its_principal(asking: BrokerProcess, admin):
     channel.close()
 
 
-def test_connections_of_two_principals_in_one_process_do_not_mix(
-    asking: BrokerProcess, admin, topic
-):
+def test_principals_of_one_process_have_separate_connections(asking: BrokerProcess, admin, topic):
     admin.add_user("alice", PASSWORD)
     with as_(asking, "root") as root:
         with as_(asking, "alice") as alice:
@@ -128,7 +126,7 @@ def test_connections_of_two_principals_in_one_process_do_not_mix(
         assert topic in root.topics()
 
 
-def test_a_token_file_is_read_again(asking: BrokerProcess, admin, tmp_path: Path):
+def test_token_file_is_read_for_each_connection(asking: BrokerProcess, admin, tmp_path: Path):
     file = tmp_path / "token"
     first = admin.create_token("root")
     file.write_text(first.token + "\n")
@@ -140,10 +138,10 @@ def test_a_token_file_is_read_again(asking: BrokerProcess, admin, tmp_path: Path
         assert log.status().principal == "root"
 
 
-def test_a_password_is_compared_once_for_many_connections(
+def test_password_is_compared_once_for_many_connections(
     asking: BrokerProcess, admin, monkeypatch: pytest.MonkeyPatch
 ):
-    """To compare one costs a broker 60 ms; the session that it gives for it costs nothing."""
+    """A comparison takes a broker 60 ms. Later connections use the session that it returns."""
     told = []
     tell = SharedChannel._authenticate
 
@@ -156,11 +154,11 @@ def test_a_password_is_compared_once_for_many_connections(
     for _ in range(3):
         with as_(asking, "carol") as log:
             assert log.status().principal == "carol"
-        gc.collect()  # the connection is closed once nobody has it
+        gc.collect()  # closes the unreferenced connection
     assert told == [True, False, False]
 
 
-def test_a_user_with_another_password_is_refused_on_open_connections(asking, admin, topic):
+def test_changed_password_ends_open_connections_of_the_user(asking, admin, topic):
     admin.add_user("alice", PASSWORD)
     admin.add_rule("allow", "alice", "read", f"topic:{topic}")
     with as_(asking, "alice") as alice:
@@ -170,7 +168,7 @@ def test_a_user_with_another_password_is_refused_on_open_connections(asking, adm
             alice.read(topic)
 
 
-# -- what they may do ------------------------------------------------------------------------------
+# -- permissions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +181,7 @@ def test_a_user_with_another_password_is_refused_on_open_connections(asking, adm
         ("all", None, None, True),
     ],
 )
-def test_a_topic_is_read_and_written_by_whom_a_rule_allows_it(
+def test_rules_decide_who_may_read_and_write_a_topic(
     asking: BrokerProcess, admin, topic: str, operation, reads, writes, lists
 ):
     admin.add_user("alice", PASSWORD)
@@ -207,7 +205,7 @@ def outcome(act) -> type[IsologError] | None:
     return None
 
 
-def test_what_may_not_be_described_is_unknown_as_what_is_not_there(asking, admin, topic):
+def test_hidden_topic_gets_the_error_of_a_missing_topic(asking, admin, topic):
     admin.add_user("alice", PASSWORD)
     admin.add_rule("allow", "alice", "read", "topic:mine*")
     with as_(asking, "alice") as alice:
@@ -222,7 +220,7 @@ def test_what_may_not_be_described_is_unknown_as_what_is_not_there(asking, admin
         assert "meant" not in str(caught.value), "no other name is told"
 
 
-def test_a_pattern_finds_only_what_may_be_read(asking: BrokerProcess, admin, topic: str):
+def test_pattern_matches_only_readable_topics(asking: BrokerProcess, admin, topic: str):
     admin.add_user("alice", PASSWORD)
     admin.add_rule("allow", "alice", "describe", f"topic:{topic}")
     with as_(asking, "alice") as alice:
@@ -233,7 +231,7 @@ def test_a_pattern_finds_only_what_may_be_read(asking: BrokerProcess, admin, top
             assert set(consumer.position()) == {(topic, 0)}
 
 
-def test_a_rule_that_changes_ends_open_streams(asking: BrokerProcess, admin, topic: str):
+def test_changed_rule_ends_open_streams(asking: BrokerProcess, admin, topic: str):
     admin.add_user("alice", PASSWORD)
     for operation in ("read", "write"):
         admin.add_rule("allow", "alice", operation, f"topic:{topic}")
@@ -243,7 +241,7 @@ def test_a_rule_that_changes_ends_open_streams(asking: BrokerProcess, admin, top
         producer.append(topic, values("b")).result(20)
         assert len(consumer.poll(20)) == 1
         admin.add_rule("deny", "alice", "all", f"topic:{topic}")
-        with pytest.raises(PermissionDenied):  # it was there: not a word of it being gone
+        with pytest.raises(PermissionDenied):  # not UnknownTopic: the stream has shown the topic
             consumer.poll(60)
         with pytest.raises((UnknownTopic, PermissionDenied)):
             producer.append(topic, values("c")).result(20)
@@ -253,7 +251,7 @@ def test_a_rule_that_changes_ends_open_streams(asking: BrokerProcess, admin, top
         assert root.read(topic)["value"].to_pylist() == [b"a", b"b"]
 
 
-def test_a_token_is_for_what_it_was_made_for(asking: BrokerProcess, admin, topic: str):
+def test_token_is_limited_to_its_grants(asking: BrokerProcess, admin, topic: str):
     made = admin.create_token("root", grants=[("read", f"topic:{topic}")])
     with isolog.connect(asking.address, token=made.token, timeout=10) as log:
         assert len(log.read(topic)) == 1
@@ -274,7 +272,7 @@ def test_a_token_is_for_what_it_was_made_for(asking: BrokerProcess, admin, topic
             log.topics()
 
 
-def test_transactions_and_consumers_need_a_permission_of_their_own(asking, admin, topic):
+def test_transactions_and_consumers_need_separate_permissions(asking, admin, topic):
     admin.add_user("alice", PASSWORD)
     admin.add_rule("allow", "alice", "all", f"topic:{topic}")
     with as_(asking, "alice") as alice:
@@ -299,8 +297,8 @@ def test_transactions_and_consumers_need_a_permission_of_their_own(asking, admin
             assert (bob.transactions(), bob.consumers(), bob.topics()) == ([], [], [])
 
 
-def test_a_transactional_id_belongs_to_the_principal_that_first_used_it(asking, admin, topic):
-    """Who takes one over fences its owner."""
+def test_transactional_id_belongs_to_its_first_principal(asking, admin, topic):
+    """A takeover by another principal would fence the owner. Administrators may do it."""
     for name in ("alice", "bob"):
         admin.add_user(name, PASSWORD)
         admin.add_rule("allow", name, "write", f"topic:{topic}")
@@ -319,7 +317,7 @@ def test_a_transactional_id_belongs_to_the_principal_that_first_used_it(asking, 
             mine.begin_transaction()
 
 
-def test_the_cluster_is_for_administrators(asking: BrokerProcess, admin):
+def test_cluster_calls_need_an_administrator(asking: BrokerProcess, admin):
     admin.add_user("alice", PASSWORD)
     with (
         as_(asking, "alice") as alice,
@@ -342,7 +340,7 @@ def test_the_cluster_is_for_administrators(asking: BrokerProcess, admin):
 
 
 @pytest.mark.parametrize("name", ["alice", "o'neil; reboot"])
-def test_the_hint_of_a_refusal_is_a_command_that_a_shell_takes(asking, admin, name: str):
+def test_hint_of_a_refusal_is_a_valid_shell_command(asking, admin, name: str):
     admin.add_user(name, PASSWORD)
     refused = pytest.raises(PermissionDenied, match="may not administer cluster")
     with client_of(asking, user=name, password=PASSWORD) as client, refused as caught:
@@ -351,7 +349,7 @@ def test_the_hint_of_a_refusal_is_a_command_that_a_shell_takes(asking, admin, na
     assert shlex.split(command) == ["isolog", "acl", "allow", name, "admin", "cluster"]
 
 
-def test_a_check_says_which_rules_speak(admin):
+def test_permission_check_returns_the_matching_rules(admin):
     admin.add_rule("allow", "*", "read", "topic:logs*")
     admin.add_rule("deny", "eve", "read", "topic:logs-secret")
     said = admin.check("eve", "read", "topic:logs-secret")
@@ -364,7 +362,7 @@ def test_a_check_says_which_rules_speak(admin):
 # -- Flight ----------------------------------------------------------------------------------------
 
 
-def test_flight_asks_as_well(asking: BrokerProcess, admin, topic: str):
+def test_flight_requires_authentication_and_permissions(asking: BrokerProcess, admin, topic: str):
     admin.add_user("alice", PASSWORD)
     token = admin.create_token("root").token
     with as_(asking, "root") as log:
@@ -398,7 +396,7 @@ def test_flight_asks_as_well(asking: BrokerProcess, admin, topic: str):
             list(client.do_action(fl.Action("list-users", b"{}"), as_alice))
 
 
-# -- what is written down ------------------------------------------------------------------------
+# -- the audit log ---------------------------------------------------------------------------------
 
 
 def lines_of(broker: BrokerProcess) -> list[dict[str, str]]:
@@ -406,7 +404,7 @@ def lines_of(broker: BrokerProcess) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_refusals_and_what_administrators_do_are_written_down(asking, admin, topic: str):
+def test_audit_log_records_refusals_and_administration(asking, admin, topic: str):
     before = len(lines_of(asking))
     admin.add_user("alice", PASSWORD)
     admin.add_rule("allow", "alice", "describe", f"topic:{topic}")
@@ -424,7 +422,7 @@ def test_refusals_and_what_administrators_do_are_written_down(asking, admin, top
     assert all(each["from"].startswith("127.0.0.1:") for each in lines)
 
 
-def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
+def test_logs_contain_no_secrets(asking: BrokerProcess, admin):
     token = admin.create_token("root").token
     said = asking.log_text() + (asking.directory / "audit.log").read_text()
     for secret in (PASSWORD, token, token[-16:]):
@@ -432,7 +430,7 @@ def test_the_log_says_nothing_secret(asking: BrokerProcess, admin):
     assert PASSWORD not in repr(Authenticate(user="u", password=PASSWORD))
 
 
-def test_lists_show_whose_a_transaction_and_a_consumer_are(
+def test_lists_show_principals_of_transactions_and_consumers(
     asking: BrokerProcess, admin, topic, capsys: pytest.CaptureFixture[str]
 ):
     admin.add_user("alice", PASSWORD)
@@ -460,10 +458,10 @@ def test_lists_show_whose_a_transaction_and_a_consumer_are(
     assert capsys.readouterr().out.count("principal") == 2
 
 
-def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
+def test_connection_renews_its_credential_and_retries_a_failure(
     asking: BrokerProcess, admin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """It renews its credential early here, and the earlier one is revoked instead of expiring."""
+    """Renewal is early here, and the former token is revoked instead of expiring."""
     file = tmp_path / "token"
     first, renewed = admin.create_token("root", lifetime_s=600.0), admin.create_token("root")
     file.write_text(first.token)
@@ -493,7 +491,7 @@ def test_a_connection_renews_what_expires_and_tries_again_if_it_cannot(
         assert log.status().principal == "root"
 
 
-def test_a_credential_is_not_sent_to_another_cluster(
+def test_credential_is_not_sent_to_another_cluster(
     asking: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(SharedChannel, "authenticate", lambda *_: pytest.fail("it was sent"))
@@ -504,7 +502,7 @@ def test_a_credential_is_not_sent_to_another_cluster(
     connection.close()
 
 
-def test_where_nobody_is_asked_a_credential_changes_nothing(tmp_path: Path):
+def test_credential_has_no_effect_without_authentication(tmp_path: Path):
     with (
         BrokerProcess(tmp_path / "log") as broker,
         isolog.connect(broker.address, user="alice", password=PASSWORD, timeout=10) as log,

@@ -1,4 +1,4 @@
-"""What callers with few rights, or none, have tried: each of these worked once."""
+"""Attacks by callers with few rights or none. Each of them succeeded once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ QUERY = "batch writes of nightly"
 
 
 class Raw:
-    """A connection of a caller that sends whatever it likes."""
+    """A connection of a caller that may send any message."""
 
     def __init__(self, broker: BrokerProcess, **credential: str) -> None:
         self._channel = ClientChannel(broker.address, timeout_s=20)
@@ -74,7 +74,7 @@ class Raw:
         return self._call(ACT, name.encode(), json.dumps(body).encode())
 
     def append(self, topic: str, value: str, stamp: Stamp | None, owner: str | None) -> Any:
-        """Append one record; return the answer."""
+        """Append one record. Return the answer."""
         asked, schema = AppendTo(topic=topic, transactional_id=owner), DEFAULT_SCHEMA
         batch = pa.RecordBatch.from_pylist([{"value": value.encode(), "timestamp": 1}], schema)
         envelope = Envelope(partition=0, stamp=stamp).to_bytes()
@@ -93,7 +93,7 @@ class Raw:
 
 @pytest.fixture
 def two(asking: BrokerProcess, admin: AccessClient) -> Iterator[tuple[Raw, Raw]]:
-    """Alice and Bob, who may both write to ``shared``, each in transactions of their own."""
+    """Alice and Bob. Both may write to ``shared``, each with separate transactional ids."""
     with as_(asking, "root") as log:
         log.create_topic("shared")
     for name in ("alice", "bob"):
@@ -119,7 +119,9 @@ def begun(caller: Raw, name: str) -> dict[str, Any]:
 # -- transactions and sinks ------------------------------------------------------------------------
 
 
-def test_nobody_writes_in_anothers_transaction(two: tuple[Raw, Raw], asking: BrokerProcess):
+def test_write_in_a_transaction_of_another_principal_is_refused(
+    two: tuple[Raw, Raw], asking: BrokerProcess
+):
     alice, bob = two
     made = begun(alice, "alice-tx")
     number, producer = made["number"], made["producer_id"]
@@ -140,7 +142,7 @@ def test_nobody_writes_in_anothers_transaction(two: tuple[Raw, Raw], asking: Bro
     assert found == [b"a", b"b"]
 
 
-def test_who_knows_a_querys_name_does_not_take_over_its_sink(two: tuple[Raw, Raw]):
+def test_name_of_a_query_gives_no_access_to_its_sink(two: tuple[Raw, Raw]):
     alice, bob = two
     asked = {"query": QUERY, "instance": "run-a", "batch": 7}
     mine = alice.act("open-branch", transactional_id="sink/nightly", **asked)
@@ -152,7 +154,7 @@ def test_who_knows_a_querys_name_does_not_take_over_its_sink(two: tuple[Raw, Raw
     alice.act("commit-transaction", transactional_id="sink/nightly", batch=7, content=[], **done)
 
 
-def test_what_others_commit_under_a_querys_name_is_not_the_querys(two: tuple[Raw, Raw]):
+def test_commit_under_the_query_name_of_another_does_not_count(two: tuple[Raw, Raw]):
     alice, bob = two
     query = "another query of alice"
     evil = bob.act("open-branch", transactional_id="bob-z", query=query, instance="e", batch=1000)
@@ -162,7 +164,9 @@ def test_what_others_commit_under_a_querys_name_is_not_the_querys(two: tuple[Raw
     assert not alice.act("open-branch", transactional_id="alice-s", **asked)["committed"]
 
 
-def test_nobody_stops_anothers_run(two: tuple[Raw, Raw], asking: BrokerProcess, admin):
+def test_run_of_another_principal_cannot_be_stopped(
+    two: tuple[Raw, Raw], asking: BrokerProcess, admin
+):
     alice, bob = two
     asked = {"query": "q", "instance": "i", "batch": 1, "run": "driver", "planned": 5}
     mine = alice.act("open-branch", transactional_id="alice-run", **asked)
@@ -172,10 +176,8 @@ def test_nobody_stops_anothers_run(two: tuple[Raw, Raw], asking: BrokerProcess, 
 
 
 @pytest.mark.rule("whose a transactional id is", "scripts/transactions/records.py")
-def test_a_rule_that_two_share_does_not_let_one_use_the_others_transactional_id(
-    two: tuple[Raw, Raw], admin: AccessClient
-):
-    """Bob knows all that a request of Alice's holds, but it is not his id."""
+def test_shared_rule_does_not_share_transactional_ids(two: tuple[Raw, Raw], admin: AccessClient):
+    """Bob sends the requests of Alice, but the transactional ids belong to her."""
     alice, bob = two
     for name in ("alice", "bob"):
         admin.add_rule("allow", name, "write", "transaction:query/*")
@@ -212,7 +214,7 @@ def test_a_rule_that_two_share_does_not_let_one_use_the_others_transactional_id(
     assert alice.act("settle-batch", query="q", **sink)["committed"]
 
 
-def test_an_administrator_may_settle_the_batch_of_another(
+def test_administrator_may_settle_a_batch_of_another_principal(
     two: tuple[Raw, Raw], asking: BrokerProcess
 ):
     alice, _ = two
@@ -223,7 +225,7 @@ def test_an_administrator_may_settle_the_batch_of_another(
     root.close()
 
 
-def test_who_may_do_nothing_writes_no_metadata(asking: BrokerProcess, admin: AccessClient):
+def test_caller_without_rights_writes_no_metadata(asking: BrokerProcess, admin: AccessClient):
     admin.add_user("nil", PASSWORD)
     nil = Raw(asking, user="nil", password=PASSWORD)
     for name, body in (
@@ -245,7 +247,7 @@ def alice(admin: AccessClient) -> str:
     return "alice"
 
 
-def test_a_token_does_not_outlive_the_one_it_was_made_with(asking: BrokerProcess, admin, alice):
+def test_token_expires_no_later_than_its_parent(asking: BrokerProcess, admin, alice):
     parent = admin.create_token(alice, lifetime_s=600)
     with client_of(asking, token=parent.token) as client:
         endless = client.create_token()
@@ -254,7 +256,7 @@ def test_a_token_does_not_outlive_the_one_it_was_made_with(asking: BrokerProcess
     assert parent.expires_ms is not None
     for made in (endless, sliding):
         assert (made.expires_ms or 2**63) <= parent.expires_ms
-    with client_of(asking, token=sliding.token) as client:  # its use does not extend it further
+    with client_of(asking, token=sliding.token) as client:  # use extends it only up to its parent
         grandchild = client.create_token()
         found = {each.id: each.expires_ms for each in client.tokens()}
     assert found[sliding.id] <= parent.expires_ms
@@ -265,7 +267,7 @@ def test_a_token_does_not_outlive_the_one_it_was_made_with(asking: BrokerProcess
 
 
 ASKED = [("write", "topic:asked"), ("create", "topic:asked"), ("write", "transaction:*")]
-"""What a query asks for that writes ``asked``, with ``createTopic``."""
+"""Grants requested by a query that writes ``asked`` with ``createTopic``."""
 
 
 @pytest.mark.parametrize(
@@ -280,9 +282,7 @@ ASKED = [("write", "topic:asked"), ("create", "topic:asked"), ("write", "transac
         [("write", "topic:asked*"), ("all", "transaction:query/*")],
     ],
 )
-def test_a_query_gets_of_a_restricted_token_what_that_allows(
-    asking: BrokerProcess, admin, alice, held
-):
+def test_query_gets_only_grants_of_its_restricted_token(asking: BrokerProcess, admin, alice, held):
     with as_(asking, "root") as root, suppress(TopicExists):
         root.create_topic("asked")
     for operation, resource in held:
@@ -307,9 +307,7 @@ def test_a_query_gets_of_a_restricted_token_what_that_allows(
             client.create_token(grants=[("read", "consumer:c")])
 
 
-def test_tokens_of_a_parent_that_was_revoked_are_not_listed_and_not_counted(
-    asking: BrokerProcess, admin, alice
-):
+def test_tokens_of_a_revoked_parent_are_not_listed_or_counted(asking: BrokerProcess, admin, alice):
     parent = admin.create_token(alice)
     with client_of(asking, token=parent.token) as client:
         child = client.create_token()
@@ -334,16 +332,14 @@ def test_tokens_of_a_parent_that_was_revoked_are_not_listed_and_not_counted(
         ({"grants": [{"operation": "read", "resource": "cluster"}]}, "no operation 'read'"),
     ],
 )
-def test_a_token_that_could_not_be_used_is_refused(
-    asking: BrokerProcess, asked: dict[str, Any], problem: str
-):
+def test_unusable_token_is_refused(asking: BrokerProcess, asked: dict[str, Any], problem: str):
     raw = Raw(asking, user="root", password=PASSWORD)
     with pytest.raises(InvalidRequest, match=problem):
         raw.act("create-token", **asked)
     raw.close()
 
 
-def test_with_the_session_of_a_query_nobody_makes_credentials(asking: BrokerProcess, admin, alice):
+def test_session_of_a_query_cannot_create_credentials(asking: BrokerProcess, admin, alice):
     token = admin.create_token(alice)
     with client_of(asking, token=token.token) as client:
         session = client.open_session([("read", "topic:a")], 60.0)
@@ -361,7 +357,7 @@ def test_with_the_session_of_a_query_nobody_makes_credentials(asking: BrokerProc
     raw.close()
 
 
-def test_a_removed_users_tokens_are_gone(asking: BrokerProcess, admin, alice):
+def test_tokens_are_removed_with_their_user(asking: BrokerProcess, admin, alice):
     with client_of(asking, user=alice, password=PASSWORD) as client:
         token = client.create_token().token
     admin.remove_user(alice)
@@ -370,7 +366,7 @@ def test_a_removed_users_tokens_are_gone(asking: BrokerProcess, admin, alice):
         isolog.connect(asking.address, token=token, timeout=10)
 
 
-def test_a_restricted_token_knows_no_other_tokens(asking: BrokerProcess, admin, alice):
+def test_restricted_token_cannot_list_or_revoke_others(asking: BrokerProcess, admin, alice):
     whole = admin.create_token("root")
     small = admin.create_token("root", grants=[("read", "topic:a")])
     with client_of(asking, token=small.token) as client:
@@ -379,16 +375,16 @@ def test_a_restricted_token_knows_no_other_tokens(asking: BrokerProcess, admin, 
             client.revoke_token(whole.id)
 
 
-def test_rules_with_spaces_are_rules_of_their_own(asking: BrokerProcess, admin: AccessClient):
+def test_rules_with_spaces_are_distinct(asking: BrokerProcess, admin: AccessClient):
     admin.add_rule("deny", "eve read topic:a", "read", "topic:b")
     admin.add_rule("deny", "eve", "read", "topic:a read topic:b")
     assert len(admin.rules()) == 2
 
 
-# -- strangers -------------------------------------------------------------------------------------
+# -- unauthenticated callers and the audit log -----------------------------------------------------
 
 
-def test_strangers_do_not_push_lines_out_of_the_audit_log(tmp_path: Path):
+def test_unauthenticated_callers_cannot_flood_the_audit_log(tmp_path: Path):
     clock = FakeClock()
     audit = Audit(tmp_path / "audit.log", clock)
     for _ in range(1_000):
@@ -402,7 +398,7 @@ def test_strangers_do_not_push_lines_out_of_the_audit_log(tmp_path: Path):
 
 
 @pytest.mark.parametrize("outcome", ["done", "PERMISSION_DENIED"])
-def test_a_known_caller_does_not_push_lines_out_of_the_audit_log(tmp_path: Path, outcome: str):
+def test_authenticated_caller_cannot_flood_the_audit_log(tmp_path: Path, outcome: str):
     clock = FakeClock()
     audit = Audit(tmp_path / "audit.log", clock)
     alice = Caller("alice", KnownBy.USER)
@@ -414,7 +410,7 @@ def test_a_known_caller_does_not_push_lines_out_of_the_audit_log(tmp_path: Path,
     assert (len(lines), lines[-1]["action"], lines[-1]["omitted"]) == (21, "create-topic", 980)
 
 
-def test_a_full_disk_costs_the_brokers_log_one_line(
+def test_full_disk_of_the_audit_log_is_logged_once(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
@@ -448,7 +444,7 @@ def test_a_full_disk_costs_the_brokers_log_one_line(
     assert capsys.readouterr().err == ""
 
 
-def test_a_broker_whose_audit_log_cannot_be_opened_says_so(tmp_path: Path):
+def test_broker_with_unusable_audit_log_does_not_start(tmp_path: Path):
     folder = tmp_path / "log"
     with asking_broker(tmp_path):
         pass
@@ -461,7 +457,7 @@ def test_a_broker_whose_audit_log_cannot_be_opened_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", [RUN_STEPS, REPLICATE])
-def test_a_certificate_that_opens_no_peer_door_is_written_down(tmp_path: Path, method: str):
+def test_certificate_refused_by_the_peer_listener_is_audited(tmp_path: Path, method: str):
     files = Files(tmp_path)
     conf = 'id = "b1"\n' + conf_of(files.issue("b1", *HERE, "b1"), "peer_tls", ca=files.ca)
     with asking_broker(tmp_path, conf) as broker:
@@ -488,14 +484,14 @@ def test_a_certificate_that_opens_no_peer_door_is_written_down(tmp_path: Path, m
     }
 
 
-def test_no_part_of_a_token_is_written_down(asking: BrokerProcess, admin: AccessClient):
+def test_audit_log_contains_no_part_of_a_token(asking: BrokerProcess, admin: AccessClient):
     secret = admin.create_token("root").token.replace("_", "", 2)
     with pytest.raises(Unauthenticated):
         isolog.connect(asking.address, token=f"isolog_{secret}", timeout=10)
     assert secret[:26] not in (asking.directory / "audit.log").read_text()
 
 
-def test_a_flood_of_passwords_waits_in_a_short_line(asking: BrokerProcess):
+def test_flood_of_passwords_is_bounded(asking: BrokerProcess):
     def attempt(number: int) -> type[IsologError]:
         try:
             Raw(asking, user=f"nobody-{number}", password="wrong password").close()
@@ -510,19 +506,19 @@ def test_a_flood_of_passwords_waits_in_a_short_line(asking: BrokerProcess):
         assert log.status().principal == "root"
 
 
-def test_a_peer_door_needs_certificates_where_callers_are_asked(tmp_path: Path):
+def test_peer_listener_needs_certificates_with_authentication(tmp_path: Path):
     asks = {"authentication": True, "dir": tmp_path, "listen": "127.0.0.1:0"}
     assert BrokerConfig.load(None, **asks).peer_place == ""
     with pytest.raises(InvalidConfig, match="peer_tls"):
         BrokerConfig.load(None, **asks, peer_listen="127.0.0.1:0")
 
 
-# -- names -----------------------------------------------------------------------------------------
+# -- hidden topics ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def hidden(asking: BrokerProcess, admin: AccessClient, alice: str) -> Iterator[str]:
-    """A topic that Alice may not know of, with a name like those that she may."""
+    """A topic hidden from Alice, with a name similar to her topics."""
     with as_(asking, "root") as log:
         log.create_topic("b-payroll-2026")
     yield "b-payroll-2026"
@@ -530,7 +526,7 @@ def hidden(asking: BrokerProcess, admin: AccessClient, alice: str) -> Iterator[s
         log.delete_topic("b-payroll-2026")
 
 
-def test_no_error_names_a_topic_that_is_hidden(asking: BrokerProcess, admin, alice, hidden):
+def test_errors_do_not_name_hidden_topics(asking: BrokerProcess, admin, alice, hidden):
     admin.add_rule("allow", alice, "write", "topic:a*")
     raw = Raw(asking, user=alice, password=PASSWORD)
     for call in (
@@ -548,9 +544,7 @@ def test_no_error_names_a_topic_that_is_hidden(asking: BrokerProcess, admin, ali
     raw.close()
 
 
-def test_positions_and_partitions_of_hidden_topics_are_left_out(
-    asking: BrokerProcess, admin, alice, hidden
-):
+def test_transaction_description_omits_hidden_topics(asking: BrokerProcess, admin, alice, hidden):
     with as_(asking, "root") as log:
         transaction = log.producer(transactional_id="root-tx")
         transaction.begin_transaction()
@@ -575,7 +569,7 @@ def mine(asking: BrokerProcess) -> Iterator[str]:
         log.delete_topic("a-flights")
 
 
-def test_who_takes_a_consumers_name_gets_no_position_in_a_hidden_topic(
+def test_consumer_takeover_returns_no_position_in_a_hidden_topic(
     asking: BrokerProcess, admin, alice, hidden, mine
 ):
     admin.add_rule("allow", alice, "read", "consumer:shared")
@@ -616,7 +610,7 @@ def test_who_takes_a_consumers_name_gets_no_position_in_a_hidden_topic(
         ('{"subscribe":"b-payroll-2026"}', False),
     ],
 )
-def test_the_selection_of_anothers_query_is_shown_to_who_may_know_its_topics(
+def test_selection_of_another_query_is_shown_if_its_topics_are_visible(
     asking: BrokerProcess, admin, alice, hidden, mine, selection: str, is_shown: bool
 ):
     admin.add_rule("allow", alice, "read", "consumer:shared")
@@ -643,7 +637,7 @@ def test_the_selection_of_anothers_query_is_shown_to_who_may_know_its_topics(
     raw.close()
 
 
-def test_a_caller_sees_what_its_own_query_selects(asking: BrokerProcess, admin, alice):
+def test_caller_sees_the_selection_of_its_query(asking: BrokerProcess, admin, alice):
     admin.add_rule("allow", alice, "read", "consumer:mine")
     raw = Raw(asking, user=alice, password=PASSWORD)
     asked = {"consumer": "mine", "isolation": "read_committed", "instance": "a"}
@@ -655,7 +649,7 @@ def test_a_caller_sees_what_its_own_query_selects(asking: BrokerProcess, admin, 
     raw.close()
 
 
-def test_the_problems_of_a_cluster_do_not_name_hidden_topics(tmp_path: Path):
+def test_problems_of_a_cluster_do_not_name_hidden_topics(tmp_path: Path):
     files = Files(tmp_path)
 
     def conf(name: str) -> str:
@@ -686,7 +680,7 @@ def test_the_problems_of_a_cluster_do_not_name_hidden_topics(tmp_path: Path):
     assert found["names"] == ["flights/0"]
 
 
-def test_what_a_rule_hides_is_not_found_and_not_read(asking: BrokerProcess, admin, alice, hidden):
+def test_topic_hidden_by_a_rule_is_not_listed_or_read(asking: BrokerProcess, admin, alice, hidden):
     with as_(asking, "root") as log, log.producer() as producer:
         producer.append(hidden, values("secret")).result(20)
     admin.add_rule("allow", alice, "read", "topic:*")
@@ -703,9 +697,7 @@ def test_what_a_rule_hides_is_not_found_and_not_read(asking: BrokerProcess, admi
     assert ("deny", "describe") in {(each.effect, each.operation) for each in checked.rules}
 
 
-def test_a_topic_whose_reading_is_allowed_and_denied_is_hidden_and_noted(
-    asking: BrokerProcess, admin, alice, hidden
-):
+def test_denied_read_hides_the_topic_and_is_audited(asking: BrokerProcess, admin, alice, hidden):
     admin.add_rule("allow", alice, "read", "topic:*")
     admin.add_rule("deny", alice, "read", "topic:b-*")
     raw = Raw(asking, user=alice, password=PASSWORD)
@@ -726,7 +718,7 @@ def test_a_topic_whose_reading_is_allowed_and_denied_is_hidden_and_noted(
     raw.close()
 
 
-def test_what_is_refused_is_written_down(asking: BrokerProcess, admin, alice, hidden):
+def test_refused_calls_are_audited(asking: BrokerProcess, admin, alice, hidden):
     raw, stranger = Raw(asking, user=alice, password=PASSWORD), Raw(asking)
     with pytest.raises(PermissionDenied):
         raw.act("create-token", principal="root")
@@ -768,7 +760,7 @@ def basic(user: str, password: str) -> fl.FlightCallOptions:
     return fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + told)])
 
 
-def test_wrong_passwords_over_flight_are_written_down_with_their_host(flying: BrokerProcess):
+def test_wrong_flight_passwords_are_audited_with_their_host(flying: BrokerProcess):
     client = fl.connect(flight_of(flying))
     with pytest.raises(fl.FlightUnauthenticatedError):
         list(client.do_action(fl.Action("list-topics", b"{}"), basic("root", "wrong password")))
@@ -776,7 +768,7 @@ def test_wrong_passwords_over_flight_are_written_down_with_their_host(flying: Br
     assert last["from"].startswith("127.0.0.1:")
 
 
-def test_a_fetch_over_flight_that_waits_ends_when_its_token_does(flying: BrokerProcess):
+def test_waiting_flight_fetch_ends_with_its_token(flying: BrokerProcess):
     with client_of(flying) as client:
         made = client.create_token("root")
         follow = FetchRange(topic="t", partition=0, start=0, follow=True)

@@ -1,4 +1,4 @@
-"""Each kind of message, of each kind of caller, over real sockets with TLS, against the model."""
+"""Each message of each kind of caller, over real sockets with TLS, against the model."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ REQUESTS = list(requests())
 
 
 class Caller:
-    """A connection to one of a broker's doors.
+    """A connection to one of a broker's listeners.
 
     A caller without a credential connects again after ten requests: it may send few frames.
     """
@@ -155,7 +155,7 @@ class Caller:
     def outcome(
         self, method: str, header: bytes = b"", body: bytes = b""
     ) -> type[IsologError] | None:
-        """Return the class of the error that ends the stream; None if it has none."""
+        """Return the class of the error that ends the stream, or None."""
         self._requests += 1
         if not self._is_known and self._requests % 10 == 0:
             self.close()
@@ -180,7 +180,7 @@ class Caller:
 
 @pytest.fixture(scope="module")
 def guarded(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with TLS and authentication at both doors; topics ``a`` and ``b``; the rules."""
+    """A broker with TLS and authentication at both listeners, topics ``a`` and ``b``, and rules."""
     pair = files.issue("guarded", *HERE, "1")
     conf = 'id = "1"\npeer_listen = "127.0.0.1:0"\n' + conf_of(pair, ca=str(pair.ca))
     conf += conf_of(pair, "peer_tls", ca=str(pair.ca))
@@ -201,7 +201,7 @@ ACCESS = (Unauthenticated, PermissionDenied, UnknownTopic)
 
 
 @pytest.mark.parametrize("who", ["reader", "writer", "other", None])
-def test_each_message_of_each_caller_is_answered_as_the_model_says(
+def test_each_message_of_each_caller_gets_the_outcome_of_the_model(
     guarded: BrokerProcess, files: Files, who: str | None
 ):
     caller = Caller(guarded.address, TlsFiles(ca=files.ca))
@@ -234,7 +234,7 @@ def expiring(broker: BrokerProcess, tls: TlsFiles, admin: AccessClient) -> tuple
         lifetime_s *= 2
 
 
-def test_a_wrong_expired_or_revoked_credential_opens_nothing(guarded: BrokerProcess, files: Files):
+def test_wrong_expired_or_revoked_credential_is_refused(guarded: BrokerProcess, files: Files):
     trusting = TlsFiles(ca=files.ca)
     wrong, revoked = (Caller(guarded.address, trusting) for _ in range(2))
     with client_of(guarded, user="root", password=PASSWORD, **{"tls.ca": files.ca}) as admin:

@@ -1,4 +1,4 @@
-"""What only brokers ask of one another is refused to clients: at their door, and to strangers."""
+"""Calls between brokers are refused to clients, at the client listener and without proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORGED = "0" * 64
 
 
 def refused(address: str, method: str, body: bytes = b"") -> IsologError:
-    """Return with what error a stream is refused."""
+    """Return the error of a refused stream."""
     channel = ClientChannel(address, timeout_s=20)
     with pytest.raises(CallFailed) as caught:
         channel.open(method, b"", body).receive(20)
@@ -35,7 +35,7 @@ def refused(address: str, method: str, body: bytes = b"") -> IsologError:
 )
 @pytest.mark.parametrize("kind", REMOTE_STEPS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("proof", ["", FORGED])
-def test_no_client_runs_a_step(
+def test_client_cannot_run_a_step(
     shared: BrokerProcess,
     channel: Channel,
     log,
@@ -73,7 +73,7 @@ def test_no_client_runs_a_step(
 
 
 @pytest.mark.parametrize("proof", ["", FORGED])
-def test_no_client_opens_a_stream_of_replication(shared: BrokerProcess, proof: str) -> None:
+def test_client_cannot_open_a_replication_stream(shared: BrokerProcess, proof: str) -> None:
     opened = OpenReplication(stream="s", follower="2", proof=proof, window_bytes=1 << 20)
     refusal = refused(shared.peer_address, REPLICATE, opened.to_bytes())
     assert isinstance(refusal, Unauthenticated)
@@ -81,20 +81,20 @@ def test_no_client_opens_a_stream_of_replication(shared: BrokerProcess, proof: s
 
 @pytest.mark.rule("at which door of a broker a method is served", "wire/messages.py")
 @pytest.mark.parametrize("method", sorted(CLIENT_METHODS | PEER_METHODS))
-def test_each_method_is_refused_at_the_other_door(shared: BrokerProcess, method: str) -> None:
+def test_each_method_is_refused_at_the_other_listener(shared: BrokerProcess, method: str) -> None:
     wrong = shared.peer_address if method in CLIENT_METHODS else shared.address
     refusal = refused(wrong, method)
     assert isinstance(refusal, InvalidRequest)
     assert "listen" in str(refusal.hint)
 
 
-def test_a_method_that_is_none_is_refused_at_both_doors(shared: BrokerProcess) -> None:
+def test_unknown_method_is_refused_at_both_listeners(shared: BrokerProcess) -> None:
     for address in (shared.address, shared.peer_address):
         assert "there is no method 'run'" in refused(address, "run").message
 
 
-def test_the_instance_that_owns_a_transaction_is_told_to_no_client(channel: Channel) -> None:
-    """Who knows it can commit and abort as the owner does."""
+def test_answers_do_not_contain_the_instance_of_an_owner(channel: Channel) -> None:
+    """With the instance a client could commit and abort as the owner."""
     owner = Owner(channel).begin()
     answers = (
         act(channel, "describe-transaction", transactional_id=owner.name),

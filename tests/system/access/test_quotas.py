@@ -1,6 +1,6 @@
-"""Quotas at a broker: they delay what they are for, and nothing else, and nothing is lost.
+"""Quotas at a broker: they delay only the traffic of their principal, and lose no record.
 
-A test of a delay may ask only for the least time: a machine may be slow.
+A test of a delay checks only the minimum, because the machine may be slow.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ __all__ = ["admin"]
 
 MIB = 1 << 20
 TINY = 1024
-"""A rate by which nothing more comes through while a test lasts."""
+"""A rate so low that no further batch passes during a test."""
 
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker of the test's own, where nobody owes anything.
+    """A new broker, where no principal has used its quota.
 
-    Nobody maps its files, so that what is read passes the broker.
+    Its files are not mapped, so that all reads pass the broker.
     """
     with asking_broker(tmp_path, SERVED + "mapped_reads = false\n") as broker:
         yield broker
@@ -55,7 +55,7 @@ def asking(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def topic(asking: BrokerProcess, admin: AccessClient) -> str:
-    """A topic that alice and bob may do everything with."""
+    """A topic on which alice and bob may perform all operations."""
     name = "large"
     for user in ("alice", "bob"):
         admin.add_user(user, PASSWORD)
@@ -77,13 +77,13 @@ def write(log: isolog.Log, topic: str, count: int, nbytes: int = MIB) -> None:
 
 
 def delayed(admin_log: isolog.Log, principal: str) -> tuple[bool, bool]:
-    """Whether the principal's writes and reads were delayed until now."""
+    """Return whether the principal's writes and its reads have been delayed."""
     use = admin_log.status().principals.get(principal)
     return (False, False) if use is None else (use.write_delayed_s > 0, use.read_delayed_s > 0)
 
 
-def test_writes_take_as_long_as_their_quota_says_and_nothing_is_lost(asking, admin, topic):
-    """The first 8 MiB of a stream, its credit, come at once, and are paid for afterwards."""
+def test_write_quota_delays_writes_without_loss(asking, admin, topic):
+    """The first 8 MiB of a stream, its credit, are not delayed, but count for later writes."""
     rate, count = 8 * MIB, 40
     admin.set_quota("alice", write_bytes_per_s=rate)
     with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
@@ -97,7 +97,7 @@ def test_writes_take_as_long_as_their_quota_says_and_nothing_is_lost(asking, adm
         assert delayed(root, "bob") == (False, False)
 
 
-def test_reads_take_as_long_as_their_quota_says_and_nothing_is_lost(asking, admin, topic):
+def test_read_quota_delays_reads_without_loss(asking, admin, topic):
     rate, count = 8 * MIB, 24
     with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
         write(bob, topic, count)
@@ -112,8 +112,8 @@ def test_reads_take_as_long_as_their_quota_says_and_nothing_is_lost(asking, admi
 
 
 @pytest.mark.parametrize("ends_by", ["a higher quota", "its removal", "a quota of its own"])
-def test_a_change_holds_for_what_waits(asking, admin, topic, ends_by):
-    """A writer, a reader, and a writer and a reader that have not begun."""
+def test_changed_quota_applies_to_waiting_streams(asking, admin, topic, ends_by):
+    """The streams are two writers and two readers. One of each has not begun."""
     principal = "*" if ends_by == "a quota of its own" else "alice"
     with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
         write(bob, topic, 4)
@@ -177,10 +177,10 @@ def numbered(asking: BrokerProcess, admin: AccessClient, topic: str) -> str:
     return "numbered"
 
 
-def test_a_stream_that_is_given_up_before_its_quota_lets_it_begin_leaves_nothing(
+def test_stream_cancelled_before_its_quota_admits_it_stores_no_record(
     asking, admin, numbered, topic
 ):
-    """Otherwise whoever gives up its streams would have no quota."""
+    """Otherwise a client could bypass its quota by cancelling streams."""
     admin.set_quota("alice", write_bytes_per_s=TINY)
     with as_(asking, "alice") as alice, as_(asking, "root") as root:
         with alice.producer() as producer:
@@ -191,16 +191,16 @@ def test_a_stream_that_is_given_up_before_its_quota_lets_it_begin_leaves_nothing
         kept.send(*frame(2), timeout_s=20)
         kept.send(b"", end=True, timeout_s=20)
         given_up.cancel()
-        channel.call(ACT, b"list-topics", b"{}", 20)  # by now the broker knows
+        channel.call(ACT, b"list-topics", b"{}", 20)  # the broker has processed the cancel
         admin.remove_quota("alice")
         assert kept.receive(20) is not None
-        time.sleep(1)  # as long as the other one would take to begin at most
+        time.sleep(1)  # the maximum delay before the cancelled stream would begin
         assert root.read(numbered)["n"].to_pylist() == [2]
         channel.close()
 
 
 def owe(admin: AccessClient, asking: BrokerProcess, topic: str, *users: str) -> None:
-    """Let users write more than they may; what they write next waits until the test is over."""
+    """Exceed the write quota of the users, so that their next writes wait until the test ends."""
     for user in users:
         with as_(asking, user) as log, log.producer() as producer:
             admin.set_quota(user, write_bytes_per_s=TINY)
@@ -215,7 +215,7 @@ def failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
 
 
 @pytest.mark.rule(
-    "how long a write waits that is no longer allowed", "broker/serving/throttling.py"
+    "when a throttled write ends that is no longer allowed", "broker/serving/throttling.py"
 )
 @pytest.mark.parametrize(
     ("change", "expected"),
@@ -229,10 +229,10 @@ def failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
     ],
     ids=["user", "token", "rule"],
 )
-def test_a_stream_that_waits_for_its_quota_ends_when_it_is_no_longer_allowed(
+def test_throttled_stream_ends_when_its_permission_is_removed(
     asking, admin, numbered, topic, change, expected
 ):
-    """It would wait for minutes; its batch is not stored, and the error says so."""
+    """The quota would delay it for minutes. The error states that no batch was stored."""
     owe(admin, asking, topic, "alice")
     token = admin.create_token("alice")
     channel = opened(asking, token=token.token)
@@ -249,7 +249,7 @@ def test_a_stream_that_waits_for_its_quota_ends_when_it_is_no_longer_allowed(
         assert root.read(numbered)["n"].to_pylist() == []
 
 
-def test_an_append_that_is_not_allowed_does_not_wait_for_its_quota(asking, admin, topic):
+def test_forbidden_append_fails_without_throttling(asking, admin, topic):
     owe(admin, asking, topic, "alice")
     channel = opened(asking, "alice")
     refused = channel.open(APPEND, *append_to("not-hers"))
@@ -257,8 +257,8 @@ def test_an_append_that_is_not_allowed_does_not_wait_for_its_quota(asking, admin
     channel.close()
 
 
-def test_a_principals_waiting_writers_refuse_no_other_principal(asking, admin, numbered, topic):
-    """Two hundred streams of alice wait; bob's waits like the first of hers."""
+def test_throttled_writers_do_not_block_other_principals(asking, admin, numbered, topic):
+    """Two hundred streams of alice wait. The stream of bob also waits, and is not refused."""
     owe(admin, asking, topic, "alice", "bob")
     admin.add_rule("allow", "bob", "all", "topic:numbered")
     channel, other = opened(asking, "alice"), opened(asking, "bob")
@@ -275,8 +275,8 @@ def test_a_principals_waiting_writers_refuse_no_other_principal(asking, admin, n
     other.close()
 
 
-def test_what_a_principal_has_sent_before_its_quota_lets_it_begin_is_bounded(tmp_path: Path):
-    """A broker with 128 MiB for batches holds 32 of a principal; the rest it refuses at once."""
+def test_memory_of_throttled_batches_is_bounded_per_principal(tmp_path: Path):
+    """Of 128 MiB for batches, one principal may hold 32 MiB. Further batches are refused."""
     conf = f"memory_bytes = {128 * MIB}\n"
     with asking_broker(tmp_path, conf) as broker, client_of(broker) as admin:
         with as_(broker, "root") as root:
@@ -308,9 +308,7 @@ def test_what_a_principal_has_sent_before_its_quota_lets_it_begin_is_bounded(tmp
         other.close()
 
 
-def test_a_connection_beyond_the_quota_waits_with_its_streams_until_another_one_ends(
-    asking, admin, numbered
-):
+def test_connection_above_the_quota_waits_until_another_closes(asking, admin, numbered):
     admin.set_quota("alice", connections=1)
     with as_(asking, "root") as root:
         first = opened(asking, "alice")
@@ -339,8 +337,8 @@ def test_a_connection_beyond_the_quota_waits_with_its_streams_until_another_one_
 
 
 @pytest.mark.full  # test_a_connection_beyond_its_quota_is_refused_in_time has no brokers
-def test_a_connection_that_waits_too_long_is_told_which_quota_it_is(asking, admin, topic):
-    """Ten seconds. The client of a process has one connection, and tries again by itself."""
+def test_connection_above_the_quota_times_out_with_the_quota_in_its_error(asking, admin, topic):
+    """The timeout is 10 s. A client of the library retries until a connection is free."""
     admin.set_quota("alice", connections=1)
     first = opened(asking, "alice")
     second = opened(asking, "alice")
@@ -357,7 +355,7 @@ def test_a_connection_that_waits_too_long_is_told_which_quota_it_is(asking, admi
     closing.join()
 
 
-def test_flight_keeps_to_the_quotas(asking, admin, topic):
+def test_flight_is_throttled_by_quotas(asking, admin, topic):
     rate, count = 8 * MIB, 16
     basic = base64.b64encode(f"alice:{PASSWORD}".encode())
     options = fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + basic)], timeout=60)
@@ -380,7 +378,7 @@ def test_flight_keeps_to_the_quotas(asking, admin, topic):
         assert delayed(root, "alice") == (True, True)
 
 
-def test_a_put_over_flight_that_waits_for_its_quota_ends_with_its_user(asking, admin, topic):
+def test_throttled_flight_put_ends_when_its_user_is_removed(asking, admin, topic):
     owe(admin, asking, topic, "alice")
     basic = base64.b64encode(f"alice:{PASSWORD}".encode())
     options = fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + basic)], timeout=60)
@@ -397,13 +395,13 @@ def test_a_put_over_flight_that_waits_for_its_quota_ends_with_its_user(asking, a
         assert time.monotonic() - begun < 30
 
 
-def test_who_may_not_describe_the_cluster_hears_of_no_other_principal(asking, admin, topic):
+def test_status_hides_other_principals_without_describe_permission(asking, admin, topic):
     with as_(asking, "alice") as alice, as_(asking, "root") as root:
         assert alice.status().principals == {}
         assert set(root.status().principals) == {"alice", "root"}
 
 
-def test_quotas_are_set_listed_and_removed_and_bad_ones_refused(admin, topic):
+def test_quotas_are_set_listed_removed_and_validated(admin, topic):
     admin.set_quota("alice", 10 * MIB, None, 5)
     admin.set_quota("*", read_bytes_per_s=MIB)
     admin.set_quota("alice", 20 * MIB)
@@ -420,7 +418,7 @@ def test_quotas_are_set_listed_and_removed_and_bad_ones_refused(admin, topic):
         admin.remove_quota("alice")
 
 
-def test_an_embedded_brokers_owner_has_no_quota(tmp_path: Path):
+def test_owner_of_an_embedded_broker_has_no_quota(tmp_path: Path):
     with isolog.connect(path=tmp_path / "log") as log:
         client = AccessClient(log._connection)
         client.set_quota("*", TINY, TINY, 1)

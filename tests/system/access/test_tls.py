@@ -1,4 +1,4 @@
-"""TLS at both doors and on the Flight facade: who gets in, what the others are told, rotation."""
+"""TLS at both listeners and the Flight facade: admission, errors, and rotation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.certificates import HERE, Files, conf_of, serial_of
 from tests.flight_calls import SERVED
 from tests.support import BrokerProcess, eventually, values
 
-SOON_S = 15.0  # a client that waits for an answer waits for 20 s
+SOON_S = 15.0  # less than the timeout of 20 s for an answer
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def secure(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that speaks TLS to clients."""
+    """A broker with TLS at the client listener."""
     pair = files.issue("broker", *HERE)
     folder = tmp_path_factory.mktemp("secure")
     with BrokerProcess(folder / "log", conf=conf_of(pair)) as broker:
         yield broker
 
 
-def told(connect: Callable[[], object]) -> IsologError:
-    """Return the error of a connection that is refused and does not wait for its timeout."""
+def refusal_of(connect: Callable[[], object]) -> IsologError:
+    """Return the error of a connection that is refused before its timeout."""
     begun = time.monotonic()
     with pytest.raises((TlsFailed, BrokerUnavailable)) as caught:
         connect()
@@ -54,7 +54,7 @@ def told(connect: Callable[[], object]) -> IsologError:
     return caught.value
 
 
-def test_a_client_that_trusts_the_authority_writes_and_reads(secure: BrokerProcess, files: Files):
+def test_client_that_trusts_the_authority_writes_and_reads(secure: BrokerProcess, files: Files):
     with isolog.connect(secure.address, tls_ca=files.ca) as log:
         log.create_topic("t")
         with log.producer() as producer:
@@ -64,7 +64,7 @@ def test_a_client_that_trusts_the_authority_writes_and_reads(secure: BrokerProce
             assert [record.value for record in consumer.poll(20)] == [b"a", b"b"]
 
 
-def test_the_environment_says_how_to_connect(
+def test_tls_options_are_read_from_the_environment(
     secure: BrokerProcess, files: Files, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ISOLOG_TLS_CA", files.ca)
@@ -72,24 +72,22 @@ def test_the_environment_says_how_to_connect(
         assert log.status().address == secure.address
 
 
-def test_a_plain_client_is_told_that_the_broker_speaks_tls(secure: BrokerProcess):
-    error = told(lambda: isolog.connect(secure.address, timeout=20))
+def test_plain_client_gets_an_error_that_names_tls(secure: BrokerProcess):
+    error = refusal_of(lambda: isolog.connect(secure.address, timeout=20))
     assert isinstance(error, TlsFailed)
     assert "speaks TLS" in error.message
     assert "tls.ca" in error.hint
 
 
-def test_a_tls_client_is_told_that_the_broker_does_not_speak_it(
+def test_tls_client_of_a_plain_broker_gets_an_error_that_names_tls(
     shared: BrokerProcess, files: Files
 ):
-    error = told(lambda: isolog.connect(shared.address, tls_ca=files.ca, timeout=20))
+    error = refusal_of(lambda: isolog.connect(shared.address, tls_ca=files.ca, timeout=20))
     assert isinstance(error, TlsFailed)
     assert "does not use TLS" in error.message
 
 
-def test_a_connection_that_is_reset_after_its_first_byte_leaves_no_trace(
-    secure: BrokerProcess, files: Files
-):
+def test_connection_reset_in_the_handshake_logs_no_traceback(secure: BrokerProcess, files: Files):
     host, _, port = secure.address.rpartition(":")
     for _ in range(50):
         plain = socket.create_connection((host, int(port)))
@@ -101,7 +99,7 @@ def test_a_connection_that_is_reset_after_its_first_byte_leaves_no_trace(
     assert "Traceback" not in secure.log_text()
 
 
-def test_a_name_in_a_certificate_that_is_no_hosts_is_no_principal(files: Files, tmp_path: Path):
+def test_principal_of_a_certificate_is_its_common_name_not_its_email(files: Files, tmp_path: Path):
     made = files.issue("mail", "mail@example.org", common_name="carol")
     conf = "authentication = true\n" + conf_of(files.issue("b", *HERE), ca=files.ca)
     shown = {"tls_ca": files.ca, "tls_cert": made.cert, "tls_key": made.key}
@@ -112,9 +110,9 @@ def test_a_name_in_a_certificate_that_is_no_hosts_is_no_principal(files: Files, 
         assert log.status().principal == "carol"
 
 
-def test_a_certificate_of_another_authority_is_refused(secure: BrokerProcess, tmp_path: Path):
+def test_certificate_of_another_authority_is_refused(secure: BrokerProcess, tmp_path: Path):
     other = Files(tmp_path)
-    error = told(lambda: isolog.connect(secure.address, tls_ca=other.ca, timeout=20))
+    error = refusal_of(lambda: isolog.connect(secure.address, tls_ca=other.ca, timeout=20))
     assert "certificate is refused" in error.message
     assert "tls.ca" in error.hint
 
@@ -137,32 +135,32 @@ def test_a_certificate_of_another_authority_is_refused(secure: BrokerProcess, tm
     ],
     ids=["another host's", "expired"],
 )
-def test_a_certificate_that_does_not_fit_is_refused(
+def test_certificate_for_another_host_or_expired_is_refused(
     files: Files, tmp_path: Path, names, how, problem: str, hint: str
 ):
     pair = Files(tmp_path).issue("broker", *names, by=files.authority, **how)
     with BrokerProcess(tmp_path / "log", conf=conf_of(pair)) as broker:
-        error = told(lambda: isolog.connect(broker.address, tls_ca=files.ca, timeout=20))
+        error = refusal_of(lambda: isolog.connect(broker.address, tls_ca=files.ca, timeout=20))
     assert problem in error.message
     assert hint in error.hint
 
 
-def test_a_broker_may_ask_clients_for_a_certificate(files: Files, tmp_path: Path):
+def test_broker_may_require_client_certificates(files: Files, tmp_path: Path):
     pair, mine = files.issue("asking", *HERE), files.issue("client", "etl-job")
     conf = conf_of(pair, ca=files.ca) + "require_client_cert = true\n"
     with BrokerProcess(tmp_path / "log", conf=conf) as broker:
-        error = told(lambda: isolog.connect(broker.address, tls_ca=files.ca, timeout=20))
+        error = refusal_of(lambda: isolog.connect(broker.address, tls_ca=files.ca, timeout=20))
         assert "requires a client certificate" in error.message
         stranger = Files(tmp_path).issue("client", "etl-job")
         given = {"tls_ca": files.ca, "tls_cert": stranger.cert, "tls_key": stranger.key}
-        error = told(lambda: isolog.connect(broker.address, timeout=20, **given))
+        error = refusal_of(lambda: isolog.connect(broker.address, timeout=20, **given))
         assert "unknown ca" in error.message
         given = {"tls_ca": files.ca, "tls_cert": mine.cert, "tls_key": mine.key}
         with isolog.connect(broker.address, **given) as log:
             log.create_topic("t")
 
 
-def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Path):
+def test_certificates_rotate_under_open_connections(files: Files, tmp_path: Path):
     pair = files.issue("rotating", *HERE)
     with (
         BrokerProcess(tmp_path / "log", conf=conf_of(pair)) as broker,
@@ -170,7 +168,9 @@ def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Pat
     ):
         log.create_topic("t")
         before = serial_of(broker.address, files.ca)
-        shutil.copy(str(files.issue("other", *HERE).key), str(pair.key))  # of no such pair
+        shutil.copy(
+            str(files.issue("other", *HERE).key), str(pair.key)
+        )  # the key of another certificate
         eventually(lambda: "TLS files cannot be used" in broker.log_text())
         assert serial_of(broker.address, files.ca) == before
         files.issue("rotating", *HERE)
@@ -179,8 +179,8 @@ def test_certificates_rotate_while_connections_go_on(files: Files, tmp_path: Pat
             producer.append("t", values("after")).result(20)
 
 
-def test_a_pair_that_others_would_refuse_is_not_put_to_use(files: Files, tmp_path: Path):
-    """One that has expired; and, for other brokers, one of another broker."""
+def test_unusable_certificate_is_not_loaded(files: Files, tmp_path: Path):
+    """The client certificate has expired, and the peer certificate names another broker."""
     pair, peer = files.issue("clients", *HERE), files.issue("peers", *HERE, "b1")
     conf = 'id = "b1"\n' + conf_of(pair) + conf_of(peer, "peer_tls", ca=files.ca)
     with BrokerProcess(tmp_path / "log", conf=conf) as broker:
@@ -195,7 +195,7 @@ def test_a_pair_that_others_would_refuse_is_not_put_to_use(files: Files, tmp_pat
                 in broker.log_text()
             )
         )
-        time.sleep(2.5)  # two more looks, which say nothing new
+        time.sleep(2.5)  # two more checks of the files, which log no further line
         assert serial_of(broker.address, files.ca) == before
         assert broker.log_text().count("TLS files cannot be used") == 2
         files.issue("clients", *HERE)
@@ -203,14 +203,14 @@ def test_a_pair_that_others_would_refuse_is_not_put_to_use(files: Files, tmp_pat
 
 
 def has_flights(client: fl.FlightClient) -> bool:
-    """Whether there are any; not while one server takes the place of another."""
+    """Return whether flights are listed. A server that restarts is unavailable and lists none."""
     try:
         return bool(list(client.list_flights()))
     except fl.FlightUnavailableError:
         return False
 
 
-def test_a_flight_reader_that_reads_no_more_holds_up_no_rotation(files: Files, tmp_path: Path):
+def test_stalled_flight_reader_does_not_block_rotation(files: Files, tmp_path: Path):
     pair = files.issue("read", *HERE)
     conf = SERVED + conf_of(pair)
     with (
@@ -242,9 +242,7 @@ def test_a_flight_reader_that_reads_no_more_holds_up_no_rotation(files: Files, t
             reader.cancel()
 
 
-def test_brokers_replicate_with_certificates_of_their_own(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-):
+def test_brokers_replicate_with_peer_certificates(files: Files, monkeypatch: pytest.MonkeyPatch):
     pair = files.issue("peers", *HERE, "1", "2")
     given = {"cert": pair.cert, "key": pair.key}
     monkeypatch.setenv("ISOLOG_TLS_CA", files.ca)
@@ -258,7 +256,7 @@ def test_brokers_replicate_with_certificates_of_their_own(
 
 
 @pytest.mark.parametrize("method", [RUN_STEPS, REPLICATE])
-def test_a_certificate_of_another_broker_or_of_a_client_opens_no_peer_door(
+def test_client_certificate_is_refused_at_the_peer_listener(
     files: Files, tmp_path: Path, method: str
 ):
     pair = files.issue("door", *HERE, "b1")
@@ -281,7 +279,7 @@ def test_a_certificate_of_another_broker_or_of_a_client_opens_no_peer_door(
         channel.close()
 
 
-def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Path):
+def test_flight_uses_tls_and_reloads_certificates(files: Files, tmp_path: Path):
     conf = SERVED + conf_of(files.issue("flight", *HERE))
     with BrokerProcess(tmp_path / "log", conf=conf) as broker:
         with isolog.connect(broker.address, tls_ca=files.ca) as log:
@@ -312,12 +310,12 @@ def test_flight_speaks_tls_and_takes_new_certificates(files: Files, tmp_path: Pa
         ({"tls": "maybe"}, "true or false"),
     ],
 )
-def test_what_the_options_do_not_take_is_refused(secure: BrokerProcess, given, problem: str):
+def test_invalid_tls_options_are_refused(secure: BrokerProcess, given, problem: str):
     with pytest.raises(InvalidOption, match=problem):
         isolog.connect(secure.address, **given)
 
 
-def test_a_broker_does_not_start_with_the_certificate_of_another(files: Files, tmp_path: Path):
+def test_broker_with_a_certificate_of_another_does_not_start(files: Files, tmp_path: Path):
     pair = files.issue("two", *HERE, "2")
     conf = 'id = "3"\n' + conf_of(pair, "peer_tls", ca=str(pair.ca))
     with (
