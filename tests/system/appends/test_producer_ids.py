@@ -1,4 +1,4 @@
-"""Batches with a stamp: sent twice they are there once, and nothing overtakes."""
+"""Stamped batches are deduplicated and stored in sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_producer(channel: Channel) -> int:
     return int(act(channel, "new-producer")["producer_id"])
 
 
-def test_producer_ids_are_given_out_once(channel, broker):
+def test_producer_ids_are_unique_over_restarts(channel, broker):
     with broker.channel() as mine:
         before = [new_producer(mine) for _ in range(3)]
     broker.kill()
@@ -36,7 +36,7 @@ def test_producer_ids_are_given_out_once(channel, broker):
     assert len({*before, *after}) == 6
 
 
-def test_the_last_five_batches_keep_their_offsets_after_a_restart_too(broker):
+def test_last_five_batches_are_deduplicated_also_after_a_restart(broker):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
     with broker.channel() as channel:
@@ -58,7 +58,7 @@ def test_the_last_five_batches_keep_their_offsets_after_a_restart_too(broker):
         assert len(seen(channel, "t", UNCOMMITTED)) == 18
 
 
-def test_an_older_a_missing_and_a_partly_overlapping_batch_are_refused(channel, numbers_topic):
+def test_older_missing_or_overlapping_sequences_are_refused(channel, numbers_topic):
     producer, stream = new_producer(channel), Appender(channel, numbers_topic)
     for number in range(7):
         stream.put(number, 1, producer, number)
@@ -69,13 +69,13 @@ def test_an_older_a_missing_and_a_partly_overlapping_batch_are_refused(channel, 
     assert len(seen(channel, numbers_topic, UNCOMMITTED)) == 7
 
 
-def test_each_partition_has_sequences_of_its_own(channel, numbers_topic):
+def test_each_partition_has_separate_sequences(channel, numbers_topic):
     producer, stream = new_producer(channel), Appender(channel, numbers_topic)
     assert stream.put(1, 1, producer, 0, partition=0)["offset"] == 0
     assert stream.put(1, 1, producer, 0, partition=1)["offset"] == 0
 
 
-def test_a_new_epoch_starts_at_0_and_the_old_one_is_fenced(channel, numbers_topic):
+def test_new_producer_epoch_starts_at_0_and_fences_the_old_one(channel, numbers_topic):
     producer, stream = new_producer(channel), Appender(channel, numbers_topic)
     stream.put(1, 1, producer, 0)
     assert isinstance(stream.refused(2, 1, producer, 1, epoch=1), OutOfOrderSequence)
@@ -84,7 +84,7 @@ def test_a_new_epoch_starts_at_0_and_the_old_one_is_fenced(channel, numbers_topi
     assert seen(channel, numbers_topic, UNCOMMITTED) == [1, 2]
 
 
-def test_a_refused_batch_uses_up_its_sequence(channel, log, topic):
+def test_refused_batch_uses_up_its_sequence(channel, log, topic):
     log.create_topic(topic, schema=NUMBERS, config={"max.record.bytes": 4})
     producer, stream = new_producer(channel), Appender(channel, topic)
     assert stream.refused(1, 1, producer, 0).code == "RECORD_TOO_LARGE"
@@ -92,7 +92,7 @@ def test_a_refused_batch_uses_up_its_sequence(channel, log, topic):
     assert stream.refused(2, 1, producer, 1).code == "RECORD_TOO_LARGE"
 
 
-def test_a_write_outside_of_its_open_transaction_is_refused(channel, numbers_topic):
+def test_write_outside_of_its_open_transaction_is_refused(channel, numbers_topic):
     owner = Owner(channel).begin()
     owner.put(numbers_topic, 1, 1)
     stream = Appender(channel, numbers_topic)
@@ -103,7 +103,7 @@ def test_a_write_outside_of_its_open_transaction_is_refused(channel, numbers_top
 
 
 @pytest.mark.rule("the expiry of a producer", "consistency/partition/producers.py")
-def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_path: Path):
+def test_idle_producers_expire_except_in_an_open_transaction(tmp_path: Path):
     conf = "producer_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"
     with BrokerProcess(tmp_path / "log", conf=conf) as broker, broker.channel() as channel:
         with broker.connect() as log:
@@ -115,15 +115,15 @@ def test_idle_producers_expire_and_those_with_an_open_transaction_do_not(tmp_pat
         stream = Appender(channel, "t")
         stream.put(1, 1, producer, 0)
 
-        def forgotten() -> bool:
-            # A producer that is not known may only begin at 0.
+        def has_expired() -> bool:
+            # The first sequence of a producer without state is 0.
             ack = Appender(channel, "t").put(9, 1, producer, 1)
             return bool("error" in ack and json.dumps(ack["error"]).find('"expected": 0') > 0)
 
         stream.put(2, 1, producer, 1)
-        # Nobody can see a producer without using it, so: rest for longer than it is remembered.
+        # A request would renew the producer, so no request is sent until it has expired.
         time.sleep(0.5)
-        eventually(forgotten)
+        eventually(has_expired)
         assert owner.put("u", 2, 1)["offset"] == 1
         owner.commit()
         assert seen(channel, "u", "read_committed") == [1, 2]

@@ -1,4 +1,4 @@
-"""A broker that is gone, stopped or started again: an error in time, no hang, no guess."""
+"""Clients of a broker that was killed, stopped or restarted: timely errors, no hang, no guess."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from isolog.errors import (
 )
 from tests.support import BrokerProcess, eventually, free_port, values
 
-pytestmark = pytest.mark.slow  # every test here starts a broker, or uses one
+pytestmark = pytest.mark.slow  # every test here uses a broker process
 
 TIMEOUT = 1.0
-STALL = 15.0  # a shared machine may stand still so long; who hangs, hangs for longer
+STALL = 15.0  # for pauses of a shared machine, and shorter than a hang
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 @pytest.fixture
-def gone(broker: BrokerProcess) -> Iterator[isolog.Log]:
+def killed(broker: BrokerProcess) -> Iterator[isolog.Log]:
     """A client of a broker that was killed, with a topic ``t`` of ten records."""
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
@@ -49,7 +49,7 @@ def gone(broker: BrokerProcess) -> Iterator[isolog.Log]:
 
 @pytest.fixture
 def stopped(broker: BrokerProcess) -> Iterator[isolog.Log]:
-    """The same, but the broker was stopped (SIGSTOP): its connections live, nothing is answered."""
+    """The same, but the broker was stopped (SIGSTOP): connections stay open without answers."""
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
         with log.producer() as producer:
@@ -86,25 +86,25 @@ def lost(request, tmp_path_factory) -> Iterator[isolog.Log]:
 
 @pytest.mark.rule("what is retried, and when a call gives up", "client/connecting/connection.py")
 @pytest.mark.parametrize("call", CALLS)
-def test_every_call_to_a_lost_broker_fails_in_time(lost, call):
+def test_every_call_to_a_lost_broker_fails_by_its_timeout(lost, call):
     with within(TIMEOUT + 3), pytest.raises((RequestTimeout, BrokerUnavailable)) as caught:
         CALLS[call](lost)
     assert caught.value.retriable
 
 
-def test_connecting_to_nobody_fails_in_time():
+def test_connect_to_an_unused_port_fails_by_its_timeout():
     with within(TIMEOUT + 3), pytest.raises(BrokerUnavailable, match="no broker answers"):
         isolog.connect(f"127.0.0.1:{free_port()}", timeout=TIMEOUT)
 
 
-def test_connecting_to_a_stopped_broker_fails_in_time(broker):
+def test_connect_to_a_stopped_broker_fails_by_its_timeout(broker):
     broker.pause()
     with within(TIMEOUT + 3), pytest.raises((RequestTimeout, BrokerUnavailable)):
         broker.connect(timeout=TIMEOUT)
 
 
-def test_connecting_to_something_else_fails_in_time():
-    """A port that accepts and says nothing, as a stopped broker's does."""
+def test_connect_to_a_silent_server_fails_by_its_timeout():
+    """The port accepts connections and sends no byte, as that of a stopped broker."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -131,12 +131,12 @@ def test_connecting_to_something_else_fails_in_time():
         "a b:1",
     ],
 )
-def test_an_address_that_is_none_is_refused_at_once(address):
+def test_invalid_address_is_refused_immediately(address):
     with within(1), pytest.raises(InvalidOption, match="bootstrap"):
         isolog.connect(address)
 
 
-def test_either_bootstrap_or_path(tmp_path):
+def test_bootstrap_and_path_are_alternatives(tmp_path):
     with pytest.raises(InvalidOption, match=r"bootstrap.*path"):
         isolog.connect()
     with pytest.raises(InvalidOption, match=r"bootstrap.*path"):
@@ -145,25 +145,25 @@ def test_either_bootstrap_or_path(tmp_path):
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch, create):
+def test_empty_path_is_refused(tmp_path, monkeypatch, create):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidOption, match="path is empty"):
         isolog.connect(path="", create=create)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_addresses_are_one_text(shared):
+def test_bootstrap_is_one_text_of_addresses(shared):
     with pytest.raises(InvalidOption, match="several with commas between"):
         isolog.connect([shared.address])
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
-def test_a_timeout_that_is_none_is_refused(shared, timeout):
+def test_invalid_timeout_is_refused(shared, timeout):
     with pytest.raises(InvalidOption, match="timeout"):
         shared.connect(timeout=timeout)
 
 
-def test_the_first_address_that_answers_is_taken(broker):
+def test_connect_uses_the_first_address_that_answers(broker):
     dead = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     unknown = "no-such-host.invalid:9092"
     bootstrap = ", ".join([dead[0], unknown, broker.address, dead[1]])
@@ -172,23 +172,23 @@ def test_the_first_address_that_answers_is_taken(broker):
         assert log.status().pid == broker.pid
 
 
-def test_a_host_name_is_an_address(broker):
+def test_bootstrap_may_be_a_host_name(broker):
     port = broker.address.rpartition(":")[2]
     with isolog.connect(f"localhost:{port}") as log:
         assert log.status().pid == broker.pid
 
 
-def test_a_send_to_a_killed_broker_fails_in_time(gone):
-    producer = gone.producer(timeout_ms=1000)
+def test_send_to_a_killed_broker_fails_by_its_timeout(killed):
+    producer = killed.producer(timeout_ms=1000)
     with within(8):
         error = producer.send("t", b"v").exception(8 + STALL)
         assert isinstance(error, BrokerUnavailable | UnknownOutcome)
         producer.close()
 
 
-def test_sending_to_a_killed_broker_keeps_no_caller_waiting(gone):
-    """The futures tell, in time; ``send`` itself does not look for a broker."""
-    producer = gone.producer(timeout_ms=1000)
+def test_send_to_a_killed_broker_does_not_block_its_caller(killed):
+    """The futures fail by the timeout. ``send`` itself does not connect."""
+    producer = killed.producer(timeout_ms=1000)
     with within(1):
         futures = [producer.send("t", b"v") for _ in range(100)]
     with within(10), pytest.raises(IsologError):
@@ -196,7 +196,7 @@ def test_sending_to_a_killed_broker_keeps_no_caller_waiting(gone):
     assert all(isinstance(future.exception(0), BrokerUnavailable) for future in futures)
 
 
-def test_what_was_sent_and_not_answered_has_an_unknown_outcome(broker):
+def test_batch_without_an_answer_has_an_unknown_outcome(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
         producer = log.producer(timeout_ms=1000)
@@ -213,17 +213,17 @@ def test_what_was_sent_and_not_answered_has_an_unknown_outcome(broker):
         with within(10):
             producer.close()
         broker.resume()
-        # The outcome was unknown and now can be seen: the broker took both or none.
+        # The outcome is now visible: the broker stored both records or neither.
         assert eventually(lambda: log.read("t").num_rows in (1, 3))
 
 
-def test_killed_with_appends_in_flight_their_outcome_is_unknown_if_nobody_comes_back(broker):
+def test_only_batches_in_flight_have_an_unknown_outcome_after_a_kill(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
         producer = log.producer(timeout_ms=1000)
         producer.send("t", b"warm").result(20)
         broker.pause()
-        # As many as may be on their way at once; what waits behind them is not sent.
+        # The maximum number of batches is in flight. The batches behind them are not sent.
         futures = [producer.append("t", values("a")) for _ in range(8)]
         broker.kill()
         with within(5):
@@ -233,8 +233,8 @@ def test_killed_with_appends_in_flight_their_outcome_is_unknown_if_nobody_comes_
 
 
 @pytest.mark.parametrize("listen", ["tcp", "unix"])
-def test_a_write_that_nobody_reads_ends_in_time(tmp_path, listen):
-    """More than the transport takes in: the write itself is stuck, and must not be for ever."""
+def test_blocked_write_to_a_stopped_broker_ends_by_its_timeout(tmp_path, listen):
+    """The batch exceeds the buffers of the transport, so the write itself blocks."""
     where = "127.0.0.1:0" if listen == "tcp" else f"unix:{tmp_path}/s"
     with BrokerProcess(tmp_path / "log", where) as broker, broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
@@ -257,7 +257,7 @@ def test_a_write_that_nobody_reads_ends_in_time(tmp_path, listen):
         writer.join(60)
         assert not writer.is_alive()
         assert len(outcomes) == 3
-        # What went into the transport is unknown; what found no connection any more was never sent.
+        # Only the first batch has surely been in flight. Later ones may find no connection.
         assert isinstance(outcomes[0], UnknownOutcome)
         expected = UnknownOutcome | BufferFull | RequestTimeout | BrokerUnavailable
         assert all(isinstance(each, expected) for each in outcomes)
@@ -266,8 +266,8 @@ def test_a_write_that_nobody_reads_ends_in_time(tmp_path, listen):
         broker.resume()
 
 
-def test_many_sends_to_a_stopped_broker_end_in_time(stopped):
-    """In flight, waiting, or asked for room: all is settled, everybody goes on."""
+def test_all_sends_to_a_stopped_broker_end_by_their_timeout(stopped):
+    """Batches in flight, queued batches and callers that wait for buffer space all end."""
     producer = stopped.producer(timeout_ms=1000, buffer_bytes=200_000, batch_bytes=50_000)
     errors, futures = [], []
     with within(20):
@@ -286,8 +286,8 @@ def test_many_sends_to_a_stopped_broker_end_in_time(stopped):
 @pytest.mark.rule(
     "when a producer makes its caller wait (backpressure)", "client/writing/buffer.py"
 )
-def test_a_full_buffer_is_told_in_time(gone):
-    producer = gone.producer(timeout_ms=500, buffer_bytes=1000)
+def test_full_buffer_raises_by_the_timeout(killed):
+    producer = killed.producer(timeout_ms=500, buffer_bytes=1000)
     blocked = []
 
     def fill() -> None:
@@ -308,16 +308,16 @@ def test_a_full_buffer_is_told_in_time(gone):
     assert "buffer_bytes is 1000" in blocked[0].message
 
 
-def test_flush_can_be_given_a_time(stopped):
+def test_flush_takes_a_timeout(stopped):
     producer = stopped.producer(timeout_ms=2000)
     producer.send("t", b"v")
     with within(1.5), pytest.raises(TimeoutError, match="1 record"):
         producer.flush(timeout=0.2)
-    with pytest.raises((BrokerUnavailable, RequestTimeout)):  # not even an id to write under
+    with pytest.raises((BrokerUnavailable, RequestTimeout)):  # the producer has not even an id
         producer.close()
 
 
-def test_a_consumer_of_a_killed_broker_fails_in_time(broker):
+def test_consumer_of_a_killed_broker_fails_by_its_timeout(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
         with log.producer() as producer:
@@ -330,7 +330,7 @@ def test_a_consumer_of_a_killed_broker_fails_in_time(broker):
                 next(records)
 
 
-def test_a_consumer_of_a_stopped_broker_fails_in_time(broker):
+def test_consumer_of_a_stopped_broker_fails_by_its_timeout(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
         with log.producer() as producer:
@@ -344,7 +344,7 @@ def test_a_consumer_of_a_stopped_broker_fails_in_time(broker):
             broker.resume()
 
 
-def test_everybody_goes_on_after_a_restart_at_the_same_address(broker):
+def test_clients_continue_after_a_restart_at_the_same_address(broker):
     with broker.connect(timeout=20) as log:
         log.create_topic("t", partitions=2)
         with log.producer() as producer, log.consumer("t") as consumer:
@@ -360,8 +360,8 @@ def test_everybody_goes_on_after_a_restart_at_the_same_address(broker):
         assert log.read("t").num_rows == 4
 
 
-def test_a_read_goes_on_where_it_was_when_the_broker_came_back(broker):
-    """The broker dies between two fetches of one read: the caller sees nothing of it."""
+def test_read_continues_at_its_position_after_a_restart(broker):
+    """The broker is killed between two fetches of one read. The read raises no error."""
     with broker.connect(timeout=20) as log:
         log.create_topic("t")
         with log.producer() as producer:
@@ -378,7 +378,7 @@ def test_a_read_goes_on_where_it_was_when_the_broker_came_back(broker):
         assert consumer.position() == {("t", 0): 60}
 
 
-def test_calls_made_while_the_broker_restarts_wait_for_it(broker):
+def test_calls_wait_for_a_broker_that_restarts(broker):
     with broker.connect(timeout=20) as log:
         log.create_topic("t")
         broker.kill()
@@ -390,7 +390,7 @@ def test_calls_made_while_the_broker_restarts_wait_for_it(broker):
             back.join()
 
 
-def test_the_broker_stops_promptly_though_clients_hold_streams_open(broker):
+def test_broker_stops_promptly_under_open_streams(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t", partitions=4)
         producer = log.producer(timeout_ms=1000)
@@ -406,8 +406,8 @@ def test_the_broker_stops_promptly_though_clients_hold_streams_open(broker):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_with_appends_in_flight_loses_nothing(broker, number):
-    """What the broker did not take before it stopped, the next one gets: all once, in order."""
+def test_stop_with_appends_in_flight_loses_no_record(broker, number):
+    """Batches without an answer are retried after the restart. All are stored once, in order."""
     with broker.connect(timeout=20) as log:
         log.create_topic("t", partitions=2)
         producers = [log.producer() for _ in range(2)]

@@ -1,6 +1,6 @@
 """The page in a real browser, over three brokers under load, with a failover and an abort.
 
-Pictures of every view are kept in ``build/console/``, for people to look at.
+Screenshots of every view are stored in ``build/console/``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PICTURES = ROOT / "build" / "console"
 WIDTHS = (1280, 390)
 WAIT_MS = 60_000
 
-# By name: the address, and texts that the view must show.
+# For each view its address, and texts that it must show.
 VIEWS = {
     "cluster": (
         "/",
@@ -104,7 +104,7 @@ def page(browser: playwright.Browser) -> Iterator[playwright.Page]:
 
 
 class Opened:
-    """A page that has no error of a script, and breaks no policy, until it is closed."""
+    """A page. Its exit fails after a script error or a violation of the policy."""
 
     def __init__(self, browser: playwright.Browser, width: int, scheme: str = "light") -> None:
         self._page = browser.new_page(
@@ -114,10 +114,10 @@ class Opened:
         playwright.expect.set_options(timeout=WAIT_MS)
         self.wrong: list[str] = []
         self._page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self._page.on("console", self._heard)
+        self._page.on("console", self._collect_error)
 
-    def _heard(self, message: playwright.ConsoleMessage) -> None:
-        # Chromium reports answers such as 400 as errors too.
+    def _collect_error(self, message: playwright.ConsoleMessage) -> None:
+        # Chromium also reports answers such as 400 as errors.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.wrong.append(message.text)
 
@@ -131,7 +131,7 @@ class Opened:
 
 
 def settle(page: playwright.Page) -> None:
-    """Wait until the view has what it asked for."""
+    """Wait until the view has its data."""
     playwright.expect(page.locator("#title")).to_be_visible()
     playwright.expect(page.locator(".loading")).to_have_count(0)
 
@@ -150,7 +150,7 @@ def check_accessible(page: playwright.Page) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_shows_its_data_and_is_accessible(browser, address, view, width, scheme):
-    """axe finds nothing serious, nothing is wider than the page, and no script fails."""
+    """axe reports no serious violation, no element is too wide, and no script fails."""
     path, words = VIEWS[view]
     PICTURES.mkdir(parents=True, exist_ok=True)
     with Opened(browser, width, scheme) as page:
@@ -164,7 +164,7 @@ def test_each_view_shows_its_data_and_is_accessible(browser, address, view, widt
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_bounds_of_a_partition_are_updated_live(page, address):
+def test_bounds_of_a_partition_are_refreshed(page, address):
     page.goto(f"{address}/topics/flights/1")
     leo = page.locator("g.leo text")
     before = leo.text_content()
@@ -218,7 +218,7 @@ def test_page_is_usable_by_keyboard(page, address):
     playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
     playwright.expect(page.get_by_role("heading", level=1)).to_be_focused()
     page.keyboard.press("/")
-    page.keyboard.type("fl?g")  # where one writes, a key is a letter
+    page.keyboard.type("fl?g")  # shortcuts are off in a text field
     playwright.expect(page.get_by_label("Find a topic")).to_have_value("fl?g")
     playwright.expect(page.locator("#app")).to_contain_text("No topic name contains")
 
@@ -276,7 +276,7 @@ def test_failover_is_shown(page, address, scenario):
 
 
 def test_full_disk_is_shown_in_the_affected_views(browser, tmp_path: Path):
-    """There are no problems, then writes are refused, then they are accepted again."""
+    """First there is no problem. Then writes are refused, and later they succeed again."""
     with (
         BrokerProcess(tmp_path / "log") as broker,
         broker.connect() as log,
@@ -360,7 +360,9 @@ def test_page_shows_a_lost_connection_and_reconnects(browser, tmp_path, scenario
         with started_console(tmp_path, "--bootstrap", scenario.cluster.bootstrap) as address:
             page.goto(f"{address}/transactions")
             settle(page)
-            assert page.get_by_role("button", name="Abort").count() == 0  # it only shows
+            assert (
+                page.get_by_role("button", name="Abort").count() == 0
+            )  # this console is read-only
             playwright.expect(page.locator(".connection")).to_have_text("live")
         playwright.expect(page.locator(".connection")).to_have_text("connection lost")
     eventually(lambda: not scenario.failures)

@@ -1,4 +1,4 @@
-"""Single plain calls that are wrong, or unusual, each in its own way."""
+"""Single calls with invalid or unusual arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support import (
 
 @pytest.fixture
 def hundred(log: isolog.Log, topic: str) -> str:
-    """The numbers 0 to 99 in ten batches of partition 0; partition 1 is empty."""
+    """The numbers 0 to 99 in ten batches of partition 0. Partition 1 is empty."""
     log.create_topic(topic, partitions=2, schema=NUMBERS)
     with log.producer() as producer:
         for start in range(0, 100, 10):
@@ -37,13 +37,13 @@ def hundred(log: isolog.Log, topic: str) -> str:
 
 @pytest.mark.parametrize("field", ["at", "timestamp", "partitions"])
 @pytest.mark.parametrize("value", [10**30, -(10**30), 2**63, -(2**63) - 1, 1.5, True, "0", [2**40]])
-def test_offsets_of_a_place_that_is_none(channel, hundred, field, value):
+def test_invalid_arguments_of_list_offsets_are_refused(channel, hundred, field, value):
     with pytest.raises(InvalidRequest):
         listed(channel, hundred, **{field: value})
 
 
 @pytest.mark.parametrize("timestamp", [2**63 - 1, -(2**63)])
-def test_the_first_and_the_last_moment_there_are(channel, hundred, timestamp):
+def test_offsets_of_the_least_and_greatest_timestamp(channel, hundred, timestamp):
     found = listed(channel, hundred, timestamp=timestamp, partitions=[0])
     assert found.offsets == {0: 100 if timestamp > 0 else 0}
 
@@ -86,7 +86,7 @@ def test_fetch_with_a_wrong_field_is_refused(channel, hundred, fields):
 @pytest.mark.parametrize(
     "body", [b"", b"null", b"[]", b"{", b'{"topic":"t"} x', b"\xff", b"[" * 99_999]
 )
-def test_a_body_that_is_no_object(channel, body):
+def test_body_that_is_no_json_object_is_refused(channel, body):
     with pytest.raises(InvalidRequest):
         list(Fetching(channel, body=body))
     for name in (b"describe-topic", b"create-topic", b"delete-topic", b"list-offsets"):
@@ -94,7 +94,7 @@ def test_a_body_that_is_no_object(channel, body):
             channel.call(ACT, name, body, CALL_S)
 
 
-def test_a_body_above_the_limit(channel, hundred):
+def test_body_above_the_limit_is_refused(channel, hundred):
     padded = (
         json.dumps({"ranges": [{"topic": hundred, "partition": 0}]}).encode()
         + b" " * CONTROL_BYTES_MAX
@@ -103,13 +103,13 @@ def test_a_body_above_the_limit(channel, hundred):
         list(Fetching(channel, body=padded))
 
 
-def test_of_fields_that_are_there_twice_the_last_counts(channel, hundred):
+def test_last_of_duplicate_fields_counts(channel, hundred):
     one = json.dumps({"topic": hundred, "partition": 0}).encode()[:-1] + b', "partition": 1}'
     ((batch, facts),) = Fetching(channel, body=b'{"ranges": [' + one + b"]}")
     assert (batch.num_rows, facts["next"]) == (0, 0)
 
 
-def test_the_levels_of_a_producer(channel, hundred):
+def test_producer_has_two_isolation_levels(channel, hundred):
     for isolation in ("read_uncommitted", "read_committed"):
         stream = Appender(channel, hundred, isolation=isolation)
         assert stream.append(1, numbers(0, 1))["count"] == 1
@@ -118,33 +118,33 @@ def test_the_levels_of_a_producer(channel, hundred):
             Appender(channel, hundred, isolation=isolation).append(1, numbers(0, 1))
 
 
-def test_an_append_to_a_topic_of_another_id(channel, hundred):
+def test_append_with_another_topic_id_is_refused(channel, hundred):
     topic_id = act(channel, "describe-topic", topic=hundred)["id"]
     assert Appender(channel, hundred, topic_id=topic_id).append(1, numbers(0, 1))["offset"] == 0
     with pytest.raises(UnknownTopic):
         Appender(channel, hundred, topic_id="another").append(1, numbers(0, 1))
 
 
-def test_an_empty_batch_is_acknowledged_and_leaves_no_trace(channel, hundred):
+def test_empty_batch_is_acknowledged_and_not_stored(channel, hundred):
     reply = Appender(channel, hundred).append(0, numbers(0, 0))
     assert (reply["offset"], reply["count"]) == (100, 0)
     _, end = fetched(channel, hundred, start=100)
     assert end["next"] == 100
 
 
-def test_a_schema_with_metadata_of_its_own_fits(channel, hundred):
+def test_append_accepts_schema_metadata(channel, hundred):
     batch = numbers(0, 3).replace_schema_metadata({"pandas": "{}"})
     assert Appender(channel, hundred, schema=batch.schema).append(1, batch)["count"] == 3
 
 
-def test_following_with_an_end_or_a_number_of_records_ends_there(channel, hundred):
+def test_following_fetch_ends_at_its_limit(channel, hundred):
     for limit in ({"end": 55}, {"max_records": 55}):
         batches, end = fetched(channel, hundred, start=0, follow=True, **limit)
         assert sum(batch.num_rows for batch, _ in batches) == 55
         assert end["next"] == 55
 
 
-def test_following_to_an_end_that_is_still_to_come(channel, log, hundred):
+def test_following_fetch_waits_for_a_future_end(channel, log, hundred):
     reader = Fetching(channel, range_of(hundred, start=95, end=105, follow=True))
     with log.producer() as producer:
         producer.append(hundred, numbers(100, 50), partition=0).result(20)
@@ -152,13 +152,13 @@ def test_following_to_an_end_that_is_still_to_come(channel, log, hundred):
     assert rows == list(range(95, 105))
 
 
-def test_an_end_below_the_start_is_an_empty_range(channel, hundred):
+def test_end_at_or_below_the_start_is_an_empty_range(channel, hundred):
     for end_at in (0, 10, 50):
         batches, end = fetched(channel, hundred, start=50, end=end_at, wait_ms=10_000)
         assert (batches, end["next"]) == ([], 50)
 
 
-def test_a_start_by_name(channel, hundred):
+def test_fetch_starts_at_named_offsets(channel, hundred):
     _, end = fetched(channel, hundred, start=-1)
     assert end["next"] == 100
     batches, _ = fetched(channel, hundred, start=-2, max_records=1)
@@ -167,7 +167,7 @@ def test_a_start_by_name(channel, hundred):
     assert batches[0][1]["base"] == 0
 
 
-def test_limits_hold_to_the_record_wherever_a_read_starts(channel, hundred):
+def test_max_records_is_exact_from_any_start(channel, hundred):
     for start in (0, 3, 10, 37, 99):
         for limit in (1, 2, 9, 10, 11, 35, 1000):
             batches, end = fetched(channel, hundred, start=start, max_records=limit)
@@ -177,7 +177,7 @@ def test_limits_hold_to_the_record_wherever_a_read_starts(channel, hundred):
             assert [facts["base"] for _, facts in batches][:1] == [start]
 
 
-def test_more_bytes_never_give_fewer_records(channel, hundred):
+def test_higher_max_bytes_never_returns_fewer_records(channel, hundred):
     counts = []
     for limit in (1, 100, 300, 1000, 3000, 10_000, 10**9):
         batches, end = fetched(channel, hundred, max_bytes=limit)
@@ -187,7 +187,7 @@ def test_more_bytes_never_give_fewer_records(channel, hundred):
     assert (counts[0], counts[-1]) == (1, 100)
 
 
-def test_a_projection_is_applied_at_the_leader(channel, log, topic):
+def test_projection_is_applied_at_the_leader(channel, log, topic):
     schema = pa.schema([("small", pa.int64()), ("large", pa.binary())])
     log.create_topic(topic, schema=schema)
     with log.producer() as producer:

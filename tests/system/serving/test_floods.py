@@ -31,7 +31,7 @@ CLOSED = "TOO_MANY_FRAMES"
 
 
 def appended(log: isolog.Log, count: int = APPENDS) -> list[float]:
-    """Append one by one until each is acknowledged by all replicas; return the milliseconds."""
+    """Append one by one, each acknowledged by all replicas. Return the latencies in ms."""
     took = []
     with log.producer(isolation="read_committed") as producer:
         for number in range(count):
@@ -50,13 +50,13 @@ def under_floods(log: isolog.Log, targets: Sequence[Target]) -> list[Counter[str
 
 
 def are_connected(logs: Sequence[str]) -> None:
-    """No follower has lost its leader."""
+    """Check that no follower has lost its leader."""
     for text in logs:
         assert "following broker" not in text
 
 
-def test_a_broker_may_send_many_requests_as_its_first(tmp_path: Path) -> None:
-    """They come in one TLS record: the listener knows the broker before it reads them."""
+def test_peer_with_many_first_requests_is_not_limited_as_a_stranger(tmp_path: Path) -> None:
+    """They arrive in one TLS record. The listener authenticates the broker before it reads them."""
     files = Files(tmp_path)
     with secure_brokers(tmp_path, files) as brokers:
         peer = client_context(files.issue("peer", "2"))
@@ -80,11 +80,11 @@ def test_a_broker_may_send_many_requests_as_its_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tls", [True, pytest.param(False, marks=pytest.mark.full)], ids=["tls", "plain"]
 )
-def test_floods_of_strangers_end_and_neither_appends_nor_replication_do(
+def test_floods_of_strangers_are_closed_while_the_cluster_continues(
     tls: bool, tmp_path: Path
 ) -> None:
     files = Files(tmp_path)
-    stranger = files.issue("stranger", "stranger")  # of the same authority, and no broker
+    stranger = files.issue("stranger", "stranger")  # of the same authority, but not of a broker
     with secure_brokers(tmp_path, files, tls=tls) as brokers, ExitStack() as stack:
         trusting = TlsFiles(ca=files.ca) if tls else None
         log = isolog.connect(
@@ -107,7 +107,7 @@ def test_floods_of_strangers_end_and_neither_appends_nor_replication_do(
             Target(leader.address, "ping", trusting),
             Target(leader.address, "cancel", trusting),
             Target(leader.peer_address, "ping", stranger),
-            Target(leader.peer_address, "ping"),  # speaks no TLS
+            Target(leader.peer_address, "ping"),  # without TLS
         ]
         with flooded(targets) as counts:
             took = appended(log)
@@ -117,7 +117,7 @@ def test_floods_of_strangers_end_and_neither_appends_nor_replication_do(
         print(counts)
         for number, code in enumerate((CLOSED, CLOSED, CLOSED, "TLS_REQUIRED")):
             assert counts[number][code] >= 1
-            assert _others(counts[number], code) <= 1  # the one that was open at the end
+            assert _others(counts[number], code) <= 1  # the connection open at the end
         assert f"with {CLOSED}" in leader.log_text()
         assert "frames without authentication" in leader.log_text()
         assert leader.log_text().count(f"with {CLOSED}") < 20  # not one line for each connection
@@ -133,7 +133,7 @@ def _others(counts: Counter[str], code: str) -> int:
     return counts["connections"] - counts[code]
 
 
-def test_floods_where_everybody_is_trusted_end_too_and_requests_share_the_broker() -> None:
+def test_floods_of_trusted_peers_are_closed_and_requests_share_the_broker() -> None:
     with LocalCluster(3, cuttable=False) as cluster, cluster.connect(timeout=60) as log:
         log.create_topic("t", 1, 3, schema="n BIGINT", config={"min.insync.replicas": 2})
         appended(log, 1)

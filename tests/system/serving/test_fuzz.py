@@ -1,7 +1,7 @@
-"""A fuzzer for each listener of a broker: any input gets a typed error, without a trace in the log.
+"""Fuzzers for each listener of a broker: any input gets a typed error, and logs no traceback.
 
 The inputs are valid messages with odd values, with changed bytes, or with deep nesting. The seed of
-a failure is in the test's name, so the same inputs come again.
+a failure is in the test's name, so the inputs are reproducible.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tests.support import NUMBERS, BrokerProcess, numbers
 
 SEEDS = examples(40)
 INPUTS = 25
-"""In each test, so that a failure is found by few steps."""
+"""The number for each test. A small number makes failures easier to find."""
 DEEP = 5_000
 SKIPPED = {"move-replicas", "delete-topic"}
 """Actions that would take the topic away from the other tests."""
@@ -71,7 +71,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess
 
 @pytest.fixture
 def fuzzed(prepared: BrokerProcess) -> Iterator[BrokerProcess]:
-    """The broker, whose log gets no trace during the test."""
+    """The broker. It must log no traceback during the test."""
     before = len(prepared.log_text())
     yield prepared
     assert prepared.alive
@@ -90,7 +90,7 @@ MANY = pa.schema(
 
 
 def odd(chance: random.Random, depth: int = 0) -> Any:
-    """Return a value of JSON that no field expects, or one that some fields do."""
+    """Return a JSON value that fits no field or only some fields."""
     if depth < 3 and chance.random() < 0.2:
         return [odd(chance, depth + 1) for _ in range(chance.randrange(3))]
     if depth < 3 and chance.random() < 0.1:
@@ -115,7 +115,7 @@ def message(chance: random.Random, kind: type[msgspec.Struct]) -> bytes:
 
 
 def changed(chance: random.Random, data: bytes) -> bytes:
-    """Return the bytes with some changes: others, fewer, more, or deeply nested ones."""
+    """Return the bytes unchanged, changed, truncated or extended, or deeply nested ones."""
     way = chance.randrange(8)
     if way == 0:
         return chance.choice([b"[", b'{"a":', b"\x91", b"\x81\xa1a"]) * DEEP
@@ -138,7 +138,7 @@ def is_typed(error: IsologError, *inputs: object) -> None:
 
 
 def called(channel: ClientChannel, method: str, header: bytes, body: bytes) -> None:
-    """Make a call, which is answered or fails with a typed error."""
+    """Make a call. Check that it is answered or fails with a typed error."""
     try:
         stream = channel.open(method, header, body, end=True, timeout_s=20)
         for _ in range(3):
@@ -225,7 +225,7 @@ def test_any_append_gets_a_typed_error(fuzzed: BrokerProcess, seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_frame_ends_its_connection_with_a_reason(fuzzed: BrokerProcess, seed: int) -> None:
-    """On both listeners: HELLO, OPEN and others with changed headers and bodies."""
+    """Both listeners get HELLO, OPEN and other frames with changed headers and bodies."""
     chance = random.Random(f"frames {seed}")
     hello = msgspec.msgpack.encode(Hello(OLDEST, VERSION, 1 << 20, 10, 1 << 20, 1 << 20, b"g"))
     for _ in range(INPUTS):
@@ -246,7 +246,7 @@ def test_any_frame_ends_its_connection_with_a_reason(fuzzed: BrokerProcess, seed
         )
         if chance.random() < 0.3:
             sent = changed(chance, sent)
-        # An unknown kind ends the connection, if nothing before it has.
+        # A frame of unknown kind at the end closes each connection.
         sent += PREFIX.pack(MARK, 99, 0, 0, 0, 0)
         address = chance.choice([fuzzed.address, fuzzed.peer_address])
         with socket.create_connection(split_address(address), timeout=20) as sock:
@@ -336,7 +336,7 @@ REQUEST = (
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_any_request_to_the_metrics_listener_leaves_no_trace(
+def test_any_request_to_the_metrics_listener_logs_no_traceback(
     fuzzed: BrokerProcess, seed: int
 ) -> None:
     chance = random.Random(f"metrics {seed}")

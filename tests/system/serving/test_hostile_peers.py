@@ -1,4 +1,4 @@
-"""Peers that speak the protocol wrongly, or rightly and without end, against a broker process."""
+"""Peers with an invalid or an endless stream of frames, against a broker process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_stream.wire.addresses import split_address
 from tests.support import BrokerProcess, eventually
 
 MORE_BYTES_MAX = 150 << 20
-"""How much memory a hostile peer may cost."""
+"""The maximum memory of a broker for a hostile peer."""
 
 HELLO = frame_bytes(
     FrameKind.HELLO, 0, msgspec.msgpack.encode(Hello(1, 1, 1 << 20, 1, 1 << 20, 1 << 30))
@@ -61,7 +61,7 @@ def _opens(first: int, count: int, method: str) -> bytes:
 
 
 def _send_until_blocked(sock: socket.socket, data: Iterator[bytes]) -> int:
-    """Send without reading, until the broker takes nothing for a second, or ends it."""
+    """Send without reading, until the socket blocks for a second or the broker closes it."""
     sock.settimeout(1.0)
     sent = 0
     with suppress(OSError):
@@ -72,7 +72,7 @@ def _send_until_blocked(sock: socket.socket, data: Iterator[bytes]) -> int:
 
 
 @pytest.mark.parametrize("method", ["no-such-method", "act"])
-def test_a_peer_that_opens_streams_without_end_and_reads_nothing_costs_little(served, method):
+def test_memory_is_bounded_for_a_peer_that_only_opens_streams(served, method):
     before = _memory(served)
     with _connected(served) as sock, isolog.connect(served.address) as log:
         sock.sendall(HELLO)
@@ -81,7 +81,7 @@ def test_a_peer_that_opens_streams_without_end_and_reads_nothing_costs_little(se
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
-def test_calls_that_are_given_up_at_once_take_no_thread_each(served):
+def test_cancelled_calls_use_few_threads(served):
     process = psutil.Process(served.pid)
     threads = most = process.num_threads()
     opening = msgspec.msgpack.encode(Opening("act", 0, b"status"))
@@ -100,7 +100,7 @@ def test_calls_that_are_given_up_at_once_take_no_thread_each(served):
     assert most <= threads + 16
 
 
-def test_a_peer_that_asks_for_signs_of_life_and_reads_none_costs_little(served):
+def test_memory_is_bounded_for_a_peer_that_only_sends_pings(served):
     before = _memory(served)
     ping = b"".join(frame_bytes(FrameKind.PING, 0)) * 1000
     with _connected(served) as sock, isolog.connect(served.address) as log:
@@ -110,7 +110,7 @@ def test_a_peer_that_asks_for_signs_of_life_and_reads_none_costs_little(served):
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
-def test_frames_that_claim_gigabytes_cost_what_arrives(served):
+def test_memory_of_a_frame_is_bounded_by_its_received_bytes(served):
     before = _memory(served)
     claim = PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 1 << 30)
     huge = PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 2**32 - 1)
@@ -133,7 +133,7 @@ def _all_of(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_garbage_ends_its_connection_and_no_other(served, seed):
+def test_garbage_closes_only_its_connection(served, seed):
     garbage = os.urandom(100_000) if seed % 2 else HELLO + _mangled(seed)
     with _connected(served) as sock, isolog.connect(served.address) as log:
         with suppress(ConnectionError):
@@ -144,12 +144,12 @@ def test_garbage_ends_its_connection_and_no_other(served, seed):
 
 
 def _mangled(seed: int) -> bytes:
-    """A stream that begins well, with a header or a body that is none."""
+    """Return a valid frame prefix with a random header and body."""
     kind = list(FrameKind)[seed // 2 % len(FrameKind)]
     return struct.pack("<HBBIII", MARK, kind, seed & 1, 1, 30, 5) + os.urandom(35)
 
 
-def test_a_thousand_connections_that_say_nothing_cost_no_thread_and_little_memory(served):
+def test_silent_connections_use_no_thread_and_little_memory(served):
     process = psutil.Process(served.pid)
     before, threads = _memory(served), process.num_threads()
     with ExitStack() as stack:
@@ -162,7 +162,7 @@ def test_a_thousand_connections_that_say_nothing_cost_no_thread_and_little_memor
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
-def test_descriptors_come_back(served):
+def test_descriptors_are_released(served):
     process = psutil.Process(served.pid)
     eventually(lambda: process.num_fds() < 200)
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Damaged files: a typed error for what is damaged, and everything else goes on."""
+"""Damaged files: a typed error for damaged records, without an effect on others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flipped(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_damage_in_an_older_segment_costs_its_own_records_alone(rolled: BrokerProcess) -> None:
+def test_damage_in_an_older_segment_affects_only_its_records(rolled: BrokerProcess) -> None:
     damaged, following = segments(rolled, "t")[1:3]
     first, after = int(damaged.stem), int(following.stem)
     flipped(damaged, damaged.stat().st_size // 2)
@@ -52,7 +52,7 @@ def test_damage_in_an_older_segment_costs_its_own_records_alone(rolled: BrokerPr
             assert producer.append("t", numbers(0, 1), partition=0).result().offset == 40_000
 
 
-def test_a_hole_in_an_older_segment_ends_the_log_there_and_is_said_in_one_line(
+def test_log_is_cut_at_a_damaged_entry_file_and_logs_one_line(
     rolled: BrokerProcess,
 ) -> None:
     damaged, following = segments(rolled, "t")[1:3]
@@ -75,7 +75,7 @@ def test_a_hole_in_an_older_segment_ends_the_log_there_and_is_said_in_one_line(
         assert part in line
 
 
-def test_a_partition_without_its_last_entries_does_not_open_and_others_do(
+def test_partition_with_a_missing_entry_file_does_not_open(
     rolled: BrokerProcess,
 ) -> None:
     segments(rolled, "t")[-1].with_suffix(".entries").unlink()
@@ -89,12 +89,12 @@ def test_a_partition_without_its_last_entries_does_not_open_and_others_do(
             assert producer.append("t", numbers(10, 5), partition=1).result().offset == 10
             refused = producer.append("t", numbers(0, 1), partition=0)
             assert isinstance(refused.exception(), DamagedSegment)
-            producer.flush()  # what was taken from the future is told
+            producer.flush()  # the error was already read from the future
         with pytest.raises(DamagedSegment):
             log.read("t")
 
 
-def test_a_torn_tail_is_cut_and_said_in_one_line(rolled: BrokerProcess) -> None:
+def test_torn_tail_is_cut_and_logged_in_one_line(rolled: BrokerProcess) -> None:
     last = segments(rolled, "t")[-1]
     with last.open("ab") as file:
         file.write(b"\xff\xff\xff\xff torn")
@@ -105,5 +105,5 @@ def test_a_torn_tail_is_cut_and_said_in_one_line(rolled: BrokerProcess) -> None:
     (line,) = [line for line in rolled.log_text().splitlines() if "recovered" in line]
     assert str(last) in line
     assert "0 records" in line
-    with pa.ipc.open_stream(last) as reader:  # whole again for other programs too
+    with pa.ipc.open_stream(last) as reader:  # a valid IPC stream again
         assert sum(batch.num_rows for batch in reader) > 0

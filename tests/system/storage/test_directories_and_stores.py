@@ -27,7 +27,7 @@ def make_topic(broker: BrokerProcess, name: str = "t", partitions: int = 1) -> N
 
 
 def put(broker: BrokerProcess, value: int, topic: str = "t", partition: int = 0) -> None:
-    """One record of a producer of its own, acknowledged."""
+    """Append one record by a new producer, and check the acknowledgement."""
     with broker.channel() as channel:
         stream = Appender(channel, topic)
         producer = act(channel, "new-producer")["producer_id"]
@@ -45,7 +45,7 @@ def read(broker: BrokerProcess, topic: str = "t") -> list[int]:
 # -- copied ---------------------------------------------------------------------------------------
 
 
-def test_an_id_that_another_broker_has_leaves_a_new_directory_to_a_better_one(tmp_path: Path):
+def test_new_directory_refused_for_its_id_starts_with_another_id(tmp_path: Path):
     conf = on_store(tmp_path / "metadata.sqlite")
     with BrokerProcess(tmp_path / "a", conf=f'{conf}id = "1"\n') as first:
         with pytest.raises(DirectoryInUse, match="both were given the same id"):
@@ -55,9 +55,9 @@ def test_an_id_that_another_broker_has_leaves_a_new_directory_to_a_better_one(tm
 
 
 @pytest.mark.rule(
-    "one process is a broker of a store, whatever was copied", "broker/node/identity.py"
+    "only one process is a given broker, also after a copy", "broker/node/identity.py"
 )
-def test_a_copied_directory_is_refused_while_its_broker_runs(tmp_path: Path):
+def test_copied_directory_is_refused_while_its_broker_runs(tmp_path: Path):
     """Both would lead the same topics, and acknowledge records at the same offsets."""
     conf = on_store(tmp_path / "metadata.sqlite")
     with BrokerProcess(tmp_path / "a", conf=conf) as first:
@@ -73,11 +73,11 @@ def test_a_copied_directory_is_refused_while_its_broker_runs(tmp_path: Path):
             pass
         put(first, 2)
         first.kill()
-        assert read(first.restart()) == [1, 2]  # a killed broker leaves nothing that is in its way
+        assert read(first.restart()) == [1, 2]  # a kill leaves no lock
 
 
-def test_brokers_that_reach_a_store_by_different_paths_see_each_others_leases(tmp_path: Path):
-    """Their leases lie beside the store, wherever a symbolic link to it lies."""
+def test_leases_are_shared_by_all_paths_to_a_store(tmp_path: Path):
+    """The leases lie beside the store itself, not beside a symbolic link to it."""
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / "store"
     link.symlink_to(tmp_path / "metadata.sqlite")
@@ -93,8 +93,8 @@ def test_brokers_that_reach_a_store_by_different_paths_see_each_others_leases(tm
 # -- older than the logs --------------------------------------------------------------------------
 
 
-def test_a_store_from_an_older_copy_gives_no_number_out_again(tmp_path: Path):
-    """A new producer with an earlier one's id would have its record taken for the other's."""
+def test_older_store_does_not_reuse_producer_ids(tmp_path: Path):
+    """Otherwise the records of a new producer would count as duplicates of an earlier one."""
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker)
         broker.terminate()
@@ -118,7 +118,7 @@ def test_a_store_from_an_older_copy_gives_no_number_out_again(tmp_path: Path):
         assert "the metadata store is older than the logs" in broker.log_text()
 
 
-def test_topics_that_an_older_store_does_not_know_are_told_and_left_alone(tmp_path: Path):
+def test_topic_folders_missing_in_an_older_store_are_logged_and_kept(tmp_path: Path):
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker, "early")
         broker.terminate()
@@ -141,12 +141,12 @@ def test_topics_that_an_older_store_does_not_know_are_told_and_left_alone(tmp_pa
 
 
 @pytest.mark.rule(
-    "which store a directory is opened with, and what is said when records have no topic",
+    "a directory with records is not opened with an empty store",
     "broker/node/identity.py",
 )
 @pytest.mark.parametrize("lost", ["removed", "another is named"])
-def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Path, lost: str):
-    """All its topics would be gone, and nobody would say so."""
+def test_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Path, lost: str):
+    """Otherwise all its topics would disappear without an error."""
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker)
         put(broker, 1)
@@ -168,15 +168,15 @@ def test_a_directory_with_records_is_not_opened_with_an_empty_store(tmp_path: Pa
             pass
         assert ("is empty" if is_there else "there is no") in refused.value.message
         assert "isolog broker start --metadata STORE" in refused.value.hint
-        assert named.exists() == is_there  # a refused start makes no store
+        assert named.exists() == is_there  # a refused start creates no store
     if lost == "removed":
         (tmp_path / "aside").rename(store)
     with BrokerProcess(tmp_path / "log") as broker:
         assert read(broker) == [1]
 
 
-def test_a_broker_of_a_cluster_is_no_log_of_its_own_though_it_has_no_records(tmp_path: Path):
-    """Started by its directory alone it would be another log under the cluster's id."""
+def test_empty_directory_of_a_cluster_is_not_opened_as_a_separate_log(tmp_path: Path):
+    """Started without the shared store it would be another log with the id of the cluster."""
     with BrokerProcess(tmp_path / "log", conf=on_store(tmp_path / "shared.sqlite")) as broker:
         broker.terminate()
     with (
@@ -189,7 +189,7 @@ def test_a_broker_of_a_cluster_is_no_log_of_its_own_though_it_has_no_records(tmp
         pass
 
 
-def test_a_store_that_is_moved_out_of_the_directory_serves_it_from_there(tmp_path: Path):
+def test_store_may_be_moved_out_of_the_directory(tmp_path: Path):
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker)
         put(broker, 1)
@@ -199,10 +199,10 @@ def test_a_store_that_is_moved_out_of_the_directory_serves_it_from_there(tmp_pat
         assert read(broker) == [1]
 
 
-@pytest.mark.rule("a topic whose files are gone says so", "broker/host/hosted.py")
+@pytest.mark.rule("a topic with missing files reports damage", "broker/host/hosted.py")
 @pytest.mark.parametrize("lost", ["topics", "topics/t"])
-def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
-    """An empty one in its place would take records at offsets that were acknowledged before."""
+def test_topic_with_a_missing_folder_reports_damage(tmp_path: Path, lost: str):
+    """An empty folder in its place would reuse acknowledged offsets."""
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker)
         make_topic(broker, "empty")
@@ -225,8 +225,8 @@ def test_a_topic_whose_folder_is_gone_says_so(tmp_path: Path, lost: str):
         assert read(broker) == [2]
 
 
-def test_a_partition_that_is_not_as_it_was_left_is_told(tmp_path: Path):
-    """Whoever removes a partition's folder to begin it anew knows that; anybody else should."""
+def test_partition_with_a_missing_folder_is_logged(tmp_path: Path):
+    """The removal may be intended, so the partition opens empty, and the loss is logged."""
     with BrokerProcess(tmp_path / "log") as broker:
         make_topic(broker, partitions=2)
         put(broker, 1)
@@ -241,8 +241,8 @@ def test_a_partition_that_is_not_as_it_was_left_is_told(tmp_path: Path):
         assert "t/0 has lost entries, or its folder" in broker.log_text()
 
 
-def test_a_broker_whose_lease_was_removed_takes_another(tmp_path: Path):
-    """Else it would say so for ever, and other brokers would take it for dead."""
+def test_broker_recreates_a_removed_lease(tmp_path: Path):
+    """Otherwise it would log the expiry forever, and other brokers would count it as dead."""
     conf = on_store(tmp_path / "metadata.sqlite")
     leases = tmp_path / "leases"
     with BrokerProcess(tmp_path / "log", conf=conf) as broker:
@@ -253,8 +253,8 @@ def test_a_broker_whose_lease_was_removed_takes_another(tmp_path: Path):
 
 
 @pytest.mark.parametrize("was_open", [False, True])
-def test_a_transactional_id_writes_at_once_after_an_older_backup_is_put_back(tmp_path, was_open):
-    """The log has later epochs of the producer id that it had by the backup."""
+def test_transactional_id_continues_after_an_older_backup_is_restored(tmp_path, was_open):
+    """The log has later epochs of its producer id than the backup."""
     store, backup = tmp_path / "a" / "metadata.sqlite", tmp_path / "backup"
 
     def write(broker: BrokerProcess, *values: int) -> None:
@@ -280,7 +280,7 @@ def test_a_transactional_id_writes_at_once_after_an_older_backup_is_put_back(tmp
 
 
 @pytest.mark.parametrize(("limit", "warns"), [(256, True), (4096, False)])
-def test_a_low_limit_of_open_files_is_logged_at_the_start(caplog, monkeypatch, limit, warns):
+def test_low_limit_of_open_files_is_logged_at_the_start(caplog, monkeypatch, limit, warns):
     monkeypatch.setattr(process.resource, "getrlimit", lambda _: (limit, limit))
     with caplog.at_level(logging.WARNING):
         process._warn_of_few_files(partitions=40)

@@ -1,4 +1,4 @@
-"""A disk that is full in the middle of something: nothing half done stays, nothing kept is lost."""
+"""A disk that becomes full during a write: no partial write remains, and no record is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_LIMIT = resource.RLIM_INFINITY
 
 
 def limited(broker: BrokerProcess, size: int) -> None:
-    """Lets no file of the broker grow past ``size`` bytes: to it, a full disk."""
+    """Limit each file of the broker to ``size`` bytes, as a full disk does."""
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size, NO_LIMIT))
 
 
@@ -37,8 +37,10 @@ def only_segment(broker: BrokerProcess, topic: str) -> Path:
 
 
 @pytest.mark.parametrize("room", [0, 1, 7])
-def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> None:
-    """Rolling fails at the last bytes of the old segment: neither it nor the next may be lost."""
+def test_full_disk_at_the_end_of_a_segment_loses_no_segment(
+    broker: BrokerProcess, room: int
+) -> None:
+    """The roll fails at the last bytes of the old segment. Neither segment may be lost."""
     with broker.connect() as log, log.producer() as producer:
         log.create_topic("t", schema=NUMBERS, config={"segment.bytes": 65_536})
         producer.append("t", numbers(0, 7_000), partition=0).result(20)
@@ -49,7 +51,7 @@ def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> N
         assert log.read("t").num_rows == 7_000
         assert status_of(broker).refused == {"t/0": "DISK_FULL"}
         limited(broker, NO_LIMIT)
-        # What fits goes into the old segment after all, and then it is full indeed.
+        # A small batch still fits into the old segment. The next batch makes it roll.
         producer.append("t", numbers(7_000, 10), partition=0).result(20)
         producer.append("t", numbers(7_010, 7_000), partition=0).result(20)
         eventually(lambda: status_of(broker).refused == {}, 30)  # once a probe has succeeded
@@ -61,7 +63,7 @@ def test_no_room_for_the_end_of_a_segment(broker: BrokerProcess, room: int) -> N
     assert "recovered" not in broker.log_text()
 
 
-def test_killed_while_the_disk_is_full(broker: BrokerProcess) -> None:
+def test_kill_with_a_full_disk_loses_no_record(broker: BrokerProcess) -> None:
     with broker.connect() as log, log.producer() as producer:
         log.create_topic("t", schema=NUMBERS, config={"segment.bytes": 65_536})
         producer.append("t", numbers(0, 7_000), partition=0).result(20)
@@ -76,20 +78,20 @@ def test_killed_while_the_disk_is_full(broker: BrokerProcess) -> None:
         assert producer.append("t", numbers(7_000, 1), partition=0).result(20).offset == 7_000
 
 
-def test_other_calls_go_on_and_a_failed_one_can_be_repeated(broker: BrokerProcess) -> None:
+def test_full_disk_fails_only_its_writes_and_calls_can_be_retried(broker: BrokerProcess) -> None:
     with broker.connect() as log, log.producer() as producer:
         log.create_topic("a", schema=NUMBERS)
         log.create_topic("b", schema=NUMBERS)
         producer.append("a", numbers(0, 5_000), partition=0).result(20)
         limited(broker, 30_000)
-        with broker.connect(timeout=0.5) as hasty:  # it does not try for long what must fail
+        with broker.connect(timeout=0.5) as hasty:  # for fewer retries of a call that must fail
             with pytest.raises(IsologError) as caught:
                 hasty.create_topic("c", partitions=50)
             assert caught.value.retriable
             with pytest.raises(IsologError):
                 hasty.delete_topic("b")
         assert isinstance(producer.append("a", numbers(0, 1)).exception(20), DiskFull)
-        # A partition whose files have room is not concerned.
+        # The files of this partition are below the limit.
         assert producer.append("b", numbers(0, 100), partition=0).result(20).count == 100
         assert log.read("a").num_rows == 5_000
         assert log.topics() == ["a", "b"]
@@ -124,10 +126,10 @@ def test_views_of_the_cluster_name_a_full_disk(broker: BrokerProcess) -> None:
         assert text in status.stdout
         limited(broker, NO_LIMIT)
         producer.append("a", numbers(0, 1), partition=0).result(20)
-        eventually(lambda: log.cluster().problems == ())  # once a change of the store has succeeded
+        eventually(lambda: log.cluster().problems == ())  # after a successful change of the store
 
 
-def test_a_broker_that_starts_on_a_full_disk_says_so(broker: BrokerProcess) -> None:
+def test_broker_on_a_full_disk_does_not_start_and_reports_it(broker: BrokerProcess) -> None:
     with broker.connect() as log, log.producer() as producer:
         log.create_topic("t", schema=NUMBERS)
         producer.append("t", numbers(0, 1_000), partition=0).result(20)

@@ -1,4 +1,4 @@
-"""A leader with a full disk hands over, and nothing that was acknowledged is lost."""
+"""A leader with a full disk hands over, and no acknowledged record is lost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.system.storage.test_full_disk import NO_LIMIT, limited, only_segment
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
-def test_another_leads_after_some_seconds_and_it_is_in_sync_again_once_it_has_room(tmp_path):
+def test_leader_with_a_full_disk_hands_over_and_rejoins_the_isr(tmp_path):
     with brokers_on(tmp_path, t="ab") as (a, b), b.connect() as log:
         with log.producer() as producer:
-            # More than the files of the store ever have: they are to have room.
+            # The log exceeds the files of the store, so the limit below does not affect those.
             for first in range(0, 3_000_000, 1_000_000):
                 producer.append("t", numbers(first, 1_000_000), partition=0).result(60)
             limited(a, only_segment(a, "t").stat().st_size + 3)

@@ -1,4 +1,4 @@
-"""kill -9 in mid-write, again and again: what was acknowledged is there, in order, once."""
+"""Repeated kill -9 during writes: acknowledged records are stored once, in order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Writer:
                     if chance.random() < 0.3:
                         future.exception(timeout=10)
         except IsologError:
-            pass  # the broker was killed: the futures say what became of each batch
+            pass  # the broker was killed. The futures have the outcomes of all batches
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Sender:
 
 @pytest.mark.chaos
 @pytest.mark.full
-def test_kill_9_in_mid_write_twenty_times(tmp_path: Path) -> None:
+def test_twenty_kills_during_writes_lose_no_acknowledged_record(tmp_path: Path) -> None:
     print("seed", SEED)
     chance = random.Random(SEED)
     senders = [Sender(number) for number in range(PARTITIONS)]
@@ -124,7 +124,7 @@ def test_kill_9_in_mid_write_twenty_times(tmp_path: Path) -> None:
 
 
 def _check(writers: list[Writer], table: pa.Table) -> None:
-    """Every acknowledged batch is whole, where it was told to be, once, in its writer's order."""
+    """Check that each acknowledged batch is whole, at its offset, once, and in order."""
     partitions, offsets, who, numbers = (
         table[name].to_numpy() for name in ("_partition", "_offset", "writer", "n")
     )
@@ -147,7 +147,7 @@ def _check(writers: list[Writer], table: pa.Table) -> None:
 
 
 def _check_sent(senders: list[Sender], table: pa.Table) -> None:
-    """The same for single records: each acknowledged one is at its offset, none is there twice."""
+    """Check that each acknowledged record is at its offset, and that no record is duplicated."""
     at = {
         (partition, offset): value.decode()
         for partition, offset, value in zip(
