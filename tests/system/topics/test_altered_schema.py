@@ -1,4 +1,4 @@
-"""Topics whose schema is altered while they are in use: old and new records, writers, readers."""
+"""Topics with a schema altered during use: old and new records, writers and readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def ids(table: pa.Table) -> list[int]:
 
 
 def structs(*, added: bool) -> pa.Schema:
-    """A struct, a list of them, and a map to them; ``added``: with a wider and a new field."""
+    """Return a schema of a struct, a list of structs and a map to structs.
+
+    ``added``: the struct has a wider field and a new one.
+    """
     fields = [("a", pa.int64() if added else pa.int32())] + ([("b", pa.string())] if added else [])
     kind = pa.struct(fields)
     nested = [("one", kind), ("many", pa.list_(kind)), ("named", pa.map_(pa.string(), kind))]
@@ -50,7 +53,7 @@ def nested_row(number: int, **more: object) -> dict[str, object]:
     return {"id": number, "one": item, "many": [item, None], "named": [("k", item)]}
 
 
-def test_a_struct_gets_a_field_wherever_it_is_nested(log, topic):
+def test_field_is_added_to_a_struct_at_any_nesting(log, topic):
     before, after = structs(added=False), structs(added=True)
     log.create_topic(topic, schema=before)
     old_rows, new_rows = [nested_row(n) for n in range(3)], [nested_row(3, b="x")]
@@ -64,7 +67,11 @@ def test_a_struct_gets_a_field_wherever_it_is_nested(log, topic):
             newer.append(topic, pa.RecordBatch.from_pylist(new_rows, after)).result(20)
             newer.append(topic, pa.RecordBatch.from_pylist([nested_row(6)], before)).result(20)
         seen = pa.Table.from_batches(list(reader.batches(until="latest")))
-    assert seen.to_pylist() == [nested_row(5), nested_row(3), nested_row(6)]  # as it began
+    assert seen.to_pylist() == [
+        nested_row(5),
+        nested_row(3),
+        nested_row(6),
+    ]  # in the schema of its start
     found = log.read(topic)
     assert found.schema == after
     expected = [nested_row(n, b=None) for n in range(3)]
@@ -72,7 +79,7 @@ def test_a_struct_gets_a_field_wherever_it_is_nested(log, topic):
     assert found.to_pylist() == [*expected, nulls, *more]
 
 
-def test_records_of_before_are_read_in_the_new_schema(log, topic):
+def test_old_records_are_read_in_the_new_schema(log, topic):
     log.create_topic(topic, schema=FIRST)
     with log.producer() as producer:
         producer.append(topic, records(FIRST, 0, 3))
@@ -105,7 +112,7 @@ def test_records_of_before_are_read_in_the_new_schema(log, topic):
         (FIRST, SchemaMismatch, "has this schema already"),
     ],
 )
-def test_an_alteration_that_cannot_be_names_column_and_reason(log, topic, asked, error, said):
+def test_refused_alteration_names_the_column_and_the_reason(log, topic, asked, error, said):
     made = log.create_topic(topic, schema=FIRST)
     with pytest.raises(error) as caught:
         log.alter_topic(topic, partitions=3, schema=asked)
@@ -113,8 +120,8 @@ def test_an_alteration_that_cannot_be_names_column_and_reason(log, topic, asked,
     assert log.describe(topic) == made
 
 
-def test_a_topic_has_at_most_so_many_schemas(log, topic):
-    """Each schema widens the last column by a digit, or adds a column, so that all are small."""
+def test_number_of_schemas_of_a_topic_is_bounded(log, topic):
+    """Each schema widens the last column by a digit or adds a column, so that all are small."""
     schema = pa.schema([("c0", pa.decimal128(1))])
     log.create_topic(topic, schema=schema)
     for n in range(1, 256):
@@ -134,9 +141,7 @@ def test_a_topic_has_at_most_so_many_schemas(log, topic):
     ]
 
 
-def test_who_writes_in_the_old_schema_goes_on_and_hears_of_the_new_one_when_it_needs_it(
-    broker, topic
-):
+def test_producer_of_the_old_schema_continues_and_fetches_the_new_one_on_demand(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST, partitions=2)
         with log.producer() as producer:
@@ -149,12 +154,12 @@ def test_who_writes_in_the_old_schema_goes_on_and_hears_of_the_new_one_when_it_n
             ]
             producer.flush()
             offsets = [each.result().offset for each in written]
-            assert offsets[::2] == list(range(4, 104))  # each once, in their order
+            assert offsets[::2] == list(range(4, 104))  # without duplicates, in order
             assert offsets[1::2] == list(range(100))
             more = records(FIRST, 0, 1).append_column("nobody", pa.array([1]))
             with pytest.raises(SchemaMismatch, match="'nobody'"):
                 producer.append(topic, more).result()
-            with pytest.raises(SchemaMismatch, match="'x'"):  # it was there from the beginning
+            with pytest.raises(SchemaMismatch, match="'x'"):  # a column of the first schema
                 producer.append(topic, records(FIRST, 0, 1).select(["id"])).result()
         found = log.read(topic)
         assert sorted(ids(found)) == list(range(204))
@@ -162,7 +167,7 @@ def test_who_writes_in_the_old_schema_goes_on_and_hears_of_the_new_one_when_it_n
         assert sorted(ids(named)) == list(range(6, 204, 3))
 
 
-def test_an_alteration_in_the_middle_of_a_flood_loses_nothing_and_repeats_nothing(broker, topic):
+def test_alterations_under_load_lose_and_duplicate_no_record(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST)
         done = threading.Event()
@@ -172,7 +177,7 @@ def test_an_alteration_in_the_middle_of_a_flood_loses_nothing_and_repeats_nothin
             for n in range(8):
                 schema = schema.append(pa.field(f"c{n}", pa.string()))
                 other.alter_topic(topic, schema=schema)
-                first = log.describe(topic)  # this client knows it from now on
+                first = log.describe(topic)  # caches the new schema in this client
                 assert first.schema_version == n + 1
             done.set()
 
@@ -194,7 +199,7 @@ def append_and_fail(producer, topic: str) -> None:
     raise ZeroDivisionError
 
 
-def test_a_transaction_goes_over_an_alteration(broker, topic):
+def test_transaction_spans_an_alteration(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST)
         with log.producer(transactional_id="over") as producer:
@@ -210,7 +215,7 @@ def test_a_transaction_goes_over_an_alteration(broker, topic):
 
 
 @pytest.mark.rule("in which schema a reader gets a batch, and when it cannot", "batches.py")
-def test_a_reader_of_the_old_schema_goes_on_until_a_value_does_not_fit(broker, topic):
+def test_reader_of_the_old_schema_continues_until_a_value_does_not_fit(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST)
         consumer = log.consumer(topic, start="earliest")
@@ -234,7 +239,7 @@ def test_a_reader_of_the_old_schema_goes_on_until_a_value_does_not_fit(broker, t
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("maps", [True, False], ids=["mapped", "sent"])
-def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression, maps, monkeypatch):
+def test_reader_of_mapped_files_converts_old_records(log, topic, compression, maps, monkeypatch):
     log.create_topic(topic, schema=FIRST, config={"compression": compression})
     rows = 400_000
     with log.producer() as producer:
@@ -262,14 +267,14 @@ def test_who_maps_the_files_conforms_the_records_itself(log, topic, compression,
 
 
 @pytest.mark.rule(
-    "who may write to a topic whose schema was altered",
+    "in which schemas a topic may be written after an alteration",
     "broker/serving/append_stream.py",
     "client/writing/batches.py",
 )
-def test_a_stream_of_any_client_goes_on_and_may_be_the_first_with_the_new_schema(broker, topic):
+def test_streams_of_both_schemas_may_append_after_an_alteration(broker, topic):
     with broker.connect() as log, broker.channel() as channel:
         log.create_topic(topic, schema=FIRST)
-        loose = pa.schema([each.with_nullable(True) for each in FIRST])  # as most clients send
+        loose = pa.schema([each.with_nullable(True) for each in FIRST])  # as sent by most clients
         old = Appender(channel, topic, schema=loose)
         assert "error" not in old.append(0, records(loose, 0, 2))
         log.alter_topic(topic, schema=SECOND)
@@ -290,7 +295,7 @@ def test_a_stream_of_any_client_goes_on_and_may_be_the_first_with_the_new_schema
         assert log.describe(topic).schema == SECOND
 
 
-def test_two_alterations_at_once_are_one_after_the_other_or_one_is_refused(broker, topic):
+def test_of_conflicting_concurrent_alterations_one_succeeds(broker, topic):
     with broker.connect() as log:
         log.create_topic(topic, schema=FIRST)
     errors: list[Exception] = []
@@ -313,7 +318,7 @@ def test_two_alterations_at_once_are_one_after_the_other_or_one_is_refused(broke
     assert len(errors) == 5
 
 
-def test_a_job_that_makes_its_topic_where_it_is_missing_finds_the_altered_one(log, topic):
+def test_create_if_not_exists_accepts_an_altered_topic(log, topic):
     log.create_topic(topic, schema=FIRST, if_not_exists=True)
     log.alter_topic(topic, schema=SECOND)
     for schema in (FIRST, SECOND):

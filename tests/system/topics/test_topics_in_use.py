@@ -1,4 +1,4 @@
-"""Topics deleted, made anew, rolled and cut by retention while others read and write them."""
+"""Topics deleted, recreated, rolled and cut by retention under reads and writes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support import (
 SMALL = {"segment.bytes": 65_536}
 
 
-def test_readers_of_a_deleted_topic_are_told_at_once(log, channel, topic):
-    """Also those that wait, for a while or without end."""
+def test_readers_of_a_deleted_topic_fail_immediately(log, channel, topic):
+    """Waiting readers, with and without a timeout, fail too."""
     log.create_topic(topic, schema=NUMBERS)
     asked = [
         range_of(topic, start=0, wait_ms=30_000),
@@ -41,10 +41,10 @@ def test_readers_of_a_deleted_topic_are_told_at_once(log, channel, topic):
     for reader in readers:
         with pytest.raises(UnknownTopic, match=topic):
             next(reader)
-    assert time.monotonic() - begun < 20  # they would wait for 30 s, or for ever
+    assert time.monotonic() - begun < 20  # less than their waits of 30 s and without end
 
 
-def test_a_consumer_of_a_deleted_topic_ends_with_the_reason(log, topic):
+def test_consumer_of_a_deleted_topic_raises_unknown_topic(log, topic):
     log.create_topic(topic)
     with log.producer() as producer, log.consumer(topic) as consumer:
         producer.send(topic, b"a").result(20)
@@ -55,8 +55,8 @@ def test_a_consumer_of_a_deleted_topic_ends_with_the_reason(log, topic):
             next(records)
 
 
-def test_a_consumer_does_not_read_on_in_a_topic_of_the_same_name(log, topic):
-    """Its offsets mean nothing there: the id tells."""
+def test_consumer_does_not_continue_in_a_recreated_topic(log, topic):
+    """Its offsets belong to the old topic, which has another id."""
     log.create_topic(topic)
     with log.producer() as producer, log.consumer(topic) as consumer:
         producer.append(topic, values("old 0", "old 1")).result(20)
@@ -74,7 +74,7 @@ def test_a_consumer_does_not_read_on_in_a_topic_of_the_same_name(log, topic):
             list(consumer.records(until="latest"))
 
 
-def test_a_producer_goes_on_in_a_topic_made_anew_after_one_error(log, topic):
+def test_producer_continues_in_a_recreated_topic_after_one_error(log, topic):
     first = log.create_topic(topic, schema=NUMBERS)
     producer = log.producer()
     producer.append(topic, numbers(0, 3)).result(20)
@@ -89,8 +89,8 @@ def test_a_producer_goes_on_in_a_topic_made_anew_after_one_error(log, topic):
     assert log.read(topic)["n"].to_pylist()[-2:] == [1, 2]
 
 
-def test_a_producer_finds_out_that_somebody_else_made_the_topic_anew(shared, log, topic):
-    """What it remembers, the schema and the number of partitions, is of the topic before."""
+def test_producer_detects_a_topic_recreated_by_another_client(shared, log, topic):
+    """Its cached schema and number of partitions belong to the old topic."""
     log.create_topic(topic, partitions=3, schema=NUMBERS)
     producer = log.producer()
     producer.append(topic, numbers(0, 1), 2).result(20)
@@ -103,7 +103,7 @@ def test_a_producer_finds_out_that_somebody_else_made_the_topic_anew(shared, log
     producer.close()
 
 
-def test_a_deleted_topics_files_are_gone(shared, log, topic):
+def test_files_of_a_deleted_topic_are_removed_and_closed(shared, log, topic):
     log.create_topic(topic, partitions=3, schema=NUMBERS)
     with log.producer() as producer:
         for partition in range(3):
@@ -116,7 +116,7 @@ def test_a_deleted_topics_files_are_gone(shared, log, topic):
     assert [path for path in held if f"/{topic}/" in path] == []
 
 
-def test_deleting_while_many_write_and_read_harms_nobody(shared, log, topic):
+def test_delete_under_reads_and_writes_raises_only_typed_errors(shared, log, topic):
     names = [f"{topic}-{number}" for number in range(3)]
     stop = threading.Event()
     wrong: list[BaseException] = []
@@ -145,13 +145,13 @@ def test_deleting_while_many_write_and_read_harms_nobody(shared, log, topic):
             for step in steps:
                 pool.submit(busy, step)
             try:
-                threading.Event().wait(2.0)  # that long they get into each other's way
+                threading.Event().wait(2.0)  # of concurrent calls
             finally:
                 stop.set()
         with contextlib.suppress(UnknownTopic):
             producer.flush()
     assert wrong == []
-    # A client of its own: the other may still hold the id of a topic that was made in between.
+    # A new client, because the other may have cached the id of a deleted topic.
     with shared.connect() as later:
         for name in names:
             if name not in later.topics():
@@ -160,8 +160,8 @@ def test_deleting_while_many_write_and_read_harms_nobody(shared, log, topic):
                 fresh.append(name, numbers(0, 5)).result(20)
 
 
-def test_reading_while_segments_roll_misses_nothing(channel, log, topic):
-    """Readers take no lock: a segment may be closed, and the next one begun, under their hands."""
+def test_reads_miss_no_record_while_segments_roll(channel, log, topic):
+    """Readers take no lock, so a segment may be closed and the next created during a read."""
     log.create_topic(topic, schema=NUMBERS, config=SMALL | {"segment.entries": 16})
     total, each = 30_000, 20
     failures: list[BaseException] = []
@@ -195,15 +195,15 @@ def test_reading_while_segments_roll_misses_nothing(channel, log, topic):
     assert failures == []
 
 
-def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(broker: BrokerProcess):
-    """It reads what it holds, or is told the first offset left; a mapped file is never shrunk."""
+def test_reader_gets_no_wrong_byte_while_retention_removes_files(broker: BrokerProcess):
+    """It reads its open files, or gets the log start offset. Mapped files are never truncated."""
     with broker.connect() as log, broker.channel() as channel:
         config = SMALL | {"retention.bytes": 1}
         log.create_topic("t", schema=NUMBERS, config=config)
         with log.producer() as producer:
             for first in range(0, 200_000, 5000):
                 producer.append("t", numbers(first, 5000), partition=0)
-        # A slow reader: the transport holds back what it does not take.
+        # The reader is slow, and the transport applies backpressure.
         rows, evicted = 0, None
         try:
             reader = Fetching(channel, range_of("t", start=0, follow=True))
@@ -225,7 +225,7 @@ def test_a_reader_under_whom_retention_removes_the_files_sees_no_wrong_byte(brok
     assert "Traceback" not in broker.log_text()
 
 
-def test_retention_by_age_closes_and_removes_a_segment_that_nobody_writes_to(broker: BrokerProcess):
+def test_retention_by_age_closes_and_removes_an_idle_segment(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", config={"retention.ms": 300})
         with log.producer() as producer:
@@ -244,7 +244,7 @@ def test_retention_by_age_closes_and_removes_a_segment_that_nobody_writes_to(bro
         assert described.log_start_offset in (2, 3)
 
 
-def test_many_who_wait_at_once_are_all_answered(log, channel, topic):
+def test_all_of_many_waiting_fetches_are_answered(log, channel, topic):
     log.create_topic(topic, schema=NUMBERS)
     with ThreadPoolExecutor(60) as pool:
         waiting = [
@@ -259,7 +259,7 @@ def test_many_who_wait_at_once_are_all_answered(log, channel, topic):
             assert sum(batch.num_rows for batch, _ in batches) == 5
 
 
-def test_a_topic_that_fails_to_be_made_leaves_no_file_open(broker: BrokerProcess):
+def test_failed_topic_creation_leaks_no_file(broker: BrokerProcess):
     with broker.connect() as log, broker.channel() as channel:
         process = psutil.Process(broker.pid)
         log.topics()

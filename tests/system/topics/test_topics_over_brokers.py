@@ -1,4 +1,4 @@
-"""Topics whose replicas are on several broker processes, made and deleted while brokers die."""
+"""Topics with replicas on several broker processes, created and deleted while brokers die."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SECONDS = 4.0
 
 
 def folders(broker: BrokerProcess) -> list[str]:
-    """The names of the topics of which the broker has files."""
+    """Return the names of the topics with files at the broker."""
     return sorted({each.parts[-2] for each in broker.directory.glob("topics/*/*")})
 
 
 def kept(folder: Path) -> tuple[list[str], set[str]]:
-    """The topics that are announced as left over; the ids of those that have partition records."""
+    """Return the names of deleted topics that await removal, and the ids with partition records."""
     store = SqliteStore(folder / "metadata.sqlite")
     announced = [each.value["topic"]["name"] for each in store.list(REMOVED)]
     recorded = {each.key.split("/")[1] for each in store.list(PARTITIONS)}
@@ -37,7 +37,7 @@ def put(broker: BrokerProcess, topic: str, count: int) -> None:
         producer.append(topic, numbers(0, count), partition=0).result(20)
 
 
-def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_back(
+def test_topic_deleted_while_a_broker_is_down_is_removed_after_its_start(
     tmp_path: Path,
 ):
     with brokers_on(tmp_path) as (a, b), a.channel() as asked:
@@ -48,7 +48,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_
         act(asked, "delete-topic", topic="t")
         eventually(lambda: folders(a) == [])
         assert kept(tmp_path) != ([], set())
-        make_topic(asked, "t", [["a"]])  # the name is free meanwhile
+        make_topic(asked, "t", [["a"]])  # the name is already free
         b.start()
         eventually(lambda: folders(b) == [])
         eventually(lambda: kept(tmp_path)[0] == [])
@@ -57,17 +57,17 @@ def test_a_topic_that_was_deleted_while_a_broker_was_away_is_removed_when_it_is_
         assert act(asked, "list-topics") == {"topics": ["t"]}
 
 
-@pytest.mark.full  # the test above has the deletion
-def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Path):
+@pytest.mark.full  # the test above, of a deletion, runs always
+def test_broker_started_after_the_creation_of_topics_follows_them(tmp_path: Path):
     with brokers_on(tmp_path) as (a, b):
         with a.channel() as asked:
             make_topic(asked, "t", [["a", "b"]])
             b.kill()
-            with pytest.raises(IsologError):  # b cannot make the folder
+            with pytest.raises(IsologError):  # b cannot create the folder
                 make_topic(asked, "u", [["a", "b"]])
             act(
                 asked, "create-topic", topic="u", replication_factor=1
-            )  # where there is a broker that can
+            )  # at the broker that is alive
             put(a, "t", 5)
             b.start()
 
@@ -84,17 +84,17 @@ def test_a_broker_that_was_away_while_topics_were_made_follows_them(tmp_path: Pa
 
 
 def tried(call: Any) -> Any:
-    """What the call answers, or its typed error."""
+    """Return the answer of the call, or its typed error."""
     try:
         return call()
     except IsologError as error:
         return error
 
 
-def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at_all(
+def test_topics_are_created_and_deleted_atomically_while_a_broker_dies(
     tmp_path: Path,
 ):
-    """Two are asked all the time, the third is killed and started again and again."""
+    """Two brokers get calls throughout. The third is killed and restarted three times."""
     with brokers_on(tmp_path, "abc") as found:
         brokers = dict(zip("abc", found, strict=True))
         stop = threading.Event()
@@ -165,7 +165,7 @@ def test_topics_made_and_deleted_while_a_broker_dies_are_there_in_full_or_not_at
         }
 
 
-def test_a_replica_moves_to_another_broker_while_it_is_written(tmp_path: Path):
+def test_replica_moves_to_another_broker_under_writes(tmp_path: Path):
     with brokers_on(tmp_path) as (a, b):
         with a.channel() as asked:
             make_topic(asked, "t", [["a"]])

@@ -1,4 +1,4 @@
-"""What sinks ask of a broker, by plain calls: nothing of theirs stays open for long."""
+"""Transactions of query sinks, by plain calls: an abandoned one ends without its timeout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def t(log, topic) -> str:
 
 
 class Sink:
-    """A query's sink in one of its runs, and what it asks for one batch."""
+    """The sink of one run of a query, with its calls for one batch."""
 
     def __init__(self, channel: Channel, name: str = "", **claim: Any) -> None:
         self.channel = channel
@@ -54,7 +54,7 @@ class Sink:
         return self.ask("open-branch", **more)
 
     def put(self, topic: str, branch: dict[str, Any], first: int, partition: int = 0) -> Any:
-        """One record under the branch; the acknowledgement."""
+        """Append one record in the branch. Return the acknowledgement."""
         key = (branch["producer_id"], partition)
         sequence = self._sequences[key] = self._sequences.get(key, -1) + 1
         stream = Appender(self.channel, topic, self.name)
@@ -79,11 +79,11 @@ class Sink:
         return act(self.channel, "describe-transaction", transactional_id=self.name)
 
 
-# -- a branch that fails --------------------------------------------------------------------------
+# -- dropped branches -----------------------------------------------------------------------------
 
 
-def test_a_dropped_branch_is_aborted_at_once_and_the_others_commit(channel, t):
-    """One bad row of one task holds up nobody: readers go on behind it."""
+def test_dropped_branch_is_aborted_and_the_others_commit(channel, t):
+    """A bad row of one task does not block readers: they read beyond the dropped branch."""
     sink = Sink(channel)
     failed, good = sink.open(), sink.open()
     for partition in (0, 1):
@@ -91,7 +91,7 @@ def test_a_dropped_branch_is_aborted_at_once_and_the_others_commit(channel, t):
     Appender(channel, t).put(2, 1, act(channel, "new-producer")["producer_id"], 0)
     assert bounds(channel, t) == (0, 2, 2)
     sink.drop(failed)
-    sink.drop(failed)  # asked again
+    sink.drop(failed)  # a repeated call
     assert bounds(channel, t) == (2, 2, 2)
     assert bounds(channel, t, 1) == (1, 1, 1)
     for level in (COMMITTED, "read_atomic"):
@@ -106,8 +106,8 @@ def test_a_dropped_branch_is_aborted_at_once_and_the_others_commit(channel, t):
         assert seen(channel, t, level) == [2, 3, 4]
 
 
-def test_a_delayed_batch_of_a_dropped_branch_lands_nowhere(channel, t):
-    """Neither where it has written nor elsewhere."""
+def test_delayed_batch_of_a_dropped_branch_is_refused(channel, t):
+    """It is refused in the partition of its earlier batch, and in another partition."""
     sink = Sink(channel)
     failed, good = sink.open(), sink.open()
     stream = Appender(channel, t, sink.name)
@@ -123,20 +123,20 @@ def test_a_delayed_batch_of_a_dropped_branch_lands_nowhere(channel, t):
     assert seen(channel, t, COMMITTED) == [3]
 
 
-def test_nobody_drops_anothers_branch(channel, t):
+def test_branch_of_a_newer_instance_cannot_be_dropped(channel, t):
     sink = Sink(channel)
     branch = sink.open()
     newer = Sink(channel, sink.name, instance="newer")
     newer.open()
     body = sink.owner(branch) | {"producer_id": branch["producer_id"]}
-    act(channel, "drop-branch", **body)  # over: there is nothing left to drop
+    act(channel, "drop-branch", **body)  # no effect on an aborted transaction
     mine = newer.open()
     foreign = newer.owner(mine) | {"instance": "run", "producer_id": mine["producer_id"]}
     assert isinstance(refused(lambda: act(channel, "drop-branch", **foreign)), ProducerFenced)
     assert newer.state() == "open"
 
 
-def test_a_dropped_branch_stays_dropped_when_its_broker_dies(broker: BrokerProcess):
+def test_dropped_branch_stays_dropped_after_a_kill(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
     with broker.channel() as channel:
@@ -158,13 +158,13 @@ def test_a_dropped_branch_stays_dropped_when_its_broker_dies(broker: BrokerProce
         assert seen(channel, "t", COMMITTED) == [2]
 
 
-# -- signs of life --------------------------------------------------------------------------------
+# -- renewal --------------------------------------------------------------------------------------
 
 
-def test_a_task_without_a_branch_keeps_its_batch_open(channel, t):
+def test_batch_is_renewed_by_a_task_without_a_branch(channel, t):
     sink = Sink(channel)
     who = {"transactional_id": sink.name, "instance": "run", "batch": 0}
-    act(channel, "renew-batch", **who)  # nobody has a row yet
+    act(channel, "renew-batch", **who)  # no task has a row yet
     sink.open(timeout_ms=60_000)
     before = sink.described()["deadline_ms"]
 
@@ -177,10 +177,10 @@ def test_a_task_without_a_branch_keeps_its_batch_open(channel, t):
     assert isinstance(refused(lambda: act(channel, "renew-batch", **who)), ProducerFenced)
 
 
-# -- a driver that gives up -----------------------------------------------------------------------
+# -- stopped runs ---------------------------------------------------------------------------------
 
 
-def test_a_driver_ends_its_batch_without_any_message(channel, t):
+def test_stopped_run_aborts_only_its_open_batch(channel, t):
     sink = Sink(channel, run=uuid.uuid4().hex, planned=7)
     sink.put(t, sink.open(), 1)
     run = sink.claim["run"]
@@ -193,8 +193,8 @@ def test_a_driver_ends_its_batch_without_any_message(channel, t):
 
 
 @pytest.mark.parametrize("seen_before", [True, False])
-def test_a_task_that_opens_its_branch_after_the_abort_leaves_nothing_open(channel, t, seen_before):
-    """Else a transaction would be open that nobody ends before its time is over."""
+def test_branch_opened_after_the_stop_of_its_run_is_refused(channel, t, seen_before):
+    """Otherwise its transaction would stay open until its timeout."""
     sink = Sink(channel, run=uuid.uuid4().hex, planned=7)
     if seen_before:
         sink.open()
@@ -202,13 +202,13 @@ def test_a_task_that_opens_its_branch_after_the_abort_leaves_nothing_open(channe
     assert isinstance(refused(sink.open), TransactionAborted)
     assert sink.state() == "aborted"
     again = Sink(channel, sink.name, instance="next", run=sink.claim["run"], planned=9)
-    branch = again.open()  # the same driver starts the query anew
+    branch = again.open()  # the same driver restarts the query
     again.put(t, branch, 5)
     again.commit(branch)
     assert seen(channel, t, COMMITTED) == [5]
 
 
-def test_a_driver_that_gives_up_takes_no_commit_back(channel, t):
+def test_stopped_run_does_not_undo_a_commit(channel, t):
     sink = Sink(channel, run=uuid.uuid4().hex, planned=7)
     branch = sink.open()
     sink.put(t, branch, 1)
@@ -221,7 +221,7 @@ def test_a_driver_that_gives_up_takes_no_commit_back(channel, t):
 # -- replays --------------------------------------------------------------------------------------
 
 
-def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
+def test_replayed_batch_gets_its_committed_content(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
     content = [{"topic": "t", "rows": 1, "digest": (1 << 64) - 1, "floats": 7}]
@@ -239,14 +239,14 @@ def test_what_a_batch_wrote_is_told_when_it_comes_again(broker: BrokerProcess):
         assert again.ask("settle-batch") == {"committed": True, "content": content}
         assert again.ask("settle-batch", batch=1) == {"committed": False}
         again.claim["batch"] = 1
-        again.commit(again.open())  # by a client that does not say
+        again.commit(again.open())  # by a client that sends no content
         assert again.ask("settle-batch") == {"committed": True}
         assert isinstance(refused(lambda: again.ask("settle-batch", batch=0)), StaleBatch)
         other = again.claim | {"query": "another"}
         assert isinstance(refused(lambda: again.ask("settle-batch", **other)), SinkInUse)
 
 
-def test_an_empty_batch_aborts_a_dead_runs_transaction(channel, t):
+def test_empty_batch_aborts_the_transaction_of_a_dead_run(channel, t):
     dead = Sink(channel)
     dead.put(t, dead.open(), 1)
     new = Sink(channel, dead.name, instance="new")
@@ -256,8 +256,8 @@ def test_an_empty_batch_aborts_a_dead_runs_transaction(channel, t):
     assert isinstance(refused(dead.open), ProducerFenced)
 
 
-def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(channel, t):
-    """And back again: what was committed counts, what was open is aborted, either way."""
+def test_query_with_a_renamed_sink_continues_after_its_commits(channel, t):
+    """The sink gets another id, and then its first id again. Open transactions are aborted."""
     plain = Sink(channel, renamed=True)
     branch = plain.open()
     plain.put(t, branch, 1)
@@ -279,11 +279,11 @@ def test_a_query_whose_sink_gets_another_id_goes_on_where_it_was(channel, t):
 
 
 @pytest.mark.rule(
-    "when a sink's id expires, and what its query still knows then",
+    "when the id of a sink expires, and how its query continues",
     "scripts/transactions/finishing.py",
     "consistency/transactions/sinks.py",
 )
-def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_path: Path):
+def test_expired_sink_is_listed_and_its_query_writes_no_duplicates(tmp_path: Path):
     conf = "sink_expiry_seconds = 0.2\nhousekeeping_seconds = 0.05\n"
     content = [{"topic": "t", "rows": 1, "digest": 5, "floats": 7}]
     with BrokerProcess(tmp_path / "log", conf=conf) as broker:
@@ -296,7 +296,7 @@ def test_an_id_that_expired_is_listed_and_its_query_writes_no_batch_twice(tmp_pa
             eventually(lambda: [each.state for each in log.sinks()] == ["expired"])
             assert log.transactions() == []
         broker.kill()
-        (tmp_path / "log.toml").write_text("")  # nothing expires from here on
+        (tmp_path / "log.toml").write_text("")  # without an early expiry
         broker.restart()
         with broker.channel() as channel, broker.connect() as log:
             again = Sink(channel, sink.name, **sink.claim | {"instance": "next"})

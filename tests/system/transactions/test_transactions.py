@@ -1,4 +1,4 @@
-"""Transactions at the broker, by plain calls: decided once, visible together or never."""
+"""Transactions at the broker, by plain calls: decided once, and visible as a whole or never."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def table(channel, topic, partition=0) -> dict[str, list[int]]:
     return {level: seen(channel, topic, level, partition) for level in LEVELS}
 
 
-# -- what each level sees -------------------------------------------------------------------------
+# -- isolation levels -----------------------------------------------------------------------------
 
 
-def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(channel, t):
+def test_open_transaction_is_visible_to_two_levels_and_blocks_the_others(channel, t):
     Appender(channel, t).put(1, 1, act(channel, "new-producer")["producer_id"], 0)
     owner = Owner(channel).begin()
     owner.put(t, 2, 2)
@@ -49,8 +49,8 @@ def test_an_open_transaction_is_seen_by_two_levels_and_holds_the_others_back(cha
     assert bounds(channel, t) == (4, 4, 4)
 
 
-def test_a_leader_tells_what_became_of_each_record(channel, t):
-    """Committed behind an open transaction is told apart from open, and from aborted."""
+def test_leader_returns_the_transaction_state_of_each_record(channel, t):
+    """The states are aborted, committed, open, and committed behind an open transaction."""
     gone = Owner(channel).begin()
     gone.put(t, 1, 2)
     gone.abort()
@@ -83,9 +83,9 @@ def test_states_of_too_many_records_are_refused(channel, t):
 
 
 @pytest.mark.rule(
-    "aborted records never travel to readers of committed ones", "storage/log/reading.py"
+    "aborted records are never sent to readers of committed ones", "storage/log/reading.py"
 )
-def test_aborted_records_never_travel_to_those_who_read_committed(channel, t):
+def test_aborted_records_are_not_sent_to_read_committed(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 2, 2)
     Appender(channel, t).put(4, 1, act(channel, "new-producer")["producer_id"], 0)
@@ -96,7 +96,7 @@ def test_aborted_records_never_travel_to_those_who_read_committed(channel, t):
     assert end["next"] == 3
 
 
-def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offset(channel, t):
+def test_range_of_aborted_records_returns_its_next_offset_immediately(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 1, 50)
     owner.abort()
@@ -107,7 +107,7 @@ def test_a_range_in_which_nothing_is_visible_returns_at_once_with_the_next_offse
         assert (batches, end["next"]) == ([], 20)
 
 
-def test_rows_with_gaps_say_their_offsets(channel, t):
+def test_rows_around_aborted_records_have_their_offsets(channel, t):
     plain = act(channel, "new-producer")["producer_id"]
     stream = Appender(channel, t)
     owner = Owner(channel)
@@ -127,7 +127,7 @@ def test_rows_with_gaps_say_their_offsets(channel, t):
     assert end["next"] in (3, 4)
 
 
-def test_latest_is_the_bound_of_the_callers_level(channel, t):
+def test_latest_offset_depends_on_the_isolation_level(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 1, 5)
     found = {level: listed(channel, t, isolation=level).offsets[0] for level in LEVELS}
@@ -141,7 +141,7 @@ def test_latest_is_the_bound_of_the_callers_level(channel, t):
 # -- over partitions and topics -------------------------------------------------------------------
 
 
-def test_a_transaction_spans_partitions_and_topics(channel, log, t):
+def test_transaction_spans_partitions_and_topics(channel, log, t):
     log.create_topic(f"{t}-too", schema=NUMBERS)
     owner = Owner(channel).begin()
     owner.put(t, 1, 1, partition=0)
@@ -155,7 +155,7 @@ def test_a_transaction_spans_partitions_and_topics(channel, log, t):
     assert [seen(channel, name, COMMITTED, number) for name, number in places] == [[1], [2], [3]]
 
 
-def test_a_transaction_with_no_write_leaves_no_trace(broker: BrokerProcess, tmp_path: Path):
+def test_transaction_without_a_write_creates_no_file(broker: BrokerProcess, tmp_path: Path):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
     with broker.channel() as channel:
@@ -165,7 +165,7 @@ def test_a_transaction_with_no_write_leaves_no_trace(broker: BrokerProcess, tmp_
     assert list((tmp_path / "log" / "topics").glob("*/*/*")) == []
 
 
-def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(channel, log, t):
+def test_transaction_with_a_deleted_topic_can_be_aborted(channel, log, t):
     log.create_topic(f"{t}-gone", schema=NUMBERS)
     owner = Owner(channel).begin()
     owner.put(t, 1, 1)
@@ -180,7 +180,7 @@ def test_a_topic_that_is_deleted_meanwhile_holds_nothing_up(channel, log, t):
 
 
 @pytest.mark.rule("the branches of a commit", "consistency/transactions/events.py")
-def test_a_branch_that_the_commit_does_not_name_aborts(channel, t):
+def test_branch_missing_in_the_commit_is_aborted(channel, t):
     who = {"transactional_id": f"sink-{t}", "query": "q", "instance": "run", "batch": 0}
     one, two = (act(channel, "open-branch", **who) for _ in range(2))
     stream = Appender(channel, t, f"sink-{t}")
@@ -206,10 +206,10 @@ def test_a_branch_that_the_commit_does_not_name_aborts(channel, t):
     assert act(channel, "open-branch", **who)["committed"] is True
 
 
-# -- fencing and time -----------------------------------------------------------------------------
+# -- fencing and timeouts -------------------------------------------------------------------------
 
 
-def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(channel, t):
+def test_new_instance_fences_the_old_one_and_aborts_its_transaction(channel, t):
     old = Owner(channel).begin()
     old.put(t, 1, 1)
     new = Owner(channel, old.name)
@@ -235,7 +235,7 @@ def test_a_new_instance_fences_the_old_and_its_transaction_is_aborted_once(chann
     "consistency/transactions/events.py",
     "scripts/transactions/finishing.py",
 )
-def test_an_expired_transaction_is_aborted_and_its_owner_refused(channel, t):
+def test_expired_transaction_is_aborted_and_its_owner_refused(channel, t):
     owner = Owner(channel, timeout_ms=2_000).begin()
     owner.put(t, 1, 1)
     eventually(lambda: owner.described()["state"] == "aborted")
@@ -260,17 +260,17 @@ def test_an_expired_transaction_is_aborted_and_its_owner_refused(channel, t):
     assert seen(channel, t, COMMITTED) == [5]
 
 
-def test_an_id_that_begins_nothing_for_a_while_is_still_there(channel, t):
+def test_idle_transactional_id_does_not_expire_early(channel, t):
     owner = Owner(channel)
     others = [Owner(channel, timeout_ms=1).begin() for _ in range(2)]
-    for other in others:  # two looks at all transactions have passed when both have expired
+    for other in others:  # both are expired by separate scans of all transactions
         eventually(lambda other=other: other.described()["state"] == "aborted")
     owner.begin().put(t, 1, 1)
     owner.commit()
     assert seen(channel, t, COMMITTED) == [1]
 
 
-def test_a_sign_of_life_keeps_a_transaction_open(channel, t):
+def test_renewal_extends_the_deadline_of_a_transaction(channel, t):
     owner = Owner(channel, timeout_ms=60_000).begin()
     before = owner.described()["deadline_ms"]
     eventually(
@@ -281,10 +281,10 @@ def test_a_sign_of_life_keeps_a_transaction_open(channel, t):
     )
 
 
-# -- asking twice, too late, or for nothing -------------------------------------------------------
+# -- repeated, late and invalid calls -------------------------------------------------------------
 
 
-def test_a_repeated_call_gets_the_same_answer_and_the_opposite_is_refused(channel, t):
+def test_repeated_decision_gets_the_same_answer_and_the_opposite_is_refused(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     assert owner.commit() == owner.commit()
@@ -295,7 +295,7 @@ def test_a_repeated_call_gets_the_same_answer_and_the_opposite_is_refused(channe
     assert seen(channel, t, COMMITTED) == [1]
 
 
-def test_a_delayed_request_has_no_effect_on_a_later_transaction(channel, t):
+def test_delayed_request_has_no_effect_on_a_later_transaction(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     first = (owner.producer, owner.epoch, owner.number)
@@ -321,7 +321,7 @@ def test_a_delayed_request_has_no_effect_on_a_later_transaction(channel, t):
     assert seen(channel, t, COMMITTED) == [1, 2]
 
 
-def test_a_commit_of_an_unknown_transaction_is_refused(channel):
+def test_commit_of_an_unknown_transaction_is_refused(channel):
     owner = Owner(channel).begin()
     unknown = refused(lambda: owner.commit(number=owner.number + 1_000))
     assert isinstance(unknown, UnknownTransaction)
@@ -339,7 +339,7 @@ def test_a_commit_of_an_unknown_transaction_is_refused(channel):
     assert "nobody" in str(nobody)
 
 
-def test_a_batch_of_a_transaction_needs_its_owner(channel, t):
+def test_batch_of_a_transaction_needs_its_owner(channel, t):
     owner = Owner(channel).begin()
     stream = Appender(channel, t)
     error = stream.refused(1, 1, owner.producer, 0, transaction=owner.number)
@@ -350,7 +350,7 @@ def test_a_batch_of_a_transaction_needs_its_owner(channel, t):
     assert bounds(channel, t) == (0, 0, 0)
 
 
-def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(channel, log, topic):
+def test_message_with_a_bad_record_stores_no_record_in_a_transaction(channel, log, topic):
     log.create_topic(topic, schema=NUMBERS, config={"max.record.bytes": 4})
     owner = Owner(channel).begin()
     ack = owner.put(topic, 1, 2)
@@ -361,12 +361,12 @@ def test_a_message_with_a_bad_record_keeps_nothing_in_a_transaction(channel, log
 
 
 @pytest.mark.rule(
-    "nothing joins a transaction after its decision",
+    "no batch joins a transaction after its decision",
     "consistency/transactions/events.py",
     "consistency/partition/open_transactions.py",
 )
-def test_a_batch_on_its_way_lands_nowhere_after_the_decision(channel, t):
-    """Every partition is closed to the transaction before any has its marker."""
+def test_delayed_batch_is_refused_after_the_decision(channel, t):
+    """Every partition refuses the transaction before the first marker is written."""
     owner = Owner(channel).begin()
     owner.put(t, 1, 1)
     owner.put(t, 2, 1, partition=1)
@@ -386,7 +386,7 @@ def test_a_batch_on_its_way_lands_nowhere_after_the_decision(channel, t):
     assert seen(channel, t, "read_uncommitted") == [1]
 
 
-def test_offsets_that_are_none_are_refused_in_a_cut(channel, t):
+def test_invalid_offsets_are_refused_in_a_cut(channel, t):
     for wrong in ({"lower": {"0": -7}}, {"upper": {"0": 1 << 63}}, {"upper": {"-1": 3}}):
         error = refused(
             lambda wrong=wrong: act(channel, "atomic-cut", topics=[{"topic": t, **wrong}])
@@ -397,7 +397,7 @@ def test_offsets_that_are_none_are_refused_in_a_cut(channel, t):
 # -- operators ------------------------------------------------------------------------------------
 
 
-def test_operators_list_transactions_see_the_open_ones_and_abort_them(channel, t):
+def test_operators_list_describe_and_abort_transactions(channel, t):
     owner = Owner(channel).begin()
     owner.put(t, 1, 3, partition=1)
     listed = act(channel, "list-transactions")["transactions"]

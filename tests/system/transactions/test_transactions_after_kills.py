@@ -1,6 +1,6 @@
-"""Transactions whose broker dies: what was open, decided or marked in part is the same afterwards.
+"""Open, decided and partly marked transactions survive the kill of their broker.
 
-By plain calls, with ``kill -9`` between calls and at fault points (``tests.faults``).
+The tests make plain calls, with ``kill -9`` between calls and at fault points (``tests.faults``).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ COMMITTED = "read_committed"
 
 
 def interrupted(call: Callable[[], Any]) -> None:
-    """Make a call whose broker dies, so that it gets no answer."""
+    """Make a call. Check that the broker dies before its answer."""
     with pytest.raises(ConnectionLost):
         call()
 
 
-def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
+def test_open_transaction_survives_a_kill(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", schema=NUMBERS)
     with broker.channel() as channel:
@@ -61,9 +61,7 @@ def test_an_open_transaction_outlives_its_broker(broker: BrokerProcess):
         ("abort", "finished"),
     ],
 )
-def test_a_transaction_whose_finisher_died_is_finished_by_the_next_broker(
-    tmp_path: Path, point: str, decision: str
-):
+def test_decided_transaction_is_finished_after_a_kill(tmp_path: Path, point: str, decision: str):
     with FaultyBroker(tmp_path / "log", point) as broker:
         with broker.connect() as log:
             log.create_topic("t", 3, schema=NUMBERS)
@@ -104,9 +102,7 @@ def test_a_transaction_whose_finisher_died_is_finished_by_the_next_broker(
 
 
 @pytest.mark.parametrize("point", ["joined", "appended"])
-def test_a_batch_whose_broker_died_around_it_is_there_once_after_a_retry(
-    tmp_path: Path, point: str
-):
+def test_batch_retried_after_a_kill_is_stored_once(tmp_path: Path, point: str):
     with FaultyBroker(tmp_path / "log", point) as broker:
         with broker.connect() as log:
             log.create_topic("t", schema=NUMBERS)
@@ -128,16 +124,16 @@ def test_a_batch_whose_broker_died_around_it_is_there_once_after_a_retry(
 
 @pytest.mark.parametrize("decision", ["commit", "abort"])
 @pytest.mark.parametrize("moved_on", [False, True])
-def test_a_marker_that_a_power_cut_took_is_written_again(
+def test_marker_lost_by_a_power_failure_is_written_again(
     broker: BrokerProcess, decision: str, moved_on: bool
 ):
-    """The record is forced to the disk, and the log is not: its end may be missing."""
+    """The transaction's record is fsynced, but its marker in the log is not, and may be lost."""
     with broker.connect() as log:
         log.create_topic("t", 2, schema=NUMBERS)
     with broker.channel() as channel:
         owner = Owner(channel).begin()
         owner.put("t", 1, 2)
-        for _ in range(2):  # asked again, it is on record as finished
+        for _ in range(2):  # the second call records it as finished
             owner.commit() if decision == "commit" else owner.abort()
         if moved_on:
             owner.begin().put("t", 9, 1, partition=1)
@@ -157,7 +153,7 @@ def test_a_marker_that_a_power_cut_took_is_written_again(
         assert seen(channel, "t", COMMITTED)[-1] == 3
 
 
-def test_a_partition_that_cannot_be_marked_is_complained_of_once(broker: BrokerProcess):
+def test_damaged_partition_of_a_transaction_is_logged_once(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", 2, schema=NUMBERS)
     with broker.channel() as channel:
@@ -172,7 +168,7 @@ def test_a_partition_that_cannot_be_marked_is_complained_of_once(broker: BrokerP
         owner.channel = channel
         eventually(lambda: bounds(channel, "t", 1) == (1, 1, 1))
         other = Owner(channel, timeout_ms=1_000).begin()
-        eventually(lambda: other.described()["state"] == "aborted")  # so it has looked again
+        eventually(lambda: other.described()["state"] == "aborted")  # after a further scan
         assert owner.described()["state"] == "aborting"
     lines = [line for line in broker.log_text().splitlines() if repr(owner.name) in line]
     assert len([line for line in lines if "DAMAGED_SEGMENT" in line]) == 1

@@ -1,4 +1,4 @@
-"""Two brokers on one store: each has what it leads, and any of them is asked for anything."""
+"""Two brokers on one store: each has the logs that it leads, and serves all control calls."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerPro
         yield found
 
 
-class Twice:
-    """One transaction over both topics: begun at one broker, written at the leaders."""
+class SpanningTransaction:
+    """One transaction over both topics, begun at one broker and written at the leaders."""
 
     def __init__(self, begun_at: Any, a: Any, b: Any) -> None:
         self.owner = Owner(begun_at).begin()
@@ -46,7 +46,7 @@ class Twice:
 
 
 def put_alone(channel: Channel, topic: str, value: int) -> None:
-    """A record outside any transaction; raises what it is refused with."""
+    """Append a record outside any transaction. Raise the error of a refusal."""
     stream = Appender(channel, topic)
     ack = stream.put(value, 1, act(channel, "new-producer")["producer_id"], 0)
     stream.close()
@@ -56,11 +56,11 @@ def put_alone(channel: Channel, topic: str, value: int) -> None:
 
 @pytest.mark.parametrize("begun_at", [0, 1])
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_commit_asked_of_either_broker_has_markers_in_both(brokers, begun_at, asked):
+def test_commit_by_either_broker_writes_markers_at_both(brokers, begun_at, asked):
     a, b = (each.channel() for each in brokers)
     flights = (a, b)
     before = [bounds(each, topic)[2] for each, topic in ((a, "a"), (b, "b"))]
-    both = Twice(flights[begun_at], a, b)
+    both = SpanningTransaction(flights[begun_at], a, b)
     value = 100 + 10 * begun_at + asked
     both.put("a", value)
     both.put("b", value)
@@ -76,9 +76,9 @@ def test_a_commit_asked_of_either_broker_has_markers_in_both(brokers, begun_at, 
     again.abort()
 
 
-def test_a_cut_over_both_brokers_takes_no_transaction_apart(brokers):
+def test_cut_over_both_brokers_splits_no_transaction(brokers):
     a, b = (each.channel() for each in brokers)
-    both = Twice(a, a, b)
+    both = SpanningTransaction(a, a, b)
     both.put("a", 1)
     both.put("b", 1)
     topics = [{"topic": "a"}, {"topic": "b"}]
@@ -95,8 +95,8 @@ def test_a_cut_over_both_brokers_takes_no_transaction_apart(brokers):
         assert lowered["b"]["0"] == ends["b"] - 1
 
 
-def test_records_of_a_partition_are_taken_and_given_by_its_leader_only(brokers):
-    """Another broker says who that is, and where."""
+def test_partition_is_written_and_read_only_at_its_leader(brokers):
+    """The error of another broker contains the leader, its address and its epoch."""
     first, second = brokers
     with first.channel() as a:
         with pytest.raises(NotLeader) as caught:
@@ -108,7 +108,7 @@ def test_records_of_a_partition_are_taken_and_given_by_its_leader_only(brokers):
             assert (error.details["leader"], error.details["epoch"]) == ("b", 0)
 
 
-def test_any_broker_makes_describes_alters_and_deletes_any_topic(brokers):
+def test_any_broker_creates_describes_alters_and_deletes_any_topic(brokers):
     first, second = brokers
     with first.channel() as a, second.channel() as b:
         make_topic(a, "far", [["b"]])
@@ -129,7 +129,7 @@ def test_any_broker_makes_describes_alters_and_deletes_any_topic(brokers):
     eventually(lambda: not (second.directory / "topics" / "far").exists())
 
 
-def test_no_broker_makes_files_of_anothers_topics(brokers):
+def test_brokers_create_files_only_for_their_topics(brokers):
     first, second = brokers
     for broker, topic in ((first, "a"), (second, "b")):
         with broker.channel() as channel:
@@ -138,7 +138,7 @@ def test_no_broker_makes_files_of_anothers_topics(brokers):
     assert sorted(each.name for each in (second.directory / "topics").iterdir()) == ["b"]
 
 
-def test_a_name_is_given_once_though_both_are_asked(brokers):
+def test_topic_name_is_unique_over_both_brokers(brokers):
     a, b = (each.channel() for each in brokers)
     make_topic(a, "once", [["a"]])
     made_anew = refused(lambda: make_topic(b, "once", [["b"]]))
@@ -152,11 +152,11 @@ def test_a_name_is_given_once_though_both_are_asked(brokers):
 
 
 @pytest.mark.rule(
-    "who reaches a partition that another broker leads",
+    "how a call reaches a partition that another broker leads",
     "broker/scripting/driver.py",
     "broker/scripting/peers.py",
 )
-def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
+def test_dropped_branch_is_aborted_at_both_brokers(brokers):
     a, b = (each.channel() for each in brokers)
     name = "sink-of-both"
     who = {"transactional_id": name, "query": "q", "instance": "run", "batch": 0}
@@ -173,11 +173,11 @@ def test_a_dropped_branch_is_aborted_in_the_partitions_of_both(brokers):
     act(b, "kill-transaction", transactional_id=name)
 
 
-# -- brokers that die, and come back --------------------------------------------------------------
+# -- killed and restarted brokers -----------------------------------------------------------------
 
 
-def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
-    """Else a broker would make empty logs of the other's topics, and serve them."""
+def test_restarted_brokers_open_only_their_topics(tmp_path: Path):
+    """Otherwise a broker would create and serve empty logs of the other's topics."""
     with brokers_on(tmp_path, a="a", b="b") as (first, second):
         for broker, topic in ((first, "a"), (second, "b")):
             with broker.channel() as channel:
@@ -191,14 +191,14 @@ def test_brokers_that_start_again_open_their_own_topics_only(tmp_path: Path):
             assert isinstance(refused(lambda: fetched(a, "b")), NotLeader)
 
 
-def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Path):
-    """It is decided and marked nowhere: then it would be seen in part."""
+def test_commit_fails_and_abort_finishes_after_the_restart_of_a_leader(tmp_path: Path):
+    """A commit decided without that leader could become visible in part."""
     with brokers_on(tmp_path, a="a", b="b") as (first, second):
         a, b = first.channel(), second.channel()
-        both = Twice(a, a, b)
+        both = SpanningTransaction(a, a, b)
         both.put("a", 1)
         both.put("b", 1)
-        # The commit forces its partitions before it decides; an abort has nothing to force.
+        # A commit fsyncs all partitions before its decision. An abort needs no fsync.
         second.kill()
         refusal = refused(both.owner.commit)
         assert isinstance(refusal, LeaderUnavailable), refusal
@@ -214,11 +214,11 @@ def test_a_commit_whose_leader_is_gone_is_finished_once_it_is_back(tmp_path: Pat
             assert seen(b, "b", COMMITTED) == []
 
 
-def test_a_broker_that_dies_after_the_decision_leaves_it_to_the_other(tmp_path: Path):
-    """B marks nothing before A's partition is sealed; then it finishes the transaction."""
+def test_transaction_decided_by_a_killed_broker_is_finished_by_the_other(tmp_path: Path):
+    """B writes no marker before the partition of A is sealed. Then it finishes the transaction."""
     with brokers_on(tmp_path, point="decided", a="a", b="b") as (first, second):
         a, b = first.channel(), second.channel()
-        both = Twice(b, a, b)  # begun at B, so B looks after it
+        both = SpanningTransaction(b, a, b)  # so B is its coordinator
         both.put("a", 1)
         both.put("b", 1)
         first.arm()
