@@ -121,7 +121,7 @@ TestJoins.settings = settings(max_examples=examples(150), stateful_step_count=40
 
 
 @pytest.mark.rule(
-    "nothing joins a transaction after its decision",
+    "no batch joins a transaction after its decision",
     "consistency/transactions/events.py",
     "consistency/partition/open_transactions.py",
 )

@@ -31,7 +31,7 @@ def refused(address: str, method: str, body: bytes = b"") -> IsologError:
 
 
 @pytest.mark.rule(
-    "whether a caller, or what answers, is a broker of this cluster", "broker/node/identity.py"
+    "the proof that a caller or a server is a broker of this cluster", "broker/node/identity.py"
 )
 @pytest.mark.parametrize("kind", REMOTE_STEPS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("proof", ["", FORGED])

@@ -168,9 +168,8 @@ def test_certificates_rotate_under_open_connections(files: Files, tmp_path: Path
     ):
         log.create_topic("t")
         before = serial_of(broker.address, files.ca)
-        shutil.copy(
-            str(files.issue("other", *HERE).key), str(pair.key)
-        )  # the key of another certificate
+        other_key = files.issue("other", *HERE).key
+        shutil.copy(str(other_key), str(pair.key))
         eventually(lambda: "TLS files cannot be used" in broker.log_text())
         assert serial_of(broker.address, files.ca) == before
         files.issue("rotating", *HERE)

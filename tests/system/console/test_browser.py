@@ -360,9 +360,7 @@ def test_page_shows_a_lost_connection_and_reconnects(browser, tmp_path, scenario
         with started_console(tmp_path, "--bootstrap", scenario.cluster.bootstrap) as address:
             page.goto(f"{address}/transactions")
             settle(page)
-            assert (
-                page.get_by_role("button", name="Abort").count() == 0
-            )  # this console is read-only
+            assert page.get_by_role("button", name="Abort").count() == 0  # read-only
             playwright.expect(page.locator(".connection")).to_have_text("live")
         playwright.expect(page.locator(".connection")).to_have_text("connection lost")
     eventually(lambda: not scenario.failures)

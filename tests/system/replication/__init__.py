@@ -1,1 +1,1 @@
-"""Real brokers that replicate: what holds while they are killed, stopped, paused and cut off."""
+"""Replication of broker processes that are killed, stopped, paused and partitioned."""

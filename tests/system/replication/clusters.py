@@ -1,4 +1,4 @@
-"""What the tests of replication ask of a cluster: that it is whole, its copies equal."""
+"""Helpers of replication tests: repair a cluster, append, read, and compare the copies."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from spark_stream.storage.log.segment_files import base_of, whole_rows
 from spark_stream.wire.topic_messages import PartitionDescription
 from tests.support import eventually, numbers
 
-# Others take over from a broker that stands still after this time: the default would make most
-# tests twice as long.
+# The lease of a paused broker expires after this time. With the default most tests would take twice
+# as long.
 CONF: dict[str, Any] = {"lease_seconds": 1.5}
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed")
 WAIT_S = 30.0
 
 
 def restored(cluster: LocalCluster) -> None:
-    """Every broker lives and reaches the others."""
+    """Start or resume each broker, and heal all partitions of the network."""
     cluster.heal()
     for number, broker in cluster.brokers.items():
         if broker.alive:
@@ -37,7 +37,7 @@ def restored(cluster: LocalCluster) -> None:
 
 
 def patiently(call: Callable[[], Any]) -> Any:
-    """What the call returns once it fails no more with what may pass."""
+    """Repeat the call while its error is retriable. Return its result."""
     found: list[Any] = []
 
     def tried() -> bool:
@@ -54,12 +54,12 @@ def patiently(call: Callable[[], Any]) -> Any:
 
 
 def partition(log: isolog.Log, topic: str, number: int = 0) -> PartitionDescription:
-    """The partition as it is now."""
+    """Return the current description of the partition."""
     return patiently(lambda: log.describe(topic)).partitions[number]
 
 
 def in_sync(log: isolog.Log, topic: str, count: int = 3) -> None:
-    """Waits until every partition has so many replicas in sync, and all of them have all of it."""
+    """Wait until each partition has ``count`` in-sync replicas with all of its records."""
 
     def whole() -> bool:
         found = patiently(lambda: log.describe(topic)).partitions
@@ -75,19 +75,19 @@ def in_sync(log: isolog.Log, topic: str, count: int = 3) -> None:
 
 
 def written(log: isolog.Log, topic: str, first: int, count: int, number: int = 0) -> None:
-    """Appends so many numbers as one batch, and waits until the high watermark has passed them."""
+    """Append ``count`` numbers as one batch, and wait until they are below the high watermark."""
     with log.producer(isolation="read_committed") as producer:
         producer.append(topic, numbers(first, count), number).result(WAIT_S)
 
 
 def read(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
-    """The numbers that a reader of the level sees, partition by partition."""
+    """Return the numbers visible at the isolation level, partition by partition."""
     table = patiently(lambda: log.read(topic, isolation=isolation))
     return [int(each) for each in table.column("n").to_pylist()]
 
 
 def seen(log: isolog.Log, topic: str) -> Mapping[str, int]:
-    """How many numbers readers of the three levels see."""
+    """Return the count of visible numbers at each of three isolation levels."""
     return {level: len(read(log, topic, level)) for level in LEVELS}
 
 
@@ -95,7 +95,7 @@ def seen(log: isolog.Log, topic: str) -> Mapping[str, int]:
 
 
 def folders(cluster: LocalCluster, topic: str, number: int = 0) -> dict[int, Path]:
-    """The folders of the partition that there are, by the number of their broker."""
+    """Return the existing folders of the partition, by the number of their broker."""
     found = {}
     for broker in cluster.brokers.values():
         for path in (broker.directory / "topics" / topic).glob(f"*/{number}"):
@@ -104,14 +104,14 @@ def folders(cluster: LocalCluster, topic: str, number: int = 0) -> dict[int, Pat
 
 
 def entries(folder: Path) -> np.ndarray:
-    """The whole entries of a partition's folder, of all its segments."""
+    """Return the complete entries of all segments in a partition's folder."""
     files = sorted(folder.glob("*.entries"), key=lambda path: base_of(path.name))
     tables = [whole_rows(pa.py_buffer(path.read_bytes())) for path in files]
     return np.concatenate([np.empty(0, ENTRY), *tables])
 
 
 def fingerprint(folder: Path) -> tuple[int, str]:
-    """The first entry's index, and the digest of all; both checksums of every entry are checked."""
+    """Check both checksums of each entry. Return the first entry's index and the digest of all."""
     for path in folder.glob("*.entries"):
         rows = whole_rows(pa.py_buffer(path.read_bytes()))
         data = pa.py_buffer(path.with_suffix(".arrow").read_bytes())
@@ -122,7 +122,7 @@ def fingerprint(folder: Path) -> tuple[int, str]:
 
 
 def copies_are_equal(cluster: LocalCluster, topic: str, number: int = 0, count: int = 3) -> None:
-    """Waits until there are so many copies with the same entries, checked against their bytes."""
+    """Wait until ``count`` copies have the same entries, and check these against their bytes."""
 
     def equal() -> bool:
         found = folders(cluster, topic, number)

@@ -1,4 +1,4 @@
-"""Clusters of three brokers: one that tests of a file share, and is whole before each of them."""
+"""A cluster of three brokers, shared by the tests of a file and repaired before each test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _topics = itertools.count()
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalCluster]:
-    """Three brokers; tests get it by ``cluster``."""
+    """Three brokers. Tests get them by ``cluster``."""
     with LocalCluster(3, conf=CONF) as found:
         yield found
 
 
 @pytest.fixture
 def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
-    """Three brokers that live and reach one another, for a test to do anything to."""
+    """Three running and connected brokers. A test may kill or partition them."""
     restored(shared)
     yield shared
     restored(shared)
@@ -31,12 +31,12 @@ def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def log(cluster: LocalCluster) -> Iterator[isolog.Log]:
-    """Our client of the cluster."""
+    """A client of the cluster."""
     with cluster.connect() as found:
         yield found
 
 
 @pytest.fixture
 def topic() -> str:
-    """A name that no other test of the process uses."""
+    """A topic name unique in the process."""
     return f"topic-{next(_topics)}"

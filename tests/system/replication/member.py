@@ -1,4 +1,4 @@
-"""A process that is a member of a group, and writes down the values that it has processed.
+"""A process that is a member of a group, and writes its processed values to a file.
 
 python -m tests.system.replication.member ADDRESS TOPIC GROUP SESSION_S FILE
 """
@@ -12,7 +12,7 @@ import isolog
 
 
 def read(address: str, topic: str, group: str, session_s: str, file: str) -> None:
-    """Reads until it is killed, or told by its standard input to end."""
+    """Read until the process is killed, or until a record with the value ``end``."""
     with (
         Path(file).open("a") as out,
         isolog.connect(address) as log,

@@ -1,4 +1,4 @@
-"""What an operator does to replicas and brokers, and what is refused with nothing changed."""
+"""Administration of replicas and brokers. A refused call changes no state."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ pytestmark = pytest.mark.chaos
 
 
 def made(log, topic: str, *assignment: list[int]) -> None:
-    """A topic whose partitions are at these brokers, with ten numbers in each."""
+    """Create a topic with the given assignment, and append ten numbers to each partition."""
     log.create_topic(topic, schema=NUMBERS, assignment=[[str(b) for b in a] for a in assignment])
     for number in range(len(assignment)):
         written(log, topic, 0, 10, number)
     in_sync(log, topic, len(assignment[0]))
 
 
-def test_after_brokers_have_started_again_leaders_are_spread_without_a_command(topic):
+def test_leaders_are_balanced_after_restarts_without_a_command(topic):
     conf = CONF | {"leader_balance_seconds": 0.5}
     with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
         made(log, topic, [1, 2], [2, 1])
@@ -68,7 +68,7 @@ def leader_of(log, topic: str, number: int) -> str | None:
 # -- moves -----------------------------------------------------------------------------------------
 
 
-def test_replicas_move_to_other_brokers_and_leave_nothing_behind(cluster, log, topic):
+def test_moved_replicas_are_removed_from_their_old_brokers(cluster, log, topic):
     made(log, topic, [1, 2])
     log.move_replicas(topic, {0: ["3", "2"]})
     eventually(lambda: partition(log, topic).replicas == ("3", "2"))
@@ -80,8 +80,8 @@ def test_replicas_move_to_other_brokers_and_leave_nothing_behind(cluster, log, t
     assert read(log, topic) == list(range(15))
 
 
-def test_who_writes_and_reads_a_partition_that_moves_notices_nothing(cluster, log, topic):
-    """Its replica closes at the old broker: that is no end of the topic."""
+def test_producers_and_consumers_continue_while_a_partition_moves(cluster, log, topic):
+    """A replica that closes at its old broker must not count as a deleted topic."""
     made(log, topic, [1])
     with (
         cluster.connect(timeout=60) as other,
@@ -122,7 +122,7 @@ def test_who_writes_and_reads_a_partition_that_moves_notices_nothing(cluster, lo
     assert len(received) - len(plain) == 6
 
 
-def test_a_move_goes_on_though_its_leader_and_its_target_die_on_the_way(cluster, log, topic):
+def test_move_completes_after_kills_of_its_leader_and_target(cluster, log, topic):
     made(log, topic, [1, 2])
     cluster.kill(3)
     log.move_replicas(topic, {0: ["3", "2"]})
@@ -136,7 +136,7 @@ def test_a_move_goes_on_though_its_leader_and_its_target_die_on_the_way(cluster,
     assert read(log, topic) == list(range(15))
 
 
-def test_a_move_is_cancelled(cluster, log, topic):
+def test_move_is_cancelled(cluster, log, topic):
     made(log, topic, [1, 2])
     cluster.kill(3)
     log.move_replicas(topic, {0: ["3"]})
@@ -147,7 +147,7 @@ def test_a_move_is_cancelled(cluster, log, topic):
     assert read(log, topic) == list(range(10))
 
 
-def test_the_preferred_leader_leads_again_when_it_is_asked_to(cluster, log, topic):
+def test_preferred_leaders_are_elected_by_a_command(cluster, log, topic):
     made(log, topic, [1, 2, 3], [2, 3, 1])
     cluster.kill(1)
     eventually(lambda: partition(log, topic).leader not in (None, "1"))
@@ -159,11 +159,11 @@ def test_the_preferred_leader_leads_again_when_it_is_asked_to(cluster, log, topi
     assert read(log, topic) == [*range(15), *range(10)]
 
 
-# -- brokers that leave ----------------------------------------------------------------------------
+# -- decommissions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_broker_that_is_decommissioned_gives_its_replicas_away_dead_or_alive(topic, dead):
+def test_decommissioned_broker_loses_its_replicas_also_if_dead(topic, dead):
     with LocalCluster(4, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         made(log, topic, [1, 2, 3], [2, 1, 3])
         if dead:
@@ -178,8 +178,8 @@ def test_a_broker_that_is_decommissioned_gives_its_replicas_away_dead_or_alive(t
         assert read(log, topic) == [*range(15), *range(15)]
 
 
-def test_nothing_is_given_to_a_broker_that_leaves(topic):
-    """It would be moved away again, whatever the operator asked for."""
+def test_leaving_broker_gets_no_new_replicas(topic):
+    """A new replica would be moved away again, against the command of the operator."""
     with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         made(log, topic, [1])
         made(log, f"{topic}-stays", [1, 2])
@@ -189,13 +189,14 @@ def test_nothing_is_given_to_a_broker_that_leaves(topic):
         with pytest.raises(InvalidAssignment, match="'2' is leaving"):
             log.create_topic(f"{topic}-new", schema=NUMBERS, assignment=[["2"]])
         assert partition(log, topic).replicas == ("1",)
-        log.move_replicas(f"{topic}-stays", {0: ["2", "1"]})  # it has that one: only the order
+        # This move only changes the order of existing replicas.
+        log.move_replicas(f"{topic}-stays", {0: ["2", "1"]})
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refused calls ---------------------------------------------------------------------------------
 
 
-def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, topic):
+def test_invalid_assignments_are_refused_and_create_no_topic(cluster, log, topic):
     with pytest.raises(InvalidAssignment, match="4"):
         log.create_topic(topic, 1, 4, schema=NUMBERS)
     for assignment, named in (
@@ -215,8 +216,8 @@ def test_assignments_that_cannot_be_are_refused_and_make_nothing(cluster, log, t
     assert folders(cluster, topic) == {}
 
 
-def test_replicas_of_a_new_topic_at_a_dead_broker_are_refused_at_once(cluster, log, topic):
-    """Each broker that gets one makes its folder first: so that a lost one is told from a new."""
+def test_new_replicas_at_a_dead_broker_are_refused_immediately(cluster, log, topic):
+    """Each broker creates its folder first, so that a lost folder differs from a new one."""
     made(log, topic, [1, 2])
     cluster.kill(3)
     for wish in ({"assignment": [["1", "3"]]}, {"partitions": 1, "replication_factor": 3}):
@@ -230,7 +231,7 @@ def test_replicas_of_a_new_topic_at_a_dead_broker_are_refused_at_once(cluster, l
     assert f"{topic}-new" not in log.topics()
 
 
-def test_moves_and_ends_that_cannot_be_are_refused_and_change_nothing(cluster, log, topic):
+def test_invalid_moves_and_decommissions_are_refused_without_a_change(cluster, log, topic):
     made(log, topic, [1, 2])
     before = partition(log, topic)
     for wrong in ({0: ["9"]}, {0: ["1", "1"]}, {0: []}, {7: ["1"]}):
@@ -243,7 +244,7 @@ def test_moves_and_ends_that_cannot_be_are_refused_and_change_nothing(cluster, l
     assert (after.replicas, after.isr, after.leader) == (before.replicas, before.isr, before.leader)
 
 
-def test_a_read_in_an_old_epoch_is_fenced_and_in_a_future_one_refused(cluster, log, topic):
+def test_fetch_in_an_old_or_future_leader_epoch_is_refused(cluster, log, topic):
     made(log, topic, [1, 2, 3])
     cluster.kill(1)
     eventually(lambda: partition(log, topic).leader not in (None, "1"))
@@ -259,7 +260,7 @@ def test_a_read_in_an_old_epoch_is_fenced_and_in_a_future_one_refused(cluster, l
     assert patiently(lambda: read(log, topic)) == list(range(10))
 
 
-def test_a_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path):
+def test_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path):
     made(log, topic, [1, 2, 3])
     with LocalCluster(1, folder=tmp_path / "other") as other:
         theirs = other.broker(1).directory
@@ -280,7 +281,7 @@ def test_a_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path
     assert read(log, topic) == list(range(10))
 
 
-def test_a_second_broker_of_an_id_that_is_alive_is_refused(cluster, log, topic):
+def test_second_broker_with_the_id_of_a_running_one_is_refused(cluster, log, topic):
     made(log, topic, [1, 2, 3])
     first = cluster.broker(1)
     twin = type(first)(1, cluster.folder / "twin", first._conf)
@@ -295,9 +296,7 @@ def test_a_second_broker_of_an_id_that_is_alive_is_refused(cluster, log, topic):
     in_sync(log, topic)
 
 
-def test_a_topic_is_made_while_a_broker_is_dead_and_who_needs_it_is_told_its_name(
-    cluster, log, topic
-):
+def test_topics_are_created_without_a_dead_broker_unless_they_need_it(cluster, log, topic):
     cluster.kill(3)
     log.create_topic(topic, 4, 2, schema=NUMBERS)
     in_sync(log, topic, 2)

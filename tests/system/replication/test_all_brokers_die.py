@@ -1,4 +1,4 @@
-"""All brokers are killed, and one comes back: what was committed is readable."""
+"""All brokers are killed and one restarts: committed records are readable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from isolog.testing import LocalCluster
 from spark_stream.storage.log.high_watermarks import NAME
 from tests.support import NUMBERS, eventually, numbers
 
-pytestmark = pytest.mark.slow  # it starts three brokers
+pytestmark = pytest.mark.slow  # starts three brokers
 
 
 @pytest.mark.parametrize("isolation", ["read_replicated", "read_committed"])
-def test_committed_records_are_readable_though_too_few_replicas_are_back(tmp_path, isolation):
+def test_committed_records_are_readable_below_min_insync_replicas(tmp_path, isolation):
     with LocalCluster(3, folder=tmp_path) as cluster:
         with cluster.connect() as log:
             config = {"min.insync.replicas": "2"}
@@ -24,14 +24,14 @@ def test_committed_records_are_readable_though_too_few_replicas_are_back(tmp_pat
             key = f"{log.describe('t').id}/0"
         marks = [path for path in tmp_path.rglob("*") if path.name == "isolog.json"]
 
-        def remembered() -> bool:
+        def are_marks_stored() -> bool:
             files = [each.with_name(NAME) for each in marks]
             texts = [each.read_text().splitlines()[1] for each in files if each.exists()]
             return [json.loads(each).get(key, [0])[0] for each in texts] == [1, 1, 1]
 
-        eventually(remembered)
+        eventually(are_marks_stored)
         for number in (1, 2, 3):
-            cluster.pause(number)  # else those that are left take the dead ones out of the ISR
+            cluster.pause(number)  # so that no broker removes a dead one from the ISR
         for number in (1, 2, 3):
             cluster.kill(number)
         cluster.restart(2)

@@ -1,4 +1,4 @@
-"""A topic's schema is altered over three replicas: under load, before a failover, behind a back."""
+"""A schema altered over three replicas: under load, before a failover, with a follower down."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def numbers_of(log: isolog.Log, topic: str) -> list[int]:
 
 
 def versions(cluster: LocalCluster, topic: str) -> list[int]:
-    """Which schemas the batches of a replica have, in their order."""
+    """Return the schema versions of a replica's batches, in order."""
     rows = entries(next(iter(folders(cluster, topic).values())))
     return rows["schema"][rows["kind"] == Kind.DATA].tolist()
 
@@ -82,7 +82,7 @@ def test_replicas_are_equal_over_alterations_under_produce_and_consume(
         for n in range(150):
             if n in (50, 100):
                 other.alter_topic(topic, schema=SCHEMAS[n // 50])
-            # Now and then a batch in the newest schema, so that this producer hears of it.
+            # Every seventh batch has the newest schema, so that this producer fetches it.
             sent = producer.append(topic, records(n // 50 if n % 7 == 0 else 0, 10 * n))
             if n == 0:
                 sent.result(WAIT_S)
@@ -93,11 +93,11 @@ def test_replicas_are_equal_over_alterations_under_produce_and_consume(
     in_sync(log, topic)
     copies_are_equal(cluster, topic)
     assert numbers_of(log, topic) == list(range(whole))
-    found = versions(cluster, topic)  # what waited at an alteration has the later schema
+    found = versions(cluster, topic)  # batches queued at an alteration have the later schema
     assert (found[0], found[-1]) == (0, 2)
 
 
-def test_who_leads_right_after_an_alteration_takes_both_schemas(
+def test_new_leader_after_an_alteration_accepts_both_schemas(
     cluster: LocalCluster, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, replication_factor=3, schema=SCHEMAS[0])
@@ -121,7 +121,7 @@ def test_who_leads_right_after_an_alteration_takes_both_schemas(
     assert found.column("name").null_count == 30
 
 
-def test_a_follower_that_was_down_meanwhile_has_the_same_entries_in_the_end(
+def test_follower_down_during_alterations_gets_the_same_entries(
     cluster: LocalCluster, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, replication_factor=3, schema=SCHEMAS[0])

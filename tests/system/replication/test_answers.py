@@ -1,4 +1,4 @@
-"""What a client hears of its batches while some of them wait for followers."""
+"""Answers to appends while earlier batches wait for followers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = pa.schema([pa.field("text", pa.string())])
 
 @contextmanager
 def nothing_replicated(cluster: LocalCluster, leader: int) -> Iterator[None]:
-    """Meanwhile the leader's followers stand still."""
+    """Pause the leader's followers in the block."""
     followers = sorted({1, 2, 3} - {leader})
     for each in followers:
         cluster.pause(each)
@@ -29,8 +29,8 @@ def nothing_replicated(cluster: LocalCluster, leader: int) -> Iterator[None]:
         cluster.resume(each)
 
 
-def test_a_refused_batch_does_not_overtake_one_that_waits_for_followers(cluster, log, topic):
-    """A client takes the answers of a partition in the order in which it has sent its batches."""
+def test_refusal_does_not_overtake_a_batch_that_waits_for_followers(cluster, log, topic):
+    """A client expects the answers of a partition in the order of its batches."""
     log.create_topic(topic, 2, 3, schema=NUMBERS)
     written(log, topic, 0, 1)
     in_sync(log, topic)
@@ -42,15 +42,14 @@ def test_a_refused_batch_does_not_overtake_one_that_waits_for_followers(cluster,
             stream.send(0, leader_epoch=99)
             stream.send(77)
             refused = stream.ack()
-            assert refused["error"]["code"] == "UNKNOWN_PARTITION"  # the others are judged by now
+            # By then the leader has validated the other two.
+            assert refused["error"]["code"] == "UNKNOWN_PARTITION"
         first, second = stream.ack(), stream.ack()
     assert (first["number"], first["offset"]) == (0, 1)
     assert (second["number"], second["error"]["code"]) == (1, "UNKNOWN_LEADER_EPOCH")
 
 
-def test_a_producer_hears_of_a_bad_record_behind_a_batch_that_waits_for_followers(
-    cluster, log, topic
-):
+def test_bad_record_behind_a_waiting_batch_is_reported_to_the_producer(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=TEXT, config={"max.record.bytes": 1024})
     with log.producer(isolation="read_committed", timeout_ms=60_000) as producer:
         producer.append(topic, texts("small"), 0).result(WAIT_S)

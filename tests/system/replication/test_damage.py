@@ -1,4 +1,4 @@
-"""Bytes that change on the disk of a broker: they are found, and healed from another copy."""
+"""Changed bytes on a broker's disk are detected, and repaired from another copy."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ ALL = list(range(BATCHES * ROWS))
 
 
 def fill(log, topic: str, copies: int, config: dict[str, Any] = SMALL) -> None:
-    """A topic of several segments, all of whose copies are whole."""
+    """Create a topic with several segments, and wait until its copies are in sync."""
     log.create_topic(topic, 1, copies, schema=NUMBERS, config=config)
     with log.producer() as producer:
         for first in range(0, len(ALL), ROWS):
-            producer.append(topic, numbers(first, ROWS), 0).result()  # an entry of its own
+            producer.append(topic, numbers(first, ROWS), 0).result()  # a separate entry
     in_sync(log, topic, copies)
 
 
 def flip_first(folder: Path) -> Path:
-    """Changes one byte of a batch in the first segment; which file."""
+    """Change one byte of a batch in the first segment. Return its file."""
     file = min(folder.glob("*.arrow"))
     with file.open("r+b") as opened:
         opened.seek(file.stat().st_size // 2)
@@ -54,14 +54,14 @@ def flip_first(folder: Path) -> Path:
 
 
 def damaged_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
-    """The broker stops in order; a byte changes; it starts again."""
+    """Stop the broker in order, change a byte, and start it."""
     cluster.stop(number)
     flip_first(folders(cluster, topic)[number])
     cluster.restart(number)
 
 
 def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
-    """Waits until the broker has cut its log at what it found, and all copies are whole again."""
+    """Wait until the broker has cut its log at the damage, and all copies are equal again."""
     said = cluster.broker(number).log_text
     eventually(lambda: f"{topic}/0: truncated entries" in said(), WAIT_S)
     assert f"damaged entries in {topic}/0 from" in said()
@@ -71,7 +71,7 @@ def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
     assert read(log, topic) == ALL
 
 
-def test_a_follower_with_a_flipped_byte_leaves_the_isr_and_heals(cluster, log, topic):
+def test_follower_with_a_flipped_byte_leaves_the_isr_and_heals(cluster, log, topic):
     fill(log, topic, 3)
     leader = cluster.leader(topic)
     follower = next(each for each in cluster.brokers if each != leader)
@@ -80,17 +80,17 @@ def test_a_follower_with_a_flipped_byte_leaves_the_isr_and_heals(cluster, log, t
     assert partition(log, topic).leader == str(leader)
 
 
-def test_a_leader_that_finds_a_flipped_byte_steps_down_and_heals_as_a_follower(topic):
+def test_leader_with_a_flipped_byte_resigns_and_heals_as_a_follower(topic):
     conf = CONF | {"scrub_seconds": 0.5}
     with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
         fill(log, topic, 3)
         leader = cluster.leader(topic)
-        flip_first(folders(cluster, topic)[leader])  # of what it wrote itself, while it runs
+        flip_first(folders(cluster, topic)[leader])  # of a batch from the running broker
         healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
 
 
-def test_the_only_copy_stays_as_it_is_and_says_so(cluster, log, topic):
+def test_damaged_only_copy_is_kept_and_logged(cluster, log, topic):
     fill(log, topic, 1)
     leader = cluster.leader(topic)
     cluster.stop(leader)
@@ -110,7 +110,7 @@ def test_the_only_copy_stays_as_it_is_and_says_so(cluster, log, topic):
     assert later.column("n").to_pylist() == ALL[100:]
 
 
-def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_segments(topic):
+def test_damage_detected_by_a_read_is_healed_without_scrubbing(topic):
     conf = CONF | {"scrub_bytes_per_second": 0}
     with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
         fill(log, topic, 3)
@@ -119,7 +119,7 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
         in_sync(log, topic)
         patiently(log.elect_preferred_leaders)
         eventually(lambda: cluster.leader(topic) == leader)
-        assert read(log, topic) == ALL  # another leads before the reader is told anything
+        assert read(log, topic) == ALL  # the leader changes before the reader gets an answer
         healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
 
@@ -130,10 +130,10 @@ def test_damage_that_a_reader_meets_is_healed_too_where_nobody_looks_at_closed_s
     "broker/replication/leader_core.py",
 )
 @pytest.mark.parametrize("meets", ["a reader", "a refilled follower", "the slow look"])
-def test_a_leader_whose_active_segment_changed_leaves_and_heals_whoever_meets_it(topic, meets):
+def test_damage_in_the_active_segment_of_a_leader_is_healed(topic, meets):
     conf = CONF | ({"scrub_seconds": 0.5} if meets == "the slow look" else NO_SCRUB)
     with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
-        fill(log, topic, 3, {})  # in one segment, which goes on growing
+        fill(log, topic, 3, {})  # in one segment, which stays active
         assert read(log, topic) == ALL
         leader = cluster.leader(topic)
         follower = next(each for each in cluster.brokers if each != leader)
@@ -145,13 +145,13 @@ def test_a_leader_whose_active_segment_changed_leaves_and_heals_whoever_meets_it
         else:
             flip_first(folders(cluster, topic)[leader])
         if meets == "a reader":
-            assert read(log, topic) == ALL  # another leads before a wrong value could be given
+            assert read(log, topic) == ALL  # the leader changes before a wrong value is sent
         healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
 
 
 def flip_entry(folder: Path, index: int) -> None:
-    """Changes one byte of this entry's batch, in a log of one segment."""
+    """Change one byte of this entry's batch, in a log of one segment."""
     (file,) = folder.glob("*.arrow")
     row = entries(folder)[index]
     with file.open("r+b") as opened:
@@ -164,16 +164,17 @@ def flip_entry(folder: Path, index: int) -> None:
 @pytest.mark.rule(
     "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/damage.py"
 )
-def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
-    """Each broker cuts away sound copies of what another one turns out to have damaged."""
+def test_no_record_is_lost_if_each_copy_has_other_damage(topic):
+    """Each broker cuts sound copies of the records damaged at another one, and keeps them aside."""
     with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:
         fill(log, topic, 3, {})
         found = folders(cluster, topic)
-        for turn, broker in enumerate(partition(log, topic).replicas, 1):  # as they will lead
+        # The replicas will become leaders in this order.
+        for turn, broker in enumerate(partition(log, topic).replicas, 1):
             flip_entry(found[int(broker)], 10 * turn)
 
         def is_read() -> bool:
-            with suppress(DamagedSegment):  # so it fails while the last one is alone in sync
+            with suppress(DamagedSegment):  # while the last broker is the only one in sync
                 return patiently(lambda: read(log, topic)) == ALL
             return False
 
@@ -186,8 +187,8 @@ def test_nothing_is_lost_if_each_copy_is_damaged_in_another_record(topic):
         assert not any("are lost" in text for text in said)
 
 
-def test_a_mapped_reader_tells_a_follower_of_its_damage_and_gets_the_leaders_records(topic):
-    """The leader does not give its own files away here, so a follower's are mapped."""
+def test_mapped_reader_reports_damage_of_a_follower_and_reads_the_leader(topic):
+    """The files of the leader may not be mapped here, so those of a follower are."""
     with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:
         log.create_topic(topic, 1, 3, schema=NUMBERS)
         eventually(lambda: partition(log, topic).leader is not None, WAIT_S)
@@ -212,7 +213,7 @@ def test_a_mapped_reader_tells_a_follower_of_its_damage_and_gets_the_leaders_rec
         assert read(log, topic) == list(range(100_000))
 
 
-def test_a_broker_says_when_it_looked_and_what_is_damaged(cluster, log, topic):
+def test_broker_status_has_the_last_check_and_the_damage(cluster, log, topic):
     fill(log, topic, 1)
     leader = cluster.broker(cluster.leader(topic))
     damaged_while_down(cluster, topic, leader.number)

@@ -1,4 +1,4 @@
-"""Three brokers whose metadata is in etcd: what fails there costs time, and no record."""
+"""Brokers with their metadata in etcd: failures of etcd cause delays, but lose no record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _is_appended(producer: Producer, number: int) -> bool:
         return False
 
 
-def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: LocalEtcd, tmp_path: Path):
+def test_metadata_of_a_cluster_migrates_to_etcd_and_back(etcd: LocalEtcd, tmp_path: Path):
     url, file = etcd.url("moved"), tmp_path / "metadata" / "metadata.sqlite"
     with LocalCluster(3, folder=tmp_path, cuttable=False) as cluster:
         with cluster.connect() as log, log.producer(transactional_id="t") as producer:
@@ -66,7 +66,7 @@ def test_the_metadata_of_a_cluster_moves_into_etcd_and_back(etcd: LocalEtcd, tmp
                 assert table["n"].to_pylist() == list(range(100 * (count + 1)))
 
 
-def test_without_a_quorum_of_etcd_nothing_is_lost_and_the_cluster_goes_on_after_it(etcd: LocalEtcd):
+def test_lost_quorum_of_etcd_loses_no_record(etcd: LocalEtcd):
     conf = {"metadata": etcd.url("quorum")}
     with LocalCluster(3, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic("t", 1, schema=NUMBERS, replication_factor=3)
@@ -84,8 +84,8 @@ def test_without_a_quorum_of_etcd_nothing_is_lost_and_the_cluster_goes_on_after_
         assert log.read("t", isolation="read_replicated")["n"].to_pylist() == list(range(20))
 
 
-def test_while_etcd_is_away_appends_and_reads_go_on(etcd: LocalEtcd):
-    """For longer than a lease lasts; a client that comes meanwhile is served too."""
+def test_appends_and_reads_continue_during_an_outage_of_etcd(etcd: LocalEtcd):
+    """The outage exceeds the duration of a lease. New clients are served as before."""
     conf = {"metadata": etcd.url("failsafe")}
     with LocalCluster(3, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic("t", 3, schema=NUMBERS, replication_factor=3)
@@ -111,8 +111,8 @@ def test_while_etcd_is_away_appends_and_reads_go_on(etcd: LocalEtcd):
         assert [each.leader for each in log.describe("t").partitions] == led
 
 
-def test_a_leader_whose_follower_dies_while_etcd_is_away_stops_and_loses_nothing(etcd: LocalEtcd):
-    """The follower was in sync: with it gone nobody can say that no other leads."""
+def test_leader_stops_after_the_loss_of_a_follower_in_an_outage_of_etcd(etcd: LocalEtcd):
+    """The dead follower was in sync, so the leader cannot exclude another leader."""
     conf = {"metadata": etcd.url("follower")}
     with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic("t", 1, schema=NUMBERS, assignment=[["1", "2"]])
@@ -127,13 +127,13 @@ def test_a_leader_whose_follower_dies_while_etcd_is_away_stops_and_loses_nothing
                 time.sleep(0.05)
         for each in etcd.members:
             each.resume()
-        # They count as replicated once the follower is out of the ISR.
+        # The records are replicated as soon as the follower has left the ISR.
         eventually(lambda: len(log.read("t", isolation="read_replicated")) >= count)
         found = log.read("t", isolation="read_replicated")["n"].to_pylist()
         assert found[:count] == list(range(count))
 
 
-def test_clients_of_a_broker_that_alone_is_cut_off_from_etcd_find_the_new_leader(etcd: LocalEtcd):
+def test_clients_of_a_broker_partitioned_from_etcd_find_the_new_leader(etcd: LocalEtcd):
     leader = etcd.leader()
     alone = next(each for each in etcd.members if each is not leader)
     others = ",".join(each.endpoint for each in etcd.members if each is not alone)
@@ -158,7 +158,7 @@ def test_clients_of_a_broker_that_alone_is_cut_off_from_etcd_find_the_new_leader
         alone.resume()
 
 
-def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: LocalEtcd, tmp_path: Path):
+def test_second_broker_of_an_id_on_another_host_does_not_start(etcd: LocalEtcd, tmp_path: Path):
     url = etcd.url("ids")
     with LocalCluster(1, conf={"metadata": url}, cuttable=False) as cluster:
         other = run(
@@ -169,10 +169,8 @@ def test_two_brokers_of_one_id_on_two_hosts_do_not_run(etcd: LocalEtcd, tmp_path
         assert cluster.broker(1).alive
 
 
-def test_a_broker_that_was_paused_during_a_restore_ends_and_says_why(
-    etcd: LocalEtcd, tmp_path: Path
-):
-    """No other host can see that its process is only paused: so the restore takes its id away."""
+def test_broker_paused_during_a_restore_stops_with_its_reason(etcd: LocalEtcd, tmp_path: Path):
+    """Other hosts cannot detect that it is only paused, so the restore revokes its id."""
     url, backup = etcd.url("restored"), tmp_path / "metadata.backup"
     with LocalCluster(2, conf={"metadata": url}, cuttable=False) as cluster:
         with cluster.connect() as log:

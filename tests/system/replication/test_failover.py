@@ -1,4 +1,4 @@
-"""Producers, consumers, reads and transactions while the leader of their topic is replaced."""
+"""Producers, consumers, reads and transactions during the failover of a leader."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Pair = list[BrokerProcess]
 
 @pytest.fixture
 def pair(tmp_path) -> Iterator[Pair]:
-    """A leads ``t``, B leads ``b``; neither has a follower."""
+    """A leads ``t`` and B leads ``b``, without followers."""
     with brokers_on(tmp_path, t="a", b="b") as found:
         yield found
 
 
 @pytest.fixture
 def replicated(tmp_path) -> Iterator[Pair]:
-    """A leads ``t`` and B follows; B leads ``b``."""
+    """A leads ``t``, with B as its follower, and B leads ``b``."""
     with brokers_on(tmp_path, t="ab", b="b") as found:
         yield found
 
@@ -43,11 +43,11 @@ def numbers_of(log: isolog.Log, topic: str, partition: int = 0, **options) -> li
     return chosen.column("n").to_pylist()
 
 
-# -- who is asked ----------------------------------------------------------------------------------
+# -- routing of calls ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_a_client_of_either_broker_uses_topics_of_both(pair, asked):
+def test_client_of_either_broker_uses_topics_of_both(pair, asked):
     with pair[asked].connect() as log:
         with log.producer() as producer:
             for topic in ("t", "b"):
@@ -67,7 +67,7 @@ def test_a_client_of_either_broker_uses_topics_of_both(pair, asked):
         assert log.topics() == ["b"]
 
 
-def test_a_transaction_over_topics_of_both_brokers(pair):
+def test_transaction_over_topics_of_both_brokers(pair):
     for number, asked in enumerate(pair):
         with asked.connect() as log:
             producer = log.producer(transactional_id=f"p{number}")
@@ -87,8 +87,8 @@ def test_a_transaction_over_topics_of_both_brokers(pair):
             assert both["t"].num_rows == both["b"].num_rows == 3 * (number + 1)
 
 
-def test_control_calls_go_on_at_another_broker_that_nobody_named(pair):
-    """The client was told one address; the cluster has told it the other."""
+def test_control_calls_fail_over_to_a_discovered_broker(pair):
+    """The bootstrap has one address. The client got the other from the cluster."""
     first, second = pair
     with first.connect(timeout=20) as log:
         assert log.topics() == ["b", "t"]
@@ -100,8 +100,8 @@ def test_control_calls_go_on_at_another_broker_that_nobody_named(pair):
         assert numbers_of(log, "b") == [0, 1, 2]
 
 
-def test_control_calls_leave_a_broker_that_is_stopped(pair):
-    """However long the whole call may take."""
+def test_control_calls_fail_over_from_a_stopped_broker(pair):
+    """They do so before the timeout of the call, which is 60 s here."""
     first, second = pair
     with first.connect(timeout=60) as log:
         assert log.topics() == ["b", "t"]
@@ -110,14 +110,14 @@ def test_control_calls_leave_a_broker_that_is_stopped(pair):
             begun = time.monotonic()
             assert log.status().pid == second.pid
             assert time.monotonic() - begun < 30
-            for _ in range(10):  # the one that does not answer is asked no more: it costs nothing
+            for _ in range(10):  # without further calls to the stopped broker
                 assert log.topics() == ["b", "t"]
             assert time.monotonic() - begun < 30
         finally:
             first.resume()
 
 
-def test_a_lost_leader_is_an_error_in_time_whoever_else_lives(pair):
+def test_lost_leader_raises_by_the_timeout(pair):
     first, second = pair
     with second.connect(timeout=1.0) as log:
         with log.producer() as producer:
@@ -133,10 +133,10 @@ def test_a_lost_leader_is_an_error_in_time_whoever_else_lives(pair):
         assert time.monotonic() - begun < 30
 
 
-# -- a leader that is replaced ---------------------------------------------------------------------
+# -- failovers -------------------------------------------------------------------------------------
 
 
-def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(replicated):
+def test_producer_survives_a_failover_without_gap_or_duplicate(replicated):
     first, second = replicated
     with second.connect(timeout=30) as log:
         producer = log.producer(isolation="read_committed")
@@ -165,7 +165,7 @@ def test_a_producer_follows_a_failover_without_a_gap_or_a_repeat(replicated):
         assert numbers_of(log, "t") == list(range(3 * sent))
 
 
-def test_a_consumer_follows_a_failover_without_a_gap_or_a_repeat(replicated):
+def test_consumer_survives_a_failover_without_gap_or_duplicate(replicated):
     first, second = replicated
     with second.connect(timeout=30) as log, log.consumer("t") as consumer:
         with log.producer(isolation="read_committed") as producer:
@@ -184,7 +184,7 @@ def test_a_consumer_follows_a_failover_without_a_gap_or_a_repeat(replicated):
         assert consumer.position()["t", 0] == 100
 
 
-def test_an_open_transaction_survives_the_failover_of_a_leader(replicated):
+def test_open_transaction_survives_the_failover_of_a_leader(replicated):
     first, second = replicated
     with second.connect(timeout=30) as log:
         producer = log.producer(transactional_id="p")
@@ -200,12 +200,12 @@ def test_an_open_transaction_survives_the_failover_of_a_leader(replicated):
             assert numbers_of(log, topic, isolation="read_committed") == list(range(count))
 
 
-# -- one lost leader, and the others ---------------------------------------------------------------
+# -- lost leaders ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 1_000_000])
-def test_a_lost_leader_holds_up_no_topic_of_another(pair, rows):
-    """With 8 MB a batch the write itself is stuck: on a thread that is not the caller's."""
+def test_lost_leader_does_not_block_topics_of_another(pair, rows):
+    """With batches of 8 MB the write itself blocks, but not in the thread of the caller."""
     first, second = pair
     with second.connect(timeout=8) as log:
         producer = log.producer(timeout_ms=120_000, buffer_bytes=1 << 30)
@@ -223,7 +223,7 @@ def test_a_lost_leader_holds_up_no_topic_of_another(pair, rows):
         producer.close()
 
 
-def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
+def test_read_of_a_topic_without_leader_raises_at_its_timeout(pair):
     first, second = pair
     with second.connect(timeout=2) as log:
         first.kill()
@@ -235,8 +235,8 @@ def test_a_topic_that_nobody_leads_is_told_when_the_time_is_over(pair):
 
 
 @pytest.mark.rule("when a silent broker is left", "client/connecting/link.py")
-def test_a_silent_leader_is_left_once_another_leads(replicated):
-    """It is stopped: its connections live, and nobody would hear of it for the whole timeout."""
+def test_client_leaves_a_silent_leader_after_the_next_election(replicated):
+    """The leader is stopped, so its open connections would give no answer until the timeout."""
     first, second = replicated
     with second.connect(timeout=60) as log, log.consumer("t") as consumer:
         producer = log.producer(isolation="read_committed", timeout_ms=60_000)

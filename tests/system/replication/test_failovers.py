@@ -1,4 +1,4 @@
-"""Leaders and followers that die, end, stand still or are cut off: nothing is lost or repeated."""
+"""Killed, stopped, paused or partitioned brokers lose no record and store no duplicate."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STRIKES: dict[str, Strike] = {
     "paused": lambda cluster, number: cluster.pause(number),
     "cut off": lambda cluster, number: cluster.cut_off(number),
 }
-MANY = 5  # batches that are acknowledged before and after each strike
+MANY = 5  # batches acknowledged before and after each strike
 
 
 class Load:
-    """A producer that writes one number after the other, until :meth:`end`."""
+    """A producer that writes consecutive numbers until :meth:`end`."""
 
     def __init__(self, log: isolog.Log, topic: str, isolation: str) -> None:
         self.futures: list[Future[Written]] = []
@@ -54,13 +54,13 @@ class Load:
     def acknowledged(self) -> int:
         return sum(each.done() for each in list(self.futures))
 
-    def goes_on(self) -> None:
-        """Waits until records that were sent from now on are acknowledged."""
+    def await_progress(self) -> None:
+        """Wait until records sent after this call are acknowledged."""
         until = len(self.futures) + MANY
         eventually(lambda: self.acknowledged() >= until, WAIT_S)
 
     def end(self) -> int:
-        """Stops, and waits for all acknowledgements; how many there are."""
+        """Stop, and wait for all acknowledgements. Return their number."""
         self._stop.set()
         self._thread.join()
         for each in self.futures:
@@ -69,18 +69,20 @@ class Load:
         return len(self.futures)
 
 
-def struck(cluster: LocalCluster, topic: str, strike: Strike, leaders: list[bool]) -> None:
-    """Writes while brokers are struck, one after the other, and come back: all is there once."""
+def strike_under_load(
+    cluster: LocalCluster, topic: str, strike: Strike, leaders: list[bool]
+) -> None:
+    """Strike and restore brokers in turn under load. Check that each record is stored once."""
     with cluster.connect(timeout=60) as log:
         log.create_topic(topic, 1, 3, schema=NUMBERS, config={"replica.lag.time.max.ms": 1000})
         load = Load(log, topic, "read_committed")
         try:
             for leads in leaders:
-                load.goes_on()
+                load.await_progress()
                 leader = cluster.leader(topic)
                 number = leader if leads else leader % 3 + 1
                 strike(cluster, number)
-                load.goes_on()
+                load.await_progress()
                 if leads and strike is not STRIKES["cut off"]:
                     assert partition(log, topic).leader != str(number)
                 restored(cluster)
@@ -100,27 +102,27 @@ def in_sync_under_load(log: isolog.Log, topic: str) -> None:
 
 
 def only(*first: str) -> list[Any]:
-    """All strikes; those that are not among the first are for `make test-all`."""
+    """Return all strikes. Only `make test-all` runs those that are not among ``first``."""
     return [how if how in first else pytest.param(how, marks=pytest.mark.full) for how in STRIKES]
 
 
 @pytest.mark.parametrize("how", only("killed", "cut off"))
-def test_nothing_is_lost_or_repeated_when_a_leader_is(cluster, topic, how):
-    struck(cluster, topic, STRIKES[how], [True])
+def test_leader_failure_loses_and_duplicates_no_record(cluster, topic, how):
+    strike_under_load(cluster, topic, STRIKES[how], [True])
 
 
 @pytest.mark.parametrize("how", only("killed"))
-def test_nothing_is_lost_or_repeated_when_a_follower_is(cluster, topic, how):
-    struck(cluster, topic, STRIKES[how], [False])
+def test_follower_failure_loses_and_duplicates_no_record(cluster, topic, how):
+    strike_under_load(cluster, topic, STRIKES[how], [False])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", ["killed", "paused"])
-def test_nothing_is_lost_or_repeated_when_leader_and_follower_in_turn_are(cluster, topic, how):
-    struck(cluster, topic, STRIKES[how], [True, False, True])
+def test_failures_in_turn_lose_and_duplicate_no_record(cluster, topic, how):
+    strike_under_load(cluster, topic, STRIKES[how], [True, False, True])
 
 
-def test_all_brokers_are_killed_at_once_and_what_was_committed_is_there(cluster, log, topic):
+def test_committed_records_survive_the_kill_of_all_brokers(cluster, log, topic):
     log.create_topic(topic, 3, 3, schema=NUMBERS)
     for number in range(3):
         written(log, topic, 100 * number, 50, number)
@@ -133,16 +135,14 @@ def test_all_brokers_are_killed_at_once_and_what_was_committed_is_there(cluster,
         copies_are_equal(cluster, topic, number)
 
 
-def test_a_follower_that_is_cut_off_from_its_leader_alone_leaves_the_isr_and_comes_back(
-    cluster, log, topic
-):
+def test_follower_partitioned_from_its_leader_leaves_the_isr_and_rejoins(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"replica.lag.time.max.ms": 500})
     written(log, topic, 0, 5)
     in_sync(log, topic)
     leader = cluster.leader(topic)
     follower = leader % 3 + 1
     cluster.cut(leader, follower)
-    written(log, topic, 5, 5)  # it waits until the follower is out; the others are enough
+    written(log, topic, 5, 5)  # acknowledged after the follower has left the ISR
     assert str(follower) not in partition(log, topic).isr
     assert cluster.leader(topic) == leader
     cluster.heal(leader, follower)
@@ -151,15 +151,15 @@ def test_a_follower_that_is_cut_off_from_its_leader_alone_leaves_the_isr_and_com
     assert read(log, topic) == list(range(10))
 
 
-def test_a_leader_that_stood_still_serves_nothing_of_its_old_epoch(cluster, log, topic):
-    """Its clients meet it again: it must send them on, not answer from its past."""
+def test_resumed_leader_serves_no_request_of_its_old_epoch(cluster, log, topic):
+    """It must redirect its old clients to the new leader."""
     log.create_topic(topic, 1, 3, schema=NUMBERS)
     written(log, topic, 0, 5)
     in_sync(log, topic)
     old = cluster.leader(topic)
     with cluster.connect(timeout=60) as late, late.producer(timeout_ms=60_000) as producer:
         producer.append(topic, numbers(5, 1), 0).result(WAIT_S)
-        in_sync(log, topic)  # the leader alone has acknowledged it: a new one would lack it
+        in_sync(log, topic)  # only the leader has acknowledged it, so it is replicated first
         cluster.pause(old)
         eventually(lambda: partition(log, topic).leader not in (None, str(old)))
         written(log, topic, 6, 4)

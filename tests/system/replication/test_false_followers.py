@@ -1,4 +1,4 @@
-"""What takes part in replication without the cluster's secret counts for nothing."""
+"""Acknowledgements of followers without the secret of the cluster do not count."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.chaos
 
 
 class FalseFollower:
-    """Acknowledges in a follower's place whatever the leader sends; knows all but, maybe, the key.
+    """A client that acknowledges all messages of a leader in the name of a follower.
 
-    ``secret``: the cluster's, or a guess.
+    ``secret``: ``true`` for that of the cluster, or a guess. All other facts are right.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FalseFollower:
 def false_followers(
     cluster: LocalCluster, log: isolog.Log, topic: str, secret: str
 ) -> Iterator[list[FalseFollower]]:
-    """Both followers are cut off from the leader, and another acknowledges in their places."""
+    """Partition both followers from the leader, and let false ones acknowledge in their names."""
     leader = int(partition(log, topic).leader)
     topic_id = log.describe(topic).id
     others = [each for each in cluster.brokers if each != leader]
@@ -92,11 +92,11 @@ def false_followers(
 
 
 @pytest.mark.rule(
-    "whether a caller, or what answers, is a broker of this cluster", "broker/node/identity.py"
+    "the proof that a caller or a server is a broker of this cluster", "broker/node/identity.py"
 )
 @pytest.mark.parametrize("secret", ["true", "a guess"])
-def test_a_false_follower_gets_no_record_acknowledged(cluster, log, topic, secret):
-    """With the secret the attack works: so it is the secret that keeps it from working."""
+def test_false_follower_without_the_secret_is_refused(cluster, log, topic, secret):
+    """With the secret the attack succeeds, which shows that only the secret prevents it."""
     config = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 600_000}
     log.create_topic(topic, 1, 3, schema=NUMBERS, config=config)
     written(log, topic, 0, 5)

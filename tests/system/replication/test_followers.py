@@ -1,4 +1,4 @@
-"""Followers that come back: with too much, with nothing, with damage, or to a later log."""
+"""Followers that restart with a longer log, without a log, with damage, or behind the log start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def others(cluster, *numbers_: int) -> list[int]:
     return [each for each in cluster.brokers if each not in numbers_]
 
 
-def test_an_ex_leader_with_a_longer_tail_cuts_it_off_and_is_as_the_others(cluster, log, topic):
+def test_ex_leader_truncates_its_longer_tail(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS)
     written(log, topic, 0, 5)
     in_sync(log, topic)
@@ -37,7 +37,7 @@ def test_an_ex_leader_with_a_longer_tail_cuts_it_off_and_is_as_the_others(cluste
         for first in (100, 200, 300):
             producer.append(topic, numbers(first, 3), 0).result(WAIT_S)
     assert len(read(log, topic, "read_uncommitted")) == 14
-    cluster.kill(old)  # the others elect a leader; what they lack, only the dead one has
+    cluster.kill(old)  # the other brokers elect a leader without those records
     eventually(lambda: partition(log, topic).leader not in (None, str(old)))
     written(log, topic, 5, 4)
     cluster.heal()
@@ -49,7 +49,7 @@ def test_an_ex_leader_with_a_longer_tail_cuts_it_off_and_is_as_the_others(cluste
 
 
 @pytest.mark.parametrize("lost", ["topics", "everything"])
-def test_a_wiped_follower_is_filled_again(cluster, log, topic, lost):
+def test_wiped_follower_is_replicated_again(cluster, log, topic, lost):
     log.create_topic(topic, 2, 3, schema=NUMBERS)
     for number in range(2):
         written(log, topic, 0, 50, number)
@@ -66,7 +66,7 @@ def test_a_wiped_follower_is_filled_again(cluster, log, topic, lost):
     assert read(log, topic) == [*range(60), *range(50)]
 
 
-def test_a_follower_behind_the_logs_start_begins_at_the_start(cluster, log, topic):
+def test_follower_behind_the_log_start_begins_at_the_log_start(cluster, log, topic):
     config = {"segment.bytes": 65_536, "retention.bytes": 65_536, "replica.lag.time.max.ms": 500}
     log.create_topic(topic, 1, 3, schema=NUMBERS, config=config)
     written(log, topic, 0, 5)
@@ -87,8 +87,8 @@ def test_a_follower_behind_the_logs_start_begins_at_the_start(cluster, log, topi
     eventually(lambda: patiently(lambda: read(log, topic))[-1] == 60_004)
 
 
-def test_a_follower_whose_entries_were_damaged_while_it_was_stopped_heals(cluster, log, topic):
-    """It cannot vouch for its logs any more: it leaves the ISR, and comes back when it is whole."""
+def test_follower_damaged_during_a_stop_heals(cluster, log, topic):
+    """It cannot vouch for its logs, so it leaves the ISR, and rejoins after its repair."""
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     for first in range(0, 400, 10):
         written(log, topic, first, 10)
@@ -110,7 +110,7 @@ def test_a_follower_whose_entries_were_damaged_while_it_was_stopped_heals(cluste
 
 
 @pytest.mark.parametrize("suffix", [".entries", ".arrow"])
-def test_a_replica_whose_log_cannot_be_opened_is_filled_again(cluster, log, topic, suffix):
+def test_replica_with_an_unreadable_log_is_replicated_again(cluster, log, topic, suffix):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     for first in range(0, 400, 10):
         written(log, topic, first, 10)
@@ -128,7 +128,7 @@ def test_a_replica_whose_log_cannot_be_opened_is_filled_again(cluster, log, topi
     assert (folder / "cut" / "1" / sorted(folder.glob("*.arrow"))[0].name).exists()
 
 
-def test_a_topic_that_was_deleted_while_a_broker_was_down_goes_there_too(cluster, log, topic):
+def test_topic_deleted_while_a_broker_was_down_is_removed_there(cluster, log, topic):
     log.create_topic(topic, 2, 3, schema=NUMBERS)
     written(log, topic, 0, 5)
     in_sync(log, topic)
@@ -141,7 +141,7 @@ def test_a_topic_that_was_deleted_while_a_broker_was_down_goes_there_too(cluster
     assert not list(cluster.broker(away).directory.glob(f"topics/{topic}/*"))
 
 
-def test_a_topic_made_anew_while_a_broker_was_down_has_nothing_of_the_old_one(cluster, log, topic):
+def test_topic_recreated_while_a_broker_was_down_has_no_old_records(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS)
     written(log, topic, 0, 5)
     in_sync(log, topic)
@@ -161,10 +161,8 @@ def test_a_topic_made_anew_while_a_broker_was_down_has_nothing_of_the_old_one(cl
     assert read(log, topic) == list(range(100, 105))
 
 
-def test_a_broker_that_ended_in_order_vouches_whatever_moved_or_was_deleted_meanwhile(
-    cluster, log, topic
-):
-    """Only its own logs speak against it: it stays in sync where it was, and alarms nobody."""
+def test_broker_stopped_in_order_vouches_after_moves_and_deletions(cluster, log, topic):
+    """Only damage of its logs counts. It stays in the ISR, and logs no warning."""
     log.create_topic(topic, schema=NUMBERS, assignment=[["1"]])
     for name in ("gone", "moved"):
         log.create_topic(f"{topic}-{name}", schema=NUMBERS, assignment=[["1", "2"]])

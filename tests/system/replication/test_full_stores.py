@@ -1,4 +1,4 @@
-"""A metadata store that takes no changes: every view names it, and the dead broker beside it."""
+"""A full metadata store: every view reports it, and a dead broker beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "database space exceeded"
 
 
 def agree(cluster: LocalCluster, alive: int, without_leader: int, *, store: bool) -> bool:
-    """Whether all views through brokers 1 and 2 show this."""
+    """Return whether all views through brokers 1 and 2 show this state."""
     for number in (1, 2):
         views = views_of(cluster.broker(number))
         status = views.status
@@ -33,8 +33,8 @@ def agree(cluster: LocalCluster, alive: int, without_leader: int, *, store: bool
 
 
 @with_etcd
-def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
-    """A dead broker's lease never expires for an observer that cannot renew its own."""
+def test_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
+    """An observer that cannot renew its lease never counts the lease of another as expired."""
     with (
         LocalEtcd(1, tmp_path, quota_bytes=16 << 20) as etcd,
         LocalCluster(
@@ -49,7 +49,7 @@ def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
         eventually(lambda: agree(cluster, 3, 0, store=True), 30)
         etcd.fill()
         cluster.kill(3)
-        # Each partition has a replica on broker 3, which gives no promises any more.
+        # Each partition has a replica on broker 3, which sends no further promises.
         eventually(lambda: agree(cluster, 2, 6, store=False), 60)
         view = views_of(cluster.broker(1)).by_name["console"]
         assert any(TEXT in each for each in view.problems)
@@ -73,8 +73,8 @@ def test_a_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
 
 
 @with_etcd
-def test_a_member_stays_in_its_group_while_a_full_store_takes_no_heartbeats(tmp_path: Path):
-    """The broker reads the sessions, and nobody can renew them."""
+def test_member_stays_in_its_group_while_a_full_store_refuses_heartbeats(tmp_path: Path):
+    """The broker can read the sessions, but members cannot renew them."""
     session_s = 15.0
     with (
         LocalEtcd(1, tmp_path, quota_bytes=16 << 20) as etcd,
@@ -103,7 +103,7 @@ def test_a_member_stays_in_its_group_while_a_full_store_takes_no_heartbeats(tmp_
 
 
 @pytest.mark.skipif(not can_make_hosts(), reason="mounting a disk needs root")
-def test_a_full_disk_of_the_metadata_file_is_in_every_view_until_there_is_room(tmp_path: Path):
+def test_full_disk_of_the_metadata_file_is_in_every_view_until_cleared(tmp_path: Path):
     disk = SmallDisk(tmp_path / "metadata", 16)
     try:
         with (
@@ -127,7 +127,7 @@ def test_a_full_disk_of_the_metadata_file_is_in_every_view_until_there_is_room(t
             assert views.differences() == []
             assert any("full" in each for each in views.status.problems)
             disk.clear()
-            # Without another change by a caller: the broker repeats one itself.
+            # No caller changes the store: the broker itself retries a change.
             eventually(lambda: agree(cluster, 3, 0, store=True), 30)
             log.create_topic("large", 10, 3, schema=NUMBERS)
     finally:

@@ -1,4 +1,4 @@
-"""A group of processes over three brokers: members and brokers die, and no record is missed."""
+"""A group of processes over three brokers misses no record after kills of members and brokers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SESSION_S = 3.0
 
 @contextmanager
 def member(cluster, topic: str, file: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that is a member; it is killed in the end."""
+    """Start a member process, and kill it at the end."""
     module = "tests.system.replication.member"
     command = [sys.executable, "-m", module, cluster.bootstrap, topic, topic]
     with subprocess.Popen(
@@ -43,7 +43,7 @@ def described(log: isolog.Log, group: str) -> ConsumerDescription:
 
 
 def is_spread(log: isolog.Log, group: str, members: int) -> bool:
-    """Whether so many members read all partitions, as many each."""
+    """Return whether the partitions are spread evenly over this number of members."""
     found = described(log, group)
     counts = [each.partitions for each in found.group.members]
     return counts == [PARTITIONS // members] * members
@@ -62,7 +62,7 @@ def processed(folder: Path) -> set[int]:
     }
 
 
-def test_members_that_are_killed_and_added_process_every_record(cluster, topic, tmp_path):
+def test_group_processes_every_record_over_kills_and_joins(cluster, topic, tmp_path):
     with ExitStack() as stack, cluster.connect(timeout=60) as log:
         log.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
         first, _, _ = [

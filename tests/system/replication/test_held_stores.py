@@ -1,4 +1,4 @@
-"""The metadata store is held by somebody who stands still: nobody leads anew until it is free."""
+"""A metadata store locked by another process: no leader is elected until it is unlocked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.replication.clusters import CONF, in_sync, partition, read, wr
 pytestmark = [pytest.mark.chaos, pytest.mark.full]
 
 
-def test_a_store_that_is_held_is_told_in_a_line_and_waited_for(topic):
+def test_locked_store_is_logged_and_delays_the_election(topic):
     with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2"]])
         written(log, topic, 0, 5)

@@ -1,4 +1,4 @@
-"""What writers and readers of each isolation level get of a partition that has followers."""
+"""The isolation levels of producers and consumers, on a partition with followers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from tests.system.replication.clusters import (
 
 pytestmark = pytest.mark.chaos
 
-# A follower that stands still stays in the ISR for all of a test.
+# A stalled follower stays in the ISR during the test.
 PATIENT = {"replica.lag.time.max.ms": 600_000}
 
 
 @contextlib.contextmanager
 def stalled(cluster: LocalCluster, log: isolog.Log, topic: str) -> Iterator[int]:
-    """A follower of partition 0 is cut off from its leader; its number."""
+    """Partition a follower of partition 0 from its leader. Yield its number."""
     found = partition(log, topic)
     leader = int(found.leader)
     follower = next(int(each) for each in found.replicas if int(each) != leader)
@@ -54,9 +54,7 @@ def made(log: isolog.Log, topic: str, **config: object) -> None:
     in_sync(log, topic)
 
 
-def test_a_read_committed_acknowledgement_comes_once_the_high_watermark_has_passed(
-    cluster, log, topic
-):
+def test_read_committed_acknowledgement_waits_for_the_high_watermark(cluster, log, topic):
     made(log, topic)
     producer = log.producer(isolation="read_committed", timeout_ms=60_000)
     with stalled(cluster, log, topic):
@@ -71,14 +69,14 @@ def test_a_read_committed_acknowledgement_comes_once_the_high_watermark_has_pass
     producer.close()
 
 
-def test_a_time_out_says_that_the_outcome_is_unknown_and_names_the_offsets(cluster, log, topic):
+def test_timeout_is_an_unknown_outcome_with_its_offsets(cluster, log, topic):
     made(log, topic)
     with stalled(cluster, log, topic):
         with log.producer(isolation="read_committed", timeout_ms=500) as producer:
             error = producer.append(topic, numbers(5, 3), 0).exception(WAIT_S)
         assert isinstance(error, UnknownOutcome), error
         assert (error.offset, error.details["count"]) == (5, 3)
-        assert error.kept == 0  # nothing of it is acknowledged
+        assert error.kept == 0  # no record of it is acknowledged
         assert "5" in str(error)
         assert seen(log, topic) == {
             "read_uncommitted": 8,
@@ -86,11 +84,11 @@ def test_a_time_out_says_that_the_outcome_is_unknown_and_names_the_offsets(clust
             "read_committed": 5,
         }
     in_sync(log, topic)
-    assert read(log, topic) == list(range(8))  # the records have stayed
+    assert read(log, topic) == list(range(8))  # the records are stored
 
 
-def test_a_record_that_the_followers_may_not_have_is_never_acknowledged(cluster, log, topic):
-    """The leader answers before its followers leave the ISR; then it is lost with the record."""
+def test_record_that_followers_may_lack_is_never_acknowledged(cluster, log, topic):
+    """The leader answers before its followers leave the ISR. Then its kill loses the record."""
     log.create_topic(topic, 1, 3, config=PATIENT)
     with (
         log.producer(isolation="read_committed", timeout_ms=3000) as producer,
@@ -113,8 +111,10 @@ PAIRS = list(itertools.product(("read_uncommitted", "read_committed"), repeat=2)
 
 
 @pytest.mark.parametrize(("producing", "consuming"), PAIRS)
-def test_the_four_pairs_of_producer_and_consumer(cluster, log, topic, producing, consuming):
-    """With a follower behind: who is acknowledged, and who sees the record."""
+def test_isolation_levels_of_producer_and_consumer_in_pairs(
+    cluster, log, topic, producing, consuming
+):
+    """With a lagging follower, the levels decide the acknowledgement and the visibility."""
     made(log, topic)
     producer = log.producer(isolation=producing, timeout_ms=60_000)
     with stalled(cluster, log, topic):
@@ -129,7 +129,7 @@ def test_the_four_pairs_of_producer_and_consumer(cluster, log, topic, producing,
     producer.close()
 
 
-def test_the_three_bounds_differ_and_each_level_reads_up_to_its_own(cluster, log, topic):
+def test_each_isolation_level_reads_up_to_its_bound(cluster, log, topic):
     made(log, topic)
     owner = log.producer(transactional_id=topic)
     owner.begin_transaction()
@@ -150,7 +150,7 @@ def test_the_three_bounds_differ_and_each_level_reads_up_to_its_own(cluster, log
     assert [len(read(log, topic, level)) for level in LEVELS] == [11, 11, 11]
 
 
-def test_a_commit_returns_once_its_markers_are_replicated(cluster, log, topic):
+def test_commit_returns_after_its_markers_are_replicated(cluster, log, topic):
     made(log, topic)
     owner = log.producer(transactional_id=topic, timeout_ms=60_000)
     with owner.transaction():
@@ -160,7 +160,7 @@ def test_a_commit_returns_once_its_markers_are_replicated(cluster, log, topic):
     owner.close()
 
 
-def test_a_start_above_the_high_watermark_waits_and_leaks_nothing(cluster, log, topic):
+def test_start_above_the_high_watermark_waits_and_returns_no_record(cluster, log, topic):
     made(log, topic)
     with stalled(cluster, log, topic):
         with log.producer() as producer:
@@ -174,7 +174,7 @@ def test_a_start_above_the_high_watermark_waits_and_leaks_nothing(cluster, log, 
     assert rows == [7, 8, 9]
 
 
-def test_the_high_watermark_of_readers_never_moves_back_over_a_failover(cluster, log, topic):
+def test_high_watermark_of_readers_never_decreases_over_a_failover(cluster, log, topic):
     made(log, topic)
     with stalled(cluster, log, topic) as follower:
         with log.producer() as producer:
@@ -194,9 +194,7 @@ def test_the_high_watermark_of_readers_never_moves_back_over_a_failover(cluster,
     assert follower in (1, 2, 3)
 
 
-def test_writes_that_wait_for_replication_are_refused_below_the_minimum_and_resume(
-    cluster, log, topic
-):
+def test_replicated_writes_are_refused_below_min_insync_replicas(cluster, log, topic):
     made(log, topic, **{"min.insync.replicas": 3, "replica.lag.time.max.ms": 500})
     leader = int(partition(log, topic).leader)
     lost = next(each for each in (1, 2, 3) if each != leader)
@@ -211,7 +209,7 @@ def test_writes_that_wait_for_replication_are_refused_below_the_minimum_and_resu
         owner.append(topic, numbers(5, 1), 0).result(WAIT_S)
     with log.producer() as producer:
         assert producer.append(topic, numbers(5, 1), 0).result(WAIT_S).offset == 5
-    assert partition(log, topic).high_watermark == 5  # it stands still below the minimum
+    assert partition(log, topic).high_watermark == 5  # it does not advance below the minimum
     cluster.resume(lost)
     in_sync(log, topic)
     written(log, topic, 6, 1)

@@ -1,4 +1,4 @@
-"""Who leads what, as any broker tells it, and the epoch in which a client knows its leader."""
+"""The leaders in the answers of any broker, and the leader epochs of requests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support import NUMBERS, BrokerProcess, Channel, act, fetched, listed,
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
-    """A leads topic ``a``, B leads topic ``b``, each of two partitions."""
+    """A leads topic ``a`` and B leads topic ``b``. Each topic has two partitions."""
     with brokers_on(tmp_path_factory.mktemp("leaders"), a="a", b="b") as found:
         yield found
 
 
-def test_any_broker_tells_who_leads(brokers):
+def test_any_broker_returns_all_leaders(brokers):
     for asked in brokers:
         channel = asked.channel()
         for topic, leader in zip("ab", brokers, strict=True):
@@ -40,19 +40,19 @@ def test_any_broker_tells_who_leads(brokers):
             assert [each["leader_epoch"] for each in found["partitions"]] == [0, 0]
 
 
-def test_leaders_of_a_topic_that_was_made_anew_are_not_told_for_the_old(brokers):
+def test_leaders_are_not_returned_for_an_old_topic_id(brokers):
     error = refused(lambda: act(brokers[0].channel(), "find-leaders", topic="a", topic_id="old"))
     assert isinstance(error, UnknownTopic)
 
 
-def test_any_broker_names_all_brokers(brokers):
+def test_any_broker_lists_all_brokers(brokers):
     for asked in brokers:
         found = act(asked.channel(), "list-brokers")["brokers"]
         assert sorted(each["address"] for each in found) == sorted(each.address for each in brokers)
         assert len({each["id"] for each in found}) == 2
 
 
-def test_offsets_of_partitions_that_others_lead_are_left_to_those(brokers):
+def test_broker_lists_only_offsets_of_its_partitions(brokers):
     for asked in brokers:
         channel = asked.channel()
         for topic, leader in zip("ab", brokers, strict=True):
@@ -63,7 +63,7 @@ def test_offsets_of_partitions_that_others_lead_are_left_to_those(brokers):
             assert elsewhere == ([] if here else [(1, leader.address)])
 
 
-def test_the_client_finds_the_offsets_whoever_it_is_connected_to(brokers):
+def test_client_gets_all_offsets_through_any_broker(brokers):
     for asked in brokers:
         with asked.connect() as log:
             for topic in "ab":
@@ -98,7 +98,7 @@ def epoch_of(channel: Channel) -> int:
 
 
 @pytest.mark.rule("in which leader epoch a broker takes a request", "broker/partition/partition.py")
-def test_a_fetch_in_another_epoch_is_refused_and_tells_the_present_one(led):
+def test_fetch_in_another_epoch_is_refused_with_the_current_one(led):
     channel = led[1].channel()
     present = epoch_of(channel)
     assert present > 0
@@ -111,7 +111,7 @@ def test_a_fetch_in_another_epoch_is_refused_and_tells_the_present_one(led):
         assert error.details["leader_epoch"] == present
 
 
-def test_an_append_in_another_epoch_is_refused_and_appends_nothing(led):
+def test_append_in_another_epoch_is_refused(led):
     channel = led[1].channel()
     present = epoch_of(channel)
     for asked, kind in ((present - 1, LeaderEpochFenced), (present + 1, UnknownLeaderEpoch)):
@@ -124,9 +124,9 @@ def test_an_append_in_another_epoch_is_refused_and_appends_nothing(led):
     assert led[0].read("t").num_rows == 12
 
 
-def test_a_start_above_the_end_of_its_epoch_is_a_loss_that_names_where_to_go_on(led):
+def test_start_above_the_end_of_its_epoch_is_a_data_loss_with_its_offset(led):
     channel = led[1].channel()
-    put(channel, None)  # offset 10 is of the second epoch
+    put(channel, None)  # offset 10 is in the second epoch
     batches, end = fetched(channel, "t", start=10, start_lineage=[[0, 10]])
     assert (sum(each.num_rows for each, _ in batches), end["next"]) == (1, 11)
     assert end["lineage"] == [[epoch_of(channel), 11]]

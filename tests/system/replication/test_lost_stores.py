@@ -1,4 +1,4 @@
-"""The metadata store is deleted under three brokers, or put back from an older backup."""
+"""The metadata store of three brokers is deleted, or replaced by an older backup."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.system.replication.clusters import (
 pytestmark = pytest.mark.chaos
 
 
-def test_a_store_that_is_deleted_under_brokers_is_noticed_and_written_back(topic):
+def test_deleted_store_is_detected_and_restored_from_a_broker(topic):
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, 3, 3, schema=NUMBERS)
         written(log, topic, 0, 5)
@@ -58,7 +58,7 @@ def test_a_store_that_is_deleted_under_brokers_is_noticed_and_written_back(topic
         assert read(log, topic) == list(range(15))
 
 
-def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store(tmp_path, topic):
+def test_broker_does_not_start_on_a_replaced_store_file(tmp_path, topic):
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, 3, 3, schema=NUMBERS)
         in_sync(log, topic)
@@ -85,9 +85,9 @@ def test_a_broker_is_not_started_on_a_file_that_is_in_the_place_of_an_open_store
 def with_older_backup(
     folder: Path, topic: str
 ) -> Iterator[tuple[LocalCluster, isolog.Log, Path, Path]]:
-    """Give a cluster, a client, the store, and a backup by which broker 1 leads, in sync with all.
+    """Yield a cluster, a client, the store, and a backup with broker 1 as leader and all in sync.
 
-    Broker 1 is stopped, and has missed what was acknowledged after the backup.
+    Broker 1 is stopped, and lacks the records acknowledged after the backup.
     """
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
@@ -102,7 +102,7 @@ def with_older_backup(
 
 
 @pytest.mark.parametrize("how", ["overwritten", "copied while stopped"])
-def test_a_backup_that_is_copied_into_place_loses_nothing_acknowledged(tmp_path, topic, how):
+def test_copied_backup_loses_no_acknowledged_record(tmp_path, topic, how):
     with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):
         if how == "overwritten":
             shutil.copyfile(backup, store)
@@ -128,7 +128,7 @@ def test_a_backup_that_is_copied_into_place_loses_nothing_acknowledged(tmp_path,
         copies_are_equal(cluster, topic)
 
 
-def test_with_an_older_backup_no_broker_leads_that_lacks_what_was_acknowledged(tmp_path, topic):
+def test_broker_that_lacks_records_is_not_elected_from_an_older_backup(tmp_path, topic):
     with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):
         epoch = partition(log, topic).leader_epoch
         with pytest.raises(InvalidRequest, match=r"brokers run on .*: 2, 3"):

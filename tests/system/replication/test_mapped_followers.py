@@ -1,7 +1,7 @@
-"""Reads next to the data, where that is a follower's: the leader's machine is another one.
+"""Mapped reads of a follower's files, for readers on its machine.
 
-All brokers of the tests are on one machine, of course. A leader that keeps its files to itself is,
-to a reader, as one that is elsewhere.
+All brokers of the tests are on one machine. A leader with ``mapped_reads = false`` stands for one
+on another machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rows(first: int, count: int, size: int = 100) -> pa.RecordBatch:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    """Two brokers; only the second one's files may be mapped."""
+    """Two brokers. Only the files of the second one may be mapped."""
     with LocalCluster(2, conf=CONF | {"mapped_reads": False}) as found:
         found.restart(2, {"mapped_reads": True})
         yield found
@@ -44,7 +44,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str, **config: object) -> None:
-    """A topic whose leader's files cannot be mapped, and whose follower's can."""
+    """Create a topic led by broker 1. Only the files of its follower may be mapped."""
     log.create_topic(
         topic,
         schema=ROWS,
@@ -61,7 +61,9 @@ def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 50
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_followers_files_give_the_leaders_records(cluster, log, topic, mapped, compression):
+def test_mapped_reads_of_a_follower_return_the_records_of_the_leader(
+    cluster, log, topic, mapped, compression
+):
     led_by_the_first(
         cluster, log, topic, **{"compression": compression, "segment.bytes": "1048576"}
     )
@@ -92,7 +94,7 @@ def test_a_followers_files_give_the_leaders_records(cluster, log, topic, mapped,
     assert all(Path(path).parent == follower for path in mapped)
 
 
-def test_a_follower_that_does_not_answer_is_left_alone(cluster, log, topic, mapped):
+def test_silent_follower_is_not_mapped(cluster, log, topic, mapped):
     led_by_the_first(cluster, log, topic)
     write(log, topic, 0, 20)
     in_sync(log, topic, 2)
@@ -106,8 +108,8 @@ def test_a_follower_that_does_not_answer_is_left_alone(cluster, log, topic, mapp
     assert mapped == []
 
 
-def test_what_the_follower_has_not_got_yet_comes_from_the_leader(cluster, log, topic, mapped):
-    """It is cut off, and still in the ISR: who reads what is not replicated misses nothing."""
+def test_records_missing_at_the_follower_are_read_at_the_leader(cluster, log, topic, mapped):
+    """The follower is partitioned, but in the ISR. A read_uncommitted read misses no record."""
     led_by_the_first(cluster, log, topic)
     write(log, topic, 0, 20)
     in_sync(log, topic, 2)

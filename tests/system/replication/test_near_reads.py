@@ -1,7 +1,7 @@
-"""Readers in a rack read at the follower there, and go on at the leader when that is no help.
+"""Readers in a rack read at the follower in it, and fall back to the leader.
 
-The racks are names: all brokers are on one machine. What each broker has sent is what the client
-has received of it.
+The racks are only names, because all brokers are on one machine. The bytes sent by each broker are
+counted at the client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAG_MS = 1_000
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalCluster]:
-    """Three brokers, each in a rack of its own; their files are not mapped."""
+    """Three brokers in three racks, without mapped reads."""
     with LocalCluster(3, conf=CONF | {"mapped_reads": False}, racks=RACKS) as found:
         yield found
 
@@ -40,13 +40,13 @@ def near(cluster: LocalCluster) -> Iterator[isolog.Log]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The bytes that each broker has sent to readers of this process."""
+    """The bytes sent by each broker to readers of this process."""
     return watch_sent(monkeypatch)
 
 
 @pytest.fixture
 def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str) -> str:
-    """A topic whose leader is broker 1, in rack a."""
+    """A topic led by broker 1, in rack a."""
     config = {"replica.lag.time.max.ms": LAG_MS}
     log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]], config=config)
     assert cluster.leader(topic) == 1
@@ -55,7 +55,7 @@ def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str) -> str:
 
 
 @pytest.mark.parametrize("isolation", ["read_replicated", "read_committed", "read_atomic"])
-def test_a_read_takes_nothing_from_the_leader(log, near, led_by_the_first, sent, isolation):
+def test_read_gets_no_byte_from_the_leader(log, near, led_by_the_first, sent, isolation):
     written(log, led_by_the_first, 0, 1_000)
     with log.producer(transactional_id=led_by_the_first) as producer:
         for first, ends in ((1_000, "commit"), (2_000, "abort")):
@@ -67,13 +67,13 @@ def test_a_read_takes_nothing_from_the_leader(log, near, led_by_the_first, sent,
     eventually_near(near, led_by_the_first, isolation, expected, sent)
 
 
-def test_what_is_not_replicated_comes_from_the_leader(log, near, led_by_the_first, sent):
+def test_read_uncommitted_reads_at_the_leader(log, near, led_by_the_first, sent):
     written(log, led_by_the_first, 0, 1_000)
     assert near.read(led_by_the_first, isolation="read_uncommitted").num_rows == 1_000
     assert set(sent) == {"1"}
 
 
-def test_who_names_no_rack_or_one_without_a_replica_reads_at_the_leader(
+def test_client_without_a_rack_with_a_replica_reads_at_the_leader(
     cluster, log, led_by_the_first, sent
 ):
     written(log, led_by_the_first, 0, 1_000)
@@ -83,7 +83,7 @@ def test_who_names_no_rack_or_one_without_a_replica_reads_at_the_leader(
     assert set(sent) == {"1"}
 
 
-def test_a_consumer_follows_the_follower_and_goes_on_at_the_leader_when_it_is_killed(
+def test_consumer_of_a_killed_follower_continues_at_the_leader(
     cluster, log, near, led_by_the_first, sent
 ):
     topic = led_by_the_first
@@ -98,10 +98,8 @@ def test_a_consumer_follows_the_follower_and_goes_on_at_the_leader_when_it_is_ki
         assert take(got, 1_000) == list(range(5_000, 6_000))
 
 
-def test_a_follower_that_is_cut_off_keeps_nobody_from_what_is_new(
-    cluster, log, near, led_by_the_first
-):
-    """It stays in the ISR while nothing is written; then it leaves, and answers no reader."""
+def test_partitioned_follower_does_not_block_its_readers(cluster, log, near, led_by_the_first):
+    """It leaves the ISR after the first write, and then answers no reader."""
     topic = led_by_the_first
     written(log, topic, 0, 1_000)
     with near.consumer(topic, isolation="read_committed") as consumer:
@@ -113,7 +111,7 @@ def test_a_follower_that_is_cut_off_keeps_nobody_from_what_is_new(
     assert near.read(topic, isolation="read_committed").num_rows == 2_000
 
 
-def test_a_reader_maps_the_files_of_the_follower_in_its_rack(
+def test_reader_maps_the_files_of_the_follower_in_its_rack(
     cluster, log, led_by_the_first, sent, monkeypatch
 ):
     topic = led_by_the_first
@@ -136,7 +134,7 @@ def batches_of(consumer: isolog.Consumer) -> Iterator[list[int]]:
 
 
 def take(got: Iterator[list[int]], count: int) -> list[int]:
-    """The next records: so many, or too many."""
+    """Return at least ``count`` further records, in whole batches."""
     found: list[int] = []
     while len(found) < count:
         found += next(got)

@@ -1,4 +1,4 @@
-"""The metadata store is an older copy than the logs: epochs still never fall along a log."""
+"""A metadata store older than the logs: epochs never decrease along a log."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.system.replication.clusters import (
 pytestmark = pytest.mark.chaos
 
 
-def test_a_leader_by_an_older_record_leads_after_all_epochs_of_its_log(tmp_path, topic):
-    """By the copy a broker is elected in an epoch that the logs have left behind."""
+def test_leader_of_an_older_record_gets_an_epoch_above_its_log(tmp_path, topic):
+    """The copy has a leader epoch below the last epochs of the logs."""
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
         written(log, topic, 0, 5)
@@ -49,8 +49,8 @@ def test_a_leader_by_an_older_record_leads_after_all_epochs_of_its_log(tmp_path,
         assert read(log, topic) == list(range(25))
 
 
-def test_a_whole_cluster_that_was_copied_leads_on_in_new_epochs(tmp_path, topic):
-    """Each broker finds that its files are a copy's: none vouches, and the longest logs lead."""
+def test_copied_cluster_elects_leaders_in_new_epochs(tmp_path, topic):
+    """Each broker detects the copy and does not vouch, so the longest logs are elected."""
     backup = tmp_path / "backup"
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, 3, 3, schema=NUMBERS)

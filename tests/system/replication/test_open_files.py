@@ -1,4 +1,4 @@
-"""A broker with as many open files as its limit allows: another in-sync replica leads."""
+"""A broker at its limit of open files hands over to another in-sync replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leave_only_spares(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(spares) + 1, hard))
 
 
-def test_a_leader_without_descriptors_names_its_limit_and_hands_over(cluster, log, topic):
+def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     in_sync(log, topic)
     leader = cluster.leader(topic)

@@ -1,4 +1,4 @@
-"""Any Flight client reads a cluster: pyarrow alone, without a line of isolog."""
+"""Any Flight client can read a cluster, for example pyarrow without isolog."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalCluster]:
-    """Three brokers that serve Flight."""
+    """Three brokers with a Flight listener."""
     with LocalCluster(3, conf={"flight_listen": "127.0.0.1:0"}) as found:
         yield found
 
@@ -56,7 +56,7 @@ def rows(carrier: str, number: int) -> pa.RecordBatch:
 
 
 def read(cluster: LocalCluster, **asked: Any) -> tuple[list[dict[str, Any]], set[bytes]]:
-    """The rows of a command, and where they came from."""
+    """Return the rows of a command, and the URIs of their leaders."""
     client = flight_client(cluster.broker(1).address)
     command = json.dumps({"topic": "flights"} | asked)
     info = client.get_flight_info(fl.FlightDescriptor.for_command(command), CALL)
@@ -67,7 +67,7 @@ def read(cluster: LocalCluster, **asked: Any) -> tuple[list[dict[str, Any]], set
     return found, {endpoint.locations[0].uri for endpoint in info.endpoints}
 
 
-def test_the_recipe_of_the_readme_reads_the_committed_records_of_three_brokers(
+def test_flight_example_reads_committed_records_of_three_brokers(
     flights: LocalCluster, tmp_path: Path
 ) -> None:
     place = flight_address(flights.broker(2).address)
@@ -85,7 +85,7 @@ def test_the_recipe_of_the_readme_reads_the_committed_records_of_three_brokers(
     assert "aborted" not in done.stdout
 
 
-def test_a_command_takes_isolation_columns_filter_and_range(flights: LocalCluster) -> None:
+def test_command_has_isolation_columns_filter_and_range(flights: LocalCluster) -> None:
     found, places = read(flights, isolation="read_committed", columns=["delay"], filter="delay > 5")
     assert found == 3 * [{"delay": 10}, {"delay": 20}, {"delay": 30}]
     assert len(places) == 3
@@ -105,7 +105,7 @@ def test_a_command_takes_isolation_columns_filter_and_range(flights: LocalCluste
         ({"unheard": 1}, fl.FlightServerError, "INVALID_REQUEST"),
     ],
 )
-def test_an_error_of_a_command_has_its_code_and_hint_in_text_and_details(
+def test_error_of_a_command_has_its_code_and_hint_in_text_and_details(
     flights: LocalCluster, asked: dict[str, Any], error: type[Exception], code: str
 ) -> None:
     with pytest.raises(error, match=rf"^\[{code}\] .* \(.+\)") as caught:
@@ -115,7 +115,7 @@ def test_an_error_of_a_command_has_its_code_and_hint_in_text_and_details(
     assert found["hint"]
 
 
-def test_a_broker_that_does_not_lead_a_partition_is_unavailable_for_it(
+def test_read_of_a_partition_at_a_follower_is_unavailable(
     flights: LocalCluster,
 ) -> None:
     client = flight_client(flights.broker(1).address)

@@ -1,4 +1,4 @@
-"""etcd is restored from an older copy under three brokers, and the operator's way back."""
+"""etcd restored from an older copy under three brokers, and the repair by an operator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Load:
 
     def _run(self) -> None:
         while not self._ended.wait(0.02):
-            try:  # a new producer for each record: each needs an id
+            try:  # a new producer for each record, so that each needs an id
                 with self._log.producer(isolation="read_committed") as producer:
                     producer.append("t", numbers(self._next, 1), partition=0).result(30)
                 self.acknowledged.append(self._next)
@@ -64,7 +64,7 @@ def committed(log: isolog.Log, name: str, number: int) -> None:
 
 
 def written(log: isolog.Log, start: int, count: int) -> list[int]:
-    """Append numbers, one in each batch. Return them once all are acknowledged."""
+    """Append numbers, one in each batch. Return them after all acknowledgements."""
     found = list(range(start, start + count))
     with log.producer(isolation="read_committed") as producer:
         for number in found:

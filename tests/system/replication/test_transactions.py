@@ -1,4 +1,4 @@
-"""Transactions over partitions of three leaders: whole or not there, whichever broker dies."""
+"""Transactions over partitions of three leaders are atomic when any broker dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LED_BY_EACH = [["1", "2", "3"], ["2", "3", "1"], ["3", "1", "2"]]
 
 
 def spread(log: isolog.Log, topic: str) -> None:
-    """A topic of three partitions, the first led by broker 1, and so on."""
+    """Create a topic of three partitions, each led by another broker."""
     log.create_topic(topic, schema=NUMBERS, assignment=LED_BY_EACH)
     in_sync(log, topic)
 
@@ -49,7 +49,7 @@ def put_everywhere(producer: isolog.TransactionalProducer, topic: str, value: in
         ),
     ],
 )
-def test_a_transaction_is_whole_through_the_kill_of_a_broker(cluster, topic, killed, ending):
+def test_transaction_is_atomic_over_the_kill_of_a_broker(cluster, topic, killed, ending):
     with cluster.connect(timeout=60) as log:
         spread(log, topic)
         producer = log.producer(transactional_id=topic, timeout_ms=60_000)
@@ -75,11 +75,11 @@ def test_a_transaction_is_whole_through_the_kill_of_a_broker(cluster, topic, kil
             copies_are_equal(cluster, topic, number)
 
 
-def test_a_broker_that_dies_while_it_finishes_is_replaced(cluster, topic):
-    """Two leaders cannot reach each other, so what each of them appends waits for the other one.
+def test_coordinator_killed_before_the_end_of_a_commit_is_replaced(cluster, topic):
+    """Two leaders cannot reach each other, so the appends of each wait for the other.
 
-    The third, which was asked to commit, reaches both. It has decided, and waits until the markers
-    are replicated, when it dies. Once they reach each other, they end the transaction as a whole.
+    The third one, the coordinator, reaches both. It is killed after its decision, while it waits
+    for the replication of the markers. After the partition heals, the others finish the commit.
     """
     with cluster.connect(timeout=60) as log:
         spread(log, topic)
@@ -105,7 +105,7 @@ def test_a_broker_that_dies_while_it_finishes_is_replaced(cluster, topic):
         in_sync(log, topic)
 
 
-def test_a_new_owner_fences_the_old_one_through_a_failover(cluster, topic):
+def test_new_owner_fences_the_old_one_over_a_failover(cluster, topic):
     with cluster.connect(timeout=60) as log:
         spread(log, topic)
         old = log.producer(transactional_id=topic)
@@ -125,8 +125,8 @@ def test_a_new_owner_fences_the_old_one_through_a_failover(cluster, topic):
 
 
 @pytest.mark.rule("no `read_atomic` read has a part of a transaction", "scripts/readers.py")
-def test_an_atomic_read_over_three_leaders_is_never_fractured(cluster, topic):
-    """While transactions go on over all partitions, and a leader dies and comes back."""
+def test_atomic_read_over_three_leaders_never_splits_a_transaction(cluster, topic):
+    """Transactions over all partitions continue while a leader is killed and restarted."""
     with cluster.connect(timeout=60) as log, cluster.connect(timeout=60) as reader:
         spread(log, topic)
         producer = log.producer(transactional_id=topic, timeout_ms=60_000)
@@ -170,7 +170,7 @@ def test_an_atomic_read_over_three_leaders_is_never_fractured(cluster, topic):
         assert read(log, topic) == list(range(done[0])) * 3
 
 
-def test_positions_of_a_named_consumer_go_on_at_another_broker(cluster, topic):
+def test_named_consumer_continues_after_the_kill_of_a_broker(cluster, topic):
     with cluster.connect(timeout=60) as log:
         spread(log, topic)
         for number in range(3):
@@ -186,7 +186,7 @@ def test_positions_of_a_named_consumer_go_on_at_another_broker(cluster, topic):
 
 
 def _at(cluster, number: int) -> isolog.Log:
-    """A client that asks this broker first."""
+    """Return a client with this broker as its bootstrap."""
     return isolog.connect(cluster.broker(number).address, timeout=10)
 
 

@@ -20,10 +20,10 @@ from tests.system.replication.clusters import (
 pytestmark = pytest.mark.chaos
 
 CONFIG = {"segment.entries": 16}
-FIRST = 13  # of the batch of offsets 10 to 14
+FIRST = 13  # in the batch of offsets 10 to 14
 
 
-def test_a_trim_survives_elections_restarts_and_a_follower_that_was_down(cluster, log, topic):
+def test_trim_survives_elections_restarts_and_a_stopped_follower(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config=CONFIG)
     with log.producer() as producer:
         for first in range(0, 60, 5):
@@ -47,7 +47,7 @@ def test_a_trim_survives_elections_restarts_and_a_follower_that_was_down(cluster
     cluster.restart(absent)
     cluster.restart(leader)
     in_sync(log, topic, 3)
-    log.move_replicas(topic, {0: [absent]})  # it leads then
+    log.move_replicas(topic, {0: [absent]})  # so that it is the leader
     eventually(lambda: partition(log, topic).replicas == (str(absent),), WAIT_S)
     starts_at_the_trim()
     cluster.restart(absent)

@@ -236,7 +236,7 @@ def test_transaction_decided_by_a_killed_broker_is_finished_by_the_other(tmp_pat
             assert seen(b, "b", COMMITTED) == [1]
 
 
-def test_a_directory_of_another_cluster_is_refused(tmp_path: Path):
+def test_directory_of_another_cluster_is_refused(tmp_path: Path):
     with BrokerProcess(tmp_path / "alone"):
         pass
     with BrokerProcess(tmp_path / "a", conf=conf(tmp_path, "a")):
