@@ -49,10 +49,8 @@ class Limits(Struct, frozen=True):
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit at all."""
-        return any(
-            each is not None for each in (self.max_offsets, self.max_bytes, self.min_offsets)
-        )
+        """Whether any field limits a micro-batch. Otherwise Spark gets ``ReadAllAvailable``."""
+        return replace(self, max_delay_s=MAX_DELAY_DEFAULT_S) != Limits()
 
 
 class RangeSizes(Protocol):

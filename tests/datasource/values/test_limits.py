@@ -250,3 +250,9 @@ def test_times_with_their_units():
         for text in ("250ms", "3 s", "2M", "2min", "1h", "1d")
     ]
     assert found == [0.25, 3, 120, 120, 3600, 86400]
+
+
+@pytest.mark.parametrize("name", sorted({*Limits.__struct_fields__} - {"max_delay_s"}))
+def test_each_limit_alone_is_passed_to_spark(name: str) -> None:
+    assert Limits(**{name: 1}).any
+    assert not Limits(max_delay_s=1.0).any
