@@ -109,8 +109,8 @@ lint: venv  ## Check style and types
 	.venv/bin/mypy
 
 format: venv  ## Format the code
-	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
+	.venv/bin/ruff check --fix
 
 docs: venv  ## Generate tables and pictures of the docs from the code
 	@.venv/bin/python -m docs_site.tables
