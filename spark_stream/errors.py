@@ -121,7 +121,7 @@ class TopicExists(IsologError):
 
 
 class InvalidTopic(IsologError):
-    """The name cannot be the name of a topic."""
+    """The name, number of partitions or change of a topic is not possible."""
 
     code = "INVALID_TOPIC"
     hint = "A name has 1 to 200 of the characters a-z A-Z 0-9 . _ - and does not start with a dot."

@@ -300,7 +300,7 @@ def _check_key_as_requested(found: TopicDescription, config: Mapping[str, Any]) 
 
 
 def checked_topic(topic: str) -> str:
-    """Return the name of a topic, or raise InvalidTopic if no topic can have it."""
+    """Return the name of a topic. Raise InvalidTopic if it cannot be sent: brokers check more."""
     try:
         DescribeTopic.of(topic=topic)
         topic.encode()  # half of a surrogate pair has no UTF-8

@@ -286,7 +286,7 @@ class SequencesHaveNoGap(Invariant):
 
 
 class BoundsNeverGoBack(Invariant):
-    """Log start, last stable offset, high watermark and log end are in order. A leader's rise."""
+    """Log start, LSO, high watermark and log end are in order, and a leader's never go back."""
 
     def __init__(self, view: View) -> None:
         super().__init__(view)

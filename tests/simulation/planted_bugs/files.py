@@ -55,7 +55,7 @@ def an_entry_is_written_before_its_batch(patch: Patch) -> None:
         arrow, entries = self._arrow, self._entries
         if self._data_end:
             self._arrow = Waiting(arrow, later)  # type: ignore[assignment]
-            self._entries = FollowedReplica(entries, later)  # type: ignore[assignment]
+            self._entries = WritesOthersAfterwards(entries, later)  # type: ignore[assignment]
         try:
             original(self, entry, message, **how)
         finally:
@@ -83,7 +83,7 @@ class Waiting(Wrapped):
         self.later.append(lambda: self.file.write(position, *parts))
 
 
-class FollowedReplica(Wrapped):
+class WritesOthersAfterwards(Wrapped):
     """Its writes are followed by those that wait."""
 
     def write(self, position: int, *parts: Any) -> None:
