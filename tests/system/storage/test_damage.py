@@ -71,7 +71,7 @@ def test_log_is_cut_at_a_damaged_entry_file_and_logs_one_line(
     assert (aside / following.name).read_bytes() == kept
     (line,) = [line for line in rolled.log_text().splitlines() if "recovered" in line]
     assert " ERROR " in line
-    for part in ("t/0:", f"ends at offset {end},", f"{40_000 - end} records", str(aside)):
+    for part in ("t/0:", f"ends at offset {end};", f"{40_000 - end} records", str(aside)):
         assert part in line
 
 
