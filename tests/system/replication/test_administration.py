@@ -285,7 +285,6 @@ def test_second_broker_with_the_id_of_a_running_one_is_refused(cluster, log, top
     create_filled(log, topic, [1, 2, 3])
     first = cluster.broker(1)
     twin = type(first)(1, cluster.folder / "twin", first._conf)
-    twin.directory.parent.mkdir()
     twin.spawn()
     with pytest.raises(IsologError, match="1") as caught:
         twin.await_ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,7 @@ import pytest
 
 from isolog.errors import IsologError
 from isolog.testing import LocalCluster
-from tests.demo.test_readme import example
-from tests.docs.test_flight_page import NO_ISOLOG
+from tests.docs.test_flight_page import NO_ISOLOG, PAGE
 from tests.flight_calls import CALL, flight_address, flight_client, ticket, typed
 from tests.system.replication.clusters import await_in_sync
 
@@ -67,14 +67,14 @@ def read(cluster: LocalCluster, **asked: Any) -> tuple[list[dict[str, Any]], set
     return found, {endpoint.locations[0].uri for endpoint in info.endpoints}
 
 
-def test_flight_example_reads_committed_records_of_three_brokers(
+def test_example_of_the_flight_page_reads_three_brokers(
     flights: LocalCluster, tmp_path: Path
 ) -> None:
+    [code, *_] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = code.replace('"greetings"', '"flights"') + 'print(table["carrier"].to_pylist())\n'
     place = flight_address(flights.broker(2).address)
-    code = example("flight").replace("127.0.0.1:9193", place)
-    code = code.replace('"orders"', '"flights"').replace('"value"', '"carrier"')
     done = subprocess.run(
-        [sys.executable, "-I", "-c", NO_ISOLOG + code],
+        [sys.executable, "-I", "-c", NO_ISOLOG + code, place],
         cwd=tmp_path,
         capture_output=True,
         text=True,
