@@ -17,8 +17,8 @@ import sys
 import pyspark
 from pyspark.sql.datasource import DataSource
 
-NEEDED = (4, 2)
-"""The oldest PySpark with the streaming interfaces that isolog uses."""
+NEEDED = (4, 0)
+"""The oldest PySpark with Python data sources for streams."""
 
 
 class LackingSource(DataSource):
@@ -43,9 +43,8 @@ def problem_of(error: ImportError) -> str:
     if tuple(int(part) for part in re.findall(r"[0-9]+", pyspark.__version__)[:2]) < NEEDED:
         oldest = ".".join(map(str, NEEDED))
         return (
-            f"which has PySpark {pyspark.__version__}, and isolog needs PySpark {oldest} or newer."
-            f" Install it (pip install 'isolog[spark]'), and run the job with Spark {oldest} or"
-            " newer."
+            f"where isolog needs PySpark {oldest} or newer; this is {pyspark.__version__}. Install"
+            f" it (pip install 'isolog[spark]'), and run the job with Spark {oldest} or newer."
         )
     return (
         f"which lacks {error.name or error}. Set PYSPARK_PYTHON, where the job is submitted, to a"

@@ -8,7 +8,7 @@ except ImportError as error:
     if error.name is None or error.name.partition(".")[0] != "pyspark":
         raise
     raise ImportError(
-        "isolog.spark needs PySpark 4.2 or newer. Install it: pip install 'isolog[spark]'.",
+        "isolog.spark needs PySpark 4.0 or newer. Install it: pip install 'isolog[spark]'.",
         name=error.name,
     ) from None
 

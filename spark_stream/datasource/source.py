@@ -29,6 +29,7 @@ from spark_stream.datasource.options.tables import (
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import IsologReader, PushingReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark import releases
 from spark_stream.datasource.spark.pickling import WorkerPickled
 from spark_stream.datasource.spark.types import to_spark
 from spark_stream.datasource.spark.workers import (
@@ -81,6 +82,8 @@ class IsologDataSource(WorkerPickled, DataSource):
     @with_spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._source(schema, False)
+        if options.push_filters and not releases.PUSHES_FILTERS:
+            raise releases.lacks("the option pushFilters", "4.1")
         pushes = options.push_filters and is_worker(PUSHES_FILTERS)
         return (PushingReader if pushes else IsologReader)(options, schema)
 

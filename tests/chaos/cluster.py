@@ -50,13 +50,7 @@ from tests.histories.writing import HistoryWriter
 from tests.hosts.machines import SmallDisk, with_clock
 from tests.hosts.network import Network, can_make_hosts
 from tests.support import eventually
-from tests.system.replication.clusters import (
-    CONF,
-    await_equal_copies,
-    await_in_sync,
-    restore,
-    with_retries,
-)
+from tests.system.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
 from tests.views import ANYWHERE, disagreements
 
 if TYPE_CHECKING:
@@ -210,7 +204,7 @@ class Mishaps(threading.Thread):
             if self._etcd_is_full:
                 self._etcd.free()
                 self._etcd_is_full = False
-        restore(self._cluster)
+        restored(self._cluster)
         self._stopping.wait(self._chance.uniform(0.0, 1.0))
 
     def _compare(self, kind: str) -> None:
@@ -478,16 +472,16 @@ def run(
         calm.set()
         mishaps.join(COURSE_S)
         problems = ["the course does not end"] if mishaps.is_alive() else []
-        restore(cluster)
+        restored(cluster)
         eventually(lambda: notes.enough, ENDING_S)
         stop.set()
         stuck = _joined(writers)
         with connect() as log:
             for name, partitions in TOPICS.items():
-                await_in_sync(log, name)
+                in_sync(log, name)
                 for number in range(partitions):
                     try:
-                        await_equal_copies(cluster, name, number)
+                        copies_are_equal(cluster, name, number)
                     except AssertionError as error:
                         problems.append(f"{name}/{number}: the replicas differ: {error}")
             if copy is not None:
@@ -498,7 +492,7 @@ def run(
             topics = list(TOPICS) if copy is None or histories is None else [*TOPICS, copy.target]
             for level in LEVELS:
                 called = time.monotonic_ns()
-                tables = with_retries(
+                tables = patiently(
                     lambda level=level: log.read(topics, isolation=level, metadata=True)
                 )
                 for topic, table in tables.items():

@@ -20,7 +20,6 @@ from typing import Any, Final
 import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
-from pyspark.sql import datasource as spark
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -375,24 +374,24 @@ class PushingReader(IsologReader):
 
 def _tree_of(pushed: Any) -> Predicate | None:
     """Return the filter as a tree, or None if no tree expresses it."""
-    if isinstance(pushed, spark.Not):
+    name = type(pushed).__name__
+    if name == "Not":
         part = _tree_of(pushed.child)
         return None if part is None else Not(part)
-    if isinstance(pushed, spark.IsNull):
+    if name == "IsNull":
         return IsNull(Column(pushed.attribute))
-    if isinstance(pushed, spark.IsNotNull):
+    if name == "IsNotNull":
         return Not(IsNull(Column(pushed.attribute)))
-    if isinstance(pushed, spark.In):
+    if name == "In":
         items = [_literal(value) for value in pushed.value]
         known = tuple(each for each in items if each is not None)
         return In(Column(pushed.attribute), known) if known and len(known) == len(items) else None
-    kind = type(pushed)
-    if kind not in _OPERATORS or (value := _literal(pushed.value)) is None:
+    if name not in _OPERATORS or (value := _literal(pushed.value)) is None:
         return None
-    operator, column = _OPERATORS[kind], Column(pushed.attribute)
+    operator, column = _OPERATORS[name], Column(pushed.attribute)
     if isinstance(operator, TextPart):
         return TextSearch(column, operator, value)
-    sides = (value, column) if kind in _MIRRORED else (column, value)
+    sides = (value, column) if name in _MIRRORED else (column, value)
     return Compare(operator, *sides)
 
 
@@ -408,17 +407,17 @@ def _literal(value: Any) -> Literal | None:
     return literal_of(value)
 
 
-_OPERATORS: Final[Mapping[type, Comparison | TextPart]] = {
-    spark.EqualTo: Comparison.EQUAL,
-    spark.EqualNullSafe: Comparison.SAME,
-    spark.LessThan: Comparison.LESS,
-    spark.LessThanOrEqual: Comparison.LESS_OR_EQUAL,
-    spark.GreaterThan: Comparison.LESS,
-    spark.GreaterThanOrEqual: Comparison.LESS_OR_EQUAL,
-    spark.StringStartsWith: TextPart.START,
-    spark.StringEndsWith: TextPart.END,
-    spark.StringContains: TextPart.ANYWHERE,
+_OPERATORS: Final[Mapping[str, Comparison | TextPart]] = {
+    "EqualTo": Comparison.EQUAL,
+    "EqualNullSafe": Comparison.SAME,
+    "LessThan": Comparison.LESS,
+    "LessThanOrEqual": Comparison.LESS_OR_EQUAL,
+    "GreaterThan": Comparison.LESS,
+    "GreaterThanOrEqual": Comparison.LESS_OR_EQUAL,
+    "StringStartsWith": TextPart.START,
+    "StringEndsWith": TextPart.END,
+    "StringContains": TextPart.ANYWHERE,
 }
 
-_MIRRORED: Final = (spark.GreaterThan, spark.GreaterThanOrEqual)
+_MIRRORED: Final = ("GreaterThan", "GreaterThanOrEqual")
 """Filters whose column is on the right side of the operator."""

@@ -27,14 +27,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from msgspec import Struct
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SourceOptions
@@ -43,6 +38,12 @@ from spark_stream.datasource.reading.named_query import NamedQuery
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.spark.pickling import WorkerPickled
+from spark_stream.datasource.spark.releases import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from spark_stream.datasource.spark.workers import with_spark_errors
 from spark_stream.datasource.values.limits import BatchLimiter, tasks
 from spark_stream.datasource.values.offsets import (
@@ -53,8 +54,11 @@ from spark_stream.datasource.values.offsets import (
     ranges,
 )
 from spark_stream.errors import Unsupported
+from spark_stream.loggers import logger_of
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.messages import EARLIEST
+
+logger = logger_of(__name__)
 
 
 class _Planned(Struct, frozen=True):
@@ -92,6 +96,8 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         self._initial: dict[str, TopicOffsets] | None = None
         self._pinned = True
         self._target: dict[str, TopicOffsets] | None = None
+        self._last_end: dict[str, Any] | None = None
+        self._unassisted_plans = 0
         name = self._planner.options.consumer
         self._named = None if name is None else NamedQuery(self._planner, name, lasting=True)
 
@@ -125,7 +131,13 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         return self._planner.logged(now.offsets())
 
     @with_spark_errors
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        if start is None or limit is None:  # Spark 4.1 and 4.0 (releases)
+            self._unassisted_plans += 1
+            start = self._last_end or self.initialOffset()
+            limit = self.getDefaultReadLimit()
         asked = self._planner.read_back(start)
         if self._named is not None:
             self._named.note_plan()
@@ -164,6 +176,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
 
     @with_spark_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._last_end = end
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
         if self._named is not None:
             self._named.record(begin)  # a restarted query begins with this call
@@ -195,6 +208,12 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         """Record the end of a named query. The process's connection is shared, and stays open."""
         if self._named is not None:
             self._named.end()
+        if self._unassisted_plans == 1 and self._planner.options.limits.any:
+            logger.warning(
+                "the query planned one micro-batch, with a limit. With PySpark %s"
+                " Trigger.AvailableNow ends after one. Remove the limit, or use PySpark 4.2.",
+                pyspark.__version__,
+            )
 
 
 def _have_equal_offsets(*offsets: Offsets) -> bool:

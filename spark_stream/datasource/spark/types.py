@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import pyspark.sql.types as st
 
+from spark_stream.datasource.spark.releases import TimeType
 from spark_stream.errors import InvalidOption, SchemaMismatch, UnsupportedType
 from spark_stream.schema.types import (
     INTERVALS,
@@ -58,7 +59,7 @@ _SIMPLE: Final[Mapping[type[st.DataType], pa.DataType]] = {
     st.TimestampType: pa.timestamp("us", "UTC"),
     st.TimestampNTZType: pa.timestamp("us"),
     st.DayTimeIntervalType: pa.duration("us"),
-    st.TimeType: pa.time64("ns"),
+    TimeType: pa.time64("ns"),
     st.NullType: pa.null(),
 }
 
@@ -169,7 +170,7 @@ def _metadata(kind: st.DataType) -> dict[bytes, str] | None:
     """Return the metadata of a field for the part of a type that Arrow lacks."""
     if isinstance(kind, st.UserDefinedType):
         return {_UDT: _class_name(kind)}
-    if isinstance(kind, (st.TimeType, st.DayTimeIntervalType)):
+    if isinstance(kind, (TimeType, st.DayTimeIntervalType)):
         whole = kind == type(kind)()
         return None if whole else {SPARK_TYPE: kind.simpleString()}
     if isinstance(kind, (st.CharType, st.VarcharType)):
@@ -284,7 +285,7 @@ def _spark_type(field: pa.Field, path: str) -> st.DataType:
     if kind == pa.duration("us"):
         return st.DayTimeIntervalType()
     if kind == pa.time64("ns"):
-        return st.TimeType()
+        return TimeType()
     if pt.is_decimal(kind) and kind.precision <= 38:
         return st.DecimalType(kind.precision, kind.scale)
     if pt.is_map(kind):
@@ -322,7 +323,7 @@ def _declared(field: pa.Field) -> st.DataType | None:
         return None
     if declared in INTERVALS:
         return st.DayTimeIntervalType(*INTERVALS[declared])
-    return st.TimeType(int(declared.removeprefix("time(").removesuffix(")")))
+    return TimeType(int(declared.removeprefix("time(").removesuffix(")")))
 
 
 def check_nullability(topic: str, stored: pa.Schema, wanted: pa.Schema) -> None:

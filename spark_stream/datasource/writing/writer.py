@@ -15,13 +15,13 @@ import pyarrow as pa
 from msgspec.structs import replace
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
 
 from spark_stream.datasource.options import SinkOptions
 from spark_stream.datasource.spark.pickling import WorkerPickled
+from spark_stream.datasource.spark.releases import DataSourceStreamArrowWriter
 from spark_stream.datasource.spark.session import (
     Session,
     check_one_log,

@@ -60,11 +60,11 @@ pyspark_isolog.DefaultSource({})
 """
 
 
-@pytest.mark.parametrize("version", ["4.1.1", "3.5.0", "4.1.0.dev1"])
+@pytest.mark.parametrize("version", ["3.5.6", "3.5.0.dev1"])
 def test_an_older_pyspark_is_named_with_the_one_that_is_needed(version: str) -> None:
-    """Spark 4.2 added the module for admission control."""
+    """Spark 4.0 added Python data sources for streams."""
     done = subprocess.run(
-        [sys.executable, "-c", PLANNER, version, "pyspark.sql.streaming.datasource"],
+        [sys.executable, "-c", PLANNER, version, "msgspec"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -72,8 +72,8 @@ def test_an_older_pyspark_is_named_with_the_one_that_is_needed(version: str) -> 
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: isolog: Spark plans its queries on ")
-    assert f"which has PySpark {version}, and isolog needs PySpark 4.2 or newer." in last
-    assert "(pip install 'isolog[spark]'), and run the job with Spark 4.2 or newer." in last
+    assert f"isolog needs PySpark 4.0 or newer; this is {version}." in last
+    assert "(pip install 'isolog[spark]'), and run the job with Spark 4.0 or newer." in last
     assert "PYSPARK_PYTHON" not in last
 
 

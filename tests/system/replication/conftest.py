@@ -9,7 +9,7 @@ import pytest
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.system.replication.clusters import CONF, restore
+from tests.system.replication.clusters import CONF, restored
 
 _topics = itertools.count()
 
@@ -24,9 +24,9 @@ def shared() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
     """Three running and connected brokers. A test may kill or partition them."""
-    restore(shared)
+    restored(shared)
     yield shared
-    restore(shared)
+    restored(shared)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import NUMBERS, eventually, numbers
-from tests.system.replication.clusters import WAIT_S, await_in_sync, read, with_retries
+from tests.system.replication.clusters import WAIT_S, in_sync, patiently, read
 
 pytestmark = pytest.mark.chaos
 
@@ -24,7 +24,7 @@ def leave_only_spares(pid: int) -> None:
 
 def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
-    await_in_sync(log, topic)
+    in_sync(log, topic)
     leader = cluster.leader(topic)
     leave_only_spares(cluster.broker(leader).pid)
 
@@ -33,11 +33,11 @@ def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, 
             producer.append(topic, numbers(number, 1), 0).result()
 
     for number in range(40):  # the second segment needs new files
-        with_retries(lambda number=number: append(number))
+        patiently(lambda number=number: append(number))
     assert cluster.leader(topic) != leader
     assert read(log, topic) == list(range(40))
     said = cluster.broker(leader).log_text
     eventually(lambda: "another in-sync replica leads now" in said(), WAIT_S)
     assert "as many open files as its limit allows" in said()
     cluster.restart(leader)
-    await_in_sync(log, topic)
+    in_sync(log, topic)
