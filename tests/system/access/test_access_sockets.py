@@ -229,7 +229,7 @@ def expiring(broker: BrokerProcess, tls: TlsFiles, admin: AccessClient) -> tuple
         if found is None:
             return caller, made.expires_ms
         assert found is Unauthenticated
-        assert time.time() * 1000 >= made.expires_ms, "a token that is not expired is refused"
+        assert time.time() * 1000 >= made.expires_ms, "a valid token was refused"
         caller.close()
         lifetime_s *= 2
 

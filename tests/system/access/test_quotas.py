@@ -409,7 +409,7 @@ def test_quotas_are_set_listed_removed_and_validated(admin, topic):
         "*": None,
         "alice": 20 * MIB,
     }
-    assert admin.quotas()["alice"].connections is None, "a quota takes the place of the former"
+    assert admin.quotas()["alice"].connections is None, "a new quota replaces the former"
     for bad in ({"write_bytes_per_s": 10}, {"connections": 0}, {"read_bytes_per_s": -1}):
         with pytest.raises(InvalidRequest, match=next(iter(bad))):
             admin.set_quota("alice", **bad)

@@ -133,7 +133,7 @@ def _check(writers: list[Writer], table: pa.Table) -> None:
     acknowledged = 0
     for writer in writers:
         seen = numbers[who == writer.number]
-        assert (np.diff(seen) > 0).all(), "a record is there twice, or out of its writer's order"
+        assert (np.diff(seen) > 0).all(), "a record is duplicated or out of order"
         for first, count, future in writer.asked:
             if future.exception() is not None:
                 continue
@@ -157,7 +157,7 @@ def _check_sent(senders: list[Sender], table: pa.Table) -> None:
     values = list(at.values())
     for sender in senders:
         mine = [int(v.partition(":")[2]) for v in values if v.startswith(f"{sender.number}:")]
-        assert mine == sorted(set(mine)), "a record is there twice, or out of its sender's order"
+        assert mine == sorted(set(mine)), "a record is duplicated or out of order"
         acknowledged = [each for each in sender.asked if each[1].exception() is None]
         assert len(acknowledged) > 100
         for number, future in acknowledged:
