@@ -25,7 +25,9 @@ def test_locked_store_is_logged_and_delays_the_election(topic):
             holder.execute("begin immediate")
             cluster.kill(1)
             survivor = cluster.broker(2)
-            eventually(lambda: "controller: [STORAGE_FAILURE]" in survivor.log_text(), 40)
+            eventually(
+                lambda: "task 'controller' failed: [STORAGE_FAILURE]" in survivor.log_text(), 40
+            )
             assert partition(log, topic).leader is None, "the leader on record is dead"
             holder.execute("rollback")
         eventually(lambda: partition(log, topic).leader == "2", 40)
