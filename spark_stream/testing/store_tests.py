@@ -265,7 +265,7 @@ class StoreTests:
         version = store.put("large", large, 0)
         assert store.get("large") == StoreRecord("large", large, version)
 
-    def test_what_changed_is_told_once_and_its_last_state(
+    def test_a_changed_record_is_returned_once_in_its_last_state(
         self, store: MetadataStore, another: Opener
     ) -> None:
         store.put("a", {"n": 1}, 0)
@@ -288,16 +288,14 @@ class StoreTests:
             "whoever asks from an earlier revision gets it"
         )
 
-    def test_a_key_that_was_deleted_and_made_anew_is_there(self, store: MetadataStore) -> None:
+    def test_a_key_that_was_created_again_is_returned(self, store: MetadataStore) -> None:
         version = store.put("a", {"n": 1}, 0)
         since = store.changes(0).revision
         store.delete("a", version)
         store.put("a", {"n": 2}, 0)
         assert store.changes(since).changed == {"a": store.get("a")}
 
-    def test_whoever_has_a_revision_that_the_store_never_had_gets_all(
-        self, store: MetadataStore
-    ) -> None:
+    def test_an_unknown_revision_returns_all_records(self, store: MetadataStore) -> None:
         """A copy replaced the store, so the changes since then are unknown."""
         store.put("a", {}, 0)
         told = store.changes(1_000_000)
@@ -305,7 +303,7 @@ class StoreTests:
         assert told.changed == {"a": store.get("a")}
         assert told.revision < 1_000_000
 
-    def test_many_changes_are_each_a_compare_and_set_of_its_own(self, store: MetadataStore) -> None:
+    def test_each_of_many_changes_is_a_compare_and_set(self, store: MetadataStore) -> None:
         first = store.put("a", {"n": 1}, 0)
         asked = [Put("a", {"n": 2}, first + 7), Put("b", {"n": 2}, 0), Put("a/1", {}, 1)]
         versions = store.put_many(asked)
@@ -329,14 +327,12 @@ class StoreTests:
         assert store.get("b") is None
         assert store.get("a") is not None
 
-    def test_of_many_changes_none_is_done_if_one_value_is_no_json(
-        self, store: MetadataStore
-    ) -> None:
+    def test_an_invalid_value_prevents_all_of_many_changes(self, store: MetadataStore) -> None:
         with pytest.raises(TypeError):
             store.put_many([Put("a", {}, 0), Put("b", {"n": object()}, 0)])
         assert store.list("") == []
 
-    def test_changes_of_other_prefixes_are_not_told(self, store: MetadataStore) -> None:
+    def test_changes_of_other_prefixes_are_not_returned(self, store: MetadataStore) -> None:
         for key in KEYS:
             store.put(key, {}, 0)
         for prefixes in [(each,) for each in PREFIXES] + [("a/", "b"), ()]:
@@ -349,7 +345,7 @@ class StoreTests:
         assert told.changed == {}
         assert told.revision > since
 
-    def test_a_record_is_what_was_put(self, store: MetadataStore) -> None:
+    def test_a_record_equals_the_written_value(self, store: MetadataStore) -> None:
         value = {"text": "ü\n\0", "none": None, "nested": {"list": [1, 2.5, True]}, "big": 2**60}
         version = store.put("k", value, 0)
         assert store.get("k") == StoreRecord("k", value, version)
@@ -382,7 +378,7 @@ class StoreTests:
             found = [record.key for record in store.list(prefix)]
             assert found == sorted(key for key in KEYS if key.startswith(prefix)), prefix
 
-    def test_what_one_writes_another_sees(self, store: MetadataStore, another: Opener) -> None:
+    def test_another_store_reads_a_write(self, store: MetadataStore, another: Opener) -> None:
         other = another()
         version = store.put("k", {"n": 1}, 0)
         assert other.get("k") == StoreRecord("k", {"n": 1}, version)
@@ -390,7 +386,7 @@ class StoreTests:
         assert store.get("k").value == {"n": 2}
         assert store.put("k", {"n": 3}, version) is None
 
-    def test_whoever_catches_up_has_what_it_wrote_and_read(
+    def test_changes_include_earlier_writes_and_reads(
         self, store: MetadataStore, another: Opener
     ) -> None:
         other = another()
@@ -403,7 +399,7 @@ class StoreTests:
             assert told.changed[f"read/{number}"] == read
             assert f"written/{number}" in told.changed
 
-    def test_what_a_reader_does_with_a_value_changes_no_record(self, store: MetadataStore) -> None:
+    def test_a_changed_copy_of_a_value_changes_no_record(self, store: MetadataStore) -> None:
         value = {"list": [1]}
         store.put("k", value, 0)
         value["list"].append(2)
@@ -439,7 +435,7 @@ class StoreTests:
         assert store.get("k").version == version
         assert store.put("k", {"n": 2}, version)
 
-    def test_a_closed_store_says_so(self, store: MetadataStore) -> None:
+    def test_a_closed_store_raises_an_error(self, store: MetadataStore) -> None:
         store.close()
         store.close()
         with pytest.raises(StorageFailure):
@@ -449,9 +445,7 @@ class StoreTests:
         with pytest.raises(StorageFailure):
             store.changes(0)
 
-    def test_of_threads_that_write_at_once_exactly_one_wins_each_time(
-        self, another: Opener
-    ) -> None:
+    def test_exactly_one_of_concurrent_writers_wins_each_time(self, another: Opener) -> None:
         """Some threads share a store, others have a separate store."""
         shared, results = another(), []
         stores = [shared, shared, another(), another()]

@@ -72,5 +72,5 @@ def test_every_command_has_a_section_with_all_its_options() -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_up_to_date(name: str) -> None:
+def test_pictures_match_the_code(name: str) -> None:
     assert (FOLDER / name).read_text() == PICTURES[name](), "run `make docs`"

@@ -11,8 +11,6 @@ from tests.house.prose import HABITS, count, files_below
 from tests.house.test_layers import ROOT
 
 TABLES = tomllib.loads((Path(__file__).parent / "prose.toml").read_text())
-# Rates of folders that are not rewritten yet. They only fall, and go when a limit is kept.
-STILL_ALLOWED: dict[str, dict[str, float]] = TABLES["still_allowed"]
 TERMS: dict[str, dict[str, str]] = TABLES["terms"]
 
 FEWEST_WORDS = 150  # of which one habit is already 6.7 per 1,000
@@ -29,7 +27,7 @@ PLACES = (
 
 
 def folders() -> dict[str, list[Path]]:
-    """Return the files of each place that has limits of its own."""
+    """Return the files of each place with separate limits."""
     found: dict[str, list[Path]] = {}
     for parent in PARENTS:
         loose = []
@@ -52,26 +50,16 @@ FOLDERS = folders()
 @pytest.mark.parametrize("name", FOLDERS)
 def test_prose_of_a_folder_keeps_the_limits(name: str) -> None:
     found = count(FOLDERS[name])
-    allowed = STILL_ALLOWED.get(name, {})
     if found.words < FEWEST_WORDS:
         pytest.skip(f"{found.words} words are too few for a rate")
     above = [
-        f"{habit}: {found.rate(habit):.1f}, limit {allowed.get(habit, each.limit)}: {each.advice}"
+        f"{habit}: {found.rate(habit):.1f}, limit {each.limit}: {each.advice}"
         for habit, each in HABITS.items()
-        if found.rate(habit) > allowed.get(habit, each.limit)
+        if found.rate(habit) > each.limit
     ]
     named = {line.partition(":")[0] for line in above}
     worst = [each for each in found.worst(len(found.sentences)) if named.intersection(each.habits)]
     assert not above, "\n".join([name, *above, *map(str, worst[:20])])
-
-
-@pytest.mark.parametrize("name", STILL_ALLOWED)
-def test_an_allowance_is_above_the_limit_and_close_to_the_rate(name: str) -> None:
-    found = count(FOLDERS[name])
-    for habit, allowed in STILL_ALLOWED[name].items():
-        rate = found.rate(habit)
-        assert rate > HABITS[habit].limit, f"remove the allowance of {name}: {habit}"
-        assert allowed < rate + 2, f"lower the allowance of {name}: {habit} to {rate:.1f}"
 
 
 @pytest.mark.parametrize("term", TERMS)

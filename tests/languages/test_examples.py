@@ -266,7 +266,7 @@ def test_each_isolation_level_sees_its_records(
 def test_reader_and_writer_follow_a_new_leader(
     language: str, program: Callable[[str], Program], cluster: LocalCluster, log: isolog.Log
 ) -> None:
-    """The leader dies while the reader is in the middle of a partition. The test only waits."""
+    """The leader is killed while the reader is within a partition. The test only waits."""
     topic = f"moved-{language}"
     running = program(language)
     running.run("create", topic, "2")

@@ -69,6 +69,6 @@ def test_all_replicas_remove_the_segments_below_a_trim(cluster, log, topic):
 
     places = folders(cluster, topic).values()
     eventually(lambda: all(segments(each) in ([], ["60"]) for each in places), WAIT_S)
-    with log.producer() as producer:
+    with log.producer(isolation="read_committed") as producer:
         producer.append(topic, numbers(60, 5), 0).result()
     assert read(log, topic) == list(range(60, 65))
