@@ -17,8 +17,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "rules.md"
 _ABOUT: Final = """# Rules
 
-Each rule that users or developers may look for, the file that decides it (in `spark_stream/`), and
-a test that fails without it (in `tests/`). `make docs` makes this page from the marks of the tests.
+For contributors. Each rule of isolog has the file that decides it (in `spark_stream/`) and a test
+that fails without it (in `tests/`). `make docs` makes this page from the marks of the tests.
 """
 
 

@@ -89,7 +89,7 @@ def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
 
 
 class TopicsClient:
-    """The topics of a connection. ``known`` uses the cache. All other requests go to a broker."""
+    """The topics of a log, with a cache. Only :meth:`known` answers from it instead of a broker."""
 
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection

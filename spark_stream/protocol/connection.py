@@ -499,7 +499,9 @@ class Connection:
             raise ProtocolError("TOO_MANY_STREAMS", f"more than {most} streams are open")
         opening = _decoded(frame, _OPENING)
         if opening.credit < 0:
-            raise ProtocolError("CREDIT", f"a credit of {opening.credit}")
+            raise ProtocolError(
+                "CREDIT", f"a stream was opened with a negative credit: {opening.credit}"
+            )
         self._add(frame.stream, more_credit=opening.credit)
         self._received_on(frame.stream, frame.end)
         return StreamOpened(frame.stream, opening.method, opening.header, frame.body, frame.end)
@@ -523,7 +525,7 @@ class Connection:
             return None
         amount = _decoded(frame, _CREDIT)
         if amount <= 0 or stream.credit + amount > _CREDIT_MAX:
-            raise ProtocolError("CREDIT", f"a credit of {amount}")
+            raise ProtocolError("CREDIT", f"invalid credit: {amount}")
         had_none, stream.credit = stream.credit <= 0, stream.credit + amount
         return Credited(frame.stream) if had_none and stream.credit > 0 else None
 

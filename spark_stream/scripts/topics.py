@@ -312,7 +312,7 @@ def announce_removal(
 
 
 def end_making(topic: Topic) -> Script[bool]:
-    """Remove the announcement of a topic, now made. Return False if others have taken it."""
+    """Remove the announcement of a created topic. Return False if it was removed or changed."""
     record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False

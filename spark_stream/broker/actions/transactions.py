@@ -1,4 +1,4 @@
-"""Handlers of calls on transactions, sinks, positions of consumers, and cuts."""
+"""Handlers of calls on transactions, sinks and atomic cuts."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
     return min(firsts, default=None)
 
 
-# -- consumers ------------------------------------------------------------------------------------
+# -- cuts -----------------------------------------------------------------------------------------
 
 
 @handles(AtomicCut)

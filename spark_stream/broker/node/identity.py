@@ -88,8 +88,9 @@ class BrokerIdentity(Struct, frozen=True):
             )
         if not self.secret.has_proven(proof, _CALL, caller, self.broker_id, self.incarnation):
             raise Unauthenticated(
-                f"the caller has not proved that it is a broker of cluster {self.cluster_id} and"
-                f" means to call broker {self.broker_id} as it runs now"
+                f"the caller has not proved that it is broker {caller} of cluster {self.cluster_id}"
+                f" and that its call is for the present run of broker {self.broker_id}",
+                hint="All brokers of a cluster have the secret of its metadata store.",
             )
 
     def answer_proof(self, nonce: str) -> str:

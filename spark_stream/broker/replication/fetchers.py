@@ -243,7 +243,9 @@ class Fetcher:
         except IsologError as failure:
             error = failure
         except Exception as failure:
-            logger.exception("work on a replica that follows broker %s failed", self._leader)
+            logger.exception(
+                "work on a replica that follows broker %s failed: %s", self._leader, job
+            )
             error = InternalError(f"{type(failure).__name__}: {failure}")
         with self._changed:
             now = self._clock.monotonic()

@@ -275,7 +275,7 @@ class FollowerStreamCore:
         self._effects.append(HangUp())
 
     def on_received(self, message: Said, check: Callable[[str], None], now: float) -> None:
-        """Handle a message of the leader. ``check`` raises if a proof is not the leader's.
+        """Handle a message of the leader. ``check(proof)`` raises for a proof of another process.
 
         Raises:
             IsologError: the message is invalid, or the leader is stopping. The stream must end.

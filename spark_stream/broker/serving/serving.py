@@ -13,11 +13,11 @@ brokers   ``run-steps``    empty, request           one answer
 brokers   ``replicate``    empty, request           messages of the leader and of the follower
 ========  ===============  =======================  ===============================================
 
-The work runs on pools of threads: one for appends, one for fetches that were woken by records, one
-for steps of the other brokers, and one for the rest. Streams of appends, fetches and followers use
-a thread only while they have work (``append_stream``, ``fetch_task``,
-``broker.replication.leader_stream``). A stream ends with an answer or a typed error. An unexpected
-error is logged with its traceback.
+The work runs on pools of threads: one each for appends, for fetches that were woken by records, for
+steps of the other brokers, for passwords, for keys of JSON Web Tokens, and for the rest. Streams of
+appends, fetches and followers use a thread only while they have work (``append_stream``,
+``fetch_task``, ``broker.replication.leader_stream``). A stream ends with an answer or a typed
+error. An unexpected error is logged with its traceback.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class LogIdentity:
 
 
 class BrokerLink:
-    """A link to the broker at ``address``. The id of its cluster is checked before each call."""
+    """A link to the broker at ``address``. The id of its cluster is checked at each connect."""
 
     def __init__(self, address: str, identity: LogIdentity, access: Access = OPEN) -> None:
         self.address = address

@@ -371,7 +371,7 @@ class Lane:
 
 
 class PlacedLane(Struct, eq=False):
-    """The lane of a partition, with its stream and route while it is on one.
+    """The lane of a partition, with its stream, or None, and its last route.
 
     ``reason``: the error that ended its last stream. It gets another one from ``retry_at`` on.
     """

@@ -128,7 +128,9 @@ class ProducerLoop:
             try:
                 self._report(outcome)
             except Exception:  # of one batch: the others are settled too
-                logger.exception("cannot report an outcome: %r", outcome)
+                logger.exception(
+                    "the result of a batch or a change of a topic was not reported: %r", outcome
+                )
         if core.out:
             self.carry_out()
 

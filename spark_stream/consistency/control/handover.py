@@ -121,8 +121,8 @@ class Settling(Struct, frozen=True):
     """A partition whose preferred leader can lead.
 
     Attributes:
-        under: The leader epoch and the start of the preferred broker. Neither may change. since:
-        The time of their last change, in microseconds of the steady clock.
+        under: The leader epoch and the start of the preferred broker. A change restarts the wait.
+        since: The time of their last change, in microseconds of the steady clock.
     """
 
     under: Hashable

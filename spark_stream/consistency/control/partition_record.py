@@ -15,9 +15,10 @@ alive for as long as its lease may last (``cluster.stores.leases``). A view for 
 the opposite, evidence of life (:func:`is_led`): while the metadata store takes no writes, the lease
 of a dead broker never ends for an observer that cannot renew its own lease either. A broker is
 alive if the observer saw it renew its lease within the lease's duration, or if it answered the
-observer's last probe. The observer probes only while it cannot renew its own lease. A broker that
-renews its lease leads its partitions on record. One that only answers may have stopped with its
-lease, so it leads the partitions in its answer (``consistency.replication.promises``).
+observer's last probe. The observer probes while it cannot renew its own lease, and for the duration
+of a lease after that. A broker that renews its lease leads its partitions on record. One that only
+answers may have stopped with its lease, so it leads the partitions in its answer
+(``consistency.replication.promises``).
 
 Source: Kafka's partition registration, KIP-903 (a stale broker epoch keeps a replica out of the
 ISR) and KIP-966 (an unclean start ends membership).

@@ -115,7 +115,10 @@ class Waiters:
         return len(self._offsets)
 
     def add(self, waiter: int, offset: int) -> None:
-        """Add a waiter until the bound is above the offset. Never use a number twice."""
+        """Add a waiter, which :meth:`remove_passed` returns once the bound is above ``offset``.
+
+        Its number must be new.
+        """
         self._offsets[waiter] = offset
         heapq.heappush(self._heap, (offset, waiter))
 

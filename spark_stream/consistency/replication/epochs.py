@@ -178,7 +178,11 @@ NO_LINEAGE: Final[Lineage] = ()
 
 
 def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Lineage:
-    """Return an offset's lineage. Entries below ``replicated`` are never taken back."""
+    """Return the claims of a position at the offset, from the oldest.
+
+    They go back to the newest epoch that begins below ``replicated``: no failover removes its first
+    record.
+    """
     claims = []
     end = offset
     while (found := starts.before(end)) is not None:

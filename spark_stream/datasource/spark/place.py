@@ -50,9 +50,9 @@ class Place(Struct, frozen=True):
     """The place of the log: addresses of brokers, or a directory.
 
     ``host`` is the host with the directory, ``cluster_id`` the log that the query was planned with.
-    Tasks get both, and refuse another host, and another log (``session``). ``timeout_s`` limits a
+    A task fails on another host or with another log (``session``). ``timeout_s`` limits a
     call to a broker there, with its retries. ``access`` has the TLS files and the credential.
-    ``rack``: that of the readers, if it is one for all of them. ``brokers``: the addresses that the
+    ``rack``: the common rack of all readers, or None. ``brokers``: the addresses that the
     driver has received, for tasks that start when ``bootstrap`` is dead.
     """
 

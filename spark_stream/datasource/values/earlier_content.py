@@ -178,7 +178,7 @@ def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> Non
 def _mix_any(
     hashes: _Words, data: npt.NDArray[np.uint8], starts: _Places, lengths: _Places
 ) -> None:
-    """Mix in texts of any lengths, a chunk of each together. A text drops out at its end."""
+    """Mix texts of different lengths into ``hashes``, a chunk of each text in each pass."""
     live: Any = slice(None)
     for done in range(0, int(lengths.max()), _CHUNK):
         if done:

@@ -1,6 +1,6 @@
 """Calls of sinks: branches, renewals, and the abort of failed branches.
 
-The rules are in ``consistency/sinks``. As in ``deciding``, every call can be repeated.
+The rules are in ``consistency/transactions/sinks``. As in ``deciding``, every call can be repeated.
 
 A sink's id expires if it is unused for long (``finishing``). Its committed batches are kept by
 query, and the first call of the query's next run takes them over.
@@ -162,9 +162,10 @@ class Sinks:
             yield from self._apply(name, rules.stop, asked)
 
     def inherit_other_ids(self, asked: SinkBatch) -> Script[None]:
-        """Take over the query's commits under other ids, once for each of its runs.
+        """Add the last batches that the query committed under other ids to this sink's record.
 
-        Ids of other principals are left alone: a client with a query's name need not be the query.
+        The first call of each run does this. Ids of other principals are skipped, because any
+        client can use a query's name.
         """
         own = asked.transactional_id
         present = (yield from records.read(own)) or Transaction(own)

@@ -198,7 +198,7 @@ def test_steps_need_a_proof_for_this_incarnation(fields):
     table = Table()
     sent = {"caller": "a", "proof": CALLER.call_proof("b", "start of b"), "nonce": "n"} | fields
     asked = RunSteps(**sent, steps=pack_steps([Force(AT)]))
-    with pytest.raises(Unauthenticated, match="broker b as it runs now"):
+    with pytest.raises(Unauthenticated, match="present run of broker b"):
         run_steps(table, CALLED, msgspec.msgpack.encode(asked))
     assert table.asked == []
 

@@ -38,7 +38,7 @@ def test_errors_about_a_replaced_broker_have_a_constant_text(tmp_path: Path, sha
         said.add(caught.value.message)
         clock.pass_us(400_000)
     assert len(said) == 1
-    assert "means to call broker" in said.pop()
+    assert "present run of broker" in said.pop()
     assert len(refreshed) == 2  # only when it was called: calls pause for a second
     store.close()
 
