@@ -39,7 +39,7 @@ from isolog.testing import LocalCluster
 from tests.spark.conftest import end_jvm, session_builder
 from tests.spark.python_workers import python_workers
 from tests.support import end_process
-from tests.system.replication.clusters import patiently
+from tests.system.replication.clusters import with_retries
 
 T = TypeVar("T")
 _COMPUTED = 4
@@ -251,7 +251,7 @@ class Attempts:
 
     def _copied(self) -> pa.Table:
         with self._cluster.connect() as log:
-            return patiently(lambda: log.read(self._case.copy, isolation="read_committed"))
+            return with_retries(lambda: log.read(self._case.copy, isolation="read_committed"))
 
     @property
     def _options(self) -> dict[str, str]:
@@ -308,7 +308,7 @@ def find_source(spark: SparkSession, cluster: LocalCluster, case: Case) -> None:
     keeps an empty list, and each later query fails with DATA_SOURCE_NOT_FOUND.
     """
     reader = spark.read.format("isolog").option("bootstrap", cluster.bootstrap)
-    patiently(reader.option("subscribe", case.topic).load)
+    with_retries(reader.option("subscribe", case.topic).load)
 
 
 def numbered(rows: DataFrame) -> DataFrame:
@@ -369,7 +369,7 @@ def run(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
                     print(f"PROBLEM {each}", flush=True)
                 with cluster.connect() as log:
                     for topic in (case.topic, case.copy):
-                        patiently(lambda topic=topic, log=log: log.delete_topic(topic))
+                        with_retries(lambda topic=topic, log=log: log.delete_topic(topic))
                 seed += 1
     finally:
         spark.stop()

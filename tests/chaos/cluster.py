@@ -50,7 +50,13 @@ from tests.histories.writing import HistoryWriter
 from tests.hosts.machines import SmallDisk, with_clock
 from tests.hosts.network import Network, can_make_hosts
 from tests.support import eventually
-from tests.system.replication.clusters import CONF, copies_are_equal, in_sync, patiently, restored
+from tests.system.replication.clusters import (
+    CONF,
+    await_equal_copies,
+    await_in_sync,
+    restore,
+    with_retries,
+)
 from tests.views import ANYWHERE, disagreements
 
 if TYPE_CHECKING:
@@ -204,7 +210,7 @@ class Mishaps(threading.Thread):
             if self._etcd_is_full:
                 self._etcd.free()
                 self._etcd_is_full = False
-        restored(self._cluster)
+        restore(self._cluster)
         self._stopping.wait(self._chance.uniform(0.0, 1.0))
 
     def _compare(self, kind: str) -> None:
@@ -472,16 +478,16 @@ def run(
         calm.set()
         mishaps.join(COURSE_S)
         problems = ["the course does not end"] if mishaps.is_alive() else []
-        restored(cluster)
+        restore(cluster)
         eventually(lambda: notes.enough, ENDING_S)
         stop.set()
         stuck = _joined(writers)
         with connect() as log:
             for name, partitions in TOPICS.items():
-                in_sync(log, name)
+                await_in_sync(log, name)
                 for number in range(partitions):
                     try:
-                        copies_are_equal(cluster, name, number)
+                        await_equal_copies(cluster, name, number)
                     except AssertionError as error:
                         problems.append(f"{name}/{number}: the replicas differ: {error}")
             if copy is not None:
@@ -492,7 +498,7 @@ def run(
             topics = list(TOPICS) if copy is None or histories is None else [*TOPICS, copy.target]
             for level in LEVELS:
                 called = time.monotonic_ns()
-                tables = patiently(
+                tables = with_retries(
                     lambda level=level: log.read(topics, isolation=level, metadata=True)
                 )
                 for topic, table in tables.items():

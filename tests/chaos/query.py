@@ -20,7 +20,7 @@ from isolog.testing import LocalCluster
 from tests.chaos.workers import SCHEMA, Notes
 from tests.histories.writing import HistoryWriter
 from tests.spark.conftest import session_builder
-from tests.system.replication.clusters import patiently
+from tests.system.replication.clusters import with_retries
 
 SOURCE, TARGET = "t", "copied"
 _STARTS_MAX = 20
@@ -183,7 +183,7 @@ class Copy:
         return [f"the copy is not its source: {len(wrong)} records, first\n{wrong.head(5)}"]
 
     def _content(self, log: isolog.Log, topic: str) -> pd.DataFrame:
-        table = patiently(lambda: log.read(topic, isolation="read_committed"))
+        table = with_retries(lambda: log.read(topic, isolation="read_committed"))
         return table.to_pandas().groupby(SCHEMA.names).size().rename("times").reset_index()
 
     def _begun(self) -> StreamingQuery:

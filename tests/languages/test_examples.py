@@ -24,7 +24,7 @@ from tests.certificates import HERE, Files, conf_of
 from tests.conftest import ROOT
 from tests.flight_calls import SERVED, flight_address
 from tests.secure_brokers import PASSWORD, asking_broker, client_of
-from tests.system.replication.clusters import CONF, in_sync, restored
+from tests.system.replication.clusters import CONF, await_in_sync, restore
 
 EXAMPLES = ROOT / "examples"
 CACHE = ROOT / ".cache"
@@ -164,7 +164,7 @@ def words_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[s
 def program(
     cluster: LocalCluster, words_of: Callable[[str], list[str]]
 ) -> Callable[[str], Program]:
-    restored(cluster)
+    restore(cluster)
     brokers = ",".join(flight_address(each.address) for each in cluster.brokers.values())
     return lambda language: Program(words_of(language), brokers, {})
 
@@ -277,7 +277,7 @@ def test_reader_and_writer_follow_a_new_leader(
             customers = pa.array(["c" * 100] * count)
             rest = [pa.nulls(count, SCHEMA.field(name).type) for name in ("amount", "at")]
             writer.append(topic, pa.table([ids, customers, *rest], schema=SCHEMA), partition=0)
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     with running.start("read", topic) as reader:
         assert reader.stdout is not None
         assert reader.stderr is not None

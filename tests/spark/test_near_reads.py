@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from isolog.testing import LocalCluster
 from tests.support import NUMBERS, eventually
-from tests.system.replication.clusters import CONF, in_sync, written
+from tests.system.replication.clusters import CONF, append_replicated, await_in_sync
 
 
 @pytest.mark.chaos
@@ -31,8 +31,8 @@ def test_batch_and_stream_read_in_their_rack_and_continue_without_its_broker(
     ):
         log.create_topic("t", schema=NUMBERS, assignment=[["1", "2"], ["2", "1"]])
         for partition in range(2):
-            written(log, "t", 1_000 * partition, 1_000, partition)
-        in_sync(log, "t", 2)
+            append_replicated(log, "t", 1_000 * partition, 1_000, partition)
+        await_in_sync(log, "t", 2)
         options = {
             "bootstrap": cluster.bootstrap,
             "subscribe": "t",
@@ -57,7 +57,7 @@ def test_batch_and_stream_read_in_their_rack_and_continue_without_its_broker(
 
             eventually(lambda: count() == 2_000)
             cluster.kill(2)
-            written(log, "t", 2_000, 1_000)
+            append_replicated(log, "t", 2_000, 1_000)
             eventually(lambda: count() == 3_000)
             assert spark.table(f"near_{isolation}").count() == 3_000
         finally:

@@ -22,7 +22,7 @@ from tests.chaos.test_cluster import holds
 from tests.conftest import ROOT
 from tests.etcd import needs_etcd
 from tests.support import eventually
-from tests.system.replication.clusters import patiently
+from tests.system.replication.clusters import with_retries
 from tests.upgrade import client
 from tests.upgrade.releases import later_release, place_of, previous_release
 
@@ -62,7 +62,7 @@ class Upgrade:
         cluster.restart(number)
         assert psutil.Process(cluster.broker(number).pid).cwd() == str(release)
         with cluster.connect(timeout=60) as log:
-            eventually(lambda: not patiently(log.cluster).problems)
+            eventually(lambda: not with_retries(log.cluster).problems)
 
     def _call_both(self, cluster: LocalCluster) -> None:
         for release in (self.earlier, self.later):

@@ -249,7 +249,7 @@ def test_entries_damaged_in_transit_are_refused(pair):
 
 
 @pytest.mark.rule(
-    "what a leader does after entries have arrived damaged",
+    "the reaction of a leader to entries received damaged",
     "broker/partition/replication.py",
     "broker/replication/leader_core.py",
 )

@@ -14,7 +14,7 @@ from spark_stream.datasource.spark.types import to_spark
 from tests.datasource.sources import Query
 from tests.near_reads import eventually_near, watch_sent
 from tests.support import NUMBERS
-from tests.system.replication.clusters import CONF, in_sync, partition, written
+from tests.system.replication.clusters import CONF, append_replicated, await_in_sync, partition
 
 COUNT = 1_000
 
@@ -29,8 +29,8 @@ def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(3, conf=conf, racks=["a", "b", "c"]) as found:
         with found.connect() as log:
             log.create_topic("t", schema=NUMBERS, assignment=[["1", "2", "3"]])
-            written(log, "t", 0, COUNT)
-            in_sync(log, "t")
+            append_replicated(log, "t", 0, COUNT)
+            await_in_sync(log, "t")
         yield found
 
 
@@ -80,7 +80,7 @@ def test_stream_reads_planned_records_from_any_replica(cluster, told):
     assert query.batch() == list(range(COUNT))
     with cluster.connect() as log:
         for first in range(COUNT, 5 * COUNT, COUNT):
-            written(log, "t", first, COUNT)
+            append_replicated(log, "t", first, COUNT)
             assert query.batch() == list(range(first, first + COUNT))
         assert partition(log, "t").leader == "1"
 

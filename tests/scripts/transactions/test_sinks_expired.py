@@ -147,7 +147,7 @@ def test_queries_with_a_common_prefix_keep_separate_records():
 
 
 @pytest.mark.rule(
-    "when the id of a sink expires, and how its query continues",
+    "the expiry of a sink's id, and the next batch of its query",
     "scripts/transactions/finishing.py",
     "consistency/transactions/sinks.py",
 )

@@ -69,7 +69,7 @@ def damaged(tmp_path):
 
 
 @pytest.mark.rule(
-    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/damage.py"
+    "the segments kept from a cut at damage, and their return", "storage/log/damage.py"
 )
 @pytest.mark.parametrize("reopens", [False, True])
 @pytest.mark.parametrize("broken", [3, 5, 7, 10, 11])

@@ -142,20 +142,20 @@ def test_password_is_compared_once_for_many_connections(
     asking: BrokerProcess, admin, monkeypatch: pytest.MonkeyPatch
 ):
     """A comparison takes a broker 60 ms. Later connections use the session that it returns."""
-    told = []
-    tell = SharedChannel._authenticate
+    sent = []
+    authenticate = SharedChannel._authenticate
 
-    def listen(self: SharedChannel, credential: Authenticate, timeout_s: float) -> Authenticated:
-        told.append(credential.password is not None)
-        return tell(self, credential, timeout_s)
+    def record(self: SharedChannel, credential: Authenticate, timeout_s: float) -> Authenticated:
+        sent.append(credential.password is not None)
+        return authenticate(self, credential, timeout_s)
 
     admin.add_user("carol", PASSWORD)
-    monkeypatch.setattr(SharedChannel, "_authenticate", listen)
+    monkeypatch.setattr(SharedChannel, "_authenticate", record)
     for _ in range(3):
         with as_(asking, "carol") as log:
             assert log.status().principal == "carol"
         gc.collect()  # closes the unreferenced connection
-    assert told == [True, False, False]
+    assert sent == [True, False, False]
 
 
 def test_changed_password_ends_open_connections_of_the_user(asking, admin, topic):
@@ -209,15 +209,15 @@ def test_hidden_topic_gets_the_error_of_a_missing_topic(asking, admin, topic):
     admin.add_user("alice", PASSWORD)
     admin.add_rule("allow", "alice", "read", "topic:mine*")
     with as_(asking, "alice") as alice:
-        told = set()
+        messages = set()
         for name in (topic, "no-such-topic"):
             with pytest.raises(UnknownTopic) as caught:
                 alice.describe(name)
-            told.add(str(caught.value).replace(name, "X"))
-        assert len(told) == 1
+            messages.add(str(caught.value).replace(name, "X"))
+        assert len(messages) == 1
         with pytest.raises(UnknownTopic) as caught:
             alice.describe("mine-" + topic)
-        assert "meant" not in str(caught.value), "no other name is told"
+        assert "meant" not in str(caught.value), "no other name is shown"
 
 
 def test_pattern_matches_only_readable_topics(asking: BrokerProcess, admin, topic: str):
@@ -467,22 +467,22 @@ def test_connection_renews_its_credential_and_retries_a_failure(
     file.write_text(first.token)
     monkeypatch.setattr(link, "_RENEWED_AT", 0.002)
     monkeypatch.setattr(link, "_RETRY_S", 0.2)
-    tell, failures = SharedChannel._authenticate, [BrokerUnavailable("a moment of nothing")]
-    told: list[str | None] = []
+    authenticate, failures = SharedChannel._authenticate, [BrokerUnavailable("one failure")]
+    sent: list[str | None] = []
 
     def fail_once(self: SharedChannel, credential: Authenticate, timeout_s: float) -> Authenticated:
         if failures and credential.token == renewed.token:
             raise failures.pop()
-        answer = tell(self, credential, timeout_s)
-        told.append(credential.token)
+        answer = authenticate(self, credential, timeout_s)
+        sent.append(credential.token)
         return answer
 
     monkeypatch.setattr(SharedChannel, "_authenticate", fail_once)
     with isolog.connect(asking.address, token_file=file, timeout=10) as log:
         assert log.status().principal == "root"
-        assert set(told) == {first.token}
+        assert set(sent) == {first.token}
         file.write_text(renewed.token)
-        eventually(lambda: renewed.token in told)
+        eventually(lambda: renewed.token in sent)
         assert not failures
         monkeypatch.setattr(
             SharedChannel, "_authenticate", lambda *_: pytest.fail("the credential was sent again")

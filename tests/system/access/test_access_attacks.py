@@ -109,7 +109,7 @@ def two(asking: BrokerProcess, admin: AccessClient) -> Iterator[tuple[Raw, Raw]]
         log.delete_topic("shared")
 
 
-def begun(caller: Raw, name: str) -> dict[str, Any]:
+def begin(caller: Raw, name: str) -> dict[str, Any]:
     instance = f"{name}-{time.monotonic_ns()}"
     caller.act("init-transactions", transactional_id=name, instance=instance)
     made = caller.act("begin-transaction", transactional_id=name, instance=instance)
@@ -123,7 +123,7 @@ def test_write_in_a_transaction_of_another_principal_is_refused(
     two: tuple[Raw, Raw], asking: BrokerProcess
 ):
     alice, bob = two
-    made = begun(alice, "alice-tx")
+    made = begin(alice, "alice-tx")
     number, producer = made["number"], made["producer_id"]
     taken = alice.append("shared", "a", Stamp(producer, made["epoch"], 0, number), "alice-tx")
     refused = bob.append("shared", "BOB", Stamp(producer, made["epoch"], 1, number), "bob-tx")
@@ -175,7 +175,7 @@ def test_run_of_another_principal_cannot_be_stopped(
     alice.act("commit-transaction", transactional_id="alice-run", batch=1, content=[], **done)
 
 
-@pytest.mark.rule("whose a transactional id is", "scripts/transactions/records.py")
+@pytest.mark.rule("the owner of a transactional id", "scripts/transactions/records.py")
 def test_shared_rule_does_not_share_transactional_ids(two: tuple[Raw, Raw], admin: AccessClient):
     """Bob sends the requests of Alice, but the transactional ids belong to her."""
     alice, bob = two
@@ -186,7 +186,7 @@ def test_shared_rule_does_not_share_transactional_ids(two: tuple[Raw, Raw], admi
     branch = alice.act("open-branch", query="q", **sink)
     number, producer = branch["number"], branch["producer_id"]
     done = {"number": number, "branches": [producer], "content": []}
-    mine = begun(alice, "query/tx")
+    mine = begin(alice, "query/tx")
     producing = {"transactional_id": "query/tx", "instance": mine["instance"]}
     ended = producing | {"number": mine["number"]}
     for name, body in (
@@ -756,8 +756,8 @@ def flight_of(broker: BrokerProcess) -> str:
 
 
 def basic(user: str, password: str) -> fl.FlightCallOptions:
-    told = base64.b64encode(f"{user}:{password}".encode())
-    return fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + told)])
+    encoded = base64.b64encode(f"{user}:{password}".encode())
+    return fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + encoded)])
 
 
 def test_wrong_flight_passwords_are_audited_with_their_host(flying: BrokerProcess):

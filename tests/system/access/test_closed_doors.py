@@ -79,7 +79,7 @@ def test_client_cannot_open_a_replication_stream(shared: BrokerProcess, proof: s
     assert isinstance(refusal, Unauthenticated)
 
 
-@pytest.mark.rule("at which door of a broker a method is served", "wire/messages.py")
+@pytest.mark.rule("the listener of each method", "wire/messages.py")
 @pytest.mark.parametrize("method", sorted(CLIENT_METHODS | PEER_METHODS))
 def test_each_method_is_refused_at_the_other_listener(shared: BrokerProcess, method: str) -> None:
     wrong = shared.peer_address if method in CLIENT_METHODS else shared.address

@@ -76,7 +76,7 @@ def write(log: isolog.Log, topic: str, count: int, nbytes: int = MIB) -> None:
         producer.flush()
 
 
-def delayed(admin_log: isolog.Log, principal: str) -> tuple[bool, bool]:
+def delays_of(admin_log: isolog.Log, principal: str) -> tuple[bool, bool]:
     """Return whether the principal's writes and its reads have been delayed."""
     use = admin_log.status().principals.get(principal)
     return (False, False) if use is None else (use.write_delayed_s > 0, use.read_delayed_s > 0)
@@ -93,8 +93,8 @@ def test_write_quota_delays_writes_without_loss(asking, admin, topic):
         write(bob, topic, 1)
         found = root.read(topic)["n"].to_pylist()
         assert found == [*range(count), 0]
-        assert delayed(root, "alice") == (True, False)
-        assert delayed(root, "bob") == (False, False)
+        assert delays_of(root, "alice") == (True, False)
+        assert delays_of(root, "bob") == (False, False)
 
 
 def test_read_quota_delays_reads_without_loss(asking, admin, topic):
@@ -107,8 +107,8 @@ def test_read_quota_delays_reads_without_loss(asking, admin, topic):
         assert time.monotonic() - begun >= (count - 9) * MIB / rate - 1
         assert found == [*range(count)]
         assert bob.read(topic)["n"].to_pylist() == found
-        assert delayed(root, "alice") == (False, True)
-        assert delayed(root, "bob")[1] is False
+        assert delays_of(root, "alice") == (False, True)
+        assert delays_of(root, "bob")[1] is False
 
 
 @pytest.mark.parametrize("ends_by", ["a higher quota", "its removal", "a quota of its own"])
@@ -131,7 +131,7 @@ def test_changed_quota_applies_to_waiting_streams(asking, admin, topic, ends_by)
             do(lambda: write(alice, topic, 20)),
             do(lambda: alice.read(topic, end="latest")["n"].to_pylist()[:5]),
         ]
-        eventually(lambda: delayed(root, "alice") == (True, True), 20)
+        eventually(lambda: delays_of(root, "alice") == (True, True), 20)
         threads += [
             do(lambda: write(alice, topic, 1)),
             do(lambda: alice.read(topic, end="latest")["n"].to_pylist()[:5]),
@@ -152,7 +152,7 @@ def test_changed_quota_applies_to_waiting_streams(asking, admin, topic, ends_by)
         assert [each for each in written if each] == [*range(1, 20)]
 
 
-def opened(broker: BrokerProcess, user: str = "", **credential: str) -> ClientChannel:
+def open_channel(broker: BrokerProcess, user: str = "", **credential: str) -> ClientChannel:
     channel = ClientChannel(broker.address, timeout_s=20)
     asked = Authenticate(**credential or {"user": user, "password": PASSWORD}).to_bytes()
     channel.call(AUTHENTICATE, b"", asked, 20)
@@ -185,7 +185,7 @@ def test_stream_cancelled_before_its_quota_admits_it_stores_no_record(
     with as_(asking, "alice") as alice, as_(asking, "root") as root:
         with alice.producer() as producer:
             producer.append(topic, large(0, 64 * TINY)).result(20)
-        channel = opened(asking, "alice")
+        channel = open_channel(asking, "alice")
         given_up, kept = (channel.open(APPEND, *append_to(numbered)) for _ in range(2))
         given_up.send(*frame(1), timeout_s=20)
         kept.send(*frame(2), timeout_s=20)
@@ -199,7 +199,7 @@ def test_stream_cancelled_before_its_quota_admits_it_stores_no_record(
         channel.close()
 
 
-def owe(admin: AccessClient, asking: BrokerProcess, topic: str, *users: str) -> None:
+def exceed_quota(admin: AccessClient, asking: BrokerProcess, topic: str, *users: str) -> None:
     """Exceed the write quota of the users, so that their next writes wait until the test ends."""
     for user in users:
         with as_(asking, user) as log, log.producer() as producer:
@@ -207,7 +207,7 @@ def owe(admin: AccessClient, asking: BrokerProcess, topic: str, *users: str) -> 
             producer.append(topic, large(0, 256 * TINY)).result(20)
 
 
-def failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
+def await_failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
     """Wait until a stream ends with an error."""
     with pytest.raises(CallFailed) as caught:
         stream.receive(timeout_s)
@@ -215,7 +215,7 @@ def failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
 
 
 @pytest.mark.rule(
-    "when a throttled write ends that is no longer allowed", "broker/serving/throttling.py"
+    "the end of a throttled write that lost its permission", "broker/serving/throttling.py"
 )
 @pytest.mark.parametrize(
     ("change", "expected"),
@@ -233,15 +233,15 @@ def test_throttled_stream_ends_when_its_permission_is_removed(
     asking, admin, numbered, topic, change, expected
 ):
     """The quota would delay it for minutes. The error states that no batch was stored."""
-    owe(admin, asking, topic, "alice")
+    exceed_quota(admin, asking, topic, "alice")
     token = admin.create_token("alice")
-    channel = opened(asking, token=token.token)
+    channel = open_channel(asking, token=token.token)
     waiting = channel.open(APPEND, *append_to(numbered))
     waiting.send(*frame(1), timeout_s=20)
     with pytest.raises(TimeoutError):
         waiting.receive(0.7)
     change(admin, token)
-    error = failure(waiting)
+    error = await_failure(waiting)
     assert isinstance(error, expected)
     assert error.details["at_opening"]
     channel.close()
@@ -250,18 +250,18 @@ def test_throttled_stream_ends_when_its_permission_is_removed(
 
 
 def test_forbidden_append_fails_without_throttling(asking, admin, topic):
-    owe(admin, asking, topic, "alice")
-    channel = opened(asking, "alice")
+    exceed_quota(admin, asking, topic, "alice")
+    channel = open_channel(asking, "alice")
     refused = channel.open(APPEND, *append_to("not-hers"))
-    assert isinstance(failure(refused), UnknownTopic)
+    assert isinstance(await_failure(refused), UnknownTopic)
     channel.close()
 
 
 def test_throttled_writers_do_not_block_other_principals(asking, admin, numbered, topic):
     """Two hundred streams of alice wait. The stream of bob also waits, and is not refused."""
-    owe(admin, asking, topic, "alice", "bob")
+    exceed_quota(admin, asking, topic, "alice", "bob")
     admin.add_rule("allow", "bob", "all", "topic:numbered")
-    channel, other = opened(asking, "alice"), opened(asking, "bob")
+    channel, other = open_channel(asking, "alice"), open_channel(asking, "bob")
     waiting = [channel.open(APPEND, *append_to(numbered)) for _ in range(200)]
     waits_too = other.open(APPEND, *append_to(numbered))
     waits_too.send(*frame(1), timeout_s=20)
@@ -284,16 +284,16 @@ def test_memory_of_throttled_batches_is_bounded_per_principal(tmp_path: Path):
         for user in ("alice", "bob"):
             admin.add_user(user, PASSWORD)
             admin.add_rule("allow", user, "all", "topic:large")
-        owe(admin, broker, "large", "alice", "bob")
+        exceed_quota(admin, broker, "large", "alice", "bob")
         asked = json.dumps({"topic": "large"}).encode(), memoryview(large(0).schema.serialize())
         batch = b'{"partition": 0}', memoryview(large(1, 7 * MIB).serialize())
-        channel, other = opened(broker, "alice"), opened(broker, "bob")
+        channel, other = open_channel(broker, "alice"), open_channel(broker, "bob")
         streams = [channel.open(APPEND, *asked) for _ in range(6)]
         for stream in streams:
             with contextlib.suppress(CallFailed):
                 stream.send(*batch, end=True, timeout_s=20)
         for stream in streams[4:]:
-            error = failure(stream)
+            error = await_failure(stream)
             assert isinstance(error, BrokerBusy)
             assert error.details["at_opening"]
         waits_too = other.open(APPEND, *asked)
@@ -311,9 +311,9 @@ def test_memory_of_throttled_batches_is_bounded_per_principal(tmp_path: Path):
 def test_connection_above_the_quota_waits_until_another_closes(asking, admin, numbered):
     admin.set_quota("alice", connections=1)
     with as_(asking, "root") as root:
-        first = opened(asking, "alice")
+        first = open_channel(asking, "alice")
         first.call(ACT, b"list-topics", b"{}", 20)
-        second = opened(asking, "alice")
+        second = open_channel(asking, "alice")
         asked = second.open(ACT, b"list-topics", b"{}")
         appends = second.open(APPEND, *append_to(numbered))
         for number in range(10):
@@ -340,8 +340,8 @@ def test_connection_above_the_quota_waits_until_another_closes(asking, admin, nu
 def test_connection_above_the_quota_times_out_with_the_quota_in_its_error(asking, admin, topic):
     """The timeout is 10 s. A client of the library retries until a connection is free."""
     admin.set_quota("alice", connections=1)
-    first = opened(asking, "alice")
-    second = opened(asking, "alice")
+    first = open_channel(asking, "alice")
+    second = open_channel(asking, "alice")
     with pytest.raises(CallFailed) as caught:
         second.call(ACT, b"list-topics", b"{}", 30)
     error = failure_of(caught.value, "")
@@ -375,11 +375,11 @@ def test_flight_is_throttled_by_quotas(asking, admin, topic):
         found = client.do_get(ticket, options).read_all()
         assert found["n"].to_pylist() == [*range(count)]
         assert time.monotonic() - begun >= (count - 9) * MIB / rate - 1
-        assert delayed(root, "alice") == (True, True)
+        assert delays_of(root, "alice") == (True, True)
 
 
 def test_throttled_flight_put_ends_when_its_user_is_removed(asking, admin, topic):
-    owe(admin, asking, topic, "alice")
+    exceed_quota(admin, asking, topic, "alice")
     basic = base64.b64encode(f"alice:{PASSWORD}".encode())
     options = fl.FlightCallOptions(headers=[(b"authorization", b"Basic " + basic)], timeout=60)
     with as_(asking, "root") as root, fl.connect(f"grpc://{root.status().flight}") as client:

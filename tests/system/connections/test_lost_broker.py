@@ -84,7 +84,7 @@ def lost(request, tmp_path_factory) -> Iterator[isolog.Log]:
         yield log
 
 
-@pytest.mark.rule("what is retried, and when a call gives up", "client/connecting/connection.py")
+@pytest.mark.rule("retries and timeouts of calls", "client/connecting/connection.py")
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_to_a_lost_broker_fails_by_its_timeout(lost, call):
     with within(TIMEOUT + 3), pytest.raises((RequestTimeout, BrokerUnavailable)) as caught:

@@ -26,7 +26,7 @@ LEVELS = ("read_uncommitted", "read_replicated", "read_committed")
 WAIT_S = 30.0
 
 
-def restored(cluster: LocalCluster) -> None:
+def restore(cluster: LocalCluster) -> None:
     """Start or resume each broker, and heal all partitions of the network."""
     cluster.heal()
     for number, broker in cluster.brokers.items():
@@ -36,7 +36,7 @@ def restored(cluster: LocalCluster) -> None:
             cluster.restart(number)
 
 
-def patiently(call: Callable[[], Any]) -> Any:
+def with_retries(call: Callable[[], Any]) -> Any:
     """Repeat the call while its error is retriable. Return its result."""
     found: list[Any] = []
 
@@ -55,14 +55,14 @@ def patiently(call: Callable[[], Any]) -> Any:
 
 def partition(log: isolog.Log, topic: str, number: int = 0) -> PartitionDescription:
     """Return the current description of the partition."""
-    return patiently(lambda: log.describe(topic)).partitions[number]
+    return with_retries(lambda: log.describe(topic)).partitions[number]
 
 
-def in_sync(log: isolog.Log, topic: str, count: int = 3) -> None:
+def await_in_sync(log: isolog.Log, topic: str, count: int = 3) -> None:
     """Wait until each partition has ``count`` in-sync replicas with all of its records."""
 
     def whole() -> bool:
-        found = patiently(lambda: log.describe(topic)).partitions
+        found = with_retries(lambda: log.describe(topic)).partitions
         return all(
             each.leader is not None
             and each.error is None
@@ -74,7 +74,7 @@ def in_sync(log: isolog.Log, topic: str, count: int = 3) -> None:
     eventually(whole, WAIT_S)
 
 
-def written(log: isolog.Log, topic: str, first: int, count: int, number: int = 0) -> None:
+def append_replicated(log: isolog.Log, topic: str, first: int, count: int, number: int = 0) -> None:
     """Append ``count`` numbers as one batch, and wait until they are below the high watermark."""
     with log.producer(isolation="read_committed") as producer:
         producer.append(topic, numbers(first, count), number).result(WAIT_S)
@@ -82,11 +82,11 @@ def written(log: isolog.Log, topic: str, first: int, count: int, number: int = 0
 
 def read(log: isolog.Log, topic: str, isolation: str = "read_committed") -> list[int]:
     """Return the numbers visible at the isolation level, partition by partition."""
-    table = patiently(lambda: log.read(topic, isolation=isolation))
+    table = with_retries(lambda: log.read(topic, isolation=isolation))
     return [int(each) for each in table.column("n").to_pylist()]
 
 
-def seen(log: isolog.Log, topic: str) -> Mapping[str, int]:
+def visible_counts(log: isolog.Log, topic: str) -> Mapping[str, int]:
     """Return the count of visible numbers at each of three isolation levels."""
     return {level: len(read(log, topic, level)) for level in LEVELS}
 
@@ -121,7 +121,7 @@ def fingerprint(folder: Path) -> tuple[int, str]:
     return (int(rows[0]["entry_index"]) if len(rows) else 0), digest([rows])
 
 
-def copies_are_equal(cluster: LocalCluster, topic: str, number: int = 0, count: int = 3) -> None:
+def await_equal_copies(cluster: LocalCluster, topic: str, number: int = 0, count: int = 3) -> None:
     """Wait until ``count`` copies have the same entries, and check these against their bytes."""
 
     def equal() -> bool:

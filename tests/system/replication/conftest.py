@@ -9,7 +9,7 @@ import pytest
 
 import isolog
 from isolog.testing import LocalCluster
-from tests.system.replication.clusters import CONF, restored
+from tests.system.replication.clusters import CONF, restore
 
 _topics = itertools.count()
 
@@ -24,9 +24,9 @@ def shared() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(shared: LocalCluster) -> Iterator[LocalCluster]:
     """Three running and connected brokers. A test may kill or partition them."""
-    restored(shared)
+    restore(shared)
     yield shared
-    restored(shared)
+    restore(shared)
 
 
 @pytest.fixture

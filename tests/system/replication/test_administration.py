@@ -24,30 +24,30 @@ from tests.support import NUMBERS, Channel, eventually, fetched, numbers
 from tests.system.replication.clusters import (
     CONF,
     WAIT_S,
-    copies_are_equal,
+    append_replicated,
+    await_equal_copies,
+    await_in_sync,
     folders,
-    in_sync,
     partition,
-    patiently,
     read,
-    written,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
 
 
-def made(log, topic: str, *assignment: list[int]) -> None:
+def create_filled(log, topic: str, *assignment: list[int]) -> None:
     """Create a topic with the given assignment, and append ten numbers to each partition."""
     log.create_topic(topic, schema=NUMBERS, assignment=[[str(b) for b in a] for a in assignment])
     for number in range(len(assignment)):
-        written(log, topic, 0, 10, number)
-    in_sync(log, topic, len(assignment[0]))
+        append_replicated(log, topic, 0, 10, number)
+    await_in_sync(log, topic, len(assignment[0]))
 
 
 def test_leaders_are_balanced_after_restarts_without_a_command(topic):
     conf = CONF | {"leader_balance_seconds": 0.5}
     with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:
-        made(log, topic, [1, 2], [2, 1])
+        create_filled(log, topic, [1, 2], [2, 1])
         for number in cluster.brokers:
             cluster.stop(number)
             eventually(
@@ -58,7 +58,7 @@ def test_leaders_are_balanced_after_restarts_without_a_command(topic):
             cluster.restart(number)
             eventually(lambda: [leader_of(log, topic, each) for each in (0, 1)] == ["1", "2"])
         for number in (0, 1):
-            written(log, topic, 10, 5, number)
+            append_replicated(log, topic, 10, 5, number)
 
 
 def leader_of(log, topic: str, number: int) -> str | None:
@@ -69,20 +69,20 @@ def leader_of(log, topic: str, number: int) -> str | None:
 
 
 def test_moved_replicas_are_removed_from_their_old_brokers(cluster, log, topic):
-    made(log, topic, [1, 2])
+    create_filled(log, topic, [1, 2])
     log.move_replicas(topic, {0: ["3", "2"]})
     eventually(lambda: partition(log, topic).replicas == ("3", "2"))
-    in_sync(log, topic, 2)
+    await_in_sync(log, topic, 2)
     eventually(lambda: set(folders(cluster, topic)) == {2, 3})
-    copies_are_equal(cluster, topic, count=2)
+    await_equal_copies(cluster, topic, count=2)
     eventually(lambda: partition(log, topic).leader == "3")
-    written(log, topic, 10, 5)
+    append_replicated(log, topic, 10, 5)
     assert read(log, topic) == list(range(15))
 
 
 def test_producers_and_consumers_continue_while_a_partition_moves(cluster, log, topic):
     """A replica that closes at its old broker must not count as a deleted topic."""
-    made(log, topic, [1])
+    create_filled(log, topic, [1])
     with (
         cluster.connect(timeout=60) as other,
         other.consumer(topic, isolation="read_committed") as consumer,
@@ -123,10 +123,10 @@ def test_producers_and_consumers_continue_while_a_partition_moves(cluster, log, 
 
 
 def test_move_completes_after_kills_of_its_leader_and_target(cluster, log, topic):
-    made(log, topic, [1, 2])
+    create_filled(log, topic, [1, 2])
     cluster.kill(3)
     log.move_replicas(topic, {0: ["3", "2"]})
-    written(log, topic, 10, 5)
+    append_replicated(log, topic, 10, 5)
     cluster.kill(1)
     eventually(lambda: partition(log, topic).leader == "2")
     cluster.restart(3)
@@ -137,7 +137,7 @@ def test_move_completes_after_kills_of_its_leader_and_target(cluster, log, topic
 
 
 def test_move_is_cancelled(cluster, log, topic):
-    made(log, topic, [1, 2])
+    create_filled(log, topic, [1, 2])
     cluster.kill(3)
     log.move_replicas(topic, {0: ["3"]})
     log.cancel_moves(topic)
@@ -148,14 +148,14 @@ def test_move_is_cancelled(cluster, log, topic):
 
 
 def test_preferred_leaders_are_elected_by_a_command(cluster, log, topic):
-    made(log, topic, [1, 2, 3], [2, 3, 1])
+    create_filled(log, topic, [1, 2, 3], [2, 3, 1])
     cluster.kill(1)
     eventually(lambda: partition(log, topic).leader not in (None, "1"))
     cluster.restart(1)
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     log.elect_preferred_leaders(topic)
     eventually(lambda: [partition(log, topic, n).leader for n in (0, 1)] == ["1", "2"])
-    written(log, topic, 10, 5)
+    append_replicated(log, topic, 10, 5)
     assert read(log, topic) == [*range(15), *range(10)]
 
 
@@ -165,24 +165,24 @@ def test_preferred_leaders_are_elected_by_a_command(cluster, log, topic):
 @pytest.mark.parametrize("dead", [False, True])
 def test_decommissioned_broker_loses_its_replicas_also_if_dead(topic, dead):
     with LocalCluster(4, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
-        made(log, topic, [1, 2, 3], [2, 1, 3])
+        create_filled(log, topic, [1, 2, 3], [2, 1, 3])
         if dead:
             cluster.kill(1)
-        patiently(lambda: log.decommission("1"))
+        with_retries(lambda: log.decommission("1"))
         eventually(lambda: [partition(log, topic, n).replicas.count("1") for n in (0, 1)] == [0, 0])
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         eventually(lambda: "1" not in {each.id for each in log.cluster().brokers})
         for number in range(2):
             assert set(partition(log, topic, number).replicas) == {"2", "3", "4"}
-            written(log, topic, 10, 5, number)
+            append_replicated(log, topic, 10, 5, number)
         assert read(log, topic) == [*range(15), *range(15)]
 
 
 def test_leaving_broker_gets_no_new_replicas(topic):
     """A new replica would be moved away again, against the command of the operator."""
     with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
-        made(log, topic, [1])
-        made(log, f"{topic}-stays", [1, 2])
+        create_filled(log, topic, [1])
+        create_filled(log, f"{topic}-stays", [1, 2])
         log.decommission("2")
         with pytest.raises(InvalidAssignment, match="'2' is leaving"):
             log.move_replicas(topic, {0: ["2"]})
@@ -218,7 +218,7 @@ def test_invalid_assignments_are_refused_and_create_no_topic(cluster, log, topic
 
 def test_new_replicas_at_a_dead_broker_are_refused_immediately(cluster, log, topic):
     """Each broker creates its folder first, so that a lost folder differs from a new one."""
-    made(log, topic, [1, 2])
+    create_filled(log, topic, [1, 2])
     cluster.kill(3)
     for wish in ({"assignment": [["1", "3"]]}, {"partitions": 1, "replication_factor": 3}):
         begun = time.monotonic()
@@ -232,7 +232,7 @@ def test_new_replicas_at_a_dead_broker_are_refused_immediately(cluster, log, top
 
 
 def test_invalid_moves_and_decommissions_are_refused_without_a_change(cluster, log, topic):
-    made(log, topic, [1, 2])
+    create_filled(log, topic, [1, 2])
     before = partition(log, topic)
     for wrong in ({0: ["9"]}, {0: ["1", "1"]}, {0: []}, {7: ["1"]}):
         with pytest.raises(IsologError) as caught:
@@ -245,7 +245,7 @@ def test_invalid_moves_and_decommissions_are_refused_without_a_change(cluster, l
 
 
 def test_fetch_in_an_old_or_future_leader_epoch_is_refused(cluster, log, topic):
-    made(log, topic, [1, 2, 3])
+    create_filled(log, topic, [1, 2, 3])
     cluster.kill(1)
     eventually(lambda: partition(log, topic).leader not in (None, "1"))
     found = partition(log, topic)
@@ -257,11 +257,11 @@ def test_fetch_in_an_old_or_future_leader_epoch_is_refused(cluster, log, topic):
         ):
             with pytest.raises(expected, match=str(found.leader_epoch)):
                 fetched(channel, topic, start=0, end=1, leader_epoch=epoch)
-    assert patiently(lambda: read(log, topic)) == list(range(10))
+    assert with_retries(lambda: read(log, topic)) == list(range(10))
 
 
 def test_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path):
-    made(log, topic, [1, 2, 3])
+    create_filled(log, topic, [1, 2, 3])
     with LocalCluster(1, folder=tmp_path / "other") as other:
         theirs = other.broker(1).directory
         other.stop(1)
@@ -277,12 +277,12 @@ def test_directory_of_another_cluster_is_refused(cluster, log, topic, tmp_path):
             shutil.rmtree(ours)
             kept.rename(ours)
         cluster.restart(3)
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     assert read(log, topic) == list(range(10))
 
 
 def test_second_broker_with_the_id_of_a_running_one_is_refused(cluster, log, topic):
-    made(log, topic, [1, 2, 3])
+    create_filled(log, topic, [1, 2, 3])
     first = cluster.broker(1)
     twin = type(first)(1, cluster.folder / "twin", first._conf)
     twin.spawn()
@@ -291,14 +291,14 @@ def test_second_broker_with_the_id_of_a_running_one_is_refused(cluster, log, top
     assert not twin.alive
     assert not caught.value.retriable
     assert first.alive
-    written(log, topic, 10, 1)
-    in_sync(log, topic)
+    append_replicated(log, topic, 10, 1)
+    await_in_sync(log, topic)
 
 
 def test_topics_are_created_without_a_dead_broker_unless_they_need_it(cluster, log, topic):
     cluster.kill(3)
     log.create_topic(topic, 4, 2, schema=NUMBERS)
-    in_sync(log, topic, 2)
+    await_in_sync(log, topic, 2)
     for each in log.describe(topic).partitions:
         assert set(each.replicas) == {"1", "2"}
     more = f"{topic}-more"

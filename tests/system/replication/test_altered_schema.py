@@ -14,12 +14,12 @@ from spark_stream.consistency.entries import Kind
 from tests.support import eventually
 from tests.system.replication.clusters import (
     WAIT_S,
-    copies_are_equal,
+    await_equal_copies,
+    await_in_sync,
     entries,
     folders,
-    in_sync,
     partition,
-    patiently,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
@@ -49,7 +49,7 @@ def append(log: isolog.Log, topic: str, batch: pa.RecordBatch) -> None:
 
 
 def numbers_of(log: isolog.Log, topic: str) -> list[int]:
-    return patiently(lambda: log.read(topic, isolation="read_committed")).column("n").to_pylist()
+    return with_retries(lambda: log.read(topic, isolation="read_committed")).column("n").to_pylist()
 
 
 def versions(cluster: LocalCluster, topic: str) -> list[int]:
@@ -90,8 +90,8 @@ def test_replicas_are_equal_over_alterations_under_produce_and_consume(
     reader.join(WAIT_S)
     assert not failures
     assert seen == list(range(whole))
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     assert numbers_of(log, topic) == list(range(whole))
     found = versions(cluster, topic)  # batches queued at an alteration have the later schema
     assert (found[0], found[-1]) == (0, 2)
@@ -102,7 +102,7 @@ def test_new_leader_after_an_alteration_accepts_both_schemas(
 ) -> None:
     log.create_topic(topic, replication_factor=3, schema=SCHEMAS[0])
     append(log, topic, records(0, 0))
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     with log.producer(isolation="read_committed") as old:
         old.append(topic, records(0, 10)).result(WAIT_S)
         log.alter_topic(topic, schema=SCHEMAS[1])
@@ -114,8 +114,8 @@ def test_new_leader_after_an_alteration_accepts_both_schemas(
     for broker in cluster.brokers.values():
         if not broker.alive:
             cluster.restart(broker.number)
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     found = log.read(topic)
     assert found.schema == SCHEMAS[1]
     assert found.column("name").null_count == 30
@@ -126,7 +126,7 @@ def test_follower_down_during_alterations_gets_the_same_entries(
 ) -> None:
     log.create_topic(topic, replication_factor=3, schema=SCHEMAS[0])
     append(log, topic, records(0, 0))
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     leader = int(partition(log, topic).leader)
     away = next(number for number in cluster.brokers if number != leader)
     cluster.kill(away)
@@ -135,8 +135,8 @@ def test_follower_down_during_alterations_gets_the_same_entries(
         append(log, topic, records(version, 20 * version - 10))
         append(log, topic, records(version, 20 * version))
     cluster.restart(away)
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     assert versions(cluster, topic) == [0, 1, 1, 2, 2]
     log.move_replicas(topic, {0: [str(away)]})
     eventually(lambda: partition(log, topic).replicas == (str(away),), WAIT_S)

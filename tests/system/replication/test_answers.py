@@ -12,14 +12,14 @@ from isolog.errors import RecordTooLarge
 from isolog.testing import LocalCluster
 from tests.broker.stamped import Appender
 from tests.support import NUMBERS, Channel
-from tests.system.replication.clusters import WAIT_S, in_sync, written
+from tests.system.replication.clusters import WAIT_S, append_replicated, await_in_sync
 
 pytestmark = pytest.mark.chaos
 TEXT = pa.schema([pa.field("text", pa.string())])
 
 
 @contextmanager
-def nothing_replicated(cluster: LocalCluster, leader: int) -> Iterator[None]:
+def paused_followers(cluster: LocalCluster, leader: int) -> Iterator[None]:
     """Pause the leader's followers in the block."""
     followers = sorted({1, 2, 3} - {leader})
     for each in followers:
@@ -32,12 +32,12 @@ def nothing_replicated(cluster: LocalCluster, leader: int) -> Iterator[None]:
 def test_refusal_does_not_overtake_a_batch_that_waits_for_followers(cluster, log, topic):
     """A client expects the answers of a partition in the order of its batches."""
     log.create_topic(topic, 2, 3, schema=NUMBERS)
-    written(log, topic, 0, 1)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 1)
+    await_in_sync(log, topic)
     leader = cluster.leader(topic)
     with Channel(cluster.brokers[leader].address) as channel:
         stream = Appender(channel, topic, isolation="read_committed")
-        with nothing_replicated(cluster, leader):
+        with paused_followers(cluster, leader):
             stream.send(0)
             stream.send(0, leader_epoch=99)
             stream.send(77)
@@ -53,8 +53,8 @@ def test_bad_record_behind_a_waiting_batch_is_reported_to_the_producer(cluster, 
     log.create_topic(topic, 1, 3, schema=TEXT, config={"max.record.bytes": 1024})
     with log.producer(isolation="read_committed", timeout_ms=60_000) as producer:
         producer.append(topic, texts("small"), 0).result(WAIT_S)
-        in_sync(log, topic)
-        with nothing_replicated(cluster, cluster.leader(topic)):
+        await_in_sync(log, topic)
+        with paused_followers(cluster, cluster.leader(topic)):
             good = producer.append(topic, texts("small"), 0)
             bad = producer.append(topic, texts("x" * 2000), 0)
             after = producer.append(topic, texts("small"), 0)

@@ -16,13 +16,13 @@ from tests.support import NUMBERS, eventually, numbers
 from tests.system.replication.clusters import (
     CONF,
     WAIT_S,
-    copies_are_equal,
+    await_equal_copies,
+    await_in_sync,
     entries,
     folders,
-    in_sync,
     partition,
-    patiently,
     read,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
@@ -39,7 +39,7 @@ def fill(log, topic: str, copies: int, config: dict[str, Any] = SMALL) -> None:
     with log.producer() as producer:
         for first in range(0, len(ALL), ROWS):
             producer.append(topic, numbers(first, ROWS), 0).result()  # a separate entry
-    in_sync(log, topic, copies)
+    await_in_sync(log, topic, copies)
 
 
 def flip_first(folder: Path) -> Path:
@@ -53,21 +53,21 @@ def flip_first(folder: Path) -> Path:
     return file
 
 
-def damaged_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
+def damage_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
     """Stop the broker in order, change a byte, and start it."""
     cluster.stop(number)
     flip_first(folders(cluster, topic)[number])
     cluster.restart(number)
 
 
-def healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
+def await_healed(cluster: LocalCluster, log, topic: str, number: int) -> None:
     """Wait until the broker has cut its log at the damage, and all copies are equal again."""
     said = cluster.broker(number).log_text
     eventually(lambda: f"{topic}/0: truncated entries" in said(), WAIT_S)
     assert f"damaged entries in {topic}/0 from" in said()
     assert "are lost" not in said()
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     assert read(log, topic) == ALL
 
 
@@ -75,8 +75,8 @@ def test_follower_with_a_flipped_byte_leaves_the_isr_and_heals(cluster, log, top
     fill(log, topic, 3)
     leader = cluster.leader(topic)
     follower = next(each for each in cluster.brokers if each != leader)
-    damaged_while_down(cluster, topic, follower)
-    healed(cluster, log, topic, follower)
+    damage_while_down(cluster, topic, follower)
+    await_healed(cluster, log, topic, follower)
     assert partition(log, topic).leader == str(leader)
 
 
@@ -86,7 +86,7 @@ def test_leader_with_a_flipped_byte_resigns_and_heals_as_a_follower(topic):
         fill(log, topic, 3)
         leader = cluster.leader(topic)
         flip_first(folders(cluster, topic)[leader])  # of a batch from the running broker
-        healed(cluster, log, topic, leader)
+        await_healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
 
 
@@ -100,13 +100,13 @@ def test_damaged_only_copy_is_kept_and_logged(cluster, log, topic):
     said = cluster.broker(leader).log_text
     eventually(lambda: "no other in-sync replica" in said(), WAIT_S)
     with pytest.raises(DamagedSegment):
-        patiently(lambda: log.read(topic))
+        with_retries(lambda: log.read(topic))
     found = partition(log, topic)
     assert found.log_end_offset == len(ALL)
     assert found.leader == str(leader)
     assert found.leader_epoch == 0
     assert file.read_bytes() == kept
-    later = patiently(lambda: log.read(topic, start={0: 100}))
+    later = with_retries(lambda: log.read(topic, start={0: 100}))
     assert later.column("n").to_pylist() == ALL[100:]
 
 
@@ -115,17 +115,17 @@ def test_damage_detected_by_a_read_is_healed_without_scrubbing(topic):
     with LocalCluster(3, conf=conf) as cluster, cluster.connect() as log:
         fill(log, topic, 3)
         leader = cluster.leader(topic)
-        damaged_while_down(cluster, topic, leader)
-        in_sync(log, topic)
-        patiently(log.elect_preferred_leaders)
+        damage_while_down(cluster, topic, leader)
+        await_in_sync(log, topic)
+        with_retries(log.elect_preferred_leaders)
         eventually(lambda: cluster.leader(topic) == leader)
         assert read(log, topic) == ALL  # the leader changes before the reader gets an answer
-        healed(cluster, log, topic, leader)
+        await_healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
 
 
 @pytest.mark.rule(
-    "what a leader does after entries have arrived damaged",
+    "the reaction of a leader to entries received damaged",
     "broker/partition/replication.py",
     "broker/replication/leader_core.py",
 )
@@ -146,7 +146,7 @@ def test_damage_in_the_active_segment_of_a_leader_is_healed(topic, meets):
             flip_first(folders(cluster, topic)[leader])
         if meets == "a reader":
             assert read(log, topic) == ALL  # the leader changes before a wrong value is sent
-        healed(cluster, log, topic, leader)
+        await_healed(cluster, log, topic, leader)
         assert cluster.leader(topic) != leader
 
 
@@ -162,7 +162,7 @@ def flip_entry(folder: Path, index: int) -> None:
 
 
 @pytest.mark.rule(
-    "what a log keeps that it cuts at damage, and when it takes it back", "storage/log/damage.py"
+    "the segments kept from a cut at damage, and their return", "storage/log/damage.py"
 )
 def test_no_record_is_lost_if_each_copy_has_other_damage(topic):
     """Each broker cuts sound copies of the records damaged at another one, and keeps them aside."""
@@ -175,11 +175,11 @@ def test_no_record_is_lost_if_each_copy_has_other_damage(topic):
 
         def is_read() -> bool:
             with suppress(DamagedSegment):  # while the last broker is the only one in sync
-                return patiently(lambda: read(log, topic)) == ALL
+                return with_retries(lambda: read(log, topic)) == ALL
             return False
 
         eventually(is_read, WAIT_S)
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         kept = [folder / "cut" for folder in found.values()]
         eventually(lambda: not any(each.exists() for each in kept), WAIT_S)
         said = [broker.log_text() for broker in cluster.brokers.values()]
@@ -194,13 +194,13 @@ def test_mapped_reader_reports_damage_of_a_follower_and_reads_the_leader(topic):
         eventually(lambda: partition(log, topic).leader is not None, WAIT_S)
         leader = cluster.leader(topic)
         cluster.restart(leader, conf={"mapped_reads": False})
-        in_sync(log, topic)
-        patiently(log.elect_preferred_leaders)
+        await_in_sync(log, topic)
+        with_retries(log.elect_preferred_leaders)
         eventually(lambda: cluster.leader(topic) == leader, WAIT_S)
         with log.producer() as producer:
             for first in range(0, 100_000, 10_000):
                 producer.append(topic, numbers(first, 10_000), 0).result()
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         for number, folder in folders(cluster, topic).items():
             if number != leader:
                 flip_first(folder)
@@ -209,14 +209,14 @@ def test_mapped_reader_reports_damage_of_a_follower_and_reads_the_leader(topic):
         eventually(
             lambda: any(f"damaged entries in {topic}/0 from" in text() for text in said), WAIT_S
         )
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         assert read(log, topic) == list(range(100_000))
 
 
 def test_broker_status_has_the_last_check_and_the_damage(cluster, log, topic):
     fill(log, topic, 1)
     leader = cluster.broker(cluster.leader(topic))
-    damaged_while_down(cluster, topic, leader.number)
+    damage_while_down(cluster, topic, leader.number)
     with isolog.connect(leader.address) as direct:
         eventually(lambda: direct.status().checked_ms is not None, WAIT_S)
         found = direct.status()

@@ -234,7 +234,7 @@ def test_read_of_a_topic_without_leader_raises_at_its_timeout(pair):
         assert log.read("fresh").num_rows == 0
 
 
-@pytest.mark.rule("when a silent broker is left", "client/connecting/link.py")
+@pytest.mark.rule("the failover from a silent broker", "client/connecting/link.py")
 def test_client_leaves_a_silent_leader_after_the_next_election(replicated):
     """The leader is stopped, so its open connections would give no answer until the timeout."""
     first, second = replicated

@@ -15,12 +15,12 @@ from spark_stream.client.values import Written
 from tests.support import NUMBERS, eventually, numbers
 from tests.system.replication.clusters import (
     WAIT_S,
-    copies_are_equal,
-    in_sync,
+    append_replicated,
+    await_equal_copies,
+    await_in_sync,
     partition,
     read,
-    restored,
-    written,
+    restore,
 )
 
 pytestmark = pytest.mark.chaos
@@ -85,33 +85,33 @@ def strike_under_load(
                 load.await_progress()
                 if leads and strike is not STRIKES["cut off"]:
                     assert partition(log, topic).leader != str(number)
-                restored(cluster)
-                in_sync_under_load(log, topic)
+                restore(cluster)
+                await_isr_under_load(log, topic)
         finally:
-            restored(cluster)
+            restore(cluster)
             count = load.end()
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         assert [each.result(0).offset for each in load.futures] == list(range(count))
         for level in ("read_committed", "read_uncommitted"):
             assert read(log, topic, level) == list(range(count))
-    copies_are_equal(cluster, topic)
+    await_equal_copies(cluster, topic)
 
 
-def in_sync_under_load(log: isolog.Log, topic: str) -> None:
+def await_isr_under_load(log: isolog.Log, topic: str) -> None:
     eventually(lambda: len(partition(log, topic).isr) == 3, WAIT_S)
 
 
-def only(*first: str) -> list[Any]:
+def strikes_with(*first: str) -> list[Any]:
     """Return all strikes. Only `make test-all` runs those that are not among ``first``."""
     return [how if how in first else pytest.param(how, marks=pytest.mark.full) for how in STRIKES]
 
 
-@pytest.mark.parametrize("how", only("killed", "cut off"))
+@pytest.mark.parametrize("how", strikes_with("killed", "cut off"))
 def test_leader_failure_loses_and_duplicates_no_record(cluster, topic, how):
     strike_under_load(cluster, topic, STRIKES[how], [True])
 
 
-@pytest.mark.parametrize("how", only("killed"))
+@pytest.mark.parametrize("how", strikes_with("killed"))
 def test_follower_failure_loses_and_duplicates_no_record(cluster, topic, how):
     strike_under_load(cluster, topic, STRIKES[how], [False])
 
@@ -125,46 +125,46 @@ def test_failures_in_turn_lose_and_duplicate_no_record(cluster, topic, how):
 def test_committed_records_survive_the_kill_of_all_brokers(cluster, log, topic):
     log.create_topic(topic, 3, 3, schema=NUMBERS)
     for number in range(3):
-        written(log, topic, 100 * number, 50, number)
+        append_replicated(log, topic, 100 * number, 50, number)
     for number in cluster.brokers:
         cluster.kill(number)
-    restored(cluster)
-    in_sync(log, topic)
+    restore(cluster)
+    await_in_sync(log, topic)
     assert read(log, topic) == [n + 100 * part for part in range(3) for n in range(50)]
     for number in range(3):
-        copies_are_equal(cluster, topic, number)
+        await_equal_copies(cluster, topic, number)
 
 
 def test_follower_partitioned_from_its_leader_leaves_the_isr_and_rejoins(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"replica.lag.time.max.ms": 500})
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     leader = cluster.leader(topic)
     follower = leader % 3 + 1
     cluster.cut(leader, follower)
-    written(log, topic, 5, 5)  # acknowledged after the follower has left the ISR
+    append_replicated(log, topic, 5, 5)  # acknowledged after the follower has left the ISR
     assert str(follower) not in partition(log, topic).isr
     assert cluster.leader(topic) == leader
     cluster.heal(leader, follower)
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     assert read(log, topic) == list(range(10))
 
 
 def test_resumed_leader_serves_no_request_of_its_old_epoch(cluster, log, topic):
     """It must redirect its old clients to the new leader."""
     log.create_topic(topic, 1, 3, schema=NUMBERS)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     old = cluster.leader(topic)
     with cluster.connect(timeout=60) as late, late.producer(timeout_ms=60_000) as producer:
         producer.append(topic, numbers(5, 1), 0).result(WAIT_S)
-        in_sync(log, topic)  # only the leader has acknowledged it, so it is replicated first
+        await_in_sync(log, topic)  # only the leader has acknowledged it, so it is replicated first
         cluster.pause(old)
         eventually(lambda: partition(log, topic).leader not in (None, str(old)))
-        written(log, topic, 6, 4)
+        append_replicated(log, topic, 6, 4)
         cluster.resume(old)
         assert producer.append(topic, numbers(10, 1), 0).result(WAIT_S).offset == 10
         assert read(late, topic, "read_uncommitted") == list(range(11))
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)

@@ -22,7 +22,7 @@ from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.messages import REPLICATE
 from spark_stream.wire.replication_messages import Acked, Follow, Frame, OpenReplication, unpack
 from tests.support import NUMBERS, numbers
-from tests.system.replication.clusters import in_sync, partition, read, written
+from tests.system.replication.clusters import append_replicated, await_in_sync, partition, read
 
 pytestmark = pytest.mark.chaos
 
@@ -99,8 +99,8 @@ def test_false_follower_without_the_secret_is_refused(cluster, log, topic, secre
     """With the secret the attack succeeds, which shows that only the secret prevents it."""
     config = {"min.insync.replicas": 2, "replica.lag.time.max.ms": 600_000}
     log.create_topic(topic, 1, 3, schema=NUMBERS, config=config)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     with (
         false_followers(cluster, log, topic, secret) as followers,
         log.producer(isolation="read_committed", timeout_ms=4_000) as producer,

@@ -10,14 +10,14 @@ from isolog.errors import IsologError
 from tests.support import NUMBERS, eventually, numbers
 from tests.system.replication.clusters import (
     WAIT_S,
-    copies_are_equal,
+    append_replicated,
+    await_equal_copies,
+    await_in_sync,
     entries,
     folders,
-    in_sync,
     partition,
-    patiently,
     read,
-    written,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
@@ -29,8 +29,8 @@ def others(cluster, *numbers_: int) -> list[int]:
 
 def test_ex_leader_truncates_its_longer_tail(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     old = cluster.leader(topic)
     cluster.cut_off(old)
     with log.producer() as producer:
@@ -39,11 +39,11 @@ def test_ex_leader_truncates_its_longer_tail(cluster, log, topic):
     assert len(read(log, topic, "read_uncommitted")) == 14
     cluster.kill(old)  # the other brokers elect a leader without those records
     eventually(lambda: partition(log, topic).leader not in (None, str(old)))
-    written(log, topic, 5, 4)
+    append_replicated(log, topic, 5, 4)
     cluster.heal()
     cluster.restart(old)
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     for level in ("read_uncommitted", "read_committed"):
         assert read(log, topic, level) == list(range(9))
 
@@ -52,47 +52,47 @@ def test_ex_leader_truncates_its_longer_tail(cluster, log, topic):
 def test_wiped_follower_is_replicated_again(cluster, log, topic, lost):
     log.create_topic(topic, 2, 3, schema=NUMBERS)
     for number in range(2):
-        written(log, topic, 0, 50, number)
-    in_sync(log, topic)
+        append_replicated(log, topic, 0, 50, number)
+    await_in_sync(log, topic)
     wiped = others(cluster, cluster.leader(topic))[0]
     broker = cluster.broker(wiped)
     cluster.kill(wiped)
     shutil.rmtree(broker.directory / "topics" if lost == "topics" else broker.directory)
-    written(log, topic, 50, 10)
+    append_replicated(log, topic, 50, 10)
     cluster.restart(wiped)
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     for number in range(2):
-        copies_are_equal(cluster, topic, number)
+        await_equal_copies(cluster, topic, number)
     assert read(log, topic) == [*range(60), *range(50)]
 
 
 def test_follower_behind_the_log_start_begins_at_the_log_start(cluster, log, topic):
     config = {"segment.bytes": 65_536, "retention.bytes": 65_536, "replica.lag.time.max.ms": 500}
     log.create_topic(topic, 1, 3, schema=NUMBERS, config=config)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     behind = others(cluster, cluster.leader(topic))[0]
     cluster.kill(behind)
     eventually(lambda: len(partition(log, topic).isr) == 2)
     for first in range(5, 60_005, 6000):
-        written(log, topic, first, 6000)
+        append_replicated(log, topic, first, 6000)
     eventually(lambda: partition(log, topic).log_start_offset > 5)
     cluster.restart(behind)
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     start = partition(log, topic).log_start_offset
     copy = entries(folders(cluster, topic)[behind])
     assert 5 < int(copy[0]["base_offset"]) <= start
     assert read(log, topic) == list(range(start, 60_005))
     cluster.kill(int(partition(log, topic).leader))
-    eventually(lambda: patiently(lambda: read(log, topic))[-1] == 60_004)
+    eventually(lambda: with_retries(lambda: read(log, topic))[-1] == 60_004)
 
 
 def test_follower_damaged_during_a_stop_heals(cluster, log, topic):
     """It cannot vouch for its logs, so it leaves the ISR, and rejoins after its repair."""
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     for first in range(0, 400, 10):
-        written(log, topic, first, 10)
-    in_sync(log, topic)
+        append_replicated(log, topic, first, 10)
+    await_in_sync(log, topic)
     hurt = others(cluster, cluster.leader(topic))[0]
     cluster.stop(hurt)
     file = sorted(folders(cluster, topic)[hurt].glob("*.entries"))[1]
@@ -100,12 +100,12 @@ def test_follower_damaged_during_a_stop_heals(cluster, log, topic):
     data[len(data) // 2] ^= 0xFF
     file.write_bytes(data)
     cluster.restart(hurt)
-    written(log, topic, 400, 10)
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    append_replicated(log, topic, 400, 10)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     for each in others(cluster, hurt):
         cluster.kill(each)
-    assert patiently(lambda: read(log, topic)) == list(range(410))
+    assert with_retries(lambda: read(log, topic)) == list(range(410))
     assert cluster.leader(topic) == hurt
 
 
@@ -113,25 +113,25 @@ def test_follower_damaged_during_a_stop_heals(cluster, log, topic):
 def test_replica_with_an_unreadable_log_is_replicated_again(cluster, log, topic, suffix):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     for first in range(0, 400, 10):
-        written(log, topic, first, 10)
-    in_sync(log, topic)
+        append_replicated(log, topic, first, 10)
+    await_in_sync(log, topic)
     hurt = others(cluster, cluster.leader(topic))[0]
     cluster.kill(hurt)
     folder = folders(cluster, topic)[hurt]
     lost = sorted(folder.glob(f"*{suffix}"))[1]
     lost.unlink()
     cluster.restart(hurt)
-    written(log, topic, 400, 10)
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    append_replicated(log, topic, 400, 10)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     assert str(folder / "cut") in cluster.broker(hurt).log_text()
     assert (folder / "cut" / "1" / sorted(folder.glob("*.arrow"))[0].name).exists()
 
 
 def test_topic_deleted_while_a_broker_was_down_is_removed_there(cluster, log, topic):
     log.create_topic(topic, 2, 3, schema=NUMBERS)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     away = others(cluster, cluster.leader(topic))[0]
     cluster.kill(away)
     log.delete_topic(topic)
@@ -143,8 +143,8 @@ def test_topic_deleted_while_a_broker_was_down_is_removed_there(cluster, log, to
 
 def test_topic_recreated_while_a_broker_was_down_has_no_old_records(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
     away = others(cluster, cluster.leader(topic))[0]
     cluster.kill(away)
     log.delete_topic(topic)
@@ -152,12 +152,12 @@ def test_topic_recreated_while_a_broker_was_down_has_no_old_records(cluster, log
         log.describe(topic)
     alive = [str(each) for each in others(cluster, away)]
     log.create_topic(topic, schema=NUMBERS, assignment=[alive])
-    written(log, topic, 100, 5)
+    append_replicated(log, topic, 100, 5)
     cluster.restart(away)
     eventually(lambda: set(folders(cluster, topic)) == set(others(cluster, away)))
     log.move_replicas(topic, {0: [*alive, str(away)]})
-    in_sync(log, topic)
-    copies_are_equal(cluster, topic)
+    await_in_sync(log, topic)
+    await_equal_copies(cluster, topic)
     assert read(log, topic) == list(range(100, 105))
 
 
@@ -166,8 +166,8 @@ def test_broker_stopped_in_order_vouches_after_moves_and_deletions(cluster, log,
     log.create_topic(topic, schema=NUMBERS, assignment=[["1"]])
     for name in ("gone", "moved"):
         log.create_topic(f"{topic}-{name}", schema=NUMBERS, assignment=[["1", "2"]])
-        written(log, f"{topic}-{name}", 0, 5)
-    written(log, topic, 0, 5)
+        append_replicated(log, f"{topic}-{name}", 0, 5)
+    append_replicated(log, topic, 0, 5)
     before = len(cluster.broker(1).log_text())
     cluster.stop(1)
     log.delete_topic(f"{topic}-gone")

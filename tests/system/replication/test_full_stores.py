@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 TEXT = "database space exceeded"
 
 
-def agree(cluster: LocalCluster, alive: int, without_leader: int, *, store: bool) -> bool:
+def views_agree(cluster: LocalCluster, alive: int, without_leader: int, *, store: bool) -> bool:
     """Return whether all views through brokers 1 and 2 show this state."""
     for number in (1, 2):
         views = views_of(cluster.broker(number))
@@ -46,11 +46,11 @@ def test_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
     ):
         log.create_topic("t", 6, 3, schema=NUMBERS)
 
-        eventually(lambda: agree(cluster, 3, 0, store=True), 30)
+        eventually(lambda: views_agree(cluster, 3, 0, store=True), 30)
         etcd.fill()
         cluster.kill(3)
         # Each partition has a replica on broker 3, which sends no further promises.
-        eventually(lambda: agree(cluster, 2, 6, store=False), 60)
+        eventually(lambda: views_agree(cluster, 2, 6, store=False), 60)
         view = views_of(cluster.broker(1)).by_name["console"]
         assert any(TEXT in each for each in view.problems)
         assert view.controller != "3"
@@ -66,9 +66,9 @@ def test_full_etcd_and_a_killed_broker_are_in_every_view(tmp_path: Path):
         assert TEXT in cluster.broker(1).log_text()
 
         etcd.free()
-        eventually(lambda: agree(cluster, 2, 0, store=True), 60)
+        eventually(lambda: views_agree(cluster, 2, 0, store=True), 60)
         cluster.restart(3)
-        eventually(lambda: agree(cluster, 3, 0, store=True), 60)
+        eventually(lambda: views_agree(cluster, 3, 0, store=True), 60)
         eventually(lambda: not log.cluster().problems, 60)
 
 
@@ -113,7 +113,7 @@ def test_full_disk_of_the_metadata_file_is_in_every_view_until_cleared(tmp_path:
             cluster.connect(timeout=20) as log,
         ):
             log.create_topic("t", 3, 3, schema=NUMBERS)
-            eventually(lambda: agree(cluster, 3, 0, store=True), 30)
+            eventually(lambda: views_agree(cluster, 3, 0, store=True), 30)
             disk.fill()
             began = time.monotonic()
             with pytest.raises(MetadataUnavailable, match="full") as refused:
@@ -128,7 +128,7 @@ def test_full_disk_of_the_metadata_file_is_in_every_view_until_cleared(tmp_path:
             assert any("full" in each for each in views.status.problems)
             disk.clear()
             # No caller changes the store: the broker itself retries a change.
-            eventually(lambda: agree(cluster, 3, 0, store=True), 30)
+            eventually(lambda: views_agree(cluster, 3, 0, store=True), 30)
             log.create_topic("large", 10, 3, schema=NUMBERS)
     finally:
         disk.close()

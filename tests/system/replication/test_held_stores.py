@@ -9,7 +9,13 @@ import pytest
 
 from isolog.testing import LocalCluster
 from tests.support import NUMBERS, eventually
-from tests.system.replication.clusters import CONF, in_sync, partition, read, written
+from tests.system.replication.clusters import (
+    CONF,
+    append_replicated,
+    await_in_sync,
+    partition,
+    read,
+)
 
 # The simulator has outages of the store in each run.
 pytestmark = [pytest.mark.chaos, pytest.mark.full]
@@ -18,8 +24,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.full]
 def test_locked_store_is_logged_and_delays_the_election(topic):
     with LocalCluster(2, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2"]])
-        written(log, topic, 0, 5)
-        in_sync(log, topic, 2)
+        append_replicated(log, topic, 0, 5)
+        await_in_sync(log, topic, 2)
         store = cluster.folder / "metadata" / "metadata.sqlite"
         with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as holder:
             holder.execute("begin immediate")

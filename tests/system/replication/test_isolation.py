@@ -20,13 +20,13 @@ from tests.support import NUMBERS, eventually, numbers
 from tests.system.replication.clusters import (
     LEVELS,
     WAIT_S,
-    copies_are_equal,
-    in_sync,
+    append_replicated,
+    await_equal_copies,
+    await_in_sync,
     partition,
-    patiently,
     read,
-    seen,
-    written,
+    visible_counts,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
@@ -48,14 +48,14 @@ def stalled(cluster: LocalCluster, log: isolog.Log, topic: str) -> Iterator[int]
         cluster.heal(leader, follower)
 
 
-def made(log: isolog.Log, topic: str, **config: object) -> None:
+def create_filled(log: isolog.Log, topic: str, **config: object) -> None:
     log.create_topic(topic, 1, 3, schema=NUMBERS, config=PATIENT | config)
-    written(log, topic, 0, 5)
-    in_sync(log, topic)
+    append_replicated(log, topic, 0, 5)
+    await_in_sync(log, topic)
 
 
 def test_read_committed_acknowledgement_waits_for_the_high_watermark(cluster, log, topic):
-    made(log, topic)
+    create_filled(log, topic)
     producer = log.producer(isolation="read_committed", timeout_ms=60_000)
     with stalled(cluster, log, topic):
         waits = producer.append(topic, numbers(5, 3), 0)
@@ -70,7 +70,7 @@ def test_read_committed_acknowledgement_waits_for_the_high_watermark(cluster, lo
 
 
 def test_timeout_is_an_unknown_outcome_with_its_offsets(cluster, log, topic):
-    made(log, topic)
+    create_filled(log, topic)
     with stalled(cluster, log, topic):
         with log.producer(isolation="read_committed", timeout_ms=500) as producer:
             error = producer.append(topic, numbers(5, 3), 0).exception(WAIT_S)
@@ -78,12 +78,12 @@ def test_timeout_is_an_unknown_outcome_with_its_offsets(cluster, log, topic):
         assert (error.offset, error.details["count"]) == (5, 3)
         assert error.kept == 0  # no record of it is acknowledged
         assert "5" in str(error)
-        assert seen(log, topic) == {
+        assert visible_counts(log, topic) == {
             "read_uncommitted": 8,
             "read_replicated": 5,
             "read_committed": 5,
         }
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     assert read(log, topic) == list(range(8))  # the records are stored
 
 
@@ -95,7 +95,7 @@ def test_record_that_followers_may_lack_is_never_acknowledged(cluster, log, topi
         log.producer(transactional_id=topic, timeout_ms=3000) as owner,
     ):
         assert producer.send(topic, b"0").result(WAIT_S).offset == 0
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         cluster.cut_off(leader := cluster.leader(topic))
         owner.begin_transaction()
         for future in [writer.send(topic, b"1") for writer in (producer, owner)]:
@@ -103,7 +103,7 @@ def test_record_that_followers_may_lack_is_never_acknowledged(cluster, log, topi
         cluster.kill(leader)
         with pytest.raises(TransactionAborted):
             owner.commit_transaction()
-        found = patiently(lambda: log.read(topic, isolation="read_committed"))
+        found = with_retries(lambda: log.read(topic, isolation="read_committed"))
     assert found["value"].to_pylist() == [b"0"]
 
 
@@ -115,7 +115,7 @@ def test_isolation_levels_of_producer_and_consumer_in_pairs(
     cluster, log, topic, producing, consuming
 ):
     """With a lagging follower, the levels decide the acknowledgement and the visibility."""
-    made(log, topic)
+    create_filled(log, topic)
     producer = log.producer(isolation=producing, timeout_ms=60_000)
     with stalled(cluster, log, topic):
         sent = producer.append(topic, numbers(5, 1), 0)
@@ -130,52 +130,52 @@ def test_isolation_levels_of_producer_and_consumer_in_pairs(
 
 
 def test_each_isolation_level_reads_up_to_its_bound(cluster, log, topic):
-    made(log, topic)
+    create_filled(log, topic)
     owner = log.producer(transactional_id=topic)
     owner.begin_transaction()
     owner.append(topic, numbers(5, 2), 0).result(WAIT_S)
-    written(log, topic, 7, 1)
+    append_replicated(log, topic, 7, 1)
     with stalled(cluster, log, topic):
         with log.producer() as producer:
             producer.append(topic, numbers(8, 3), 0).result(WAIT_S)
         expected = {"read_uncommitted": 11, "read_replicated": 8, "read_committed": 5}
-        assert seen(log, topic) == expected
+        assert visible_counts(log, topic) == expected
         assert log.read(topic, isolation="read_atomic").num_rows == 5
         for level, end in expected.items():
             with log.consumer(topic, isolation=level, start="latest") as consumer:
                 assert consumer.position() == {(topic, 0): end}
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     owner.commit_transaction()
     owner.close()
     assert [len(read(log, topic, level)) for level in LEVELS] == [11, 11, 11]
 
 
 def test_commit_returns_after_its_markers_are_replicated(cluster, log, topic):
-    made(log, topic)
+    create_filled(log, topic)
     owner = log.producer(transactional_id=topic, timeout_ms=60_000)
     with owner.transaction():
         owner.append(topic, numbers(5, 2), 0)
     assert read(log, topic) == list(range(7))
-    copies_are_equal(cluster, topic)
+    await_equal_copies(cluster, topic)
     owner.close()
 
 
 def test_start_above_the_high_watermark_waits_and_returns_no_record(cluster, log, topic):
-    made(log, topic)
+    create_filled(log, topic)
     with stalled(cluster, log, topic):
         with log.producer() as producer:
             producer.append(topic, numbers(5, 5), 0).result(WAIT_S)
         with log.consumer(topic, isolation="read_replicated", start={0: 7}) as consumer:
             assert list(consumer.batches(until="latest")) == []
             assert consumer.position() == {(topic, 0): 7}
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     with log.consumer(topic, isolation="read_replicated", start={0: 7}) as consumer:
         rows = [n for b in consumer.batches(until="latest") for n in b.column("n").to_pylist()]
     assert rows == [7, 8, 9]
 
 
 def test_high_watermark_of_readers_never_decreases_over_a_failover(cluster, log, topic):
-    made(log, topic)
+    create_filled(log, topic)
     with stalled(cluster, log, topic) as follower:
         with log.producer() as producer:
             producer.append(topic, numbers(5, 5), 0).result(WAIT_S)
@@ -195,7 +195,7 @@ def test_high_watermark_of_readers_never_decreases_over_a_failover(cluster, log,
 
 
 def test_replicated_writes_are_refused_below_min_insync_replicas(cluster, log, topic):
-    made(log, topic, **{"min.insync.replicas": 3, "replica.lag.time.max.ms": 500})
+    create_filled(log, topic, **{"min.insync.replicas": 3, "replica.lag.time.max.ms": 500})
     leader = int(partition(log, topic).leader)
     lost = next(each for each in (1, 2, 3) if each != leader)
     cluster.pause(lost)
@@ -211,8 +211,8 @@ def test_replicated_writes_are_refused_below_min_insync_replicas(cluster, log, t
         assert producer.append(topic, numbers(5, 1), 0).result(WAIT_S).offset == 5
     assert partition(log, topic).high_watermark == 5  # it does not advance below the minimum
     cluster.resume(lost)
-    in_sync(log, topic)
-    written(log, topic, 6, 1)
+    await_in_sync(log, topic)
+    append_replicated(log, topic, 6, 1)
     assert read(log, topic) == list(range(7))
-    patiently(owner.abort_transaction)
+    with_retries(owner.abort_transaction)
     owner.close()

@@ -97,7 +97,7 @@ def epoch_of(channel: Channel) -> int:
     return int(act(channel, "find-leaders", topic="t")["partitions"][0]["leader_epoch"])
 
 
-@pytest.mark.rule("in which leader epoch a broker takes a request", "broker/partition/partition.py")
+@pytest.mark.rule("the leader epoch of a request", "broker/partition/partition.py")
 def test_fetch_in_another_epoch_is_refused_with_the_current_one(led):
     channel = led[1].channel()
     present = epoch_of(channel)

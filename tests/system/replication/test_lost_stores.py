@@ -17,11 +17,11 @@ from spark_stream.cluster.backup import back_up, put_back
 from tests.support import NUMBERS, eventually
 from tests.system.replication.clusters import (
     CONF,
-    copies_are_equal,
-    in_sync,
+    append_replicated,
+    await_equal_copies,
+    await_in_sync,
     partition,
     read,
-    written,
 )
 
 pytestmark = pytest.mark.chaos
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.chaos
 def test_deleted_store_is_detected_and_restored_from_a_broker(topic):
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, 3, 3, schema=NUMBERS)
-        written(log, topic, 0, 5)
-        in_sync(log, topic)
+        append_replicated(log, topic, 0, 5)
+        await_in_sync(log, topic)
         store = cluster.folder / "metadata" / "metadata.sqlite"
         for each in store.parent.glob("metadata.sqlite*"):
             each.unlink()
@@ -39,7 +39,7 @@ def test_deleted_store_is_detected_and_restored_from_a_broker(topic):
             eventually(lambda b=broker: "METADATA_LOST" in b.log_text())
         with pytest.raises(MetadataLost, match="was deleted"):
             log.create_topic(f"{topic}-more", schema=NUMBERS)
-        written(log, topic, 5, 5)
+        append_replicated(log, topic, 5, 5)
         assert read(log, topic) == list(range(10))
         assert log.cluster().problems[0].kind == "metadata_lost"
         cluster.stop(1)
@@ -54,14 +54,14 @@ def test_deleted_store_is_detected_and_restored_from_a_broker(topic):
             cluster.stop(number)
             cluster.restart(number)
         eventually(lambda: not log.cluster().problems)
-        written(log, topic, 10, 5)
+        append_replicated(log, topic, 10, 5)
         assert read(log, topic) == list(range(15))
 
 
 def test_broker_does_not_start_on_a_replaced_store_file(tmp_path, topic):
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, 3, 3, schema=NUMBERS)
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         store, backup = cluster.folder / "metadata" / "metadata.sqlite", tmp_path / "backup"
         back_up(store, backup)
         log.create_topic(f"{topic}-later", schema=NUMBERS)
@@ -91,13 +91,13 @@ def with_older_backup(
     """
     with LocalCluster(3, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:
         log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]])
-        written(log, topic, 0, 5)
-        in_sync(log, topic)
+        append_replicated(log, topic, 0, 5)
+        await_in_sync(log, topic)
         store, backup = cluster.folder / "metadata" / "metadata.sqlite", folder / "backup"
         back_up(store, backup)
         cluster.stop(1)
         eventually(lambda: "1" not in partition(log, topic).isr)
-        written(log, topic, 5, 5)
+        append_replicated(log, topic, 5, 5)
         yield cluster, log, store, backup
 
 
@@ -123,9 +123,9 @@ def test_copied_backup_loses_no_acknowledged_record(tmp_path, topic, how):
         for number in cluster.brokers:
             cluster.restart(number)
         eventually(lambda: partition(log, topic).leader in ("2", "3"))
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         assert read(log, topic) == list(range(10))
-        copies_are_equal(cluster, topic)
+        await_equal_copies(cluster, topic)
 
 
 def test_broker_that_lacks_records_is_not_elected_from_an_older_backup(tmp_path, topic):
@@ -141,8 +141,8 @@ def test_broker_that_lacks_records_is_not_elected_from_an_older_backup(tmp_path,
         for number in (2, 3):
             cluster.restart(number)
         eventually(lambda: partition(log, topic).leader in ("2", "3"))
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         assert partition(log, topic).leader_epoch > epoch
-        written(log, topic, 10, 5)
+        append_replicated(log, topic, 10, 5)
         assert read(log, topic) == list(range(15))
-        copies_are_equal(cluster, topic)
+        await_equal_copies(cluster, topic)

@@ -17,7 +17,7 @@ import pytest
 import isolog
 from isolog.testing import LocalCluster
 from tests.near_reads import unmapped, watch_mapped
-from tests.system.replication.clusters import CONF, folders, in_sync
+from tests.system.replication.clusters import CONF, await_in_sync, folders
 
 pytestmark = pytest.mark.chaos
 
@@ -43,7 +43,9 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return watch_mapped(monkeypatch)
 
 
-def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str, **config: object) -> None:
+def create_led_by_first(
+    cluster: LocalCluster, log: isolog.Log, topic: str, **config: object
+) -> None:
     """Create a topic led by broker 1. Only the files of its follower may be mapped."""
     log.create_topic(
         topic,
@@ -64,7 +66,7 @@ def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 50
 def test_mapped_reads_of_a_follower_return_the_records_of_the_leader(
     cluster, log, topic, mapped, compression
 ):
-    led_by_the_first(
+    create_led_by_first(
         cluster, log, topic, **{"compression": compression, "segment.bytes": "1048576"}
     )
     write(log, topic, 0, 20)
@@ -77,7 +79,7 @@ def test_mapped_reads_of_a_follower_return_the_records_of_the_leader(
     write(log, topic, 10_000, 40)
     log.alter_topic(topic, schema=WIDER)
     write(log, topic, 30_000, 20)
-    in_sync(log, topic, 2)
+    await_in_sync(log, topic, 2)
     for isolation in ("read_committed", "read_replicated", "read_uncommitted"):
         for how in (
             {},
@@ -95,9 +97,9 @@ def test_mapped_reads_of_a_follower_return_the_records_of_the_leader(
 
 
 def test_silent_follower_is_not_mapped(cluster, log, topic, mapped):
-    led_by_the_first(cluster, log, topic)
+    create_led_by_first(cluster, log, topic)
     write(log, topic, 0, 20)
-    in_sync(log, topic, 2)
+    await_in_sync(log, topic, 2)
     cluster.pause(2)
     try:
         for _ in range(3):
@@ -110,9 +112,9 @@ def test_silent_follower_is_not_mapped(cluster, log, topic, mapped):
 
 def test_records_missing_at_the_follower_are_read_at_the_leader(cluster, log, topic, mapped):
     """The follower is partitioned, but in the ISR. A read_uncommitted read misses no record."""
-    led_by_the_first(cluster, log, topic)
+    create_led_by_first(cluster, log, topic)
     write(log, topic, 0, 20)
-    in_sync(log, topic, 2)
+    await_in_sync(log, topic, 2)
     cluster.cut(1, 2)
     try:
         with log.producer(isolation="read_uncommitted") as producer:
@@ -123,7 +125,7 @@ def test_records_missing_at_the_follower_are_read_at_the_leader(cluster, log, to
             assert found.column("n").to_pylist() == list(range(20_000))
     finally:
         cluster.heal()
-    in_sync(log, topic, 2)
+    await_in_sync(log, topic, 2)
     mapped.clear()
     assert log.read(topic).num_rows == 20_000
     assert mapped

@@ -16,7 +16,7 @@ import isolog
 from isolog.testing import LocalCluster
 from tests.near_reads import eventually_near, watch_mapped, watch_sent
 from tests.support import NUMBERS, numbers
-from tests.system.replication.clusters import CONF, folders, in_sync, written
+from tests.system.replication.clusters import CONF, append_replicated, await_in_sync, folders
 
 pytestmark = pytest.mark.chaos
 
@@ -50,13 +50,13 @@ def led_by_the_first(cluster: LocalCluster, log: isolog.Log, topic: str) -> str:
     config = {"replica.lag.time.max.ms": LAG_MS}
     log.create_topic(topic, schema=NUMBERS, assignment=[["1", "2", "3"]], config=config)
     assert cluster.leader(topic) == 1
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     return topic
 
 
 @pytest.mark.parametrize("isolation", ["read_replicated", "read_committed", "read_atomic"])
 def test_read_gets_no_byte_from_the_leader(log, near, led_by_the_first, sent, isolation):
-    written(log, led_by_the_first, 0, 1_000)
+    append_replicated(log, led_by_the_first, 0, 1_000)
     with log.producer(transactional_id=led_by_the_first) as producer:
         for first, ends in ((1_000, "commit"), (2_000, "abort")):
             producer.begin_transaction()
@@ -68,7 +68,7 @@ def test_read_gets_no_byte_from_the_leader(log, near, led_by_the_first, sent, is
 
 
 def test_read_uncommitted_reads_at_the_leader(log, near, led_by_the_first, sent):
-    written(log, led_by_the_first, 0, 1_000)
+    append_replicated(log, led_by_the_first, 0, 1_000)
     assert near.read(led_by_the_first, isolation="read_uncommitted").num_rows == 1_000
     assert set(sent) == {"1"}
 
@@ -76,7 +76,7 @@ def test_read_uncommitted_reads_at_the_leader(log, near, led_by_the_first, sent)
 def test_client_without_a_rack_with_a_replica_reads_at_the_leader(
     cluster, log, led_by_the_first, sent
 ):
-    written(log, led_by_the_first, 0, 1_000)
+    append_replicated(log, led_by_the_first, 0, 1_000)
     with cluster.connect(rack="elsewhere") as other:
         for each in (log, other):
             assert each.read(led_by_the_first, isolation="read_replicated").num_rows == 1_000
@@ -90,23 +90,23 @@ def test_consumer_of_a_killed_follower_continues_at_the_leader(
     with near.consumer(topic, isolation="read_replicated") as consumer:
         got = batches_of(consumer)
         for first in range(0, 5_000, 1_000):
-            written(log, topic, first, 1_000)
+            append_replicated(log, topic, first, 1_000)
             assert take(got, 1_000) == list(range(first, first + 1_000))
         assert sent["2"] > 5_000 * 8 > sent["1"]
         cluster.kill(2)
-        written(log, topic, 5_000, 1_000)
+        append_replicated(log, topic, 5_000, 1_000)
         assert take(got, 1_000) == list(range(5_000, 6_000))
 
 
 def test_partitioned_follower_does_not_block_its_readers(cluster, log, near, led_by_the_first):
     """It leaves the ISR after the first write, and then answers no reader."""
     topic = led_by_the_first
-    written(log, topic, 0, 1_000)
+    append_replicated(log, topic, 0, 1_000)
     with near.consumer(topic, isolation="read_committed") as consumer:
         got = batches_of(consumer)
         assert take(got, 1_000) == list(range(1_000))
         cluster.cut(1, 2)
-        written(log, topic, 1_000, 1_000)
+        append_replicated(log, topic, 1_000, 1_000)
         assert take(got, 1_000) == list(range(1_000, 2_000))
     assert near.read(topic, isolation="read_committed").num_rows == 2_000
 
@@ -119,8 +119,8 @@ def test_reader_maps_the_files_of_the_follower_in_its_rack(
     mapped = watch_mapped(monkeypatch)
     try:
         for first in range(0, 100_000, 20_000):
-            written(log, topic, first, 20_000)
-        in_sync(log, topic)
+            append_replicated(log, topic, first, 20_000)
+        await_in_sync(log, topic)
         with cluster.connect(rack="b") as near:
             eventually_near(near, topic, "read_replicated", list(range(100_000)), sent)
         assert {Path(each).parent for each in mapped} == {folders(cluster, topic)[2]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import NUMBERS, eventually, numbers
-from tests.system.replication.clusters import WAIT_S, in_sync, patiently, read
+from tests.system.replication.clusters import WAIT_S, await_in_sync, read, with_retries
 
 pytestmark = pytest.mark.chaos
 
@@ -24,7 +24,7 @@ def leave_only_spares(pid: int) -> None:
 
 def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
-    in_sync(log, topic)
+    await_in_sync(log, topic)
     leader = cluster.leader(topic)
     leave_only_spares(cluster.broker(leader).pid)
 
@@ -33,7 +33,7 @@ def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, 
             producer.append(topic, numbers(number, 1), 0).result()
 
     for number in range(40):  # the second segment needs new files
-        patiently(lambda number=number: append(number))
+        with_retries(lambda number=number: append(number))
     assert cluster.leader(topic) != leader
     # The last records are acknowledged before they are replicated.
     eventually(lambda: read(log, topic) == list(range(40)), WAIT_S)
@@ -41,4 +41,4 @@ def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, 
     eventually(lambda: "another in-sync replica leads now" in said(), WAIT_S)
     assert "as many open files as its limit allows" in said()
     cluster.restart(leader)
-    in_sync(log, topic)
+    await_in_sync(log, topic)

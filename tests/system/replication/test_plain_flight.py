@@ -19,7 +19,7 @@ from isolog.errors import IsologError
 from isolog.testing import LocalCluster
 from tests.docs.test_flight_page import NO_ISOLOG, PAGE
 from tests.flight_calls import CALL, flight_address, flight_client, ticket, typed
-from tests.system.replication.clusters import in_sync
+from tests.system.replication.clusters import await_in_sync
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def flights(shared: LocalCluster) -> LocalCluster:
         schema = pa.schema([("carrier", pa.string()), ("delay", pa.int64())])
         assignment = [list(each) for each in ("123", "231", "312")]
         log.create_topic("flights", assignment=assignment, schema=schema)
-        in_sync(log, "flights")
+        await_in_sync(log, "flights")
         with log.producer(transactional_id="loader") as producer:
             with producer.transaction():
                 for number in range(3):

@@ -14,12 +14,12 @@ from isolog.errors import IsologError
 from tests.support import NUMBERS, eventually, numbers
 from tests.system.replication.clusters import (
     WAIT_S,
-    copies_are_equal,
-    in_sync,
-    patiently,
+    append_replicated,
+    await_equal_copies,
+    await_in_sync,
     read,
-    restored,
-    written,
+    restore,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.chaos
 LED_BY_EACH = [["1", "2", "3"], ["2", "3", "1"], ["3", "1", "2"]]
 
 
-def spread(log: isolog.Log, topic: str) -> None:
+def create_spread(log: isolog.Log, topic: str) -> None:
     """Create a topic of three partitions, each led by another broker."""
     log.create_topic(topic, schema=NUMBERS, assignment=LED_BY_EACH)
-    in_sync(log, topic)
+    await_in_sync(log, topic)
 
 
 def put_everywhere(producer: isolog.TransactionalProducer, topic: str, value: int) -> None:
@@ -51,7 +51,7 @@ def put_everywhere(producer: isolog.TransactionalProducer, topic: str, value: in
 )
 def test_transaction_is_atomic_over_the_kill_of_a_broker(cluster, topic, killed, ending):
     with cluster.connect(timeout=60) as log:
-        spread(log, topic)
+        create_spread(log, topic)
         producer = log.producer(transactional_id=topic, timeout_ms=60_000)
         producer.begin_transaction()
         put_everywhere(producer, topic, 1)
@@ -65,14 +65,14 @@ def test_transaction_is_atomic_over_the_kill_of_a_broker(cluster, topic, killed,
         expected = [1, 2] * 3 if ending == "commit" else []
         assert read(log, topic, "read_committed") == expected
         assert read(log, topic, "read_atomic") == expected
-        restored(cluster)
-        in_sync(log, topic)
+        restore(cluster)
+        await_in_sync(log, topic)
         with producer.transaction():
             put_everywhere(producer, topic, 3)
         producer.close()
         assert sorted(read(log, topic)) == sorted([*expected, 3, 3, 3])
         for number in range(3):
-            copies_are_equal(cluster, topic, number)
+            await_equal_copies(cluster, topic, number)
 
 
 def test_coordinator_killed_before_the_end_of_a_commit_is_replaced(cluster, topic):
@@ -82,32 +82,32 @@ def test_coordinator_killed_before_the_end_of_a_commit_is_replaced(cluster, topi
     for the replication of the markers. After the partition heals, the others finish the commit.
     """
     with cluster.connect(timeout=60) as log:
-        spread(log, topic)
-        with _at(cluster, 2) as second:
+        create_spread(log, topic)
+        with _connect_to(cluster, 2) as second:
             producer = second.producer(transactional_id=topic, timeout_ms=5_000)
             producer.begin_transaction()
             put_everywhere(producer, topic, 1)
             producer.flush()
             cluster.cut(1, 3)
-            commit = threading.Thread(target=_ignoring(producer.commit_transaction))
+            commit = threading.Thread(target=_ignoring_errors(producer.commit_transaction))
             commit.start()
             eventually(lambda: log.describe_transaction(topic).state == "committing")
             cluster.kill(2)
             cluster.heal()
             commit.join()
             eventually(
-                lambda: patiently(lambda: log.describe_transaction(topic)).state == "committed",
+                lambda: with_retries(lambda: log.describe_transaction(topic)).state == "committed",
                 WAIT_S,
             )
-            assert patiently(lambda: read(log, topic, "read_committed")) == [1, 1, 1]
-            _ignoring(producer.close)()
-        restored(cluster)
-        in_sync(log, topic)
+            assert with_retries(lambda: read(log, topic, "read_committed")) == [1, 1, 1]
+            _ignoring_errors(producer.close)()
+        restore(cluster)
+        await_in_sync(log, topic)
 
 
 def test_new_owner_fences_the_old_one_over_a_failover(cluster, topic):
     with cluster.connect(timeout=60) as log:
-        spread(log, topic)
+        create_spread(log, topic)
         old = log.producer(transactional_id=topic)
         old.begin_transaction()
         put_everywhere(old, topic, 1)
@@ -121,14 +121,14 @@ def test_new_owner_fences_the_old_one_over_a_failover(cluster, topic):
             put_everywhere(new, topic, 2)
         assert read(log, topic) == [2, 2, 2]
         new.close()
-        _ignoring(old.close)()
+        _ignoring_errors(old.close)()
 
 
 @pytest.mark.rule("no `read_atomic` read has a part of a transaction", "scripts/readers.py")
 def test_atomic_read_over_three_leaders_never_splits_a_transaction(cluster, topic):
     """Transactions over all partitions continue while a leader is killed and restarted."""
     with cluster.connect(timeout=60) as log, cluster.connect(timeout=60) as reader:
-        spread(log, topic)
+        create_spread(log, topic)
         producer = log.producer(transactional_id=topic, timeout_ms=60_000)
         stop, failures = threading.Event(), []
         committed = itertools.count()
@@ -157,7 +157,7 @@ def test_atomic_read_over_three_leaders_never_splits_a_transaction(cluster, topi
                 if round_ == 0:
                     cluster.kill(2)
                 else:
-                    restored(cluster)
+                    restore(cluster)
                 before = done[0]
                 eventually(lambda before=before: done[0] > before + 3 or failures, WAIT_S)
             assert sizes == sorted(sizes)
@@ -166,31 +166,31 @@ def test_atomic_read_over_three_leaders_never_splits_a_transaction(cluster, topi
             writer.join()
         assert failures == []
         producer.close()
-        in_sync(log, topic)
+        await_in_sync(log, topic)
         assert read(log, topic) == list(range(done[0])) * 3
 
 
 def test_named_consumer_continues_after_the_kill_of_a_broker(cluster, topic):
     with cluster.connect(timeout=60) as log:
-        spread(log, topic)
+        create_spread(log, topic)
         for number in range(3):
-            written(log, topic, 0, 10, number)
+            append_replicated(log, topic, 0, 10, number)
         with log.consumer(topic, name=topic, isolation="read_committed") as consumer:
             assert sum(each.num_rows for each in consumer.batches(until="latest")) == 30
             consumer.commit()
         cluster.kill(1)
-        written(log, topic, 10, 1, 0)
+        append_replicated(log, topic, 10, 1, 0)
         with log.consumer(topic, name=topic, isolation="read_committed") as consumer:
             found = [n for b in consumer.batches(until="latest") for n in b["n"].to_pylist()]
         assert found == [10]
 
 
-def _at(cluster, number: int) -> isolog.Log:
+def _connect_to(cluster, number: int) -> isolog.Log:
     """Return a client with this broker as its bootstrap."""
     return isolog.connect(cluster.broker(number).address, timeout=10)
 
 
-def _ignoring(call: Callable[[], object]) -> Callable[[], None]:
+def _ignoring_errors(call: Callable[[], object]) -> Callable[[], None]:
     def called() -> None:
         with contextlib.suppress(IsologError):
             call()

@@ -10,11 +10,11 @@ from isolog.errors import OffsetEvicted, OffsetOutOfRange
 from tests.support import NUMBERS, eventually, numbers
 from tests.system.replication.clusters import (
     WAIT_S,
+    await_in_sync,
     folders,
-    in_sync,
     partition,
-    patiently,
     read,
+    with_retries,
 )
 
 pytestmark = pytest.mark.chaos
@@ -28,16 +28,16 @@ def test_trim_survives_elections_restarts_and_a_stopped_follower(cluster, log, t
     with log.producer() as producer:
         for first in range(0, 60, 5):
             producer.append(topic, numbers(first, 5), 0).result()
-    in_sync(log, topic, 3)
+    await_in_sync(log, topic, 3)
     leader = cluster.leader(topic)
     absent, heir = [each for each in cluster.brokers if each != leader]
     cluster.kill(absent)
-    assert patiently(lambda: log.trim(topic, {0: FIRST})) == {0: FIRST}
+    assert with_retries(lambda: log.trim(topic, {0: FIRST})) == {0: FIRST}
     cluster.kill(leader)
 
     def starts_at_the_trim() -> None:
         with pytest.raises(OffsetEvicted) as caught:
-            patiently(lambda: log.read(topic, start={0: FIRST - 1}))
+            with_retries(lambda: log.read(topic, start={0: FIRST - 1}))
         assert caught.value.details["log_start_offset"] == FIRST
         assert read(log, topic) == list(range(FIRST, 60))
         assert partition(log, topic).log_start_offset == FIRST
@@ -46,7 +46,7 @@ def test_trim_survives_elections_restarts_and_a_stopped_follower(cluster, log, t
     starts_at_the_trim()
     cluster.restart(absent)
     cluster.restart(leader)
-    in_sync(log, topic, 3)
+    await_in_sync(log, topic, 3)
     log.move_replicas(topic, {0: [absent]})  # so that it is the leader
     eventually(lambda: partition(log, topic).replicas == (str(absent),), WAIT_S)
     starts_at_the_trim()
@@ -59,10 +59,10 @@ def test_all_replicas_remove_the_segments_below_a_trim(cluster, log, topic):
     with log.producer() as producer:
         for first in range(0, 60, 5):
             producer.append(topic, numbers(first, 5), 0).result()
-    in_sync(log, topic, 3)
+    await_in_sync(log, topic, 3)
     with pytest.raises(OffsetOutOfRange, match="last stable offset 60"):
         log.trim(topic, 61)
-    assert patiently(lambda: log.trim(topic, "latest")) == {0: 60}
+    assert with_retries(lambda: log.trim(topic, "latest")) == {0: 60}
 
     def segments(folder: Path) -> list[str]:
         return sorted(file.stem.lstrip("0") for file in folder.glob("*.entries"))

@@ -30,7 +30,7 @@ APPENDS = 20
 CLOSED = "TOO_MANY_FRAMES"
 
 
-def appended(log: isolog.Log, count: int = APPENDS) -> list[float]:
+def append_measured(log: isolog.Log, count: int = APPENDS) -> list[float]:
     """Append one by one, each acknowledged by all replicas. Return the latencies in ms."""
     took = []
     with log.producer(isolation="read_committed") as producer:
@@ -41,15 +41,15 @@ def appended(log: isolog.Log, count: int = APPENDS) -> list[float]:
     return took
 
 
-def under_floods(log: isolog.Log, targets: Sequence[Target]) -> list[Counter[str]]:
+def append_under_floods(log: isolog.Log, targets: Sequence[Target]) -> list[Counter[str]]:
     """Append during the floods. Print the latency, and return the counts of each flood."""
     with flooded(targets) as counts:
-        took = appended(log)
+        took = append_measured(log)
     print(f"appends: median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms; {counts}")
     return counts
 
 
-def are_connected(logs: Sequence[str]) -> None:
+def check_connected(logs: Sequence[str]) -> None:
     """Check that no follower has lost its leader."""
     for text in logs:
         assert "following broker" not in text
@@ -96,7 +96,7 @@ def test_floods_of_strangers_are_closed_while_the_cluster_continues(
         )
         stack.enter_context(log)
         log.create_topic("t", 1, 3, schema="n BIGINT")
-        appended(log, 1)
+        append_measured(log, 1)
         eventually(lambda: len(log.describe("t").partitions[0].isr) == 3)
         leader = next(each for each in brokers if _leads(log, each))
         silent = ClientChannel(
@@ -110,9 +110,9 @@ def test_floods_of_strangers_are_closed_while_the_cluster_continues(
             Target(leader.peer_address, "ping"),  # without TLS
         ]
         with flooded(targets) as counts:
-            took = appended(log)
+            took = append_measured(log)
             eventually(lambda: silent.is_lost, 60)  # after 10 s without authentication
-            took += appended(log)
+            took += append_measured(log)
         print(f"appends: median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms")
         print(counts)
         for number, code in enumerate((CLOSED, CLOSED, CLOSED, "TLS_REQUIRED")):
@@ -121,7 +121,7 @@ def test_floods_of_strangers_are_closed_while_the_cluster_continues(
         assert f"with {CLOSED}" in leader.log_text()
         assert "frames without authentication" in leader.log_text()
         assert leader.log_text().count(f"with {CLOSED}") < 20  # not one line for each connection
-        are_connected([each.log_text() for each in brokers])
+        check_connected([each.log_text() for each in brokers])
 
 
 def _leads(log: isolog.Log, broker: BrokerProcess) -> bool:
@@ -136,10 +136,10 @@ def _others(counts: Counter[str], code: str) -> int:
 def test_floods_of_trusted_peers_are_closed_and_requests_share_the_broker() -> None:
     with LocalCluster(3, cuttable=False) as cluster, cluster.connect(timeout=60) as log:
         log.create_topic("t", 1, 3, schema="n BIGINT", config={"min.insync.replicas": 2})
-        appended(log, 1)
+        append_measured(log, 1)
         leader = cluster.broker(cluster.leader("t"))
         kinds = [*KINDS, OPENS]
-        counts = under_floods(
+        counts = append_under_floods(
             log,
             [
                 *(Target(leader.address, kind) for kind in kinds),
@@ -151,4 +151,4 @@ def test_floods_of_trusted_peers_are_closed_and_requests_share_the_broker() -> N
             code = codes.get(kind, CLOSED)
             assert found[code] >= 1, (kind, found)
             assert _others(found, code) <= 1, (kind, found)
-        are_connected([each.log_text() for each in cluster.brokers.values()])
+        check_connected([each.log_text() for each in cluster.brokers.values()])

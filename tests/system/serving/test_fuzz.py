@@ -89,12 +89,12 @@ MANY = pa.schema(
 )
 
 
-def odd(chance: random.Random, depth: int = 0) -> Any:
+def odd_value(chance: random.Random, depth: int = 0) -> Any:
     """Return a JSON value that fits no field or only some fields."""
     if depth < 3 and chance.random() < 0.2:
-        return [odd(chance, depth + 1) for _ in range(chance.randrange(3))]
+        return [odd_value(chance, depth + 1) for _ in range(chance.randrange(3))]
     if depth < 3 and chance.random() < 0.1:
-        return {chance.choice("ab"): odd(chance, depth + 1) for _ in range(2)}
+        return {chance.choice("ab"): odd_value(chance, depth + 1) for _ in range(2)}
     return chance.choice(
         [
             *(None, True, -1, 0, 1, 2**31, 2**63 - 1, 2**64, -(2**63), 10**30, 1.5, -0.0, 1e308),
@@ -104,17 +104,17 @@ def odd(chance: random.Random, depth: int = 0) -> Any:
     )
 
 
-def message(chance: random.Random, kind: type[msgspec.Struct]) -> bytes:
+def odd_message(chance: random.Random, kind: type[msgspec.Struct]) -> bytes:
     """Return a message of this kind with some odd fields."""
     names = [each.encode_name for each in msgspec.structs.fields(kind)]
     usual = {"topic": "kept", "partition": 0, "timeout_ms": 1000}
-    value = {name: usual.get(name, odd(chance)) for name in names if chance.random() < 0.8}
+    value = {name: usual.get(name, odd_value(chance)) for name in names if chance.random() < 0.8}
     if names and chance.random() < 0.5:
-        value[chance.choice(names)] = odd(chance)
+        value[chance.choice(names)] = odd_value(chance)
     return json.dumps(value).encode("utf-8", "surrogatepass")
 
 
-def changed(chance: random.Random, data: bytes) -> bytes:
+def mutate(chance: random.Random, data: bytes) -> bytes:
     """Return the bytes unchanged, changed, truncated or extended, or deeply nested ones."""
     way = chance.randrange(8)
     if way == 0:
@@ -133,11 +133,11 @@ def changed(chance: random.Random, data: bytes) -> bytes:
     return bytes(found)
 
 
-def is_typed(error: IsologError, *inputs: object) -> None:
+def check_typed(error: IsologError, *inputs: object) -> None:
     assert error.code != "INTERNAL", (error, inputs)
 
 
-def called(channel: ClientChannel, method: str, header: bytes, body: bytes) -> None:
+def check_call(channel: ClientChannel, method: str, header: bytes, body: bytes) -> None:
     """Make a call. Check that it is answered or fails with a typed error."""
     try:
         stream = channel.open(method, header, body, end=True, timeout_s=20)
@@ -146,7 +146,7 @@ def called(channel: ClientChannel, method: str, header: bytes, body: bytes) -> N
                 return
         stream.cancel()
     except CallFailed as error:
-        is_typed(failure_of(error, ""), method, header, body)
+        check_typed(failure_of(error, ""), method, header, body)
 
 
 CALLED = [each for each in CALLS if each not in SKIPPED]
@@ -158,22 +158,22 @@ def bodies(chance: random.Random) -> Iterator[tuple[str, bytes, bytes]]:
     for _ in range(INPUTS):
         name = chance.choice(CALLED)
         kinds: list[tuple[str, bytes, bytes]] = [
-            (ACT, name.encode(), message(chance, CALLS[name])),
-            (ACT, changed(chance, name.encode()), b"{}"),
+            (ACT, name.encode(), odd_message(chance, CALLS[name])),
+            (ACT, mutate(chance, name.encode()), b"{}"),
             (FETCH, b"", nothing.to_bytes()),
             (
                 FETCH,
                 b"",
-                json.dumps({"ranges": [json.loads(message(chance, FetchRange))]}).encode(),
+                json.dumps({"ranges": [json.loads(odd_message(chance, FetchRange))]}).encode(),
             ),
-            (AUTHENTICATE, b"", message(chance, Authenticate)),
+            (AUTHENTICATE, b"", odd_message(chance, Authenticate)),
             (AUTHENTICATE, b"", Authenticate(token="ey.ey.ey").to_bytes()),
             (chance.choice(sorted(PEER_METHODS)), b"", b"{}"),
         ]
         method, header, body = chance.choice(kinds)
         if b"wait_ms" in body or b'"follow"' in body:
             continue
-        yield (method, header, body if chance.random() < 0.5 else changed(chance, body))
+        yield (method, header, body if chance.random() < 0.5 else mutate(chance, body))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -181,7 +181,7 @@ def test_any_call_of_a_client_gets_a_typed_error(fuzzed: BrokerProcess, seed: in
     chance = random.Random(f"calls {seed}")
     channel = ClientChannel(fuzzed.address, timeout_s=20)
     for method, header, body in bodies(chance):
-        called(channel, method, header, body)
+        check_call(channel, method, header, body)
     channel.close()
 
 
@@ -206,11 +206,11 @@ def test_any_append_gets_a_typed_error(fuzzed: BrokerProcess, seed: int) -> None
         batch = batch_of(chance).serialize().to_pybytes()
         parts = [asked, schema, envelope, batch]
         at = chance.randrange(4)
-        parts[at] = changed(chance, parts[at])
+        parts[at] = mutate(chance, parts[at])
         if number % 5 == 0:
-            parts[0] = message(chance, AppendTo)
+            parts[0] = odd_message(chance, AppendTo)
         elif number % 5 == 1:
-            parts[2] = message(chance, Envelope)
+            parts[2] = odd_message(chance, Envelope)
         try:
             stream = channel.open(APPEND, parts[0], parts[1], timeout_s=20)
             stream.send(parts[2], parts[3], timeout_s=20)
@@ -219,7 +219,7 @@ def test_any_append_gets_a_typed_error(fuzzed: BrokerProcess, seed: int) -> None
                 error = json.loads(bytes(answer.header)).get("error")
                 assert error is None or error["code"] != "INTERNAL", (error, parts)
         except CallFailed as failed:
-            is_typed(failure_of(failed, ""), *parts)
+            check_typed(failure_of(failed, ""), *parts)
     channel.close()
 
 
@@ -238,14 +238,14 @@ def test_any_frame_ends_its_connection_with_a_reason(fuzzed: BrokerProcess, seed
         ]
         at = chance.randrange(len(frames))
         kind, stream, header, body = frames[at]
-        frames[at] = (kind, stream, changed(chance, header), changed(chance, body))
+        frames[at] = (kind, stream, mutate(chance, header), mutate(chance, body))
         sent = b"".join(
             bytes(part)
             for kind, stream, header, body in frames
             for part in frame_bytes(kind, stream, header, body)
         )
         if chance.random() < 0.3:
-            sent = changed(chance, sent)
+            sent = mutate(chance, sent)
         # A frame of unknown kind at the end closes each connection.
         sent += PREFIX.pack(MARK, 99, 0, 0, 0, 0)
         address = chance.choice([fuzzed.address, fuzzed.peer_address])
@@ -282,7 +282,7 @@ def test_any_call_of_a_peer_gets_a_typed_error(fuzzed: BrokerProcess, seed: int)
         method = chance.choice([RUN_STEPS, REPLICATE, RUN_STEPS, FETCH])
         body = opened.to_bytes() if method == REPLICATE else steps
         with suppress(ConnectionLost):
-            called(channel, method, changed(chance, b""), changed(chance, body))
+            check_call(channel, method, mutate(chance, b""), mutate(chance, body))
         if not channel.is_usable:
             channel = ClientChannel(fuzzed.peer_address, timeout_s=20)
     channel.close()
@@ -295,9 +295,9 @@ def test_any_call_by_flight_gets_a_typed_error(fuzzed: BrokerProcess, seed: int)
     with flight_client(fuzzed.address) as client:
         for number in range(INPUTS):
             name = chance.choice(CALLED)
-            body = message(chance, CALLS[name])
+            body = odd_message(chance, CALLS[name])
             if chance.random() < 0.5:
-                body = changed(chance, body)
+                body = mutate(chance, body)
             if b"wait_ms" in body or b"follow" in body:
                 continue
             descriptor = fl.FlightDescriptor.for_command(body)
@@ -322,7 +322,7 @@ def put(client: fl.FlightClient, chance: random.Random, asked: bytes) -> None:
     descriptor = fl.FlightDescriptor.for_command(command)
     writer, answers = client.do_put(descriptor, MANY, CALL)
     with writer:
-        writer.write_with_metadata(batch_of(chance), message(chance, Envelope))
+        writer.write_with_metadata(batch_of(chance), odd_message(chance, Envelope))
         writer.done_writing()
         while (answer := answers.read()) is not None:
             error = json.loads(answer.to_pybytes()).get("error")
@@ -344,7 +344,7 @@ def test_any_request_to_the_metrics_listener_logs_no_traceback(
         json.loads((fuzzed.directory / "broker.json").read_text())["metrics_address"]
     )
     for _ in range(INPUTS):
-        request = changed(
+        request = mutate(
             chance, REQUEST.replace(b"metrics", chance.choice([b"metrics", b"health/live"]))
         )
         with socket.create_connection(address, timeout=20) as sock, suppress(ConnectionError):

@@ -35,16 +35,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(path).start() as broker:
         with isolog.connect(broker.address) as log:
             log.create_topic("t", schema="n BIGINT")
-            _use(log)
+            _append_one(log)
         yield broker
 
 
-def _use(log: isolog.Log) -> None:
+def _append_one(log: isolog.Log) -> None:
     with log.producer() as producer:
         producer.append("t", pa.record_batch({"n": [1]}), partition=0).result(30)
 
 
-def _connected(broker: BrokerProcess) -> socket.socket:
+def _connect(broker: BrokerProcess) -> socket.socket:
     return socket.create_connection(split_address(broker.address), timeout=20)
 
 
@@ -74,10 +74,10 @@ def _send_until_blocked(sock: socket.socket, data: Iterator[bytes]) -> int:
 @pytest.mark.parametrize("method", ["no-such-method", "act"])
 def test_memory_is_bounded_for_a_peer_that_only_opens_streams(served, method):
     before = _memory(served)
-    with _connected(served) as sock, isolog.connect(served.address) as log:
+    with _connect(served) as sock, isolog.connect(served.address) as log:
         sock.sendall(HELLO)
         _send_until_blocked(sock, (_opens(1 + 1000 * n, 1000, method) for n in range(1000)))
-        _use(log)
+        _append_one(log)
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
@@ -85,7 +85,7 @@ def test_cancelled_calls_use_few_threads(served):
     process = psutil.Process(served.pid)
     threads = most = process.num_threads()
     opening = msgspec.msgpack.encode(Opening("act", 0, b"status"))
-    with _connected(served) as sock, isolog.connect(served.address) as log:
+    with _connect(served) as sock, isolog.connect(served.address) as log:
         sock.sendall(HELLO)
         for first in range(1, 8001, 100):
             sock.sendall(
@@ -96,17 +96,17 @@ def test_cancelled_calls_use_few_threads(served):
                 )
             )
             most = max(most, process.num_threads())
-        _use(log)
+        _append_one(log)
     assert most <= threads + 16
 
 
 def test_memory_is_bounded_for_a_peer_that_only_sends_pings(served):
     before = _memory(served)
     ping = b"".join(frame_bytes(FrameKind.PING, 0)) * 1000
-    with _connected(served) as sock, isolog.connect(served.address) as log:
+    with _connect(served) as sock, isolog.connect(served.address) as log:
         sock.sendall(HELLO)
         _send_until_blocked(sock, (ping for _ in range(3000)))
-        _use(log)
+        _append_one(log)
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
@@ -116,16 +116,16 @@ def test_memory_of_a_frame_is_bounded_by_its_received_bytes(served):
     huge = PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 2**32 - 1)
     with ExitStack() as stack:
         for _ in range(50):
-            sock = stack.enter_context(_connected(served))
+            sock = stack.enter_context(_connect(served))
             sock.sendall(HELLO + claim + bytes(100))
-        refused = stack.enter_context(_connected(served))
+        refused = stack.enter_context(_connect(served))
         refused.sendall(HELLO + huge)
-        assert b"FRAME_TOO_LARGE" in _all_of(refused)
-        _use(stack.enter_context(isolog.connect(served.address)))
+        assert b"FRAME_TOO_LARGE" in _receive_all(refused)
+        _append_one(stack.enter_context(isolog.connect(served.address)))
         assert _memory(served) - before < MORE_BYTES_MAX
 
 
-def _all_of(sock: socket.socket) -> bytes:
+def _receive_all(sock: socket.socket) -> bytes:
     parts = []
     while part := sock.recv(1 << 16):
         parts.append(part)
@@ -134,16 +134,16 @@ def _all_of(sock: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_garbage_closes_only_its_connection(served, seed):
-    garbage = os.urandom(100_000) if seed % 2 else HELLO + _mangled(seed)
-    with _connected(served) as sock, isolog.connect(served.address) as log:
+    garbage = os.urandom(100_000) if seed % 2 else HELLO + _random_frame(seed)
+    with _connect(served) as sock, isolog.connect(served.address) as log:
         with suppress(ConnectionError):
             sock.sendall(garbage)
         if seed % 2:
-            assert b"NOT_ISOLOG" in _all_of(sock)
-        _use(log)
+            assert b"NOT_ISOLOG" in _receive_all(sock)
+        _append_one(log)
 
 
-def _mangled(seed: int) -> bytes:
+def _random_frame(seed: int) -> bytes:
     """Return a valid frame prefix with a random header and body."""
     kind = list(FrameKind)[seed // 2 % len(FrameKind)]
     return struct.pack("<HBBIII", MARK, kind, seed & 1, 1, 30, 5) + os.urandom(35)
@@ -154,10 +154,10 @@ def test_silent_connections_use_no_thread_and_little_memory(served):
     before, threads = _memory(served), process.num_threads()
     with ExitStack() as stack:
         for number in range(1000):
-            sock = stack.enter_context(_connected(served))
+            sock = stack.enter_context(_connect(served))
             if number % 2:
                 sock.sendall(HELLO + PREFIX.pack(MARK, FrameKind.OPEN, 0, 1, 20, 5)[: number % 16])
-        _use(stack.enter_context(isolog.connect(served.address)))
+        _append_one(stack.enter_context(isolog.connect(served.address)))
         assert process.num_threads() <= threads + 4
         assert _memory(served) - before < MORE_BYTES_MAX
 
@@ -167,5 +167,5 @@ def test_descriptors_are_released(served):
     eventually(lambda: process.num_fds() < 200)
     started = time.monotonic()
     with isolog.connect(served.address) as log:
-        _use(log)
+        _append_one(log)
     assert time.monotonic() - started < 20

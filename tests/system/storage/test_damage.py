@@ -29,7 +29,7 @@ def rolled(broker: BrokerProcess) -> BrokerProcess:
     return broker
 
 
-def flipped(path: Path, at: int) -> None:
+def flip_byte(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 0x10
     path.write_bytes(data)
@@ -38,7 +38,7 @@ def flipped(path: Path, at: int) -> None:
 def test_damage_in_an_older_segment_affects_only_its_records(rolled: BrokerProcess) -> None:
     damaged, following = segments(rolled, "t")[1:3]
     first, after = int(damaged.stem), int(following.stem)
-    flipped(damaged, damaged.stat().st_size // 2)
+    flip_byte(damaged, damaged.stat().st_size // 2)
     rolled.start()
     with rolled.connect() as log:
         with pytest.raises(DamagedSegment) as caught:
@@ -58,7 +58,7 @@ def test_log_is_cut_at_a_damaged_entry_file_and_logs_one_line(
     damaged, following = segments(rolled, "t")[1:3]
     entries = damaged.with_suffix(".entries")
     kept = following.read_bytes()
-    flipped(entries, entries.stat().st_size - 1)
+    flip_byte(entries, entries.stat().st_size - 1)
     rolled.start()
     with rolled.connect() as log:
         end = log.describe("t").partitions[0].log_end_offset
@@ -71,7 +71,7 @@ def test_log_is_cut_at_a_damaged_entry_file_and_logs_one_line(
     assert (aside / following.name).read_bytes() == kept
     (line,) = [line for line in rolled.log_text().splitlines() if "recovered" in line]
     assert " ERROR " in line
-    for part in ("t/0:", f"ends at offset {end},", f"{40_000 - end} records", str(aside)):
+    for part in ("t/0:", f"ends at offset {end};", f"{40_000 - end} records", str(aside)):
         assert part in line
 
 

@@ -211,7 +211,7 @@ def test_transaction_spans_an_alteration(broker, topic):
         assert ids(log.read(topic)) == list(range(8))
 
 
-@pytest.mark.rule("in which schema a reader gets a batch, and when it cannot", "batches.py")
+@pytest.mark.rule("the schema of a reader after an alteration", "batches.py")
 def test_reader_of_the_old_schema_continues_until_a_value_does_not_fit(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST)
@@ -264,7 +264,7 @@ def test_reader_of_mapped_files_converts_old_records(log, topic, compression, ma
 
 
 @pytest.mark.rule(
-    "in which schemas a topic may be written after an alteration",
+    "the schemas of writers after an alteration",
     "broker/serving/append_stream.py",
     "client/writing/batches.py",
 )

@@ -23,7 +23,7 @@ def folders(broker: BrokerProcess) -> list[str]:
     return sorted({each.parts[-2] for each in broker.directory.glob("topics/*/*")})
 
 
-def kept(folder: Path) -> tuple[list[str], set[str]]:
+def removals(folder: Path) -> tuple[list[str], set[str]]:
     """Return the names of deleted topics that await removal, and the ids with partition records."""
     store = SqliteStore(folder / "metadata.sqlite")
     announced = [each.value["topic"]["name"] for each in store.list(REMOVED)]
@@ -47,12 +47,12 @@ def test_topic_deleted_while_a_broker_is_down_is_removed_after_its_start(
         b.kill()
         act(asked, "delete-topic", topic="t")
         eventually(lambda: folders(a) == [])
-        assert kept(tmp_path) != ([], set())
+        assert removals(tmp_path) != ([], set())
         make_topic(asked, "t", [["a"]])  # the name is already free
         b.start()
         eventually(lambda: folders(b) == [])
-        eventually(lambda: kept(tmp_path)[0] == [])
-        assert len(kept(tmp_path)[1]) == 1
+        eventually(lambda: removals(tmp_path)[0] == [])
+        assert len(removals(tmp_path)[1]) == 1
         assert folders(a) == ["t"]
         assert act(asked, "list-topics") == {"topics": ["t"]}
 
@@ -77,12 +77,14 @@ def test_broker_started_after_the_creation_of_topics_follows_them(tmp_path: Path
             assert act(asked, "list-topics") == {"topics": ["t", "u"]}
             a.kill()
         with b.channel() as asked:
-            eventually(lambda: not isinstance(tried(lambda: fetched(asked, "t")), IsologError))
+            eventually(
+                lambda: not isinstance(result_or_error(lambda: fetched(asked, "t")), IsologError)
+            )
             (batch, *_), _ = fetched(asked, "t")
             assert batch[0].num_rows == 5
 
 
-def tried(call: Any) -> Any:
+def result_or_error(call: Any) -> Any:
     """Return the answer of the call, or its typed error."""
     try:
         return call()
@@ -106,7 +108,7 @@ def test_topics_are_created_and_deleted_atomically_while_a_broker_dies(
                 while not stop.is_set():
                     topic = f"{name}{number}"
                     number += 1
-                    found = tried(
+                    found = result_or_error(
                         lambda topic=topic: act(
                             asked,
                             "create-topic",
@@ -121,7 +123,9 @@ def test_topics_are_created_and_deleted_atomically_while_a_broker_dies(
                         continue
                     made.append(topic)
                     if number % 2:
-                        gone = tried(lambda topic=topic: act(asked, "delete-topic", topic=topic))
+                        gone = result_or_error(
+                            lambda topic=topic: act(asked, "delete-topic", topic=topic)
+                        )
                         assert not isinstance(gone, IsologError), gone
                         made.remove(topic)
 
@@ -158,7 +162,7 @@ def test_topics_are_created_and_deleted_atomically_while_a_broker_dies(
             eventually(led_and_in_sync, 30)
             for name in names:
                 act(asked, "delete-topic", topic=name)
-        eventually(lambda: kept(tmp_path) == ([], set()))
+        eventually(lambda: removals(tmp_path) == ([], set()))
         assert {name: folders(each) for name, each in brokers.items()} == {
             name: [] for name in brokers
         }

@@ -279,7 +279,7 @@ def test_query_with_a_renamed_sink_continues_after_its_commits(channel, t):
 
 
 @pytest.mark.rule(
-    "when the id of a sink expires, and how its query continues",
+    "the expiry of a sink's id, and the next batch of its query",
     "scripts/transactions/finishing.py",
     "consistency/transactions/sinks.py",
 )

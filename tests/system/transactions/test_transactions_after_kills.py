@@ -21,7 +21,7 @@ from tests.support import NUMBERS, BrokerProcess, act, eventually
 COMMITTED = "read_committed"
 
 
-def interrupted(call: Callable[[], Any]) -> None:
+def check_interrupted(call: Callable[[], Any]) -> None:
     """Make a call. Check that the broker dies before its answer."""
     with pytest.raises(ConnectionLost):
         call()
@@ -44,7 +44,7 @@ def test_open_transaction_survives_a_kill(broker: BrokerProcess):
 
 
 @pytest.mark.rule(
-    "who finishes a transaction whose broker died",
+    "the recovery of a transaction after its broker died",
     "scripts/transactions/finishing.py",
     "broker/scripting/coordinator.py",
 )
@@ -85,7 +85,7 @@ def test_decided_transaction_is_finished_after_a_kill(tmp_path: Path, point: str
                     return owner.commit(positions=[moved])
                 return owner.abort()
 
-            interrupted(decide)
+            check_interrupted(decide)
             eventually(lambda: broker.died)
         broker.restart()
         with broker.channel() as channel:
@@ -109,7 +109,7 @@ def test_batch_retried_after_a_kill_is_stored_once(tmp_path: Path, point: str):
         with broker.channel() as channel:
             owner = Owner(channel).begin()
             broker.arm()
-            interrupted(lambda: owner.put("t", 1, 2))
+            check_interrupted(lambda: owner.put("t", 1, 2))
             eventually(lambda: broker.died)
         broker.restart()
         with broker.channel() as channel:

@@ -152,7 +152,7 @@ def test_topic_name_is_unique_over_both_brokers(brokers):
 
 
 @pytest.mark.rule(
-    "how a call reaches a partition that another broker leads",
+    "calls to a partition that another broker leads",
     "broker/scripting/driver.py",
     "broker/scripting/peers.py",
 )
