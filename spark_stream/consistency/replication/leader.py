@@ -5,7 +5,7 @@ Invariants, after every transition:
 * ``log_start <= LSO <= HW <= LEO``.
 * LEO, HW and the log start never move back, with two exceptions: a follower's truncation moves LEO
   back, and also HW if committed records were lost, which is logged. Readers see HW move back only
-  after an unclean election.
+  after an election that lost committed records.
 * HW = LEO if there are no followers to wait for.
 * LSO is the first undecided offset, or HW if there is none at or below it.
 
