@@ -136,7 +136,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
     ) -> dict[str, Any]:
         if start is None or limit is None:  # Spark 4.1 and 4.0 (releases)
             self._unassisted_plans += 1
-            start = self._last_end or self.initialOffset()
+            start = self.initialOffset() if self._last_end is None else self._last_end
             limit = self.getDefaultReadLimit()
         asked = self._planner.read_back(start)
         if self._named is not None:

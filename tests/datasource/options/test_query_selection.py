@@ -69,6 +69,16 @@ def test_topic_created_later_is_read_from_its_first_record_despite_latest(shared
     assert sorted(query.batch()) == [5, 6, 7, 8]
 
 
+def test_limit_holds_for_a_topic_created_after_a_restart_without_topics(shared, log, topic):
+    """The offset of a query without topics is empty, but it is the start of a micro-batch."""
+    options = {"subscribePattern": f"{topic}-.*", "startingOffsets": "latest"}
+    query = Query(shared.address, None, maxOffsetsPerTrigger=2, **options)
+    assert query.batch() == []
+    made(log, f"{topic}-a", 0, 3)
+    query.start()
+    assert [query.batch(), query.batch()] == [[0, 1], [2]]
+
+
 def test_topic_found_late_begins_at_its_log_start(shared, log, topic):
     """The topic is new to the query, so this is no loss. Limits count the remaining records."""
     query = Query(shared.address, None, subscribePattern=f"{topic}.*", maxOffsetsPerTrigger=10)
