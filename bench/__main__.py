@@ -11,16 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import spark_stream as isolog
-from bench import (
-    against,
-    clock,
-    history_bench,
-    native_bench,
-    partitions_bench,
-    transactions_bench,
-    turns,
-    waiting_bench,
-)
+from bench import against, clock, turns
 from bench.results import Results
 
 PARTS = (
@@ -96,15 +87,26 @@ def _measure(
             if given.processor:
                 clock.count_processor_time(os.getpid(), log.status().pid)
             try:
+                # Late, because each part imports modules that other commits may not have.
                 if "native" in parts:
+                    from bench import native_bench
+
                     native_bench.run(log, results, given.seconds, ceilings=not given.in_turns)
                 if "waiting" in parts:
+                    from bench import waiting_bench
+
                     waiting_bench.run(log, results)
                 if "transactions" in parts:
+                    from bench import transactions_bench
+
                     transactions_bench.run(log, results, given.seconds)
                 if "history" in parts:
+                    from bench import history_bench
+
                     history_bench.run(results, given.transactions)
                 if "partitions" in parts:
+                    from bench import partitions_bench
+
                     partitions_bench.run(place / "many", results, given.idle)
                 if "replication" in parts:
                     from bench import replication_bench  # needs the packages of the tests
@@ -133,6 +135,8 @@ def _measure(
                     Bench(spark, place, results).run(log, given.rounds)
                     spark.stop()
                 if "memory" in parts:
+                    from bench import native_bench
+
                     native_bench.memory(log, results, given.gibibytes)
             finally:
                 os.kill(log.status().pid, signal.SIGTERM)
