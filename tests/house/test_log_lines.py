@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
+from tests.house.prose import MESSAGE_CALLS
 from tests.house.test_layers import PACKAGE
 
-CALLS = {"debug", "info", "warning", "error", "exception", "critical"}
 FEWEST_WORDS = 2
 WORD = re.compile(r"[A-Za-z]{2,}")
 PARAMETER = re.compile(r"%(?:\(\w+\))?[\d.]*\w")
@@ -23,12 +23,12 @@ def texts() -> list[tuple[str, str | None]]:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name(id="logger"), attr=attribute),
                     args=[ast.Name(id="text"), *_],
-                ) if attribute in CALLS and path.name in FORWARDS:
+                ) if attribute in MESSAGE_CALLS and path.name in FORWARDS:
                     continue  # its callers are checked
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name(id="logger"), attr=attribute),
                     args=[first, *_],
-                ) if attribute in CALLS:
+                ) if attribute in MESSAGE_CALLS:
                     text = first.value if isinstance(first, ast.Constant) else None
                     found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", text))
                 case ast.Call(func=ast.Attribute(attr="warn"), args=[first, *_]):
