@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from isolog.errors import BrokerUnavailable, IsologError
 from isolog.testing import LocalCluster
-from spark_stream.cli.operating.frames import frame_of
 from spark_stream.cli.operating.top import sample_cluster
+from spark_stream.cli.operating.top_frames import frame_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log
 from spark_stream.console.client import ConsoleClient

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.host.hosted import FollowerLinks
+from spark_stream.broker.host.hosted_topic import FollowerLinks
 from spark_stream.broker.host.proposals import Proposals
 from spark_stream.broker.node.controlling import Controlling
 from spark_stream.broker.node.handover import Balance, Withdrawals, handing_over

@@ -34,7 +34,7 @@ JOINS: Final = "joins/"
 EXPIRED: Final = "expired/"
 
 
-class By(StrEnum):
+class TransactionKey(StrEnum):
     """The kinds of keys by which records of transactions are found."""
 
     QUERY = "query"
@@ -46,7 +46,7 @@ class By(StrEnum):
     ANY = "any"
 
 
-FoundBy = tuple[By, str]
+FoundBy = tuple[TransactionKey, str]
 
 
 class Join(Struct, frozen=True):
@@ -96,14 +96,14 @@ def decode_join(record: StoreRecord) -> Join:
 
 def keys_of(transaction: Transaction) -> set[FoundBy]:
     """Return the index keys of a record: its query, run and consumers, and its being under way."""
-    keys = {(By.CONSUMER, each.consumer) for each in transaction.positions}
-    keys.add((By.ANY, ""))
+    keys = {(TransactionKey.CONSUMER, each.consumer) for each in transaction.positions}
+    keys.add((TransactionKey.ANY, ""))
     if transaction.query:
-        keys.add((By.QUERY, transaction.query))
+        keys.add((TransactionKey.QUERY, transaction.query))
     if transaction.run:
-        keys.add((By.RUN, transaction.run))
+        keys.add((TransactionKey.RUN, transaction.run))
     if transaction.state is State.OPEN or transaction.state in DECIDED:
-        keys.add((By.UNDER_WAY, ""))
+        keys.add((TransactionKey.UNDER_WAY, ""))
     return keys
 
 
@@ -121,7 +121,7 @@ class TransactionIndex:
         self._records: dict[str, Transaction] = {}
         self._names: dict[FoundBy, set[str]] = {}
 
-    def find(self, by: By, value: str, *, fresh: bool = True) -> list[Transaction]:
+    def find(self, by: TransactionKey, value: str, *, fresh: bool = True) -> list[Transaction]:
         """Return the records with this value, ordered by id, as they are in the store now.
 
         Without ``fresh``: as they were a moment ago.

@@ -21,7 +21,7 @@ from spark_stream.datasource.options import (
     source_options,
     source_part,
 )
-from spark_stream.datasource.options.tables import (
+from spark_stream.datasource.options.catalog_tables import (
     names_both_sides,
     options_of_columns,
     table_options,

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from spark_stream.cluster.stores.store import Delete, Put, StoreRecord
 from spark_stream.cluster.topics import Topic
-from spark_stream.cluster.transactions import By
+from spark_stream.cluster.transactions import TransactionKey
 from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch
 from spark_stream.consistency.isolation import Bounds
@@ -100,7 +100,7 @@ class FindTransactions(Step[list[Transaction]]):
     ``fresh``: as :class:`ListRecords`.
     """
 
-    by: By
+    by: TransactionKey
     value: str = ""
     fresh: bool = True
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.environment import Clock
 from spark_stream.scripts.steps import RemoteStep

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spark_stream.cluster.transactions import PREFIX, By, Numbers, TransactionIndex, decode, encode
+from spark_stream.cluster.transactions import (
+    PREFIX,
+    Numbers,
+    TransactionIndex,
+    TransactionKey,
+    decode,
+    encode,
+)
 from spark_stream.consistency.transactions.transactions import (
     Cause,
     PositionOf,
@@ -59,16 +66,20 @@ def test_a_record_is_found_by_its_present_content():
     assert version is not None
     for number in range(50):
         store.put(f"{PREFIX}other-{number}", encode(Transaction(f"other-{number}", query="o")), 0)
-    for by, value in ((By.QUERY, "q"), (By.RUN, "r"), (By.UNDER_WAY, "")):
+    for by, value in (
+        (TransactionKey.QUERY, "q"),
+        (TransactionKey.RUN, "r"),
+        (TransactionKey.UNDER_WAY, ""),
+    ):
         assert index.find(by, value) == [mine]
     over = replace(mine, state=State.COMMITTED, run="later")
     version = store.put(PREFIX + "s", encode(over), version)
-    assert index.find(By.RUN, "r") == index.find(By.UNDER_WAY, "") == []
-    assert index.find(By.RUN, "later") == [over]
+    assert index.find(TransactionKey.RUN, "r") == index.find(TransactionKey.UNDER_WAY, "") == []
+    assert index.find(TransactionKey.RUN, "later") == [over]
     assert version is not None
     assert store.delete(PREFIX + "s", version)
-    assert index.find(By.QUERY, "q") == []
-    assert len(index.find(By.QUERY, "o")) == 50
+    assert index.find(TransactionKey.QUERY, "q") == []
+    assert len(index.find(TransactionKey.QUERY, "o")) == 50
 
 
 def test_a_look_up_reads_only_the_changes():
@@ -82,10 +93,10 @@ def test_a_look_up_reads_only_the_changes():
     for number in range(1_000):
         store.put(f"{PREFIX}{number}", encode(Transaction(str(number), query="o")), 0)
     index = TransactionIndex(store)
-    index.find(By.RUN, "r")
+    index.find(TransactionKey.RUN, "r")
     store.put(PREFIX + "s", encode(Transaction("s", run="r")), 0)
-    assert len(index.find(By.RUN, "r")) == 1
-    index.find(By.QUERY, "none")
+    assert len(index.find(TransactionKey.RUN, "r")) == 1
+    index.find(TransactionKey.QUERY, "none")
     assert read == [1_000, 1, 0]
 
 
@@ -95,11 +106,11 @@ def test_records_deleted_while_deletions_were_dropped_are_not_found():
     index = TransactionIndex(store)
     version = store.put(PREFIX + "s", encode(Transaction("s", query="q")), 0)
     assert version is not None
-    assert len(index.find(By.QUERY, "q")) == 1
+    assert len(index.find(TransactionKey.QUERY, "q")) == 1
     store.delete(PREFIX + "s", version)
     records.forget_deleted()
     store.put(PREFIX + "t", encode(Transaction("t", query="o")), 0)
-    assert index.find(By.QUERY, "q") == []
+    assert index.find(TransactionKey.QUERY, "q") == []
 
 
 @pytest.mark.rule("producer ids and transaction numbers are unique", "cluster/transactions.py")

@@ -22,9 +22,9 @@ from spark_stream.consistency.ids import (
 from spark_stream.consistency.partition.effects import Effects
 from spark_stream.consistency.partition.producers import Accepted, Stamp
 from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import EpochStarts
 from spark_stream.consistency.replication.follower import LeaderAnswer
-from spark_stream.consistency.replication.leader import Boundary
 
 START = Boundary(EntryIndex(0), Offset(0))
 AGE = 1_000_000_000_000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_stream.consistency.replication.leader import LeaderState
+from spark_stream.consistency.replication.bounds import BoundsState
 
 
 @dataclass(frozen=True)
 class Observed:
     """A leader's state, with the test's own model of the log."""
 
-    state: LeaderState
+    state: BoundsState
     first_undecided: int | None
 
 

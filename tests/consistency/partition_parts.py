@@ -10,8 +10,8 @@ from spark_stream.consistency.control.partition_record import Member, PartitionR
 from spark_stream.consistency.entries import Entry, Table
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Generation, Offset
 from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import EpochHistory
-from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, table_of
 
 

@@ -137,7 +137,7 @@ def test_check_detects_imports_of_every_form():
     ]
     assert not allowed("consistency", "broker.host")
     assert allowed("datasource", "consistency.isolation.Isolation")
-    assert not allowed("datasource", "consistency.replication.leader")
+    assert not allowed("datasource", "consistency.replication.bounds")
     assert not allowed_in_room("client/reading", "client.writing.core.ProducerCore")
     assert allowed_in_room("client/log", "client.reading.loop.Feed")
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from spark_stream.access.rules import Operation, Resource, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.node.members import Observation
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.topics import lone_replica_warning, missing_replicas_warning

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.host.contact import StoreContact
-from spark_stream.broker.host.hosted import (
+from spark_stream.broker.host.hosted_topic import (
     FollowerLinks,
     HostedTopic,
     NoLinks,

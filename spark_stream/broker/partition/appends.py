@@ -47,9 +47,9 @@ from spark_stream.consistency.partition.producers import (
     NOBODY,
     PRODUCERS_MAX,
     Duplicate,
+    RefusalReason,
     RefusedBatch,
     Stamp,
-    Wrong,
     following,
 )
 from spark_stream.errors import (
@@ -178,7 +178,9 @@ class Appends:
             if isinstance(verdict, Duplicate):
                 if not self._is_stored(verdict, prepared):
                     expected = following(core.producers[stamp.producer_id].last_sequence)
-                    raise _of_stamp(state.name, stamp, RefusedBatch(Wrong.OTHER_BATCH, expected))
+                    raise _of_stamp(
+                        state.name, stamp, RefusedBatch(RefusalReason.OTHER_BATCH, expected)
+                    )
                 return Appended(verdict.offset, verdict.count, duplicate=True), []
             if isinstance(verdict, RefusedBatch):
                 if prepared is None:  # the error of its bad record is more useful
@@ -261,22 +263,22 @@ def _in_transaction(stamp: Stamp | None) -> bool:
 def _of_stamp(partition: str, stamp: Stamp, refused: RefusedBatch) -> IsologError:
     """Return the error for a batch with a wrong producer, epoch or sequence."""
     where = f"{partition}: producer {stamp.producer_id}"
-    if refused.wrong is Wrong.FENCED:
+    if refused.reason is RefusalReason.FENCED:
         return ProducerFenced(f"{where}: epoch {stamp.epoch} is fenced by a higher epoch")
-    if refused.wrong is Wrong.ENDED:
+    if refused.reason is RefusalReason.ENDED:
         return InvalidTransaction(f"{where}: its transaction of epoch {stamp.epoch} has ended")
-    if refused.wrong is Wrong.OUTSIDE:
+    if refused.reason is RefusalReason.OUTSIDE:
         return InvalidTransaction(f"{where} has an open transaction and writes outside of it")
-    if refused.wrong is Wrong.ANOTHER:
+    if refused.reason is RefusalReason.ANOTHER:
         return InvalidTransaction(f"{where} has another open transaction, or wrote outside of any")
     reasons = {
-        Wrong.GAP: "an earlier batch is missing",
-        Wrong.TOO_OLD: "the batch is too old to be recognised as a duplicate",
-        Wrong.OTHER_BATCH: "the sequence belongs to another batch",
+        RefusalReason.GAP: "an earlier batch is missing",
+        RefusalReason.TOO_OLD: "the batch is too old to be recognised as a duplicate",
+        RefusalReason.OTHER_BATCH: "the sequence belongs to another batch",
     }
     return OutOfOrderSequence(
         f"{where}: sequence {stamp.sequence} instead of {refused.expected}:"
-        f" {reasons[refused.wrong]}",
+        f" {reasons[refused.reason]}",
         sequence=stamp.sequence,
         expected=refused.expected,
     )

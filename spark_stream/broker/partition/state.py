@@ -41,8 +41,8 @@ from spark_stream.consistency.partition.effects import (
     ProposeRecord,
 )
 from spark_stream.consistency.partition.replica import Replica
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.follower import Refusal
-from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.counting import Traffic
 from spark_stream.environment import Clock
 from spark_stream.errors import (

@@ -1,9 +1,9 @@
 """The follower's end of replication streams (``follower_core`` has the rules).
 
-A :class:`Fetcher` follows one leader, and :class:`Fetchers` has one for each leader of the broker.
-A fetcher has no thread: the leader's messages are handled on the loop's thread, and a pool does the
-work on partitions and returns its results. The followed partitions may change at any time, from any
-thread.
+A :class:`FollowerFetcher` follows one leader. :class:`Fetchers` has one for each of the broker's
+leaders. A fetcher has no thread: the leader's messages are handled on the loop's thread, and a pool
+does the work on partitions and returns its results. The followed partitions may change at any time,
+from any thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spark_stream.wire.replication_messages import AskPromise, OpenReplication, 
 logger = logger_of(__name__)
 
 
-class Fetcher:
+class FollowerFetcher:
     """The follower of one leader. ``endpoint_of`` is as for :class:`Fetchers`."""
 
     def __init__(
@@ -275,10 +275,10 @@ class Fetchers:
         self._open_line = open_line
         self._promising = promising
         self._lock = threading.Lock()
-        self._fetchers: dict[BrokerId, Fetcher] = {}
+        self._fetchers: dict[BrokerId, FollowerFetcher] = {}
         self._leaders: dict[PartitionId, BrokerId] = {}
         self._promised: dict[PartitionId, float] = {}  # of partitions that are no longer followed
-        self._ending: list[Fetcher] = []
+        self._ending: list[FollowerFetcher] = []
         self._stopped = False
 
     def follow(self, leader: BrokerId, partition: FollowedPartition) -> None:
@@ -316,9 +316,9 @@ class Fetchers:
         for fetcher in fetchers:
             fetcher.stop()
 
-    def _start(self, leader: BrokerId) -> Fetcher:
+    def _start(self, leader: BrokerId) -> FollowerFetcher:
         window = self._share(len(self._fetchers) + 1)
-        fetcher = self._fetchers[leader] = Fetcher(
+        fetcher = self._fetchers[leader] = FollowerFetcher(
             self._context,
             leader,
             self._endpoint_of,

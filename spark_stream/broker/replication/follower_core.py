@@ -52,9 +52,9 @@ from spark_stream.broker.replication.interfaces import FollowedPartition
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.ids import BrokerId, EntryIndex, Offset
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import Agreement
-from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.errors import (
     BrokerStopping,
     DamagedEntries,

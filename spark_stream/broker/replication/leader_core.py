@@ -9,7 +9,7 @@ state          event                                               next state
 =============  ==================================================  ===========================
 open           Follow, Acked, Unfollow, Room, Beat, Promised,      open
                frames, notifications
-open           ``end``                                             ending: Bye, then LAST
+open           ``end``                                             ending: Bye, then STREAM_END
 open, ending   ``close``: the stream is lost or has failed         over: no more messages
 =============  ==================================================  ===========================
 
@@ -208,14 +208,14 @@ Sent = tuple[bytes, Bytes]
 """A packed message: the header and the body of its frame."""
 
 
-class Last(Enum):
+class StreamEnd(Enum):
     """The last step of a stream."""
 
-    LAST = "last"
+    STREAM_END = "end"
 
 
-LAST: Final = Last.LAST
-Step = bytes | Follow | tuple[Slot, ...] | Slot | Last
+STREAM_END: Final = StreamEnd.STREAM_END
+Step = bytes | Follow | tuple[Slot, ...] | Slot | StreamEnd
 """Send a message, start a session, send high watermarks, read and send a frame, or end."""
 
 
@@ -359,7 +359,7 @@ class LeaderStreamCore:
             return self._outbox.popleft()
         if self._ending:
             self._over = True
-            return LAST
+            return STREAM_END
         if self._requested:
             return self._requested.popleft()
         if self._report_at is not None and now >= self._report_at:

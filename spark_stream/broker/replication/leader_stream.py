@@ -16,7 +16,7 @@ from functools import partial
 
 from spark_stream.broker.replication.interfaces import LeadPartitions, ReplicationContext
 from spark_stream.broker.replication.leader_core import (
-    LAST,
+    STREAM_END,
     Call,
     LeaderStreamCore,
     Sent,
@@ -237,7 +237,7 @@ class LeaderStream:
                     message = self._core.high_watermarks(found)
                 return message is None or self._send((message, b""))
             case _:
-                assert step is LAST
+                assert step is STREAM_END
                 self._stream.send(b"", end=True)
                 return False
 

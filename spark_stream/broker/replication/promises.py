@@ -10,7 +10,7 @@ The path of a promise:
 ========  ==========================================================================================
 leader    ``LeaderStreamCore.tick`` requests it, ``take`` passes its end (``holds_until``) to each
           session, and ``Progress.leads_until`` is the earliest end of all members
-follower  :meth:`Promises.promise` records it, ``Fetcher.promised_until`` is its end, and
+follower  :meth:`Promises.promise` records it, ``FollowerFetcher.promised_until`` is its end, and
           ``Fetchers.may_lead_at`` keeps the end for partitions that are no longer followed
 ========  ==========================================================================================
 """

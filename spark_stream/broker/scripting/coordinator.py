@@ -19,7 +19,7 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.driver import Driver
 from spark_stream.cluster.stores.leases import Leases
-from spark_stream.cluster.transactions import By
+from spark_stream.cluster.transactions import TransactionKey
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.partition.open_transactions import PendingJoin
 from spark_stream.consistency.partition.producers import Stamp
@@ -183,7 +183,9 @@ class TransactionCoordinator:
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
         """Read the records whose coordinator is this broker: all, or those under way."""
-        found = yield from FindTransactions(By.ANY if whole else By.UNDER_WAY, fresh=whole)
+        found = yield from FindTransactions(
+            TransactionKey.ANY if whole else TransactionKey.UNDER_WAY, fresh=whole
+        )
         mine = {name: self._is_responsible(name) for name in {each.coordinator for each in found}}
         return [record for record in found if mine[record.coordinator]]
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.node.members import Members
 from spark_stream.broker.scripting.driver import Driver
 from spark_stream.broker.settings import CoreSettings

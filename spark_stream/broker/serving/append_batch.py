@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec import Struct, field
 
 from spark_stream.broker.counts import BrokerCounts
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.waiters import (
     Acknowledgement,

@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.partition.waiters import WakeUp
 from spark_stream.broker.scripting.coordinator import StreamJoins, TransactionCoordinator
 from spark_stream.broker.serving.append_batch import Append, AttemptResult, StreamFacts, group_joins

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from spark_stream.broker.actions.mapped import Holder, holder_for, in_groups, places
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.waiters import WakeUp
 from spark_stream.consistency.ids import Offset

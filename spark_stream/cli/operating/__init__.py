@@ -4,6 +4,6 @@
 ``bench``        a load for a cluster, with its throughput and latencies
 ``load``         the producers and consumers of the load, and percentiles of durations
 ``top``          live view of a cluster in a terminal
-``frames``       rates and trends from samples of a cluster
+``top_frames``   rates and trends from samples of a cluster
 ``setup``        config example: the files of ``conf/``, and prepare-spark: bytecode for workers
 """

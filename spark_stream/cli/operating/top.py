@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_stream.cli.operating.frames import (
+from spark_stream.cli.operating.top_frames import (
     ClusterFrame,
     ClusterSample,
     ConsumerLine,

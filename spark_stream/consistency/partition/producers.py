@@ -95,7 +95,7 @@ class ProducerState(Struct, frozen=True):
         return self.transaction != NO_TRANSACTION
 
 
-class Wrong(StrEnum):
+class RefusalReason(StrEnum):
     """The reason for the refusal of a batch."""
 
     FENCED = "fenced"  # a higher epoch was seen
@@ -126,7 +126,7 @@ class Duplicate(Struct, frozen=True):
 class RefusedBatch(Struct, frozen=True):
     """The batch changes nothing. ``expected`` is the sequence that would be taken."""
 
-    wrong: Wrong
+    reason: RefusalReason
     expected: int
 
 
@@ -141,28 +141,28 @@ def judge(
     """Deduplicate a batch of which ``records`` are valid, and check its place in the order."""
     if state is None or stamp.epoch > state.epoch:
         if state is not None and state.open:
-            return RefusedBatch(Wrong.ANOTHER, following(state.last_sequence))
-        return Accepted() if stamp.sequence == 0 else RefusedBatch(Wrong.GAP, 0)
+            return RefusedBatch(RefusalReason.ANOTHER, following(state.last_sequence))
+        return Accepted() if stamp.sequence == 0 else RefusedBatch(RefusalReason.GAP, 0)
     expected = following(state.last_sequence)
     if stamp.epoch < state.epoch:
-        return RefusedBatch(Wrong.FENCED, expected)
+        return RefusedBatch(RefusalReason.FENCED, expected)
     if state.open and stamp.transaction != state.transaction:
         outside = stamp.transaction == NO_TRANSACTION
-        return RefusedBatch(Wrong.OUTSIDE if outside else Wrong.ANOTHER, expected)
+        return RefusedBatch(RefusalReason.OUTSIDE if outside else RefusalReason.ANOTHER, expected)
     if state.ended:
-        return RefusedBatch(Wrong.ENDED, expected)
+        return RefusedBatch(RefusalReason.ENDED, expected)
     if stamp.transaction != NO_TRANSACTION and not state.open and state.recent:
-        return RefusedBatch(Wrong.ANOTHER, expected)  # the epoch has written outside any
+        return RefusedBatch(RefusalReason.ANOTHER, expected)  # the epoch has written outside any
     if stamp.sequence == expected:
         return Accepted()
     for batch in state.recent:
         if batch.sequence == stamp.sequence:
             if batch.count != records:
-                return RefusedBatch(Wrong.OTHER_BATCH, expected)
+                return RefusedBatch(RefusalReason.OTHER_BATCH, expected)
             return Duplicate(Offset(batch.offset), batch.count, batch.crc)
     ahead = (stamp.sequence - expected) % (SEQUENCE_MAX + 1)
     gap = not state.recent or ahead <= SEQUENCE_MAX // 2
-    return RefusedBatch(Wrong.GAP if gap else Wrong.TOO_OLD, expected)
+    return RefusedBatch(RefusalReason.GAP if gap else RefusalReason.TOO_OLD, expected)
 
 
 def appended(

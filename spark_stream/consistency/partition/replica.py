@@ -69,12 +69,13 @@ from spark_stream.consistency.partition.open_transactions import Joins, Undecide
 from spark_stream.consistency.partition.producers import (
     Accepted,
     Duplicate,
+    RefusalReason,
     RefusedBatch,
     Stamp,
-    Wrong,
 )
 from spark_stream.consistency.partition.progress import GenerationOf, IsrSettings, Progress
-from spark_stream.consistency.replication import leader
+from spark_stream.consistency.replication import bounds as transitions
+from spark_stream.consistency.replication.bounds import Boundary, BoundsState
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.replication.follower import (
     Agreement,
@@ -82,7 +83,6 @@ from spark_stream.consistency.replication.follower import (
     Refusal,
     epoch_refusal,
 )
-from spark_stream.consistency.replication.leader import Boundary, LeaderState
 
 
 def _no_boundary(entry: EntryIndex) -> Boundary:
@@ -135,17 +135,17 @@ class Replica:
         self._full_until = 0  # before this time no other producers are evicted
         self.derived = 0
         """Counts opens and cuts of the log: a new number makes earlier bounds and cuts invalid."""
-        state = leader.opened(LeaderEpoch(0), log_start, log_end, followers)
+        state = transitions.opened(LeaderEpoch(0), log_start, log_end, followers)
         self._derive(tables, state, now)
 
-    def _derive(self, tables: Sequence[Table], state: LeaderState, now: int) -> None:
+    def _derive(self, tables: Sequence[Table], state: BoundsState, now: int) -> None:
         """Derive all state from the log's entries."""
         self.derived += 1
         self.producers = producers.derived(tables, now, self._producer_expiry_us)
         self.spans = Spans.derived(tables)
         self.epochs = EpochStarts.derived(tables)
         self.undecided = Undecided.derived(tables, state.high_watermark.entry)
-        self.bounds_state = leader.undecided_from(state, self.undecided.first())
+        self.bounds_state = transitions.undecided_from(state, self.undecided.first())
         self._end_before = state.log_end  # the log's end before the last entries were applied
 
     # -- state ------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Replica:
         """
         key = (stamp.transaction, stamp.producer_id)
         if stamp.transaction != NO_TRANSACTION and key not in self.joins:
-            return RefusedBatch(Wrong.ENDED, 0)
+            return RefusedBatch(RefusalReason.ENDED, 0)
         return producers.judge(self.producers.get(stamp.producer_id), stamp, records)
 
     @property
@@ -216,7 +216,7 @@ class Replica:
         """
         self._begin(epoch)
         self.progress = None
-        self.bounds_state = leader.waiting_for(self.bounds_state, 1)
+        self.bounds_state = transitions.waiting_for(self.bounds_state, 1)
         abandoned = tuple(self._tickets.beyond(0))
         woken = tuple(self._bound_of)
         for waiter in woken:
@@ -349,11 +349,11 @@ class Replica:
         progress, state = self.progress, self.bounds_state
         assert progress is not None
         if state.followers != progress.waits:
-            self.bounds_state = state = leader.waiting_for(state, progress.waits)
+            self.bounds_state = state = transitions.waiting_for(state, progress.waits)
         upto = progress.replicated(state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return []
-        return self._publish(leader.replicated(state, self._boundary(upto, state.log_end)))
+        return self._publish(transitions.replicated(state, self._boundary(upto, state.log_end)))
 
     def _boundary(self, entry: EntryIndex, end: Boundary) -> Boundary:
         """Return the position before an entry of the log that ends at ``end``.
@@ -389,12 +389,12 @@ class Replica:
         known = self._learned(self.bounds_state, leader_hw)
         return [] if known is self.bounds_state else self._publish(known)
 
-    def _learned(self, state: LeaderState, leader_hw: EntryIndex) -> LeaderState:
+    def _learned(self, state: BoundsState, leader_hw: EntryIndex) -> BoundsState:
         """Return the state of a follower with its leader's high watermark, or with its log end."""
         upto = min(leader_hw, state.log_end.entry)
         if upto <= state.high_watermark.entry:
             return state
-        return leader.replicated(state, self._boundary(upto, state.log_end))
+        return transitions.replicated(state, self._boundary(upto, state.log_end))
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ class Replica:
         """Make appended entries visible, all together."""
         return self._publish(self._folded(entries))
 
-    def _folded(self, entries: Sequence[Entry]) -> LeaderState:
+    def _folded(self, entries: Sequence[Entry]) -> BoundsState:
         """Return the bounds after the entries, and update everything else derived from them."""
         state = self.bounds_state
         self._end_before = state.log_end
@@ -414,7 +414,7 @@ class Replica:
             self.epochs.on_appended(LeaderEpoch(entry.leader_epoch), at)
             if entry.producer_id != NO_PRODUCER:
                 self._fold(entry)
-            state = leader.appended(state, entry.count)
+            state = transitions.appended(state, entry.count)
         if self.progress is not None and entries:
             self.progress.on_appended(entries[0].entry_index, entries[0].appended)
         return state
@@ -485,14 +485,14 @@ class Replica:
 
     def evict(self, log_start: Boundary) -> None:
         """Move the log start after retention removed the entries below this place."""
-        self.bounds_state = leader.evicted(self.bounds_state, log_start)
+        self.bounds_state = transitions.evicted(self.bounds_state, log_start)
         self.spans.on_evicted(self.bounds_state.log_start.offset)
 
     def trim(self, before: Offset) -> Effects:
         """Hide the records below ``before`` from readers, in this role and in all later ones."""
         if before <= self.bounds_state.trimmed:
             return []
-        return self._publish(leader.trimmed_below(self.bounds_state, before))
+        return self._publish(transitions.trimmed_below(self.bounds_state, before))
 
     def forget_producers(self, now: int) -> int | None:
         """Remove the producers that expired without a write.
@@ -517,22 +517,22 @@ class Replica:
         The effects of the removed entries on producers, transactions and epochs are undone.
         ``lost``: the removed entries include committed ones that the leader no longer has.
         """
-        self._derive(tables, leader.truncated(self.bounds_state, log_end, lost=lost), now)
+        self._derive(tables, transitions.truncated(self.bounds_state, log_end, lost=lost), now)
         disowned = self._tickets.beyond(log_end.offset)
         effects = self._publish(self.bounds_state)  # a whole open transaction may be truncated
         return [Disown(tuple(disowned)), *effects] if disowned else effects
 
     def reset(self, log_start: Boundary, now: int) -> None:
         """Update the state of a follower whose log is now empty and begins at this position."""
-        self._derive([], leader.emptied(self.bounds_state, log_start), now)
+        self._derive([], transitions.emptied(self.bounds_state, log_start), now)
 
     # -- effects ----------------------------------------------------------------------------------
 
-    def _publish(self, state: LeaderState) -> Effects:
+    def _publish(self, state: BoundsState) -> Effects:
         leads = self.progress is not None
         moved = leads and state.high_watermark != self.bounds_state.high_watermark
         self.undecided.on_replicated(state.high_watermark.entry)
-        self.bounds_state = leader.undecided_from(state, self.undecided.first())
+        self.bounds_state = transitions.undecided_from(state, self.undecided.first())
         effects: Effects = []
         if moved:
             effects.append(HighWatermarkMoved(state.high_watermark.entry))

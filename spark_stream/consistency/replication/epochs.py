@@ -43,7 +43,7 @@ from msgspec import structs
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.structs import OffsetField, Positional
 
 

@@ -54,7 +54,7 @@ from msgspec import Struct
 
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.replication.leader import Boundary, LeaderState
+from spark_stream.consistency.replication.bounds import Boundary, BoundsState
 
 
 class Refusal(Enum):
@@ -115,7 +115,7 @@ Preparation = Continue | Truncate | StartOver
 
 
 def preparation(
-    state: LeaderState, agreed: Agreement, hole: EntryIndex | None = None
+    state: BoundsState, agreed: Agreement, hole: EntryIndex | None = None
 ) -> Preparation | Refusal:
     """Decide how the follower prepares its log before it takes frames.
 

@@ -29,7 +29,7 @@ from collections.abc import Container, Iterable
 from typing import Final
 
 from spark_stream.cluster.topics import TOPICS, id_in
-from spark_stream.cluster.transactions import By
+from spark_stream.cluster.transactions import TransactionKey
 from spark_stream.consistency.groups import Place
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.sinks import is_listed, is_sink
@@ -455,7 +455,7 @@ class Consumers:
         ``places``: the partitions that become the new owner's, or None for all. Transactions that
         are about to move a position in one must check the owner again.
         """
-        for record in (yield from FindTransactions(By.CONSUMER, consumer)):
+        for record in (yield from FindTransactions(TransactionKey.CONSUMER, consumer)):
             if record.state is State.OPEN and any(
                 places is None or (each.topic_id, each.partition) in places
                 for each in record.positions
@@ -465,7 +465,7 @@ class Consumers:
 
     def read_settled(self, consumer: str) -> Script[list[PositionOf]]:
         """Return the positions of a named consumer, after finishing its decided transactions."""
-        for record in (yield from FindTransactions(By.CONSUMER, consumer)):
+        for record in (yield from FindTransactions(TransactionKey.CONSUMER, consumer)):
             if record.state is State.COMMITTING:
                 yield from self._finisher.finish(record)
         return (yield from read_positions(consumer))

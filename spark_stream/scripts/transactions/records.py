@@ -20,8 +20,8 @@ from spark_stream.cluster.transactions import (
     EXPIRED,
     JOINS,
     PREFIX,
-    By,
     Join,
+    TransactionKey,
     decode,
     decode_join,
     encode,
@@ -73,7 +73,7 @@ def read_all() -> Script[list[Transaction]]:
 
 def read_numbered(numbers: Collection[int]) -> Script[list[Transaction]]:
     """Return the transactions of these numbers, as they were a moment ago."""
-    found = yield from FindTransactions(By.ANY, fresh=False)
+    found = yield from FindTransactions(TransactionKey.ANY, fresh=False)
     return [each for each in found if each.number in numbers]
 
 

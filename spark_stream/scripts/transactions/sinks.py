@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from spark_stream.cluster.stores.store import StoreRecord
-from spark_stream.cluster.transactions import By
+from spark_stream.cluster.transactions import TransactionKey
 from spark_stream.consistency.transactions import sinks as rules
 from spark_stream.consistency.transactions.sinks import Stop
 from spark_stream.consistency.transactions.transactions import (
@@ -157,7 +157,7 @@ class Sinks:
     def stop_run(self, asked: Stop, now_ms: int) -> Script[None]:
         """Abort the batch that the driver gave up, and keep it from being opened again."""
         yield from record_stop(asked, now_ms)
-        for record in (yield from FindTransactions(By.RUN, asked.run)):
+        for record in (yield from FindTransactions(TransactionKey.RUN, asked.run)):
             name = record.transactional_id
             yield from self._apply(name, rules.stop, asked)
 
@@ -171,7 +171,7 @@ class Sinks:
         present = (yield from records.read(own)) or Transaction(own)
         if present.instance == asked.instance:
             return
-        for record in (yield from FindTransactions(By.QUERY, asked.query)):
+        for record in (yield from FindTransactions(TransactionKey.QUERY, asked.query)):
             name = record.transactional_id
             if name == own or not records.is_of(record, present.principal):
                 continue
@@ -232,7 +232,7 @@ class Sinks:
 
 def read_sinks(*, fresh: bool = True) -> Script[list[Transaction]]:
     """Return the records of sinks. Without ``fresh``: as they were a moment ago."""
-    found = yield from FindTransactions(By.ANY, fresh=fresh)
+    found = yield from FindTransactions(TransactionKey.ANY, fresh=fresh)
     return [each for each in found if rules.is_sink(each)]
 
 

@@ -25,7 +25,7 @@ from typing import Final
 
 from spark_stream.batches import crc32c
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.directory import make_directory
 from spark_stream.storage.disk.disk import Disk, DiskFile

@@ -15,7 +15,7 @@ from spark_stream.batches import conformed
 from spark_stream.consistency.entries import Entry, Kind
 from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import UnknownSchema
 from spark_stream.storage.format.codec import Codec, EncodedBatch
 from spark_stream.storage.format.min_max import RECORDS_MIN, Rows

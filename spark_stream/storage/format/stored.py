@@ -26,7 +26,7 @@ from spark_stream.consistency.entries import (
     valid_prefix,
 )
 from spark_stream.consistency.ids import Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import DamagedEntries
 from spark_stream.storage.format.codec import first_broken_batch, intact_entries, sealed
 

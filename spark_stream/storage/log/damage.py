@@ -37,7 +37,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from spark_stream.consistency.ids import EntryIndex
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.format.codec import intact_entries

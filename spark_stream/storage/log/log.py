@@ -16,7 +16,7 @@ import pyarrow as pa
 from spark_stream.consistency.entries import Entry, JudgedTable, Kind, Table
 from spark_stream.consistency.ids import NO_TRANSACTION, EntryIndex, LeaderEpoch, Offset
 from spark_stream.consistency.partition.producers import NOBODY, Stamp
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.codec import Codec, EncodedBatch

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from spark_stream.batches import header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import DamagedSegment, IsologError, UnknownSchema
 from spark_stream.storage.disk.directory import is_lost
 from spark_stream.storage.disk.disk import Disk

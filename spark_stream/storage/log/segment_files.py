@@ -17,7 +17,7 @@ from msgspec import Struct
 from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Table, valid_prefix
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import DamagedSegment
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.format.codec import intact_entries, intact_rows

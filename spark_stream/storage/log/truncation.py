@@ -35,7 +35,7 @@ import numpy as np
 from msgspec import Struct
 
 from spark_stream.consistency.entries import ENTRY, Table
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.disk.fsyncs import START, Fsyncs

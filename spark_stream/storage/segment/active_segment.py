@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Entry, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import IsologError, StorageFailure
 from spark_stream.storage.disk.disk import Disk, DiskFile
 from spark_stream.storage.disk.fsyncs import Fsyncs

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from spark_stream.consistency.entries import Table
 from spark_stream.consistency.pruning import Extremes
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import IsologError
 from spark_stream.storage.disk.disk import Disk, DiskFile
 from spark_stream.storage.format.min_max import RECORDS_MIN, Layout, Rows

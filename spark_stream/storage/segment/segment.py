@@ -20,7 +20,7 @@ from msgspec import Struct
 from spark_stream.batches import conformed
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind, Table, next_offset
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import DamagedSegment, IsologError
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.format.codec import (

@@ -16,7 +16,7 @@ from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.topics import list_offsets, partition_facts
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.topics import show_topic
-from spark_stream.consistency.replication.leader import LeaderState
+from spark_stream.consistency.replication.bounds import BoundsState
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.steps import Describe
 from spark_stream.wire.topic_messages import (
@@ -65,9 +65,9 @@ def test_a_new_leader_shows_no_high_watermark_before_it_is_exact(around: Surroun
     assert (facts.high_watermark, facts.last_stable_offset) == (4, 4)
 
 
-def _without_high_watermark(broker: LocalBroker) -> LeaderState:
+def _without_high_watermark(broker: LocalBroker) -> BoundsState:
     """The state of a follower without a high watermark from its leader."""
-    state: LeaderState = broker.replica("t").core.bounds_state
+    state: BoundsState = broker.replica("t").core.bounds_state
     return replace(state, high_watermark=state.log_start)
 
 

@@ -343,7 +343,7 @@ def test_a_removed_folder_is_no_loss_if_its_topic_is_briefly_recreated(pair):
         b.partition("t")
 
 
-@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/hosted.py")
+@pytest.mark.rule("the handling of a replica with missing files", "broker/host/hosted_topic.py")
 @pytest.mark.parametrize("alone", [0, 1])
 def test_a_missing_only_copy_does_not_become_an_empty_log(pair, alone):
     """One folder has all of a topic's replicas: if it is made for one, it exists for all."""
@@ -368,7 +368,7 @@ def grow(asked: LocalBroker, topic: str, *assignment: str) -> None:
     see(asked.around)
 
 
-@pytest.mark.rule("what becomes of a replica whose files are missing", "broker/host/hosted.py")
+@pytest.mark.rule("the handling of a replica with missing files", "broker/host/hosted_topic.py")
 @pytest.mark.parametrize("stopped", [True, False])
 def test_adding_partitions_does_not_replace_a_lost_folder(pair, stopped):
     """The next start would take a lost log for an empty one."""

@@ -22,9 +22,9 @@ from isolog.errors import (
 from spark_stream.batches import crc32c
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.entries import ENTRY, Entry, Table
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
 from spark_stream.consistency.replication.follower import Agreement
-from spark_stream.consistency.replication.leader import Boundary
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.format.stored import StoredEntries, digest
 from spark_stream.storage.log.log import PartitionLog

@@ -21,7 +21,7 @@ from spark_stream.broker.replication.follower_core import (
     HangUp,
     Job,
 )
-from spark_stream.broker.replication.leader_core import LAST, LeaderStreamCore, Slot
+from spark_stream.broker.replication.leader_core import STREAM_END, LeaderStreamCore, Slot
 from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.consistency.replication.epochs import EpochHistory
@@ -400,7 +400,7 @@ def test_bye_is_the_last_message_of_a_stream():
     core.take(Follow(0, "t", 0, 1, "g", EpochHistory(0, 0, ())), 0.0)
     core.end()
     assert core.next_step(0.0) is not None  # Bye
-    assert core.next_step(0.0) is LAST
+    assert core.next_step(0.0) is STREAM_END
     assert core.next_step(0.0) is None
     assert not core.session_started(0, 1, Session())
 

@@ -16,7 +16,7 @@ from isolog.errors import (
     TransactionAborted,
     UnknownTransaction,
 )
-from spark_stream.broker.host.hosted import TopicFolders
+from spark_stream.broker.host.hosted_topic import TopicFolders
 from spark_stream.broker.scripting.coordinator import TransactionCoordinator
 from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, Topic, encode

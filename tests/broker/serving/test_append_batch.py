@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isolog.errors import InternalError, NotLeader, RequestTimeout
-from spark_stream.broker.host.hosted import HostedTopic
+from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.scripting.coordinator import StreamJoins
 from spark_stream.broker.serving.append_batch import Append, AttemptResult, StreamFacts

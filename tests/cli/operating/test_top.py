@@ -21,8 +21,8 @@ from rich.console import Console
 
 from isolog.errors import MetadataLost, MetadataUnavailable
 from isolog.testing import LocalCluster
-from spark_stream.cli.operating.frames import ClusterFrame, ClusterSample, frame_of
 from spark_stream.cli.operating.top import print_frame, rendered, sample_cluster
+from spark_stream.cli.operating.top_frames import ClusterFrame, ClusterSample, frame_of
 from spark_stream.cli.options import Listing
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import STALLED_S, ReaderEnding, ReaderState

@@ -261,7 +261,7 @@ def test_batches_are_neither_duplicated_nor_lost_nor_reordered(events):
                 acknowledged.append(value)
             return
         error = refused(stamp.sequence, verdict.expected)
-        if verdict.wrong is not producers.Wrong.FENCED and lane.can_restamp(error):
+        if verdict.reason is not producers.RefusalReason.FENCED and lane.can_restamp(error):
             lane.restamp()
         else:
             lane.pop()

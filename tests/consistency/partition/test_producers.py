@@ -17,9 +17,9 @@ from spark_stream.consistency.partition.producers import (
     Accepted,
     Duplicate,
     ProducerState,
+    RefusalReason,
     RefusedBatch,
     Stamp,
-    Wrong,
     appended,
     derived,
     ended,
@@ -46,10 +46,10 @@ def written(count: int, *, epoch: int = 0, first: int = 0, transaction: int = -1
     return state
 
 
-def wrong(state: ProducerState | None, stamp: Stamp, records: int = 2) -> Wrong:
+def refusal(state: ProducerState | None, stamp: Stamp, records: int = 2) -> RefusalReason:
     verdict = judge(state, stamp, records)
     assert isinstance(verdict, RefusedBatch), verdict
-    return verdict.wrong
+    return verdict.reason
 
 
 # -- sequences ------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def wrong(state: ProducerState | None, stamp: Stamp, records: int = 2) -> Wrong:
 
 def test_a_producers_first_batch_has_sequence_0():
     assert judge(None, Stamp(7, 0, 0), 2) == Accepted()
-    assert judge(None, Stamp(7, 0, 1), 2) == RefusedBatch(Wrong.GAP, 0)
+    assert judge(None, Stamp(7, 0, 1), 2) == RefusedBatch(RefusalReason.GAP, 0)
 
 
 @pytest.mark.rule(
@@ -72,16 +72,16 @@ def test_the_last_five_batches_are_duplicates_with_their_original_offsets(back):
 
 
 def test_an_older_batch_than_the_window_is_refused():
-    assert wrong(written(8), Stamp(7, 0, 7 - WINDOW)) is Wrong.TOO_OLD
+    assert refusal(written(8), Stamp(7, 0, 7 - WINDOW)) is RefusalReason.TOO_OLD
 
 
 def test_a_batch_with_a_kept_sequence_and_another_count_is_refused():
-    assert wrong(written(3), Stamp(7, 0, 2), records=3) is Wrong.OTHER_BATCH
+    assert refusal(written(3), Stamp(7, 0, 2), records=3) is RefusalReason.OTHER_BATCH
 
 
 @given(st.integers(1, 1_000_000))
 def test_a_gap_is_refused_naming_the_sequence_that_is_missing(ahead):
-    assert judge(written(3), Stamp(7, 0, 3 + ahead), 2) == RefusedBatch(Wrong.GAP, 3)
+    assert judge(written(3), Stamp(7, 0, 3 + ahead), 2) == RefusedBatch(RefusalReason.GAP, 3)
 
 
 def test_sequences_wrap_from_the_greatest_to_0_and_to_nothing_else():
@@ -112,22 +112,22 @@ def test_a_refused_batch_uses_up_its_sequence():
 def test_a_new_epoch_starts_at_0():
     state = written(3)
     assert judge(state, Stamp(7, 1, 0), 2) == Accepted()
-    assert judge(state, Stamp(7, 1, 3), 2) == RefusedBatch(Wrong.GAP, 0)
+    assert judge(state, Stamp(7, 1, 3), 2) == RefusedBatch(RefusalReason.GAP, 0)
     assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.RecentBatch(0, 200, 2),)
 
 
 @pytest.mark.rule("a producer of an older epoch is fenced", "consistency/partition/producers.py")
 def test_an_old_epoch_is_fenced():
     state = appended(written(3), Stamp(7, 4, 0), 200, 2, 9)
-    assert wrong(state, Stamp(7, 3, 0)) is Wrong.FENCED
-    assert wrong(state, Stamp(7, 0, 3)) is Wrong.FENCED
+    assert refusal(state, Stamp(7, 3, 0)) is RefusalReason.FENCED
+    assert refusal(state, Stamp(7, 0, 3)) is RefusalReason.FENCED
 
 
 def test_a_marker_with_a_higher_epoch_is_adopted():
     state = ended(written(3), 5, 9)
     assert state.epoch == 5
-    assert wrong(state, Stamp(7, 0, 3)) is Wrong.FENCED
-    assert wrong(state, Stamp(7, 5, 0)) is Wrong.ENDED
+    assert refusal(state, Stamp(7, 0, 3)) is RefusalReason.FENCED
+    assert refusal(state, Stamp(7, 5, 0)) is RefusalReason.ENDED
     assert judge(state, Stamp(7, 6, 0), 2) == Accepted()
 
 
@@ -135,19 +135,19 @@ def test_a_marker_with_a_higher_epoch_is_adopted():
 
 
 def test_a_write_outside_of_its_open_transaction_is_refused():
-    assert wrong(written(2, transaction=40), Stamp(7, 0, 2)) is Wrong.OUTSIDE
-    assert wrong(written(2, transaction=40), Stamp(7, 0, 2, 41)) is Wrong.ANOTHER
-    assert wrong(written(2, transaction=40), Stamp(7, 1, 0, 41)) is Wrong.ANOTHER
+    assert refusal(written(2, transaction=40), Stamp(7, 0, 2)) is RefusalReason.OUTSIDE
+    assert refusal(written(2, transaction=40), Stamp(7, 0, 2, 41)) is RefusalReason.ANOTHER
+    assert refusal(written(2, transaction=40), Stamp(7, 1, 0, 41)) is RefusalReason.ANOTHER
 
 
 def test_a_delayed_batch_after_the_marker_is_refused():
     state = ended(written(2, transaction=40), 0, 9)
     assert not state.open
-    assert wrong(state, Stamp(7, 0, 2, 40)) is Wrong.ENDED
-    assert wrong(state, Stamp(7, 0, 1, 40)) is Wrong.ENDED
+    assert refusal(state, Stamp(7, 0, 2, 40)) is RefusalReason.ENDED
+    assert refusal(state, Stamp(7, 0, 1, 40)) is RefusalReason.ENDED
     after = appended(state, Stamp(7, 1, 0, 41), 300, 2, 9)
     assert (after.transaction, after.first_offset) == (41, 300)
-    assert wrong(after, Stamp(7, 0, 2, 40)) in (Wrong.FENCED, Wrong.ANOTHER)
+    assert refusal(after, Stamp(7, 0, 2, 40)) in (RefusalReason.FENCED, RefusalReason.ANOTHER)
 
 
 def test_a_transaction_begins_where_its_first_kept_batch_is():

@@ -19,7 +19,12 @@ from spark_stream.consistency.partition.effects import (
     Wake,
     offset_of,
 )
-from spark_stream.consistency.partition.producers import Duplicate, RefusedBatch, Stamp, Wrong
+from spark_stream.consistency.partition.producers import (
+    Duplicate,
+    RefusalReason,
+    RefusedBatch,
+    Stamp,
+)
 from spark_stream.consistency.partition.replica import Replica
 from tests.consistency.histories import STEPS, Leader, end_of, history, replica_of, table_of
 
@@ -246,7 +251,7 @@ def test_a_step_wakes_exactly_the_reads_that_it_satisfies(steps, waits, data):
 
 def test_a_batch_in_a_transaction_needs_a_join_of_the_present_epoch():
     leader = Leader()
-    ended = RefusedBatch(Wrong.ENDED, 0)
+    ended = RefusedBatch(RefusalReason.ENDED, 0)
     assert leader.replica.judge(INSIDE, 1) == ended
     leader.join(10, 1)
     leader.append(1, INSIDE)

@@ -21,9 +21,9 @@ from spark_stream.consistency.partition.effects import (
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.partition.progress import IsrSettings
 from spark_stream.consistency.partition.replica import Replica, ReplicaLookups
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import EpochHistory
 from spark_stream.consistency.replication.follower import Agreement, LeaderAnswer, Refusal
-from spark_stream.consistency.replication.leader import Boundary
 from tests.consistency.histories import AGE, START, Leader, end_of, table_of
 
 A, B, C = (Member(broker, "1") for broker in "abc")

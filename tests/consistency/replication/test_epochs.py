@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Table
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import EpochHistory, EpochStarts, agreement
-from spark_stream.consistency.replication.leader import Boundary
 
 
 def at(entry: int, offset: int) -> Boundary:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.consistency.replication.epochs import (
     NO_LINEAGE,
     EpochStarts,
@@ -15,7 +16,6 @@ from spark_stream.consistency.replication.epochs import (
     lost_above,
     surviving,
 )
-from spark_stream.consistency.replication.leader import Boundary
 
 Log = list[tuple[int, int]]
 """One record an entry: of each its epoch, and a number that no other record has."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.replication.bounds import Boundary, BoundsState
 from spark_stream.consistency.replication.follower import (
     Agreement,
     Continue,
@@ -22,7 +23,6 @@ from spark_stream.consistency.replication.follower import (
     nearest,
     preparation,
 )
-from spark_stream.consistency.replication.leader import Boundary, LeaderState
 from tests.examples import examples
 
 EPOCH = 5
@@ -32,8 +32,8 @@ def at(entry: int) -> Boundary:
     return Boundary(entry, 10 * entry)
 
 
-def log(start: int, high: int, end: int) -> LeaderState:
-    return LeaderState(EPOCH, at(start), at(end), at(high), followers=1)
+def log(start: int, high: int, end: int) -> BoundsState:
+    return BoundsState(EPOCH, at(start), at(end), at(high), followers=1)
 
 
 def agreed(entry: int, begin: int | None = None, epoch: int = EPOCH) -> Agreement:

@@ -12,7 +12,7 @@ from pyspark.sql import types as st
 
 import isolog
 from isolog.errors import IsologError, SchemaMismatch, UnsupportedType
-from spark_stream.datasource.options.tables import TableOptions
+from spark_stream.datasource.options.catalog_tables import TableOptions
 from spark_stream.datasource.source import IsologDataSource
 from spark_stream.datasource.spark.types import (
     CHAR_OR_VARCHAR,

@@ -10,7 +10,7 @@ from spark_stream.broker.serving import append_batch as append
 from spark_stream.broker.serving import fetching
 from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.producers import Accepted, Duplicate
-from spark_stream.consistency.replication import leader
+from spark_stream.consistency.replication import bounds as transitions
 from spark_stream.consistency.transactions.transactions import State
 from spark_stream.scripts import readers
 from spark_stream.scripts.transactions import deciding, finishing, positions
@@ -67,7 +67,7 @@ def a_duplicate_is_answered_with_the_end(patch: Patch) -> None:
 
 @bug
 def the_last_stable_offset_ignores_what_is_open(patch: Patch) -> None:
-    patch.setattr(leader, "undecided_from", lambda state, offset: state)
+    patch.setattr(transitions, "undecided_from", lambda state, offset: state)
 
 
 @bug

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from spark_stream.broker.host.host import Host
-from spark_stream.broker.host.hosted import TopicFolders
+from spark_stream.broker.host.hosted_topic import TopicFolders
 from spark_stream.broker.partition import replication as following
 from spark_stream.broker.partition.appends import Appends
 from spark_stream.broker.partition.partition import Partition
@@ -22,7 +22,7 @@ from spark_stream.consistency.control.partition_record import Member
 from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition import replica
 from spark_stream.consistency.partition.progress import Progress
-from spark_stream.consistency.replication import leader
+from spark_stream.consistency.replication import bounds as transitions
 from spark_stream.consistency.replication.follower import Continue, LeaderAnswer
 from spark_stream.scripts.transactions import finishing
 from spark_stream.storage.log import log, retention
@@ -229,7 +229,9 @@ def retention_takes_what_is_undecided(patch: Patch) -> None:
 
     patch.setattr(PartitionLog, "housekeep", housekeep)
     patch.setattr(
-        leader, "evicted", lambda state, log_start: leader.replace(state, log_start=log_start)
+        transitions,
+        "evicted",
+        lambda state, log_start: structs.replace(state, log_start=log_start),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isolog.errors import DamagedEntries, DamagedSegment, DiskFull, EntriesGone
 from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.storage.disk.disk import HOST_DISK
 from spark_stream.storage.format.codec import intact_entries, moved, sealed
 from spark_stream.storage.format.stored import StoredEntries, digest

@@ -19,7 +19,7 @@ from isolog.errors import DamagedSegment, DiskFull, StorageFailure
 from spark_stream.consistency.entries import Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.format.stored import StoredEntries
 from spark_stream.storage.log.log import PartitionLog

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spark_stream.consistency.entries import ENTRY, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.storage.format.stored import digest
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isolog.errors import DiskFull, EntriesGone
 from spark_stream.consistency.ids import EntryIndex, Offset
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.log.retention import SegmentFacts, removable
 from spark_stream.storage.settings import LogSettings

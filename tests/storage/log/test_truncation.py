@@ -18,7 +18,7 @@ from isolog.errors import DiskFull, EntriesGone, StorageFailure
 from spark_stream.consistency.entries import Kind
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.consistency.replication.leader import Boundary
+from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.storage.disk.disk import HOST_DISK
 from spark_stream.storage.format.codec import END_OF_STREAM
 from spark_stream.storage.format.stored import digest

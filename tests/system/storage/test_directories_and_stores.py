@@ -199,7 +199,7 @@ def test_store_may_be_moved_out_of_the_directory(tmp_path: Path):
         assert read(broker) == [1]
 
 
-@pytest.mark.rule("a topic with missing files reports damage", "broker/host/hosted.py")
+@pytest.mark.rule("a topic with missing files reports damage", "broker/host/hosted_topic.py")
 @pytest.mark.parametrize("lost", ["topics", "topics/t"])
 def test_topic_with_a_missing_folder_reports_damage(tmp_path: Path, lost: str):
     """An empty folder in its place would reuse acknowledged offsets."""

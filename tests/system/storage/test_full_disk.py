@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from isolog.errors import DiskFull, IsologError
-from spark_stream.cli.operating.frames import frame_of
 from spark_stream.cli.operating.top import sample_cluster
+from spark_stream.cli.operating.top_frames import frame_of
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.cluster_messages import BrokerStatus, GetStatus
 from tests.support import NUMBERS, BrokerProcess, eventually, numbers

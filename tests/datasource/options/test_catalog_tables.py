@@ -7,7 +7,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, sink_part, source_options, source_part
-from spark_stream.datasource.options.tables import TableOptions, options_of_columns, table_options
+from spark_stream.datasource.options.catalog_tables import (
+    TableOptions,
+    options_of_columns,
+    table_options,
+)
 from spark_stream.datasource.spark.place import Place
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("m", LongType())])

@@ -1,4 +1,4 @@
-"""One set of options for a source and a sink: catalog tables and temporary views.
+"""The options of catalog tables and temporary views, which serve both source and sink.
 
 The options of a table are those of ``CREATE TABLE … USING isolog OPTIONS (…)``. Spark passes a
 table's OPTIONS only to ``schema()``, when the table is created without columns. Later readers and
@@ -12,8 +12,7 @@ Spark never calls ``schema()`` for a table with declared columns: the author of 
 that comment. Rows that already have the table's column names are inserted without its comments.
 Such a query has to give the place (``WITH (path '…', topic '…')``).
 
-One set of options serves the source and the sink. Each uses its own part. The table's ``isolation``
-is the source's.
+Source and sink each use their part of the options. The table's ``isolation`` is the source's.
 """
 
 from __future__ import annotations

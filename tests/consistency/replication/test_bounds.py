@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from spark_stream.consistency.ids import EntryIndex, LeaderEpoch, Offset
-from spark_stream.consistency.replication import leader
-from spark_stream.consistency.replication.leader import Boundary, LeaderState
+from spark_stream.consistency.replication import bounds as transitions
+from spark_stream.consistency.replication.bounds import Boundary, BoundsState
 from tests.consistency.invariants import ALL, Observed
 from tests.examples import examples
 
@@ -48,7 +48,7 @@ class LeaderMachine(RuleBasedStateMachine):
         self.counts: list[int] = []
         self.transactions: list[Transaction] = []
         self.open_by: dict[int, Transaction] = {}
-        self.state = leader.opened(LeaderEpoch(0), START, START, followers)
+        self.state = transitions.opened(LeaderEpoch(0), START, START, followers)
         self.before = self.observed()
 
     # -- the model, by counting ------------------------------------------------------------------
@@ -70,11 +70,11 @@ class LeaderMachine(RuleBasedStateMachine):
         return Observed(self.state, self.state.first_undecided)
 
     def append(self, records: int) -> None:
-        self.state = leader.appended(self.state, records)
+        self.state = transitions.appended(self.state, records)
         self.counts.append(records)
 
     def settle(self) -> None:
-        self.state = leader.undecided_from(self.state, self.first_undecided())
+        self.state = transitions.undecided_from(self.state, self.first_undecided())
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -107,14 +107,14 @@ class LeaderMachine(RuleBasedStateMachine):
     def replicate(self, data):
         """Followers report any place that they may have: also an older one, out of order."""
         upto = data.draw(st.integers(0, len(self.counts)))
-        self.state = leader.replicated(self.state, self.position(upto))
+        self.state = transitions.replicated(self.state, self.position(upto))
         self.settle()
 
     @rule(beyond=st.integers(1, 3))
     def replicate_what_is_not_there(self, beyond):
         end = self.state.log_end
         with pytest.raises(ValueError, match="past the log end"):
-            leader.replicated(self.state, at(end.entry + beyond, end.offset + beyond))
+            transitions.replicated(self.state, at(end.entry + beyond, end.offset + beyond))
 
     @rule(data=st.data())
     def evict(self, data):
@@ -123,15 +123,17 @@ class LeaderMachine(RuleBasedStateMachine):
         stable = self.state.bounds().last_stable_offset
         if upto.offset > stable and upto.entry > self.state.log_start.entry:
             with pytest.raises(ValueError, match="past the last stable offset"):
-                leader.evicted(self.state, upto)
+                transitions.evicted(self.state, upto)
         else:
-            self.state = leader.evicted(self.state, upto)
+            self.state = transitions.evicted(self.state, upto)
 
     @rule(data=st.data())
     def trim(self, data):
         """A trim is at most the LSO of some earlier moment."""
         stable = int(self.state.bounds().last_stable_offset)
-        self.state = leader.trimmed_below(self.state, Offset(data.draw(st.integers(0, stable))))
+        self.state = transitions.trimmed_below(
+            self.state, Offset(data.draw(st.integers(0, stable)))
+        )
 
     @invariant()
     def every_invariant_holds(self):
@@ -156,8 +158,10 @@ TestLeader.settings = settings(max_examples=examples(60), stateful_step_count=30
 # -- the stories behind the machine, one by one ---------------------------------------------------
 
 
-def leading(followers: int = 0, records: int = 10) -> LeaderState:
-    return leader.appended(leader.opened(LeaderEpoch(0), START, START, followers), records)
+def leading(followers: int = 0, records: int = 10) -> BoundsState:
+    return transitions.appended(
+        transitions.opened(LeaderEpoch(0), START, START, followers), records
+    )
 
 
 def test_alone_hw_is_leo_after_an_append():
@@ -165,12 +169,12 @@ def test_alone_hw_is_leo_after_an_append():
 
 
 def test_alone_hw_is_leo_after_a_crash_and_restart_too():
-    reopened = leader.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=0)
+    reopened = transitions.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=0)
     assert reopened.bounds().high_watermark == 90
 
 
 def test_with_followers_hw_is_not_known_after_a_restart_and_starts_at_the_log_start():
-    reopened = leader.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=1)
+    reopened = transitions.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=1)
     assert reopened.bounds().high_watermark == 20
 
 
@@ -181,27 +185,27 @@ def test_with_followers_an_append_moves_leo_and_leaves_hw():
 
 @pytest.mark.rule(
     "the moves of log end offset, high watermark and last stable offset",
-    "consistency/replication/leader.py",
+    "consistency/replication/bounds.py",
 )
 def test_hw_never_moves_back_for_a_reader():
-    state = leader.replicated(leader.appended(leading(followers=1), 10), at(2, 20))
-    assert leader.replicated(state, at(1, 10)) == state
+    state = transitions.replicated(transitions.appended(leading(followers=1), 10), at(2, 20))
+    assert transitions.replicated(state, at(1, 10)) == state
 
 
 def test_a_marker_takes_an_entry_and_no_offset():
-    state = leader.appended(leading(), 0)
+    state = transitions.appended(leading(), 0)
     assert state.log_end == at(2, 10)
 
 
 def test_a_racing_hw_never_leaks_undecided_records():
     """HW passes the records of an open transaction: LSO stays at its first record."""
-    state = leader.undecided_from(leading(followers=1), Offset(10))
-    state = leader.replicated(leader.appended(state, 5), at(2, 15))
+    state = transitions.undecided_from(leading(followers=1), Offset(10))
+    state = transitions.replicated(transitions.appended(state, 5), at(2, 15))
     assert state.bounds().high_watermark == 15
     assert state.bounds().last_stable_offset == 10
 
 
-@pytest.mark.rule("a trimmed log start for readers", "consistency/replication/leader.py")
+@pytest.mark.rule("a trimmed log start for readers", "consistency/replication/bounds.py")
 @pytest.mark.parametrize(
     ("log_end", "seen"),
     [
@@ -210,8 +214,8 @@ def test_a_racing_hw_never_leaks_undecided_records():
     ],
 )
 def test_a_trim_bounds_all_offsets_from_below(log_end, seen):
-    opened = leader.opened(LeaderEpoch(1), START, log_end, followers=1)
-    bounds = leader.trimmed_below(opened, Offset(25)).bounds()
+    opened = transitions.opened(LeaderEpoch(1), START, log_end, followers=1)
+    bounds = transitions.trimmed_below(opened, Offset(25)).bounds()
     assert (
         bounds.log_start_offset,
         bounds.last_stable_offset,
@@ -221,27 +225,27 @@ def test_a_trim_bounds_all_offsets_from_below(log_end, seen):
 
 
 def test_a_trim_never_moves_back():
-    state = leader.trimmed_below(leading(), Offset(7))
-    assert leader.trimmed_below(state, Offset(5)) == state
+    state = transitions.trimmed_below(leading(), Offset(7))
+    assert transitions.trimmed_below(state, Offset(5)) == state
     assert state.bounds().log_start_offset == 7
 
 
 def test_a_trim_does_not_let_retention_pass_the_lso():
     """A new leader's HW is a lower bound, and the entries above it may yet be replaced."""
-    opened = leader.opened(LeaderEpoch(1), START, at(3, 30), followers=1)
-    state = leader.trimmed_below(opened, Offset(25))
+    opened = transitions.opened(LeaderEpoch(1), START, at(3, 30), followers=1)
+    state = transitions.trimmed_below(opened, Offset(25))
     assert state.removable == 0
     with pytest.raises(ValueError, match="past the last stable offset"):
-        leader.evicted(state, at(2, 20))
+        transitions.evicted(state, at(2, 20))
 
 
 def test_the_earliest_open_producer_decides_the_lso():
-    state = leader.undecided_from(leading(), Offset(3))
+    state = transitions.undecided_from(leading(), Offset(3))
     assert state.bounds().last_stable_offset == 3
 
 
 def test_lso_is_hw_where_the_first_undecided_record_is_not_replicated():
-    state = leader.undecided_from(leading(followers=1), Offset(4))
+    state = transitions.undecided_from(leading(followers=1), Offset(4))
     assert state.bounds().last_stable_offset == 0
 
 
@@ -251,17 +255,17 @@ def test_lso_is_never_below_the_logs_start():
 
 
 def test_retention_never_passes_the_lso():
-    state = leader.undecided_from(leader.appended(leading(), 10), Offset(10))
-    assert leader.evicted(state, at(1, 10)).bounds().log_start_offset == 10
+    state = transitions.undecided_from(transitions.appended(leading(), 10), Offset(10))
+    assert transitions.evicted(state, at(1, 10)).bounds().log_start_offset == 10
     with pytest.raises(ValueError, match="past the last stable offset"):
-        leader.evicted(state, at(2, 20))
+        transitions.evicted(state, at(2, 20))
 
 
 def test_retention_never_moves_the_start_back():
-    state = leader.evicted(leading(), at(1, 10))
-    assert leader.evicted(state, START) == state
+    state = transitions.evicted(leading(), at(1, 10))
+    assert transitions.evicted(state, START) == state
 
 
 def test_an_entry_has_no_negative_number_of_records():
     with pytest.raises(ValueError, match="-1"):
-        leader.appended(leading(), -1)
+        transitions.appended(leading(), -1)

@@ -34,7 +34,7 @@ class Boundary(NamedTuple):
     offset: Offset
 
 
-class LeaderState(Struct, frozen=True):
+class BoundsState(Struct, frozen=True):
     """The bounds of a replica's log.
 
     ``followers``: the least number of others that must have a record (0: HW = LEO). ``trimmed``:
@@ -72,22 +72,22 @@ class LeaderState(Struct, frozen=True):
 
 def opened(
     leader_epoch: LeaderEpoch, log_start: Boundary, log_end: Boundary, followers: int = 0
-) -> LeaderState:
+) -> BoundsState:
     """Return the state of a log that was just opened.
 
     Without followers HW = LEO, also after a crash.
     """
     known = log_end if followers == 0 else log_start
-    return LeaderState(leader_epoch, log_start, log_end, known, followers)
+    return BoundsState(leader_epoch, log_start, log_end, known, followers)
 
 
-def appended(state: LeaderState, records: int) -> LeaderState:
+def appended(state: BoundsState, records: int) -> BoundsState:
     """Add one entry with ``records`` records (0: a marker) at the end of the leader's log."""
     if records < 0:
         raise ValueError(f"an entry has no negative number of records: {records}")
     end = Boundary(EntryIndex(state.log_end.entry + 1), Offset(state.log_end.offset + records))
     replicated = end if state.followers == 0 else state.high_watermark
-    return LeaderState(
+    return BoundsState(
         state.leader_epoch,
         state.log_start,
         end,
@@ -98,7 +98,7 @@ def appended(state: LeaderState, records: int) -> LeaderState:
     )
 
 
-def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
+def replicated(state: BoundsState, upto: Boundary) -> BoundsState:
     """Move HW up to ``upto``: every in-sync replica has the entries below it.
 
     HW never moves back, nor past LEO.
@@ -107,7 +107,7 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
         raise ValueError(f"replicated past the log end: {upto} > {state.log_end}")
     if upto.entry <= state.high_watermark.entry:
         return state
-    return LeaderState(
+    return BoundsState(
         state.leader_epoch,
         state.log_start,
         state.log_end,
@@ -118,12 +118,12 @@ def replicated(state: LeaderState, upto: Boundary) -> LeaderState:
     )
 
 
-def undecided_from(state: LeaderState, offset: Offset | None) -> LeaderState:
+def undecided_from(state: BoundsState, offset: Offset | None) -> BoundsState:
     """Set the start of the earliest undecided transaction (None if there is none)."""
     return state if state.first_undecided == offset else replace(state, first_undecided=offset)
 
 
-def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
+def evicted(state: BoundsState, log_start: Boundary) -> BoundsState:
     """Move the log start, after retention: never past the LSO, never backwards."""
     if log_start.entry <= state.log_start.entry:
         return state
@@ -132,12 +132,12 @@ def evicted(state: LeaderState, log_start: Boundary) -> LeaderState:
     return replace(state, log_start=log_start)
 
 
-def trimmed_below(state: LeaderState, offset: Offset) -> LeaderState:
+def trimmed_below(state: BoundsState, offset: Offset) -> BoundsState:
     """Hide the records below the offset from readers: never fewer than before."""
     return state if offset <= state.trimmed else replace(state, trimmed=offset)
 
 
-def waiting_for(state: LeaderState, followers: int) -> LeaderState:
+def waiting_for(state: BoundsState, followers: int) -> BoundsState:
     """Set the number of other replicas that must have a record.
 
     HW does not move until these report their log ends.
@@ -145,7 +145,7 @@ def waiting_for(state: LeaderState, followers: int) -> LeaderState:
     return state if state.followers == followers else replace(state, followers=followers)
 
 
-def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> LeaderState:
+def truncated(state: BoundsState, log_end: Boundary, *, lost: bool = False) -> BoundsState:
     """Truncate the log to ``log_end``.
 
     Never below the HW, because entries below it are never taken back, unless a leader without them
@@ -159,6 +159,6 @@ def truncated(state: LeaderState, log_end: Boundary, *, lost: bool = False) -> L
     return replace(state, log_end=log_end, high_watermark=min(high, log_end))
 
 
-def emptied(state: LeaderState, at: Boundary) -> LeaderState:
+def emptied(state: BoundsState, at: Boundary) -> BoundsState:
     """Empty the log and begin it at this place, the start of the leader's log."""
     return replace(state, log_start=at, log_end=at, high_watermark=at, first_undecided=None)
