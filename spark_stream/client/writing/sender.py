@@ -20,8 +20,7 @@ import random
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from threading import get_ident
 from time import time_ns
@@ -145,8 +144,8 @@ class Sender:
         self._open: dict[str, Pending] = {}  # the pending ones that records may join
         self._dropped = False
         self._outcomes: weakref.WeakSet[Outcomes | SpreadPromise] = weakref.WeakSet()
-        self._inside: dict[int, FrameType] = {}  # the callers of `_whole`, by thread
-        self._changing: set[int] = set()  # the threads in `_change`
+        self._inside: dict[int, FrameType] = {}  # the callers that use `_Whole`, by thread
+        self._changing: set[int] = set()  # the threads in `_Change`
         self._put_back: BaseException | None = None
         """The last exception that interrupted a hand-over. Its records are still pending."""
         self._holds_lock = self._lock._is_owned  # type: ignore[attr-defined]
@@ -228,7 +227,7 @@ class Sender:
             ReentrantCall: The caller has interrupted this producer.
         """
         self._check_may_take(size)
-        with self._whole():
+        with _Whole(self):
             return self._send(known, key, value, headers, timestamp, partition, size)
 
     def _send(
@@ -242,7 +241,7 @@ class Sender:
         size: int,
     ) -> RecordPromise:
         topic, linger_s = known.name, self._settings.linger_s
-        with self._change(), self._lock:
+        with _Change(self), self._lock:
             self.buffer.reserve(size)
             pending = self._gathering(known)
             first = not pending.values
@@ -287,7 +286,7 @@ class Sender:
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
         self._check_may_take(room)
-        with self._whole(), self._change():
+        with _Whole(self), _Change(self):
             return self._append(known, parts, room)
 
     def _append(self, known: TopicDescription, parts: Sequence[Part], room: int) -> Promise:
@@ -343,7 +342,7 @@ class Sender:
     def discard(self, error: IsologError) -> None:
         """Settle all unsettled records with the error. They may be in the log."""
         check_not_inside(self)
-        with self._whole(), self._change(), self._order:
+        with _Whole(self), _Change(self), self._order:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
                 self._pending.clear()
@@ -357,7 +356,7 @@ class Sender:
     def close(self) -> None:
         """Refuse new records. The streams end when all batches are settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Create another producer."))
-        with self._whole(), self._change():
+        with _Whole(self), _Change(self):
             self._loop.event(self._core.close)
 
     def _end_with_program(self) -> None:
@@ -405,7 +404,7 @@ class Sender:
         return self._holds_lock() or self._is_inside()
 
     def _is_inside(self) -> bool:
-        """Return whether the calling thread is in :meth:`_whole`, in a call that has not ended.
+        """Return whether the calling thread is in :class:`_Whole`, in a call that has not ended.
 
         An exception of a signal handler can end the call before the end of the block is recorded.
         """
@@ -419,52 +418,6 @@ class Sender:
         if frame is None:
             self._inside.pop(ident, None)
         return frame is not None
-
-    @contextmanager
-    def _change(self, *, puts_back: bool = False) -> Iterator[None]:
-        """Mark a block that an exception of a signal handler leaves incomplete.
-
-        ``puts_back``: an interrupted hand-over returns its records, and so is not incomplete.
-        """
-        ident = get_ident()
-        is_outermost = ident not in self._changing
-        self._changing.add(ident)
-        is_whole = False
-        try:
-            yield
-            is_whole = True
-        except IsologError:
-            is_whole = True
-            raise
-        except BaseException as error:
-            is_whole = error is self._loop.recovered or error is self.buffer.interrupted
-            is_whole = is_whole or (puts_back and error is self._put_back)
-            raise
-        finally:
-            if is_whole and is_outermost:
-                self._changing.discard(ident)
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Continue on the loop if an exception of a signal handler interrupts the block.
-
-        If it leaves a change incomplete, the producer fails all its records.
-        """
-        ident = get_ident()
-        is_outermost = not self._is_inside()
-        try:
-            if is_outermost:
-                self._inside[ident] = sys._getframe(2)
-            yield
-        except IsologError:
-            raise
-        except BaseException:
-            act = self._give_up if ident in self._changing else self._send_everything
-            self._loop.io_loop.call_soon(act)  # where no handler interrupts it
-            raise
-        finally:
-            if is_outermost:
-                self._inside.pop(ident, None)
 
     def _give_up(self) -> None:
         """Fail all unsettled records, which may be in the log, and refuse new ones."""
@@ -506,7 +459,7 @@ class Sender:
             self._send_waiting(topic)
 
     def _send_waiting(self, topic: str) -> None:
-        with self._whole(), self._change(puts_back=True):
+        with _Whole(self), _Change(self, puts_back=True):
             with self._order:
                 self._hand_over(topic)
             self._loop.carry_out()
@@ -556,3 +509,65 @@ class Sender:
         if rows:
             pending.outcomes.settle(0, rows, Unacknowledged(error))
         self.buffer.release(Share(pending.size, rows, 1, pending.flushes))
+
+
+# Plain classes, because a producer enters them for each batch. A generator costs three calls more.
+
+
+class _Whole:
+    """A block that continues on the loop if an exception of a signal handler interrupts it.
+
+    If it leaves a change incomplete, the producer fails all its records.
+    """
+
+    __slots__ = ("_ident", "_is_outermost", "_sender")
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def __enter__(self) -> None:
+        self._ident = get_ident()
+        self._is_outermost = not self._sender._is_inside()
+        if self._is_outermost:
+            self._sender._inside[self._ident] = sys._getframe(1)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        sender = self._sender
+        try:
+            if error is not None and not isinstance(error, IsologError):
+                is_incomplete = self._ident in sender._changing
+                act = sender._give_up if is_incomplete else sender._send_everything
+                sender._loop.io_loop.call_soon(act)  # where no handler interrupts it
+        finally:
+            if self._is_outermost:
+                sender._inside.pop(self._ident, None)
+
+
+class _Change:
+    """A block that an exception of a signal handler leaves incomplete.
+
+    ``puts_back``: an interrupted hand-over returns its records, and so is not incomplete.
+    """
+
+    __slots__ = ("_ident", "_is_outermost", "_puts_back", "_sender")
+
+    def __init__(self, sender: Sender, *, puts_back: bool = False) -> None:
+        self._sender = sender
+        self._puts_back = puts_back
+
+    def __enter__(self) -> None:
+        self._ident = get_ident()
+        self._is_outermost = self._ident not in self._sender._changing
+        self._sender._changing.add(self._ident)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._is_outermost and (error is None or self._is_whole_after(error)):
+            self._sender._changing.discard(self._ident)
+
+    def _is_whole_after(self, error: BaseException) -> bool:
+        sender = self._sender
+        if isinstance(error, IsologError) or error is sender._loop.recovered:
+            return True
+        if error is sender.buffer.interrupted:
+            return True
+        return self._puts_back and error is sender._put_back
