@@ -21,7 +21,7 @@ from spark_stream.consistency.ids import EntryIndex
 from spark_stream.consistency.partition import progress, replica
 from spark_stream.consistency.partition.progress import Progress
 from spark_stream.consistency.partition.replica import Replica
-from spark_stream.consistency.replication import follower, leader
+from spark_stream.consistency.replication import bounds, follower
 from spark_stream.consistency.replication.follower import Continue, Refusal
 from tests.consistency.partition_model import Cluster
 from tests.consistency.partition_steps import WEIGHTS, run
@@ -241,7 +241,7 @@ def a_follower_believes_in_entries_that_it_does_not_have(patch: Patch) -> None:
     def learned(self, state, leader_hw):
         if leader_hw <= state.high_watermark.entry:
             return state
-        return leader.replicated(state, self._boundary(leader_hw, state.log_end))
+        return bounds.replicated(state, self._boundary(leader_hw, state.log_end))
 
     patch.setattr(Replica, "_learned", learned)
 
