@@ -17,8 +17,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "rules.md"
 _ABOUT: Final = """# Rules
 
-For contributors. Each rule of isolog has the file that decides it (in `spark_stream/`) and a test
-that fails without it (in `tests/`). `make docs` makes this page from the marks of the tests.
+For contributors. After this page you can find the file that decides a rule (in `spark_stream/`),
+and a test that fails without the rule (in `tests/`). `make docs` writes this page from the marks of
+the tests.
 """
 
 
