@@ -3,7 +3,7 @@
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* A search ranks the API, decisions, and other pages about internals after the pages for users.
+* A search ranks the API and the formats below the pages for users, and decisions below all texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages of the repository that are in the navigation, linked or not."""
 
-_FOUND_LAST: Final = ("api/", "decisions/", "repository/", "format.md", "protocol.md", "rules.md")
+_BOOSTS: Final = {
+    **dict.fromkeys(("api/", "format.md", "protocol.md"), 0.1),
+    **dict.fromkeys(("decisions/", "repository/", "rules.md"), 0.0005),
+}
+"""The weight in a search of pages about internals. A word in a title weighs 1000 words of a text."""
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
@@ -57,8 +61,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Point links at pages of the site."""
     source = page.file.src_uri
-    if source.startswith(_FOUND_LAST):
-        page.meta["search"] = {"boost": 0.1}
+    for start, boost in _BOOSTS.items():
+        if source.startswith(start):
+            page.meta["search"] = {"boost": boost}
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
     def point(target: str) -> str:
