@@ -3,7 +3,7 @@
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark.
-* A search ranks the API and the formats below the pages for users, and decisions below all texts.
+* A search ranks the API and the formats below the pages for users, and decisions last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOOSTS: Final = {
     **dict.fromkeys(("api/", "format.md", "protocol.md"), 0.1),
     **dict.fromkeys(("decisions/", "repository/", "rules.md"), 0.0005),
 }
-"""The weight in a search of pages about internals. A word in a title weighs 1000 words of a text."""
+"""The weights of pages about internals in a search. A title weighs 1000 times as much as a text."""
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')

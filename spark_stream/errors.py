@@ -121,7 +121,7 @@ class TopicExists(IsologError):
 
 
 class InvalidTopic(IsologError):
-    """The name, number of partitions or change of a topic is not possible."""
+    """A topic cannot have this name, number of partitions, schema or setting, or this change."""
 
     code = "INVALID_TOPIC"
     hint = "A name has 1 to 200 of the characters a-z A-Z 0-9 . _ - and does not start with a dot."

@@ -15,6 +15,7 @@ INT64_MAX: Final = (1 << 63) - 1
 OffsetField = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 PartitionField = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
+"""Any text of 1 to 255 characters. The names of topics have more limits (``cluster.topics``)."""
 
 
 class StructType(msgspec.StructMeta):

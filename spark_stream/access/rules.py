@@ -300,5 +300,5 @@ def anybody(request: Any) -> Sequence[Need]:
 
 
 def described(request: Any) -> Sequence[Need]:
-    """Need no permission. The handler's answer has only resources that the caller may describe."""
+    """Need no permission to call. The handler leaves out what the caller may not describe."""
     return ()

@@ -89,7 +89,7 @@ def matches(pattern: str | re.Pattern[str], topic: str) -> bool:
 
 
 class TopicsClient:
-    """The topics of a log, with a cache. Only :meth:`known` answers from it instead of a broker."""
+    """The topics of a log, with a cache of descriptions, from which :meth:`known` answers."""
 
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
@@ -300,7 +300,10 @@ def _check_key_as_requested(found: TopicDescription, config: Mapping[str, Any]) 
 
 
 def checked_topic(topic: str) -> str:
-    """Return the name of a topic. Raise InvalidTopic if it cannot be sent: brokers check more."""
+    """Return the topic, a text of 1 to 255 characters that can be encoded. Or raise InvalidTopic.
+
+    A broker also checks the characters (``cluster.topics.check_name``).
+    """
     try:
         DescribeTopic.of(topic=topic)
         topic.encode()  # half of a surrogate pair has no UTF-8

@@ -81,7 +81,7 @@ class Topics:
         return [decode(record) for record in self._store.list(TOPICS)]
 
     def get(self, name: str) -> Topic:
-        """Return the topic of this name, or raise UnknownTopic."""
+        """Read the topic of this name from the store, or raise UnknownTopic."""
         record = self._store.get(TOPICS + name)
         if record is None:
             raise unknown(name)

@@ -312,7 +312,10 @@ def announce_removal(
 
 
 def end_making(topic: Topic) -> Script[bool]:
-    """Remove the announcement of a created topic. Return False if it was removed or changed."""
+    """Remove the announcement of a topic that now exists. Return False if it has no maker.
+
+    False also if it was removed or changed by another broker.
+    """
     record = yield from Get(REMOVED + topic.id)
     if record is None or decode_left_over(record).maker is None:
         return False

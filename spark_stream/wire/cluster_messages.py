@@ -211,8 +211,8 @@ class BrokerStatus(Description, kw_only=False):
         log_bytes: The stored bytes of its replicas.
         disk_free: The free bytes of the disk with its directory.
         disk_total: The bytes of that disk.
-        rolled_back: The ranges of records that its replicas removed after failovers since the
-            start, at most 16 for each replica.
+        rolled_back: The ranges of records that its replicas removed after failovers since its
+            start: the last 16 of each replica.
     """
 
     version: str

@@ -133,7 +133,9 @@ def test_a_late_write_of_an_earlier_run_is_ignored(generations):
     assert generations.begin(later, "run-3", fresh) == ("g2", Doubt.MACHINE_ENDED)
 
 
-def test_a_broker_that_dies_before_its_directory_has_the_run_makes_a_new_generation(generations):
+def test_a_broker_that_dies_between_its_record_and_its_directory_begins_a_new_generation(
+    generations,
+):
     fresh = names("g")
     generations.begin(found(run=None), "run-1", fresh)
     generations.begin(found(), "run-2", fresh)

@@ -149,7 +149,7 @@ class Host:
         return sorted(self.view.now.topics)
 
     def topic(self, name: str, topic_id: str | None = None) -> HostedTopic:
-        """Return the topic. This broker may have no replica of it.
+        """Return the topic with this broker's replicas, which may be none.
 
         Raises:
             UnknownTopic: There is none, or ``topic_id`` is that of an earlier one.
@@ -164,7 +164,7 @@ class Host:
         return HostedTopic(topic, self.settings_of(topic), self._elsewhere)
 
     def find(self, name: str, topic_id: str | None = None) -> Topic:
-        """Return the topic as it is at this moment. UnknownTopic as in :meth:`topic`."""
+        """Return the topic's record in this broker's view. Raise UnknownTopic as :meth:`topic`."""
         topic = self.view.now.topics.get(name)
         if topic is None or topic_id not in (None, topic.id):
             self.refresh()  # it may have been made a moment ago, by another broker

@@ -209,7 +209,10 @@ class Scrape:
 
     @cached_property
     def consumed(self) -> list[Consumed]:
-        """Positions and lags of named consumers and queries. Empty without the metadata store."""
+        """Positions and lags of named consumers and queries in the partitions that are led here.
+
+        Empty without the metadata store.
+        """
         named = self._named
         if named is None:
             return []

@@ -106,7 +106,8 @@ class BrokerIdentity(Struct, frozen=True):
         if not self.secret.has_proven(proof, _ANSWER, broker_id, nonce):
             raise Unauthenticated(
                 f"the process that answers in the place of broker {broker_id} has not proved that"
-                f" it is a broker of cluster {self.cluster_id}"
+                f" it is a broker of cluster {self.cluster_id}",
+                hint="All brokers of a cluster have the secret of its metadata store.",
             )
 
 

@@ -25,7 +25,10 @@ BROKER_BYTES: Final = 64 << 20
 
 
 class MemoryRoom:
-    """The memory for recent batches that all partitions of a broker share, for any thread."""
+    """A counter of the memory for recent batches, which all partitions of a broker share.
+
+    Any thread may use it.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._lock = threading.Lock()

@@ -244,7 +244,10 @@ class FollowerFetcher:
             error = failure
         except Exception as failure:
             logger.exception(
-                "work on a replica that follows broker %s failed: %s", self._leader, job
+                "work on the replica of %s that follows broker %s failed: %s",
+                job.following.partition.key,
+                self._leader,
+                type(job.what).__name__,
             )
             error = InternalError(f"{type(failure).__name__}: {failure}")
         with self._changed:

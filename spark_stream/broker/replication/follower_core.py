@@ -275,7 +275,7 @@ class FollowerStreamCore:
         self._effects.append(HangUp())
 
     def on_received(self, message: Said, check: Callable[[str], None], now: float) -> None:
-        """Handle a message of the leader. ``check(proof)`` raises for a proof of another process.
+        """Handle a message of the leader. ``check(proof)`` raises unless the leader made the proof.
 
         Raises:
             IsologError: the message is invalid, or the leader is stopping. The stream must end.

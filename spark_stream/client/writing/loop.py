@@ -129,7 +129,7 @@ class ProducerLoop:
                 self._report(outcome)
             except Exception:  # of one batch: the others are settled too
                 logger.exception(
-                    "the result of a batch or a change of a topic was not reported: %r", outcome
+                    "the result of a batch or the change of a topic was not passed on: %r", outcome
                 )
         if core.out:
             self.carry_out()

@@ -178,10 +178,10 @@ NO_LINEAGE: Final[Lineage] = ()
 
 
 def lineage_of(starts: EpochStarts, offset: Offset, replicated: Offset) -> Lineage:
-    """Return the claims of a position at the offset, from the oldest.
+    """Return the claims (epoch, end) of a position at this offset, oldest first.
 
-    They go back to the newest epoch that begins below ``replicated``: no failover removes its first
-    record.
+    They go back to the newest epoch that begins below ``replicated``, because no failover removes
+    the first record of that epoch.
     """
     claims = []
     end = offset

@@ -122,8 +122,8 @@ def commit(
 ) -> Outcome:
     """Decide to commit what these producer ids wrote. The other branches abort.
 
-    A call that is repeated after the decision gets the same answer, whichever instance owns the id
-    then.
+    A call that is repeated after the decision gets the same answer until the next transaction
+    begins, also from an instance that no longer owns the id.
     """
     chosen = tuple(sorted(set(taken)))
     written = None if content is None else tuple(content)

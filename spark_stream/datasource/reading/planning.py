@@ -1,6 +1,7 @@
-"""The topics, schemas and bounds of a query.
+"""The plan of a query: its topics, schemas, bounds and ranges of offsets.
 
-All of this runs on the driver, and uses this process's session with the log.
+All of this runs on the driver, and uses this process's session with the log. ``tasks`` of
+``values.limits`` cuts the ranges into tasks, and ``reader`` fetches the records of a task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The batch source, and the reading of ranges for all sources: in a worker, by Arrow batches.
+"""The batch source, and the fetching of ranges in a task, for batch queries and streams.
 
 Spark passes its filters to a batch reader, and does not apply the filters that the reader takes. It
 does so only if ``spark.sql.python.filterPushdown.enabled`` is on. If it is off, Spark refuses a

@@ -1,5 +1,7 @@
 """The streaming source. Its offsets are the log's, and Spark's checkpoint keeps them.
 
+The driver plans a batch here, with ``planning``. Tasks fetch its records with ``reader``.
+
 Facts of Spark, with their consequences (``docs/spark/facts.md`` has them all):
 
 * Spark requests ``initialOffset`` again on a restart if batch 0 was not committed. A start that

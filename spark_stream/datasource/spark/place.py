@@ -49,11 +49,11 @@ _POD: Final = Path("/opt/spark/work-dir")
 class Place(Struct, frozen=True):
     """The place of the log: addresses of brokers, or a directory.
 
-    ``host`` is the host with the directory, ``cluster_id`` the log that the query was planned with.
-    A task fails on another host or with another log (``session``). ``timeout_s`` limits a
-    call to a broker there, with its retries. ``access`` has the TLS files and the credential.
-    ``rack``: the common rack of all readers, or None. ``brokers``: the addresses that the
-    driver has received, for tasks that start when ``bootstrap`` is dead.
+    ``host`` is the host with the directory, and ``cluster_id`` the log that the query was planned
+    with. A task fails on another host, and if the log there has another cluster id (``session``).
+    ``timeout_s`` limits a call to a broker, with its retries. ``access`` has the TLS files and the
+    credential. ``rack``: the common rack of all readers, or None. ``brokers``: the addresses that
+    the driver has received, for tasks that start when no broker at ``bootstrap`` answers.
     """
 
     bootstrap: str | None = None

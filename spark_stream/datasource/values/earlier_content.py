@@ -178,7 +178,10 @@ def _mix_matrix(hashes: _Words, data: pa.Buffer, start: int, length: int) -> Non
 def _mix_any(
     hashes: _Words, data: npt.NDArray[np.uint8], starts: _Places, lengths: _Places
 ) -> None:
-    """Mix texts of different lengths into ``hashes``, a chunk of each text in each pass."""
+    """Mix texts of different lengths into ``hashes``, up to 64 bytes of each text in each pass.
+
+    A text that has ended is in no later pass.
+    """
     live: Any = slice(None)
     for done in range(0, int(lengths.max()), _CHUNK):
         if done:

@@ -215,7 +215,11 @@ def drop(connection: ClusterConnection, branch: TaskBranch) -> None:
     try:
         connection.call(asked)
     except IsologError as error:
-        logger.warning("a failed task's branch of %r was not aborted: %s", name, error)
+        logger.warning(
+            "a failed task's branch of %r is aborted only when its transaction ends: %s",
+            name,
+            error,
+        )
 
 
 def abort(connection: ClusterConnection, branches: Iterable[TaskBranch]) -> None:

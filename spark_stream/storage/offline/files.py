@@ -85,8 +85,8 @@ def broker_directory(directory: Path) -> Path | None:
 class SegmentView(Struct, frozen=True):
     """The content of a segment's files. ``found.table`` has all complete rows, valid or not.
 
-    ``states``: for each valid row an index into :data:`STATES`. ``schema``: None if no segment
-    with its version of the schema has an intact schema message.
+    ``states``: for each valid row an index into :data:`STATES`. ``schema``: None if no intact
+    schema message is left in any segment of the same schema version.
     """
 
     found: FoundSegment

@@ -142,7 +142,7 @@ def test_values_of_neighbouring_columns_do_not_run_together():
     assert len(set(key_bytes(batch, ["a", "b"]).to_pylist())) == 3
 
 
-def test_more_records_than_one_block_of_keys():
+def test_keys_beyond_the_first_block_get_kafkas_partition():
     batch = pa.record_batch({"n": pa.array(range(70_000))})
     placed = partitions_by(batch, ["n"], 5, keyless=0)
     for row in (0, 65_535, 65_536, 69_999):

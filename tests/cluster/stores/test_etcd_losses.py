@@ -243,10 +243,10 @@ def test_a_restart_skips_a_first_member_of_another_cluster(own: LocalEtcd, tmp_p
             assert store.get("a").value == {"n": 2}
 
 
-def test_compaction_does_not_hide_the_known_etcd_after_another_cluster(
+def test_a_store_that_met_another_etcd_accepts_its_own_again_after_a_compaction(
     own: LocalEtcd, tmp_path: Path
 ):
-    """Another broker changed records, so the known change is an earlier one."""
+    """Another broker wrote after this store's last known change, which is compacted away."""
     (tmp_path / "other").mkdir()
     with (
         LocalEtcd(1, tmp_path / "other") as other,

@@ -284,7 +284,7 @@ def test_any_sequence_of_changes_keeps_the_records_invariants(data):
         known = after
 
 
-def test_a_leader_whose_log_has_a_later_epoch_leads_after_it():
+def test_a_leader_gets_an_epoch_above_that_of_its_log():
     assert why(election.lift_epoch(record(), A, 5)) is Obstacle.SAME
     assert why(election.lift_epoch(record(), B, 8)) is Obstacle.NOT_THE_LEADER
     assert election.lift_epoch(record(), A, 8) == replace(record(), leader_epoch=9)

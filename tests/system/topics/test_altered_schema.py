@@ -196,7 +196,7 @@ def append_and_fail(producer, topic: str) -> None:
     raise ZeroDivisionError
 
 
-def test_transaction_spans_an_alteration(broker, topic):
+def test_a_transaction_continues_after_its_topic_is_altered(broker, topic):
     with broker.connect() as log, broker.connect() as other:
         log.create_topic(topic, schema=FIRST)
         with log.producer(transactional_id="over") as producer:
