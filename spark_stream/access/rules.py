@@ -300,5 +300,5 @@ def anybody(request: Any) -> Sequence[Need]:
 
 
 def described(request: Any) -> Sequence[Need]:
-    """Need no permission to call. The handler leaves out what the caller may not describe."""
+    """Need no permission. The handler omits resources that the caller may not describe."""
     return ()
