@@ -197,13 +197,13 @@ class BrokerCore:
                 error,
             )
         for each in (yield from readers.end_readers(self._readers, self._clock.monotonic)):
-            logger.warning("lost %s: no heartbeat came while its session lasted", each)
+            logger.warning("the session of %s expired without a heartbeat", each)
         now_ms = self._clock.wall_us() // 1000
         ended = yield from groups.end_sessions(self._sessions, self._clock.monotonic, now_ms)
         for group, member_id in ended:
             self.host.counts.lost_members.add(group)
             logger.warning(
-                "removed member %s of group %r: no heartbeat came while its session lasted",
+                "removed member %s of group %r: its session expired without a heartbeat",
                 member_id,
                 group,
             )

@@ -189,7 +189,10 @@ class FrameReader:
             self._kept = bytes(view)
 
     def _prepare_large(self, begun: memoryview) -> bool:
-        """Provide a target if a large part is next. Return whether. `begun`: its first bytes."""
+        """Allocate the buffer of the next part if it is large. Return False if it is small.
+
+        ``begun``: the first bytes of the part.
+        """
         wanted = self._part_bytes()
         if self._prefix is None or wanted <= SMALL_BYTES_MAX:
             return False

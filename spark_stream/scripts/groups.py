@@ -110,10 +110,10 @@ class Leaves:
         self._unrecorded: dict[tuple[str, str], bool] = {}
 
     def leave(self, name: str, member_id: str, *, hangs: bool = False) -> Script[None]:
-        """Remove a member, as :func:`leave`.
+        """Remove a member. Other members take over its partitions. ``hangs``: as for :func:`leave`.
 
         Raises:
-            MetadataUnavailable: :meth:`retry` removes it later.
+            MetadataUnavailable: The store takes no changes. :meth:`retry` removes the member later.
         """
         try:
             yield from leave(name, member_id, hangs=hangs)

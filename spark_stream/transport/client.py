@@ -51,7 +51,9 @@ def client_loop() -> Loop:
             except RuntimeError:  # no thread starts
                 if threading.main_thread().is_alive():
                     raise
-                raise InterpreterEnding("no connection can begin at the end of a program") from None
+                raise InterpreterEnding(
+                    "the program is ending, so no connection can be opened"
+                ) from None
         return found
 
 

@@ -78,7 +78,9 @@ class _Read(Message):
 
     def __post_init__(self) -> None:
         if self.near and (self.start < 0 or self.isolation is Isolation.READ_UNCOMMITTED):
-            raise ValueError("only the leader knows where its log starts and ends")
+            raise ValueError(
+                "near needs a start offset, and an isolation level above read_uncommitted"
+            )
 
 
 class FetchRange(_Read):
@@ -203,7 +205,9 @@ class EntryRuns(Message):
 
     def __post_init__(self) -> None:
         if len(self.indexes) % 2:
-            raise ValueError("indexes come in pairs: the first of a run, and how many")
+            raise ValueError(
+                "indexes are pairs: the first index of a run, and its number of entries"
+            )
 
 
 class LocatedEntries(Message):

@@ -31,7 +31,7 @@ CALLER = Caller(
 )
 
 
-def test_only_the_password_is_the_password():
+def test_no_other_text_is_accepted_as_the_password():
     kept = hash_password("correct horse")
     assert "correct" not in kept
     assert is_password("correct horse", kept)
@@ -40,7 +40,7 @@ def test_only_the_password_is_the_password():
     assert hash_password("correct horse") != kept, "salted"
 
 
-def test_only_the_token_is_the_token():
+def test_no_other_text_is_accepted_as_the_token():
     token_id, token = new_token()
     assert token_id_of(token) == token_id
     assert is_token(token, token_digest(token))

@@ -190,7 +190,7 @@ def test_two_patterns_share_the_names_that_fit_both(names, is_prefix):
     assert is_covered(grant, [Grant(None, other)]) is (fitting(one) <= fitting(other))
 
 
-def test_a_token_to_read_and_one_to_write_both_describe():
+def test_tokens_to_read_and_to_write_both_allow_to_describe():
     topic = Pattern(ResourceKind.TOPIC, "a")
     read, write, every = (Grant(each, topic) for each in (Operation.READ, Operation.WRITE, None))
     assert intersection([read], [write]) == (Grant(Operation.DESCRIBE, topic),)
@@ -240,7 +240,7 @@ def test_an_operation_that_a_kind_of_resource_does_not_have_is_refused():
     assert "read, write, create, alter, delete, describe or all" in caught.value.hint
 
 
-def test_a_resource_is_plain_text():
+def test_a_resource_is_formatted_as_plain_text():
     for text in ("cluster", "topic:a"):
         pattern = Pattern.parse(text)
         for made in (str(pattern), str(Resource(pattern.kind, pattern.name))):

@@ -70,7 +70,7 @@ def test_records_are_written_and_read(shared, topic):
     run(body)
 
 
-def test_batches_of_a_typed_topic(shared, topic):
+def test_batches_of_a_typed_topic_are_written_and_read(shared, topic):
     async def body():
         async with connected(shared, topic, partitions=2, schema=NUMBERS) as log:
             async with log.producer() as producer:

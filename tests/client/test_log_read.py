@@ -62,7 +62,9 @@ def two(log, topic):
     ],
 )
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_ranges(log, two, start, end, expected, isolation):
+def test_a_range_has_its_records_at_every_isolation_level(
+    log, two, start, end, expected, isolation
+):
     found = log.read(two, start=start, end=end, isolation=isolation)
     assert found["n"].to_pylist() == expected
     assert found.schema == NUMBERS
@@ -77,7 +79,9 @@ def test_all_levels_read_all_records_of_a_single_replica(log, two, isolation):
     ("producer_level", "consumer_level"),
     list(itertools.product(["read_uncommitted", "read_committed"], repeat=2)),
 )
-def test_each_pair_of_isolation_levels(log, topic, producer_level, consumer_level):
+def test_every_reader_sees_acknowledged_records_without_followers(
+    log, topic, producer_level, consumer_level
+):
     """Without followers an acknowledged record is COMMITTED for all levels."""
     log.create_topic(topic)
     with (

@@ -74,7 +74,7 @@ CASES = {
 
 @pytest.mark.rule("the trend of a reader's lag", "client/trends.py")
 @pytest.mark.parametrize(("places", "expected"), CASES.values(), ids=CASES)
-def test_trend_of_samples(places, expected):
+def test_samples_have_the_expected_trend(places, expected):
     assert trend_of(samples(*places)) is expected
 
 

@@ -111,13 +111,13 @@ def test_a_store_that_was_replaced_refuses_changes_until_its_file_is_back(path, 
     path.write_bytes(b"")
     with pytest.raises(MetadataLost, match="was replaced"):
         store.put("k", {}, 0)
-    with pytest.raises(InvalidRequest, match="another file is in the place"):
+    with pytest.raises(InvalidRequest, match="another file is at the path"):
         store.write_back()
     assert path.read_bytes() == b""
     os.replace(away, path)
     store.changes(0)
     assert store.put("k", {}, 0) is not None
-    with pytest.raises(InvalidRequest, match="is in its place"):
+    with pytest.raises(InvalidRequest, match="is still at"):
         store.write_back()
     store.close()
 

@@ -55,7 +55,7 @@ def test_a_later_incarnation_takes_the_place_of_the_earlier_one(brokers):
     assert brokers.all() == [later]
 
 
-def test_a_broker_leaves_but_never_a_later_incarnation(brokers):
+def test_an_incarnation_unregisters_only_itself(brokers):
     brokers.register(ONE)
     brokers.register(TWO)
     brokers.register(replace(TWO, incarnation="start-8"))
@@ -72,7 +72,7 @@ def test_a_broker_is_registered_with_its_generation_and_rack(brokers):
     assert decode("b1", encode(made)) == made
 
 
-def test_a_leaving_broker_stays_so_after_a_restart(brokers):
+def test_a_leaving_broker_is_still_leaving_after_a_restart(brokers):
     brokers.register(ONE)
     leaving = replace(ONE, state=BrokerState.LEAVING)
     assert brokers.mark("b1", BrokerState.LEAVING) == leaving

@@ -143,7 +143,7 @@ def test_a_broker_that_dies_between_its_record_and_its_directory_begins_a_new_ge
     assert again == ("g2", Doubt.OTHER_DIRECTORY)
 
 
-def test_brokers_vouch_each_for_itself(store):
+def test_each_broker_has_its_own_generation(store):
     fresh = names("g")
     one, two = (GenerationRecords(store, BrokerId(each)) for each in ("b1", "b2"))
     assert one.begin(found(run=None), "run-1", fresh)[0] == "g1"

@@ -87,7 +87,7 @@ def test_a_number_of_partitions_in_range_is_accepted(partitions):
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", "0", "-", "_", "a.", "a..b", "x" * 200])
-def test_good_names(store, topics, name):
+def test_valid_names_are_accepted(store, topics, name):
     assert check_name(name) == name
     assert write(store, topic(name)) == topics.get(name)
 
@@ -97,7 +97,7 @@ BAD = ["", ".", "..", ".hidden", "a/b", "a\\b", "a b", "a\n", "ä", "a\0", "x" *
 
 @pytest.mark.rule("valid topic names and numbers of partitions", "cluster/topics.py")
 @pytest.mark.parametrize("name", BAD, ids=lambda name: ascii(name)[:20])
-def test_a_bad_name_is_refused(name):
+def test_an_invalid_name_is_refused(name):
     with pytest.raises(InvalidTopic, match="is not a topic name"):
         check_name(name)
 

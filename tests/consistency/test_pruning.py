@@ -93,7 +93,7 @@ def check(possible, batches, verdict):
 
 
 @given(st.sampled_from(Order), CONSTANTS, BATCHES)
-def test_values_against_a_constant(order, constant, batches):
+def test_comparisons_with_a_constant_agree_with_every_value(order, constant, batches):
     low, high, exact = constant
 
     def verdict(key):
@@ -105,13 +105,13 @@ def test_values_against_a_constant(order, constant, batches):
 
 
 @given(SMALL, SMALL, BATCHES)
-def test_values_within_ends(low, high, batches):
+def test_ranges_of_values_agree_with_every_value(low, high, batches):
     ends = whole_key(low), whole_key(high)
     check(among(extremes_of(batches), *ends), batches, lambda key: ends[0] <= key <= ends[1])
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=4))
-def test_conditions_together(parts):
+def test_joined_conditions_agree_with_their_parts(parts):
     arrays = [(np.array([true]), np.array([false])) for true, false in parts]
     (true,), (false,) = every(arrays)
     assert (true, false) == (all(t for t, _ in parts), any(f for _, f in parts))

@@ -77,11 +77,11 @@ def test_rate_covers_the_last_seconds():
         ([(0.0, 100.0), (30.0, 90.0), (60.0, 40.0)], 40.0),
     ],
 )
-def test_forecast_of_a_full_disk(free, expected):
+def test_a_disk_is_forecast_to_be_full_by_its_growth(free, expected):
     assert full_in_s(free) == expected
 
 
-def test_summary_of_the_answers_of_a_broker():
+def test_the_answers_of_a_broker_are_summarised():
     assert answers_of([]) == BrokerAnswers(0, 0, None)
     assert answers_of([(0.0, None), (1.0, None)]) == BrokerAnswers(2, 2, None)
     assert answers_of([(0.0, 0.1), (1.0, None), (2.0, 0.3), (3.0, 0.2)]) == BrokerAnswers(4, 1, 0.2)

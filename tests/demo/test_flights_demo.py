@@ -54,7 +54,7 @@ def check_frames(frames: list[pl.DataFrame], every: int) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
+def test_a_second_run_in_the_folder_starts_afresh(tmp_path: Path, shell: Shell) -> None:
     output = tmp_path / "demo-output"
 
     said = shell.demo(tmp_path, "--months", "1")
@@ -122,7 +122,9 @@ def test_two_runs_in_one_folder(tmp_path: Path, shell: Shell) -> None:
 
 
 @pytest.mark.full
-def test_the_demo_with_tls_users_and_rules(tmp_path: Path, shell: Shell) -> None:
+def test_the_secure_demo_counts_all_records_and_logs_no_password(
+    tmp_path: Path, shell: Shell
+) -> None:
     said = shell.demo(tmp_path, "--months", "1", "--secure", "--console")
     assert re.search(r"^console +http://127\.0\.0\.1:\d+$", said, re.MULTILINE), said
     assert "Log in with the user and the password in" in said

@@ -26,7 +26,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.full  # those of the README run in make test: test_readme.py::test_three_brokers
+@pytest.mark.full  # make test runs the commands of README: test_readme.py
 @pytest.mark.timeout(600)
 def test_commands_of_the_page_run(tmp_path: Path, shell: Shell) -> None:
     """Requests between the commands are sent by this process: a start of `isolog` takes longer."""

@@ -44,7 +44,7 @@ def test_readme_is_short() -> None:
 @pytest.mark.spark
 @pytest.mark.full  # in the session of the tests of Spark: tests/spark/test_readme_example.py
 @pytest.mark.timeout(600)
-def test_spark(tmp_path: Path, shell: Shell) -> None:
+def test_the_spark_example_writes_and_reads_a_topic(tmp_path: Path, shell: Shell) -> None:
     try:
         said = shell.run([sys.executable, "-c", example("spark")], tmp_path)
     finally:
@@ -52,7 +52,7 @@ def test_spark(tmp_path: Path, shell: Shell) -> None:
     assert re.search(r"\|\s*1000\|\s*998001\|", said), said
 
 
-def test_transactions(tmp_path: Path, shell: Shell) -> None:
+def test_the_transactions_example_copies_each_record_once(tmp_path: Path, shell: Shell) -> None:
     folder = tmp_path / "my-log"
     try:
         for times in (
@@ -88,7 +88,7 @@ spark.read.format("isolog").option("path", "data/").option("subscribe", "a").loa
     assert f"`{symptom}`" in README
 
 
-def test_python(tmp_path: Path, shell: Shell) -> None:
+def test_the_python_example_writes_and_reads_topics(tmp_path: Path, shell: Shell) -> None:
     try:
         said = shell.run([sys.executable, "-c", example("python")], tmp_path)
     finally:
@@ -97,7 +97,7 @@ def test_python(tmp_path: Path, shell: Shell) -> None:
     assert "carrier" in said
 
 
-def test_command_line(tmp_path: Path, shell: Shell) -> None:
+def test_the_commands_produce_and_consume(tmp_path: Path, shell: Shell) -> None:
     try:
         said = shell.run(["bash", "-eu", "-o", "pipefail", "-c", example("sh")], tmp_path)
     finally:
@@ -123,7 +123,7 @@ def test_requirements_are_stated_at_the_install_command() -> None:
 
 
 @pytest.mark.full  # tests/system/replication has clusters of three
-def test_three_brokers(tmp_path: Path, shell: Shell) -> None:
+def test_the_commands_for_three_brokers_survive_a_kill(tmp_path: Path, shell: Shell) -> None:
     """From a plain installation: the folder has no file of the checkout."""
     with three_brokers(tmp_path, shell, configured=False) as run:
         said = run(example("cluster"))

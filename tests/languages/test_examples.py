@@ -297,7 +297,7 @@ def test_reader_and_writer_follow_a_new_leader(
     assert [row["id"] for row in last] == list(range(count * batches + 1))
 
 
-def test_commands_of_the_page(program: Callable[[str], Program], tmp_path: Path) -> None:
+def test_commands_of_the_page_run(program: Callable[[str], Program], tmp_path: Path) -> None:
     go, java = map(program, LANGUAGES)  # both can be built
     assert go.brokers == java.brokers
     page = (ROOT / "docs" / "flight.md").read_text().partition("## Go and Java")[2]

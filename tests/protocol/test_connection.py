@@ -85,7 +85,7 @@ def test_both_sides_are_ready_after_their_hellos() -> None:
     assert pair.at_broker == [Ready(VERSION, b"c")]
 
 
-def test_a_call_is_a_frame_there_and_a_frame_back() -> None:
+def test_a_call_is_one_frame_each_way() -> None:
     pair = Pair()
     stream = pair.client.open("act", b"header", b"body", end=True)
     assert stream == 1
@@ -618,7 +618,7 @@ def test_a_large_body_may_also_arrive_in_pieces_that_are_copied() -> None:
     assert events == fed(data, [])
 
 
-def test_every_split_of_a_short_conversation() -> None:
+def test_any_split_of_the_bytes_gives_the_same_events() -> None:
     client = Connection(is_client=True, greeting=b"", now=0)
     data = joined(client) + OPEN + frame(FrameKind.DATA, 1, b"h", b"body", flags=1)
     whole = fed(data, [])

@@ -39,11 +39,11 @@ def numbers(frame) -> list[int]:
     return sorted(row.n for row in frame.collect())
 
 
-def test_from_earliest_to_latest_by_default(queries: Queries, hundred: str) -> None:
+def test_a_batch_reads_from_earliest_to_latest_by_default(queries: Queries, hundred: str) -> None:
     assert numbers(queries.read(hundred)) == list(range(100))
 
 
-def test_explicit_offsets_at_both_ends(queries: Queries, hundred: str) -> None:
+def test_a_batch_reads_between_explicit_offsets(queries: Queries, hundred: str) -> None:
     frame = queries.read(
         hundred,
         startingOffsets=json.dumps({hundred: {"0": 45, "1": -2}}),
@@ -83,7 +83,7 @@ def test_a_late_bound_end_is_bound_when_the_query_runs(
     assert numbers(fixed) == list(range(100))
 
 
-def test_metadata_of_a_typed_topic(queries: Queries, hundred: str) -> None:
+def test_includeMetadata_adds_columns_to_a_typed_topic(queries: Queries, hundred: str) -> None:
     frame = queries.read(hundred, includeMetadata=True)
     assert frame.columns == ["n", "_topic", "_partition", "_offset", "_timestamp"]
     rows = frame.collect()
@@ -91,7 +91,7 @@ def test_metadata_of_a_typed_topic(queries: Queries, hundred: str) -> None:
     assert all(row.n == 2 * row._offset + row._partition for row in rows)
 
 
-def test_the_schema_given_is_the_projection(queries: Queries, hundred: str) -> None:
+def test_a_given_schema_selects_the_columns(queries: Queries, hundred: str) -> None:
     frame = queries.read(hundred, schema="_offset bigint, n bigint")
     assert sorted((row._offset, row.n) for row in frame.where("n < 4").collect()) == [
         (0, 0),
@@ -116,7 +116,9 @@ def test_a_projection_that_does_not_fit_is_refused_by_column(
     assert message in str(caught.value)
 
 
-def test_kafkas_columns(queries: Queries, spark: SparkSession, log: isolog.Log, topic: str) -> None:
+def test_a_default_topic_has_kafkas_columns(
+    queries: Queries, spark: SparkSession, log: isolog.Log, topic: str
+) -> None:
     log.create_topic(topic)
     moment = datetime(1969, 7, 20, 20, 17, 40, 123456, tzinfo=UTC)
     with log.producer() as producer:
@@ -129,7 +131,9 @@ def test_kafkas_columns(queries: Queries, spark: SparkSession, log: isolog.Log, 
     assert_df_equality(frame, expected, ignore_row_order=True)
 
 
-def test_headers_on_request(queries: Queries, log: isolog.Log, topic: str) -> None:
+def test_includeHeaders_adds_the_column_of_headers(
+    queries: Queries, log: isolog.Log, topic: str
+) -> None:
     log.create_topic(topic)
     with log.producer() as producer:
         producer.send(topic, b"v", headers=[("h", b"1"), ("i", None)])
@@ -140,7 +144,7 @@ def test_headers_on_request(queries: Queries, log: isolog.Log, topic: str) -> No
     assert [tuple(header) for header in frame.collect()[0].headers] == [("h", b"1"), ("i", None)]
 
 
-def test_several_topics_in_one_query(queries: Queries, log: isolog.Log, topic: str) -> None:
+def test_one_query_reads_several_topics(queries: Queries, log: isolog.Log, topic: str) -> None:
     names = [f"{topic}-a", f"{topic}-b"]
     with log.producer() as producer:
         for name in names:
@@ -175,7 +179,7 @@ def test_without_followers_every_isolation_sees_every_record(
     assert queries.read(hundred, isolation=isolation).count() == 100
 
 
-def test_a_value_of_ten_mebibytes(queries: Queries, log: isolog.Log, topic: str) -> None:
+def test_a_value_of_ten_mebibytes_is_read(queries: Queries, log: isolog.Log, topic: str) -> None:
     log.create_topic(topic)
     with log.producer() as producer:
         producer.send(topic, b"x" * (10 << 20))

@@ -146,7 +146,7 @@ def queries_of_module(spark: SparkSession, shared_path: Path) -> Queries:
 @pytest.mark.chaos
 @pytest.mark.full
 @pytest.mark.parametrize("fault", AT_A_COMMIT)
-def test_a_driver_killed_before_in_or_after_its_commit(
+def test_each_row_is_written_once_if_the_driver_is_killed_around_its_commit(
     queries: Queries, mishaps: Mishaps, source: str, fault: str
 ) -> None:
     assert not (mishaps.of(fault) / "ended").exists()
@@ -383,7 +383,7 @@ def test_query_restarted_from_its_checkpoint_continues(
 # Brokers die in tests/spark/test_failover.py and tests/system/transactions/test_sinks.py.
 @pytest.mark.full
 @pytest.mark.chaos
-def test_a_broker_killed_during_a_micro_batch(
+def test_each_row_is_written_once_if_a_broker_is_killed_in_a_micro_batch(
     spark: SparkSession, source: str, log_dir: Path, tmp_path: Path
 ) -> None:
     with isolog.connect(path=log_dir) as log:

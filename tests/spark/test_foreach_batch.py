@@ -32,7 +32,7 @@ def written(log: isolog.Log, topic: str) -> list[int]:
     return sorted(log.read(topic, isolation="read_committed")["n"].to_pylist())
 
 
-def test_two_sinks_in_foreach_batch_and_a_failure_between_them(
+def test_a_failure_between_two_sinks_writes_each_row_once(
     queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
 ) -> None:
     """The first sink has the batch, the second has not, and Spark replays it."""
@@ -53,7 +53,7 @@ def test_two_sinks_in_foreach_batch_and_a_failure_between_them(
 
 @pytest.mark.chaos
 @pytest.mark.full
-def test_two_sinks_in_foreach_batch_with_a_driver_killed_between_them(
+def test_a_driver_killed_between_two_sinks_writes_each_row_once(
     queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
 ) -> None:
     """The first sink has the batch, the second has not, and Spark replays it."""

@@ -71,7 +71,7 @@ def copy(queries: Queries, log: isolog.Log, topic: str, tmp_path: Path) -> Copy:
     return Copy(queries, log, topic, tmp_path)
 
 
-def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
+def test_a_batch_planned_with_other_rows_is_a_different_replay(copy: Copy) -> None:
     """There are more rows now, so the batch is planned with other rows. The loss is reported."""
     copy.add(*range(10))
     assert copy.run() is None
@@ -96,7 +96,7 @@ def test_a_checkpoint_one_batch_behind_the_sink(copy: Copy) -> None:
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
-def test_replay_of_as_many_rows_with_other_values(copy: Copy) -> None:
+def test_a_replay_of_other_values_is_refused_or_ignored(copy: Copy) -> None:
     """Two concurrent runs may cause it, if both write a plan and one of the plans is in the log."""
     copy.add(*range(10))
     assert copy.run() is None

@@ -132,7 +132,7 @@ def test_offsets_are_the_logs_and_name_the_topics_id(
 
 
 @pytest.mark.rule("where a query starts and ends", "datasource/reading/bounds.py")
-def test_explicit_starting_offsets(
+def test_a_stream_starts_at_explicit_offsets(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
 ) -> None:
     log.create_topic(topic, partitions=2, schema=NUMBERS)
@@ -226,7 +226,7 @@ RETAINED = {"segment.bytes": 65536, "retention.bytes": 65536}
 
 
 @pytest.mark.parametrize("fail", BOTH)
-def test_records_that_retention_removed(
+def test_records_removed_by_retention_are_reported_or_skipped(
     spark: SparkSession,
     queries: Queries,
     log: isolog.Log,
@@ -280,7 +280,7 @@ def test_topic_deleted_and_created_again_is_detected_by_its_id(
 
 
 @pytest.mark.parametrize("fail", BOTH)
-def test_topic_deleted_while_the_query_runs(
+def test_a_topic_deleted_while_the_query_runs_is_reported(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, fail: bool
 ) -> None:
     other = f"{topic}-other"
@@ -302,7 +302,7 @@ def test_topic_deleted_while_the_query_runs(
         running.stop()
 
 
-def test_two_topics_joined_as_streams(
+def test_two_streams_can_be_joined(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -313,7 +313,7 @@ def test_two_topics_joined_as_streams(
     assert read_back(spark, tmp_path / "out") == list(range(1, 10))
 
 
-def test_a_watermark_on_the_records_timestamp(
+def test_a_watermark_uses_the_records_timestamp(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
 ) -> None:
     log.create_topic(topic)

@@ -37,7 +37,7 @@ def test_a_batch_read_between_two_times_before_and_after_1970(queries: Queries, 
     assert values(queries.read(days, startingTimestamp="2024-01-01")) == []
 
 
-def test_times_by_partition(queries: Queries, days: str) -> None:
+def test_a_start_and_an_end_by_time_apply_to_each_partition(queries: Queries, days: str) -> None:
     frame = queries.read(
         days,
         startingOffsetsByTimestamp=json.dumps({days: {"0": -DAY_MS, "1": "1970-01-02"}}),
@@ -46,7 +46,7 @@ def test_times_by_partition(queries: Queries, days: str) -> None:
     assert values(frame) == [0, 1, 3]
 
 
-def test_a_stream_from_a_time_on(
+def test_a_stream_starts_at_a_time(
     queries: Queries, spark: SparkSession, days: str, tmp_path: Path, log: isolog.Log
 ) -> None:
     stream = queries.stream(days, startingTimestamp="1969-12-31T12:00:00")
@@ -59,7 +59,7 @@ def test_a_stream_from_a_time_on(
     assert sorted(row.n for row in written.collect()) == [-9, 0, 1, 2, 3]
 
 
-def test_an_end_before_the_start(queries: Queries, days: str) -> None:
+def test_an_end_before_the_start_is_refused(queries: Queries, days: str) -> None:
     with pytest.raises(AnalysisException, match="is before startingTimestamp"):
         queries.read(days, startingTimestamp="5", endingTimestamp="4").count()
     ending = json.dumps({days: {"0": 1}})

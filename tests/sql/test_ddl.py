@@ -81,7 +81,7 @@ def test_schema_survives_a_round_trip_through_its_text():
         ("int COMMENT 'of a day, in minutes'", pa.int32()),
     ],
 )
-def test_synonyms_of_types(text, kind):
+def test_synonyms_of_types_are_accepted(text, kind):
     assert parse_schema(f"c {text}").field("c").type.equals(kind)
 
 

@@ -186,7 +186,8 @@ class JwtIssuer:
         name = claims.get(settings.claim)
         if not isinstance(name, str) or not name:
             raise Unauthenticated(
-                f"the JWT has no text in the claim {settings.claim!r}", hint="See jwt.claim."
+                f"the JWT has no text in the claim {settings.claim!r}",
+                hint="The setting jwt.claim names the claim with the principal.",
             )
         return Caller(name, KnownBy.JWT, expires_ms=expires_ms)
 

@@ -196,7 +196,7 @@ def create_token(context: BrokerContext, asked: CreateToken) -> CreatedToken:
 
     A token that is made with another token allows no more than that, and lasts no longer. One that
     is made with a JWT lasts a week at most. A sliding token is for a query, which requests all
-    grants that it may need. It gets those that the caller's token allows.
+    grants that it may need. The token gets those of them that the caller's token allows.
     """
     caller = _maker(context)
     context.check_has_rules()

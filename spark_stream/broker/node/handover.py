@@ -199,7 +199,7 @@ class Withdrawals:
             partition.probe()
         except IsologError:
             return False
-        logger.warning("the log takes writes again in %s", partition.name)
+        logger.warning("the log of %s takes writes again", partition.name)
         return True
 
     def _report(self, partitions: Collection[Partition], outcome: str, *, leads: bool) -> None:
@@ -218,7 +218,7 @@ class Withdrawals:
         self._reported |= found
         error = errors[names[0]]
         logger.error(
-            "the log refuses writes in %s (%s); %s",
+            "writes are refused in %s (%s); %s",
             _named(names),
             "" if error is None else error.message,
             outcome,

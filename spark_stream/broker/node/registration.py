@@ -218,4 +218,4 @@ class DamagedReplicas:
                 "no other in-sync replica is alive, so the log is not truncated, and reads of the"
                 " damaged records fail"
             )
-        logger.error("damaged entries in %s from %d on; %s", partition.name, hole, remedy)
+        logger.error("damaged entries in %s from entry %d on; %s", partition.name, hole, remedy)

@@ -328,7 +328,7 @@ class ReplicaRole:
             log.reset(at)
             core.reset(at, now)
             logger.warning(
-                "%s: the log ended below the log start and now begins there, at offset %d",
+                "%s: the log ended below the log start; it was emptied and begins at offset %d",
                 self._state.name,
                 trimmed,
             )

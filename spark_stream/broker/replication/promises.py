@@ -63,7 +63,9 @@ class Promises:
                 try:
                     self._file.record(lasts_s)
                 except IsologError as error:
-                    logger.warning("promise refused; its note cannot be written: %s", error.message)
+                    logger.warning(
+                        "refused a promise, because its file cannot be written: %s", error.message
+                    )
                     return
                 self._noted_s = lasts_s
                 logger.warning(
@@ -82,7 +84,7 @@ class Promises:
                 try:
                     self._file.forget()
                 except IsologError as error:
-                    logger.warning("removal of the note of promises failed: %s", error.message)
+                    logger.warning("cannot remove the file of promises: %s", error.message)
                     self._until += _RETRY_S
                     return
                 self._noted_s = 0.0

@@ -151,7 +151,7 @@ class TransactionCoordinator:
         for each in (yield from finishing.restore_markers(parts)):
             where = f"{each.at.topic}/{each.at.partition}"
             logger.warning(
-                "lost marker in %s: the marker of transaction %d was lost; the transaction is %s",
+                "lost marker in %s, of transaction %d, which is %s",
                 where,
                 each.number,
                 each.fate,

@@ -213,7 +213,7 @@ class AppendStreamCore(Generic[F, W]):
         self._watch(place)
 
     def settle(self, place: BatchPlace[W]) -> bool:
-        """End the batch's wait, to answer it. Return False if the wait has already ended."""
+        """End the batch's wait, before its answer. Return False if the wait has already ended."""
         if not place.is_waiting:
             return False
         place.is_waiting = False

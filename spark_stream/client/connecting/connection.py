@@ -197,9 +197,8 @@ class ClusterConnection(ProcessBound):
         """Call until it succeeds, the error is final, or the time has run out.
 
         A broker that is not the leader may name the leader, which is called next. ``once``: the
-        call should not run at two brokers, so each broker gets more time. Such a call comes from an
-        operator, so it fails immediately if the metadata store refuses changes until an operator
-        repairs it.
+        call is an operator's, and should not run at two brokers. So each broker gets more time, and
+        the call fails immediately if only an operator can make the metadata store writable again.
         """
         deadline = self._deadline(timeout_s)
         leader: BrokerLink | None = None

@@ -278,7 +278,7 @@ class MappingLeaders:
         self._avoided_until: dict[str, float] = {}
 
     def machine(self, address: str) -> str | None:
-        """Return this machine's id for a fetch, or None to fetch the records themselves."""
+        """Return this machine's id for a mapped fetch. None if mapping failed recently."""
         with self._lock:
             until = self._avoided_until.get(address)
             if until is not None and self._monotonic() < until:

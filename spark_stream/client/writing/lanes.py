@@ -142,7 +142,7 @@ class Outgoing(Struct):
             try:
                 each.settle(share_of(settlement, before, rows))
             except Exception:  # the others are settled too
-                logger.exception("cannot settle %d records", rows)
+                logger.exception("cannot report the outcome of %d records", rows)
             before += rows
 
 

@@ -286,7 +286,7 @@ def _mix_chunk(hashes: Hashes, chunk: Hashes, words: npt.NDArray[np.integer]) ->
 
 
 def _scrambled(words: Hashes) -> Hashes:
-    """Scramble words, as a step of the algorithm, before they are mixed into the hash."""
+    """Scramble the words of keys as MurmurHash2 does before it mixes them into the hash."""
     found = words * _M
     found ^= found >> _R
     found *= _M

@@ -248,7 +248,7 @@ class EtcdIdLock:
                     logger.error("another process has taken this broker's id")
                     return
             except StorageFailure as error:
-                logger.warning("the lock of the broker's id is not renewed: %s", error.message)
+                logger.warning("cannot renew the lock of the broker's id: %s", error.message)
 
     def _put(self, version: int, conditions: Sequence[Json] = ()) -> bool:
         """Write the value if the key has this version, or if that has been done already."""

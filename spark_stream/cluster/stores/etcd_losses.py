@@ -142,7 +142,11 @@ class EtcdLosses:
             with suppress(StorageFailure):  # the next check tries it again
                 endpoint, answer = self._client.probe(TXN, asked)
                 if answer.get("succeeded"):
-                    logger.error("reported to other brokers in etcd at %s: %s", endpoint, change)
+                    logger.error(
+                        "reported lost metadata to other brokers in etcd at %s: %s",
+                        endpoint,
+                        change,
+                    )
                     return
                 self._client.turn_from(endpoint)
 

@@ -318,7 +318,7 @@ class SqliteStore:
             lost = self._place.look()
             if lost is None or (takes and self._take_copy()):
                 if self._lost is not None:
-                    logger.warning("metadata store %s is in its place again", self._path)
+                    logger.warning("the file of metadata store %s is at its path again", self._path)
                 self._lost = None
             elif self._lost is None or lost.message != self._lost.message:
                 self._lost = lost
@@ -363,7 +363,7 @@ class SqliteStore:
             if self._lost is not None:
                 raise self._lost.again()
             if not self._place.is_there():  # another thread is looking into it
-                raise MetadataLost(f"the metadata store {self._path} is not in its place")
+                raise MetadataLost(f"the metadata store {self._path} is not at its path")
 
     def _read(self, statement: str, *arguments: str) -> Sequence[StoreRecord]:
         with self._named():

@@ -220,7 +220,7 @@ class StorePlace:
             if lost is not None:
                 raise lost
             raise InvalidRequest(
-                f"the metadata store {self._path} is in its place",
+                f"the file of the metadata store is still at {self._path}",
                 hint="Only a store that was deleted under its brokers is written back.",
                 already_done=True,
             )
@@ -352,7 +352,7 @@ class StorePlace:
 
     def _taken(self) -> InvalidRequest:
         return InvalidRequest(
-            f"another file is in the place of the metadata store {self._path}",
+            f"another file is at the path of the metadata store {self._path}",
             hint="Move it away first, with the files beside it that end in -wal and -shm.",
             path=str(self._path),
         )

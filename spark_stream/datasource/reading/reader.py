@@ -115,8 +115,8 @@ class RangeReader(Struct, frozen=True):
         for number, asked in enumerate(task):
             try:
                 sources[number] = self._source(asked, schema, views)
-            except IsologError:  # it is raised again when the range is read by itself
-                logger.debug("%s/%d is read by itself", asked.topic, asked.partition)
+            except IsologError:  # it is raised again by the separate call for the range
+                logger.debug("%s/%d is read by a separate call", asked.topic, asked.partition)
         wanted = [WantedRange(source, task[n].start, task[n].end) for n, source in sources.items()]
         with closing(read_together(wanted)) as together:
             for number, asked in enumerate(task):

@@ -209,9 +209,9 @@ def share_records(backlog: Mapping[K, int], limit: int, turn: int = 0) -> dict[K
 
 
 def _in_turn(backlog: Mapping[K, int], limit: int, turn: int) -> dict[K, int]:
-    """Take one record each of the first partitions with a backlog, starting at the turn's place.
+    """Take one record from each of ``limit`` partitions with a backlog, beginning at the turn.
 
-    The turn moves on by the limit with every such batch, so it comes to every partition.
+    Each such batch moves the turn on by the limit, so every partition has its turn.
     """
     keys = list(backlog)
     first = turn % len(keys)

@@ -291,7 +291,9 @@ def check_replay(
     )
     if replays is not Replays.KEEP:
         raise other
-    logger.warning("the committed rows are kept: %s", other.message)
+    logger.warning(
+        "kept the committed rows of a batch that was replayed with other rows: %s", other.message
+    )
 
 
 def _of_all_values(found: Mapping[str, Measure]) -> dict[str, Measure]:

@@ -106,7 +106,7 @@ def _reached(task: TaskWriter) -> Session | None:
     try:
         return session_for_aborts(task.options.place)
     except IsologError as error:
-        logger.warning("the written rows are not aborted now, but will time out: %s", error)
+        logger.warning("cannot abort the written rows; their transaction will time out: %s", error)
         return None
 
 

@@ -120,7 +120,9 @@ def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologErro
             return InvalidTransaction(f"{which} is {found.state}: {asked} is not possible")
         case Denial.FOREIGN:
             ids = sorted({found.producer_id, *found.branches} - {-1})
-            return ForeignBranch(f"{which} has the producer ids {ids}, which do not fit {asked}")
+            return ForeignBranch(
+                f"{asked}: a producer id does not belong to {which}, which has {ids}"
+            )
         case Denial.IN_USE:
             return SinkInUse(
                 f"the sink {name} belongs to another query ({found.query}), which has written"
@@ -439,8 +441,8 @@ class Consumers:
     ) -> Script[list[PositionOf]]:
         """Give the principal's instance the consumer's name. Return its stored positions.
 
-        ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner's
-        session ends: the new owner does not read.
+        ``keeps_group``: for a reset, whose instance does not read. The name stays that of its
+        group, and the session of the earlier owner ends.
         """
         yield from take_name(consumer, instance, principal, keeps_group=keeps_group)
         if keeps_group:

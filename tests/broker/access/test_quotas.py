@@ -247,7 +247,7 @@ def test_a_connection_that_keeps_opening_streams_waits_once(freed_after_s):
         assert quotas.use() == {}
 
 
-def test_bytes_that_wait_for_a_quota_take_one_principals_part():
+def test_waiting_bytes_of_a_principal_are_limited_to_its_share():
     quotas = Quotas(dict, FakeClock(), memory_bytes=1 << 30)
     part = (1 << 30) // 16
     assert [quotas.hold(ALICE, part), quotas.hold(ALICE, 1)] == [True, False]
@@ -256,7 +256,7 @@ def test_bytes_that_wait_for_a_quota_take_one_principals_part():
     assert quotas.hold(ALICE, part)
 
 
-def test_a_waiting_connection_holds_its_principals_part_at_most():
+def test_a_waiting_connection_holds_at_most_its_principals_share():
     clock = FakeClock()
     loop = FakeLoop(clock)
     quotas = Quotas(lambda: {"alice": Quota(connections=1)}, clock, memory_bytes=1 << 29)

@@ -201,7 +201,7 @@ def test_a_topic_that_cannot_be_opened_delays_no_other(pair):
     b.host.refresh()
 
 
-def test_a_topic_recreated_under_a_name_is_another(pair):
+def test_a_recreated_topic_has_no_records_of_the_deleted_one(pair):
     a, b = pair
     make(a, "t", "b")
     old = b.host.topic("t").topic.id

@@ -139,7 +139,7 @@ def with_open(broker: Broker) -> Samples | None:
 
 
 @pytest.mark.rule("the lag of each isolation level in metrics", "broker/metrics/scrape.py")
-def test_lag_is_that_of_the_isolation_level(shown, client, ten):
+def test_lag_counts_the_records_of_the_isolation_level(shown, client, ten):
     """Lag has the records of an open transaction, and a second series has their number."""
     topic_id = shown.core.host.find(ten).id
     with client.consumer(ten, name="reader", partitions=[0]) as consumer:
@@ -254,7 +254,7 @@ def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten
     assert page(shown.metrics_address, "/metrics")[0] == 200
 
 
-def test_the_table_is_sound():
+def test_names_of_series_are_unique_and_end_with_kind_and_unit():
     """Names are unique, and end with their kind and unit."""
     assert len({each.name for each in TABLE}) == len(TABLE)
     for each in TABLE:

@@ -118,7 +118,7 @@ class Dies(RunFile):
         raise KeyboardInterrupt
 
 
-def test_a_start_that_dies_before_the_directory_names_it_costs_a_generation(around):
+def test_a_start_that_dies_before_its_directory_is_written_begins_a_new_generation(around):
     a = around.start("a")
     first = registration(a).me
     surroundings = (a.store, a.host, a.members, SystemIds(), Boot())

@@ -53,7 +53,7 @@ def readers(served: Served) -> str:
     return topic
 
 
-def test_list(here, served, readers):
+def test_list_shows_positions_and_lag_of_each_reader(here, served, readers):
     shown = here("consumers", "list", "--output", "json")
     assert (shown.code, shown.err) == (0, "")
     found = {each["name"]: each for each in json.loads(shown.out)}
@@ -69,7 +69,7 @@ def test_list(here, served, readers):
         assert word in table
 
 
-def test_describe(here, readers):
+def test_describe_shows_the_start_and_topics_of_a_query(here, readers):
     shown = here("consumers", "describe", "the query")
     assert (shown.code, shown.err) == (0, "")
     for word in (f"subscribe {readers}", "startingOffsets=latest", "read_committed", readers):

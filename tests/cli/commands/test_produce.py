@@ -180,7 +180,7 @@ def test_values_that_do_not_fit_are_refused_with_their_column(served, call, tmp_
         (["consume", "usage", "--format", "{id"], "--format"),
     ],
 )
-def test_bad_usage(served, call, arguments, problem):
+def test_invalid_usage_is_refused(served, call, arguments, problem):
     if "usage" not in served.log.topics():
         served.log.create_topic("usage", schema=parse_schema("id bigint"))
     refused = call(*arguments, "--bootstrap", served.bootstrap)

@@ -63,7 +63,7 @@ def listed(here: Call, *arguments: str) -> dict[str, dict[str, object]]:
 # -- transactions ----------------------------------------------------------------------------------
 
 
-def test_list(served, here):
+def test_list_shows_open_and_finished_transactions(served, here):
     served.log.create_topic("listing", partitions=3)
     with served.log.producer(transactional_id="done") as producer, producer.transaction():
         producer.send("listing", "x", partition=1)
@@ -104,7 +104,7 @@ def test_hanging_transactions_are_found_and_marked(served, here):
         assert "hangs" not in here("transactions", "list").out
 
 
-def test_describe(served, here):
+def test_describe_shows_the_partitions_of_a_transaction(served, here):
     served.log.create_topic("described")
     with served.log.producer() as producer:
         for number in range(3):
@@ -349,7 +349,7 @@ def test_consecutive_partitions_are_joined():
         (90_000, "1 d 1 h"),
     ],
 )
-def test_durations(seconds, text):
+def test_durations_are_formatted_with_their_units(seconds, text):
     assert duration(seconds) == text
 
 

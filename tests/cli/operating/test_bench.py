@@ -105,7 +105,7 @@ def test_ctrl_c_prints_the_results_so_far(served):
         (("--consumers", "9", "--partitions", "2"), "9 consumers cannot share 2 partitions"),
     ],
 )
-def test_bad_usage(here, served, arguments, message):
+def test_invalid_usage_is_refused(here, served, arguments, message):
     before = served.log.topics()
     refused = here("bench", *arguments)
     assert (refused.code, refused.out) == (2, "")

@@ -11,7 +11,7 @@ from spark_stream.cli.operating.load import PERCENTILES, Latencies
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=1, max_size=300), st.integers(1, 5))
-def test_percentiles(durations, parts):
+def test_merged_percentiles_are_within_a_percent_of_the_exact_ones(durations, parts):
     whole = Latencies()
     for part in range(parts):
         one = Latencies()
@@ -25,7 +25,7 @@ def test_percentiles(durations, parts):
     assert found["max"] == pytest.approx(rising[-1] / 1000, abs=0.001)
 
 
-def test_no_durations_and_negative_durations():
+def test_negative_durations_count_as_zero():
     none = Latencies()
     assert set(none.summary().values()) == {0.0}
     none.add(np.array([-5.0, 0.0]))

@@ -51,7 +51,7 @@ def test_examples_are_written_and_replaced_only_with_force(call: Call, tmp_path)
         (("--force",), "--force needs --write"),
     ],
 )
-def test_bad_usage(call: Call, arguments, message):
+def test_invalid_usage_is_refused(call: Call, arguments, message):
     refused = call("config", "example", *arguments)
     assert (refused.code, refused.out) == (2, "")
     assert message in refused.err

@@ -130,7 +130,7 @@ def test_damage_in_a_copy_is_reported_with_its_position(call: Call, topics, tmp_
     assert state_of(copy) == before
 
 
-def test_bad_usage(call: Call, tmp_path):
+def test_invalid_usage_is_refused(call: Call, tmp_path):
     assert call("log", "dump", str(tmp_path / "nowhere")).code == 2
     both = call("log", "dump", str(tmp_path), "--entries", "--records")
     assert (both.code, both.out) == (2, "")

@@ -149,7 +149,7 @@ def test_retention_and_failovers_give_no_negative_rate():
         ((5, 10), (5, 10), 45, LagTrend.STEADY),
     ],
 )
-def test_trends(before, now, passed, trend):
+def test_each_reader_has_the_trend_of_its_lag(before, now, passed, trend):
     samples = [sample(0, consumers=(reader(*before),)), sample(passed, consumers=(reader(*now),))]
     (line,) = frame_of(samples).consumers
     assert line.trend is trend
@@ -313,7 +313,7 @@ def test_a_frame_shows_the_problem_of_the_store_and_the_parts_that_need_it():
         assert words in shown
 
 
-def test_one_frame_of_a_cluster(served: Served, call: Call, monkeypatch):
+def test_once_prints_one_frame_of_a_cluster(served: Served, call: Call, monkeypatch):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("watched")
     with served.log.producer() as producer:

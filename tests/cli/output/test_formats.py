@@ -30,7 +30,7 @@ def written(shape: Shape, *batches: pa.RecordBatch, utf8: bool = False) -> str:
     return text
 
 
-def test_json_of_every_kind_of_value():
+def test_every_kind_of_value_has_its_json():
     schema = parse_schema(
         "b boolean, i int, d double, p decimal(10,2), s string, x binary, day date, ts timestamp,"
         " ntz timestamp_ntz, a array<array<int>>, st struct<a:int,at:timestamp>, e struct<>,"
@@ -87,7 +87,7 @@ def test_json_round_trips_any_text(texts):
     assert not any("\n" in line for line in lines)
 
 
-def test_json_of_null_structs_with_not_null_fields_in_maps():
+def test_null_structs_with_not_null_fields_in_maps_are_null_in_json():
     field = pa.field("i", pa.int32(), nullable=False)
     structs = pa.StructArray.from_arrays(
         [pa.array([1, None, 3, None], pa.int32())],
@@ -178,7 +178,7 @@ def test_table_repeats_its_header_for_a_wider_cell():
     ]
 
 
-def test_a_template():
+def test_a_template_formats_each_record():
     template = Template("{{{offset}}}\\t{key}={value}{key}")
     assert template.columns == ["offset", "key", "value"]
     batch = pa.record_batch(

@@ -64,7 +64,7 @@ def test_topic_partition_and_offset_are_added_by_the_client():
     assert typed.requested == ["id", "name", "_timestamp"]
 
 
-def test_a_chunk_of_a_default_topic():
+def test_a_chunk_of_a_default_topic_has_kafkas_columns():
     view = View.of("events", DEFAULT_SCHEMA)
     batch = view.of_chunk(sent(view), partition=7, base=100)
     batch.validate(full=True)
@@ -79,7 +79,7 @@ def test_a_chunk_of_a_default_topic():
     }
 
 
-def test_a_chunk_of_a_typed_topic_with_metadata():
+def test_a_chunk_of_a_typed_topic_has_its_metadata():
     view = View.of("flights", TYPED, metadata=True)
     batch = view.of_chunk(sent(view), partition=2, base=5)
     batch.validate(full=True)

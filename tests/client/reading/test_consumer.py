@@ -83,7 +83,7 @@ def test_a_new_record_is_delivered_without_delay(log, topic):
         assert min(waits) < 1.0  # a long poll lasts two seconds
 
 
-def test_several_topics(log, topic):
+def test_a_consumer_reads_several_topics(log, topic):
     fill(log, f"{topic}-a", 3)
     fill(log, f"{topic}-b", 4, partitions=2)
     with log.consumer([f"{topic}-a", f"{topic}-b"]) as consumer:
@@ -125,7 +125,7 @@ def test_seek_goes_back_and_forth_between_and_within_iterations(log, topic):
         assert seen == [0, 1, 2, 3, 4, 8, 9]
 
 
-def test_seek_within_batches(log, topic):
+def test_a_seek_within_a_batch_returns_its_later_rows(log, topic):
     log.create_topic(topic, schema=NUMBERS)
     with log.producer() as producer:
         producer.append(topic, numbers(0, 10))
@@ -180,7 +180,7 @@ def test_a_seek_above_the_log_end_fails_the_next_read(log, topic):
     ("start", "first"),
     [("earliest", 0), ("latest", 10), (4, 4), ({0: 6}, 6), ({}, 0), (datetime(1970, 1, 2), 0)],
 )
-def test_starts(log, topic, start, first):
+def test_a_consumer_begins_at_its_start(log, topic, start, first):
     fill(log, topic, 10)
     with log.consumer(topic, start=start) as consumer:
         assert consumer.position() == {(topic, 0): first}
@@ -211,7 +211,7 @@ def test_records_need_a_default_schema_topic(log, topic):
         next(consumer.records())
 
 
-def test_bad_arguments(log, topic):
+def test_invalid_arguments_are_refused(log, topic):
     with pytest.raises(UnknownTopic, match=topic):
         log.consumer(topic)
     with pytest.raises(InvalidOption, match="at least one topic"):

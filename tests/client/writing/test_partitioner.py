@@ -89,7 +89,7 @@ def test_hashing_does_not_read_outside_of_the_buffer_for_invalid_offsets():
 
 
 @pytest.mark.parametrize("longest", [7, 8])
-def test_more_keys_than_one_block(longest):
+def test_keys_of_several_blocks_have_the_reference_hash(longest):
     """Blocks with keys of one length, and of several."""
     keys = [b"%07d" % number for number in range(9_000)] + [b"%0*d" % (longest, 7)] * 9_000
     assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]
@@ -117,7 +117,7 @@ def test_null_keys_go_to_the_keyless_partition(keys, before, partitions, kind):
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
-def test_texts_and_nulls_mixed(kind):
+def test_null_keys_among_texts_go_to_the_keyless_partition(kind):
     found = partitions_of(pa.array(["foobar", None, ""], kind), 7, keyless=3).tolist()
     assert found == [murmur2_of(b"foobar") % (1 << 31) % 7, 3, murmur2_of(b"") % (1 << 31) % 7]
 
@@ -126,6 +126,6 @@ def test_an_empty_key_is_a_key():
     assert partitions_of(pa.array([b""]), 1000, keyless=999).tolist() != [999]
 
 
-def test_one_long_key_among_many_short_ones():
+def test_one_long_key_among_short_ones_has_the_reference_hash():
     keys = [b"k%d" % number for number in range(500)] + [b"x" * 4099]
     assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]

@@ -159,7 +159,7 @@ def test_keys_beyond_the_first_block_get_kafkas_partition():
     ],
     ids=str,
 )
-def test_a_column_without_a_form_is_refused_by_name(kind):
+def test_a_column_without_a_byte_form_is_refused_by_name(kind):
     schema = pa.schema([("id", pa.int64()), ("nested", kind)])
     with pytest.raises(UnsupportedType, match="column 'nested'") as caught:
         check_key(schema, ["id", "nested"])

@@ -307,7 +307,7 @@ def test_a_batch_larger_than_the_buffer_is_sent_alone(log, topic):
     assert log.read(topic)["n"].to_pylist() == list(range(5000))
 
 
-def test_a_value_of_ten_megabytes(log, topic):
+def test_a_value_of_ten_megabytes_is_sent_and_appended(log, topic):
     log.create_topic(topic)
     big = bytes(range(256)) * 40_960
     with log.producer() as producer:

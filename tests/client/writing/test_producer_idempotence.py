@@ -254,7 +254,7 @@ def test_a_recreated_topic_starts_its_sequences_at_zero(log, topic):
     producer.close()
 
 
-def test_idempotence_of_a_typed_topic(log, topic):
+def test_a_retried_batch_of_a_typed_topic_is_stored_once(log, topic):
     log.create_topic(topic, schema=numbers(0, 1).schema)
     with log.producer() as producer:
         futures = [producer.append(topic, numbers(n, 1)) for n in range(100)]

@@ -55,7 +55,7 @@ def check_prefix(log, topic, error, kept: int, at: int, next_batch) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 3, 9])
-def test_a_record_too_large(log, topic, bad):
+def test_a_record_that_is_too_large_keeps_those_before_it(log, topic, bad):
     log.create_topic(topic, config={"max.record.bytes": 100})
     with log.producer() as producer:
         producer.append(topic, values("a", "b", "c", "d", "e"))
@@ -68,7 +68,7 @@ def test_a_record_too_large(log, topic, bad):
 
 
 @pytest.mark.parametrize("bad", [0, 3, 9])
-def test_a_null_in_a_column_without_nulls(log, topic, bad):
+def test_a_null_in_a_required_column_keeps_the_records_before_it(log, topic, bad):
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
     log.create_topic(topic, schema=schema)
     column = pa.array([None if row == bad else row for row in range(10)], pa.int64())
@@ -81,7 +81,7 @@ def test_a_null_in_a_column_without_nulls(log, topic, bad):
 
 
 @pytest.mark.parametrize("bad", [0, 3, 9])
-def test_text_that_is_not_utf8(log, topic, bad):
+def test_text_that_is_not_utf8_keeps_the_records_before_it(log, topic, bad):
     log.create_topic(topic, schema=TEXT)
     rows = [b"\xff\xfe" if row == bad else b"row" for row in range(10)]
     error = refused(log, topic, bad_text(*rows))

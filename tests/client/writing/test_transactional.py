@@ -139,7 +139,7 @@ def test_writes_outside_a_transaction_are_refused(log, topic, producer):
     assert entries(log, topic) == 0
 
 
-def test_one_transaction_at_a_time(log, topic, producer):
+def test_a_second_concurrent_transaction_is_refused(log, topic, producer):
     log.create_topic(topic)
     with producer.transaction():
         with pytest.raises(InvalidTransaction, match=r"open already.*abort_transaction\(\)"):
@@ -150,7 +150,7 @@ def test_one_transaction_at_a_time(log, topic, producer):
     assert found(log, topic) == [0]
 
 
-def test_many_transactions_on_one_producer(log, topic, producer):
+def test_each_of_many_transactions_commits_or_aborts_separately(log, topic, producer):
     """Each has its own epoch. Commits and aborts are mixed."""
     log.create_topic(topic, partitions=2)
     expected = []
@@ -442,7 +442,7 @@ def test_a_producer_paused_beyond_its_timeout_gets_an_error_and_writes_once(
     assert log.read(topic, isolation="read_committed")["value"].to_pylist() == [b"once"]
 
 
-def test_an_operator_can_abort_it(log, topic, producer, identity):
+def test_an_operator_can_abort_an_open_transaction(log, topic, producer, identity):
     log.create_topic(topic)
     producer.begin_transaction()
     producer.append(topic, values("0")).result(20)

@@ -35,7 +35,7 @@ def test_a_commit_waits_for_a_restarting_broker(broker):
         assert found(log, "t") == [0, 1, 4, 5, 8, 9, 2, 6, 10]
 
 
-def test_an_abort_after_the_broker_was_killed(broker):
+def test_a_transaction_can_be_aborted_after_a_kill_of_the_broker(broker):
     with broker.connect() as log:
         log.create_topic("t")
         with log.producer(transactional_id="loader") as producer:

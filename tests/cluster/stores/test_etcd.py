@@ -269,7 +269,7 @@ def test_after_a_compaction_a_late_caller_gets_all_records(stores, etcd: LocalEt
     eventually(lambda: set(store.changes(since).changed) >= {"c"})
 
 
-def test_many_changes_and_large_ones_go_through(stores):
+def test_many_changes_and_large_records_are_written(stores):
     store, _ = stores
     versions = store.put_many([Put(f"{number}", {"n": number}, 0) for number in range(121)])
     assert None not in versions

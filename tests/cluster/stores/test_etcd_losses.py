@@ -91,7 +91,9 @@ SAME = FoundEtcd("c", 2, "i", 120, 110, "m")
         ({"mark": "n"}, "change of revision 90 is another"),
     ],
 )
-def test_signs_of_lost_changes(changed: dict[str, object], sign: str | None):
+def test_a_changed_identity_or_revision_shows_lost_changes(
+    changed: dict[str, object], sign: str | None
+):
     found = difference(KNOWN, replace(SAME, **changed))
     assert found is None if sign is None else sign in found
     assert difference(KnownEtcd(), replace(SAME, **changed)) is None

@@ -98,7 +98,7 @@ def test_a_range_has_exactly_the_keys_with_the_prefix(prefix, key):
 
 
 @pytest.mark.parametrize("prefix", ["", LAST, LAST * 3])
-def test_some_prefixes_have_no_end(prefix):
+def test_some_prefixes_have_no_upper_bound(prefix):
     assert end_of(prefix) is None
 
 

@@ -66,7 +66,7 @@ def ends(**logs: tuple[str, int, int]) -> dict[str, LogEnd]:
 BACK = {"a": "2", "b": "2", "c": "1"}
 
 
-def test_once_no_member_can_come_back_the_longest_log_of_them_leads():
+def test_when_no_member_can_return_the_member_with_the_longest_log_leads():
     """A higher last epoch is longer than more entries. Replicas outside the ISR are no
     candidates."""
     given_up = election.elect_longest(
@@ -75,7 +75,7 @@ def test_once_no_member_can_come_back_the_longest_log_of_them_leads():
     assert given_up == replace(record(), leader="b", leader_epoch=6, isr=(Member("b", "2"),))
 
 
-def test_of_logs_with_one_last_epoch_the_one_with_more_entries_leads():
+def test_of_logs_with_the_same_last_epoch_the_longest_leads():
     found = election.elect_longest(record("a", (A, B)), ends(a=("2", 5, 90), b=("2", 5, 91)), BACK)
     assert found.leader == "b"
 
@@ -177,7 +177,7 @@ BROKERS = st.sampled_from("abcd")
 
 
 @pytest.mark.rule("moves of partitions to other brokers", "consistency/control/election.py")
-def test_a_move_ends_when_all_of_its_target_are_in_sync_and_its_leader_goes_with_it():
+def test_a_move_ends_when_all_its_targets_are_in_sync_and_one_of_them_leads():
     moving = election.begin_move(record("a", (A, B, C)), ("d", "c"))
     assert moving == replace(record(), replicas=tuple("dcab"), adding=("d",), removing=("a", "b"))
     assert why(election.finish_move(moving, ALIVE)) is Obstacle.NOT_IN_SYNC
@@ -202,7 +202,7 @@ def test_a_cancelled_move_keeps_the_original_replicas():
     assert why(election.cancel_move(only_new, ALIVE)) is Obstacle.NOT_IN_SYNC
 
 
-def test_finish_and_cancel_need_a_move():
+def test_without_a_move_there_is_no_move_to_finish_or_cancel():
     assert why(election.finish_move(record(), ALIVE)) is Obstacle.NOT_MOVING
     assert why(election.cancel_move(record(), ALIVE)) is Obstacle.NOT_MOVING
     assert why(election.begin_move(record(), ("a", "b", "c"))) is Obstacle.SAME

@@ -63,7 +63,7 @@ def test_only_the_first_failure_is_acted_on_without_a_probe():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, FULL_US)), min_size=1))
-def test_any_refusals_are_acted_on_within_the_wait_for_a_full_disk(refusals):
+def test_every_sequence_of_refusals_is_acted_on_within_the_wait_for_a_full_disk(refusals):
     trouble, now, first = None, 0, None
     for full, pause in refusals:
         now += pause
@@ -144,7 +144,7 @@ def test_the_only_live_replica_stays() -> None:
     assert judge(damaged, [damaged], ME, {A: OLD, B: NEW}) is Verdict.STAY
 
 
-def test_it_waits_while_a_sound_partition_would_lose_its_leader() -> None:
+def test_a_damaged_broker_waits_while_a_sound_partition_would_lose_its_leader() -> None:
     damaged, sound = record(B, A, B), record(A, A, C)
     assert judge(damaged, [damaged, sound], ME, alive(A, B)) is Verdict.WAIT
     shrunk = record(A, A)

@@ -80,7 +80,7 @@ def bounded(draw):
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)
 @given(bounded())
-def test_the_greatest_cut_is_the_greatest(drawn):
+def test_greatest_cut_equals_the_greatest_atomic_cut_of_all(drawn):
     found, bounds = drawn
     cut = greatest_cut(bounds, snapshots(found)).tolist()
     sound = [each for each in all_cuts([0] * len(bounds), bounds) if is_atomic(each, found)]
@@ -91,7 +91,7 @@ def test_the_greatest_cut_is_the_greatest(drawn):
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)
 @given(bounded(), st.data())
-def test_the_least_cut_is_the_least(drawn, data):
+def test_least_cut_equals_the_least_atomic_cut_of_all(drawn, data):
     found, bounds = drawn
     spans = snapshots(found)
     limit = greatest_cut(bounds, spans).tolist()
@@ -240,7 +240,7 @@ def crosswise(length: int, count: int, breaks: tuple[int, ...] = ()) -> list[Rec
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 6), st.integers(2, 3), st.sets(st.integers(0, 5), max_size=2), st.data())
-def test_chains_across_partitions_against_the_search(length, count, breaks, data):
+def test_cuts_of_chains_across_partitions_equal_those_of_all_cuts(length, count, breaks, data):
     found = crosswise(length, count, tuple(breaks))
     spans = snapshots(found)
     bounds = [data.draw(st.integers(0, len(records))) for records in found]

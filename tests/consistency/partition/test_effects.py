@@ -9,7 +9,7 @@ from spark_stream.consistency.partition.effects import Waiters
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "cancel", "pass"]), st.integers(0, 30))))
-def test_a_bound_removes_exactly_the_waiters_below_it_lowest_first(steps):
+def test_waiters_below_the_bound_are_removed_lowest_first(steps):
     waiters, waiting, number = Waiters(), {}, 0
     for what, value in steps:
         if what == "add":

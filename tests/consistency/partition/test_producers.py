@@ -161,7 +161,7 @@ def test_a_transaction_begins_where_its_first_kept_batch_is():
 # -- expiry ---------------------------------------------------------------------------------------
 
 
-def test_producers_with_open_transactions_never_expire_others_do():
+def test_only_producers_without_an_open_transaction_expire():
     assert not expired(written(2, transaction=40), 10**18, DAY)
     assert expired(written(2), 2 + DAY, DAY)
     assert not expired(written(2), 1 + DAY, DAY)

@@ -222,9 +222,7 @@ def test_a_follower_behind_the_log_start_begins_there_without_progress():
         (False, Boundary(2, 2)),  # it may have something else
     ],
 )
-def test_a_follower_that_ends_where_its_leaders_log_starts_keeps_its_own_if_it_is_in_sync(
-    in_sync, begin
-):
+def test_an_in_sync_follower_that_ends_at_its_leaders_log_start_keeps_its_log(in_sync, begin):
     others = [B, C] if in_sync else [C]
     leader = Partition(led(A, *others))
     same = EpochHistory(0, 2, ((1, 0),))
@@ -248,9 +246,7 @@ def test_a_follower_that_ends_where_its_leaders_log_starts_keeps_its_own_if_it_i
         (False, Boundary(0, 0)),  # committed entries may have been lost here, and others written
     ],
 )
-def test_a_follower_that_has_evicted_all_that_they_shared_keeps_its_log_if_it_is_in_sync(
-    in_sync, begin
-):
+def test_an_in_sync_follower_keeps_its_log_after_it_evicted_the_common_part(in_sync, begin):
     others = [B, C] if in_sync else [C]
     leader = Partition(led(A, *others))
     for _ in range(3):

@@ -164,11 +164,11 @@ def leading(followers: int = 0, records: int = 10) -> BoundsState:
     )
 
 
-def test_alone_hw_is_leo_after_an_append():
+def test_without_followers_hw_is_leo_after_an_append():
     assert leading(followers=0).bounds().high_watermark == 10
 
 
-def test_alone_hw_is_leo_after_a_crash_and_restart_too():
+def test_without_followers_hw_is_leo_after_a_crash():
     reopened = transitions.opened(LeaderEpoch(1), at(2, 20), at(7, 90), followers=0)
     assert reopened.bounds().high_watermark == 90
 

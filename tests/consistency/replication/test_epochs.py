@@ -136,7 +136,7 @@ def test_epochs_of_only_one_log_do_not_hide_the_common_part():
     assert agreement(follower, leader) == 3
 
 
-def test_an_epoch_that_both_have_ends_for_both_where_it_ends_first():
+def test_a_common_epoch_ends_where_it_ends_in_the_first_log():
     follower = EpochHistory(0, 8, [(0, 0), (1, 4)])
     leader = EpochHistory(0, 9, [(0, 0), (1, 4), (2, 6)])
     assert agreement(follower, leader) == 6

@@ -350,7 +350,7 @@ def test_only_the_transitions_of_the_table_are_possible(state, event):
         assert ok(after).state is goal
 
 
-def test_what_is_committed_never_aborts_and_the_reverse():
+def test_a_decision_is_never_replaced_by_its_opposite():
     for (state, event), goal in TABLE.items():
         if state in COMMITS and event is not Event.BEGIN:
             assert goal in COMMITS

@@ -22,7 +22,7 @@ def test_topics_by_name_are_deduplicated() -> None:
     assert selection(subscribe=" b, a,,b ") == Selection(("b", "a"))
 
 
-def test_topics_by_pattern_match_with_their_whole_name() -> None:
+def test_a_pattern_matches_whole_names_of_topics() -> None:
     found = selection(subscribePattern="orders-.*|log")
     assert [
         name for name in ("orders-eu", "my-orders-eu", "log", "logs") if found.takes_topic(name)
@@ -30,7 +30,7 @@ def test_topics_by_pattern_match_with_their_whole_name() -> None:
     assert found.of(["log", "logs", "orders-eu", "orders"]) == ("log", "orders-eu")
 
 
-def test_partitions_by_number() -> None:
+def test_assigned_partitions_are_selected_by_number() -> None:
     found = selection(assign='{"a": [2, 0], "b": [1]}')
     assert found.names == ("a", "b")
     assert [n for n in range(4) if found.takes("a", n)] == [0, 2]
@@ -96,7 +96,7 @@ def test_start_of_an_unselected_partition_is_refused(options: dict[str, str], me
 @pytest.mark.parametrize(
     ("text", "seconds"), [("500ms", 0.5), (" 10M ", 600), ("1h", 3600), (None, 120)]
 )
-def test_broker_timeout_of_a_query(text: str | None, seconds: float) -> None:
+def test_a_query_has_its_broker_timeout(text: str | None, seconds: float) -> None:
     given = {"subscribe": "a", "topic": "a"} | ({} if text is None else {"brokerTimeout": text})
     source = {**PLACE, **{name: given[name] for name in given if name != "topic"}}
     sink = {**PLACE, **{name: given[name] for name in given if name != "subscribe"}}

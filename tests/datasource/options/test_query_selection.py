@@ -139,7 +139,7 @@ def test_start_with_a_missing_topic_of_the_pattern_is_refused(shared, log, topic
         Query(shared.address, None, subscribePattern=f"{topic}-.", startingOffsets=starting)
 
 
-def test_a_batch_read_of_a_pattern(shared, log, topic):
+def test_a_batch_reads_the_topics_that_match_the_pattern(shared, log, topic):
     for number, name in enumerate("abc"):
         made(log, f"{topic}-{name}", number * 10, 2)
     pattern = f"{topic}-[ac]"

@@ -62,7 +62,7 @@ def start(log: isolog.Log, topic: str) -> int:
     return log.describe(topic).partitions[0].log_start_offset
 
 
-def test_removed_by_retention_before_it_was_planned(log, topic, query, caplog, fail):
+def test_message_names_records_removed_before_the_plan(log, topic, query, caplog, fail):
     overflow(log, topic)
     said = told(query, query.batch, caplog, fail)
     first = int(said.rsplit(" ", 1)[1])
@@ -88,7 +88,7 @@ def test_query_with_limits_continues_at_the_log_start(shared, log, topic, limit)
     assert len(query.batch()) > 0
 
 
-def test_removed_by_retention_before_it_was_read(log, topic, query, caplog, fail):
+def test_message_names_records_removed_before_the_read(log, topic, query, caplog, fail):
     fill(log, topic, 10, 6_000)
     partitions = query.reader.partitions(query.at, query.planned())
     overflow(log, topic)
@@ -96,7 +96,7 @@ def test_removed_by_retention_before_it_was_read(log, topic, query, caplog, fail
     assert said.startswith(f"{topic}/0: offsets 10 to 6009 were removed by retention; the log")
 
 
-def test_a_topic_that_was_deleted(log, topic, query, caplog, fail):
+def test_message_names_a_deleted_topic(log, topic, query, caplog, fail):
     log.delete_topic(topic)
     assert told(query, query.planned, caplog, fail) == (
         f"topic {topic!r} was deleted; its records from offset 10 of {topic}/0, offset 10 of"

@@ -180,7 +180,7 @@ def test_progress_as_a_start_keeps_its_epoch(broker, made, fail):
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_progress_of_a_topic_that_was_created_again(log, shared, topic, fail):
+def test_progress_is_no_start_in_a_topic_created_again(log, shared, topic, fail):
     log.create_topic(topic, schema=NUMBERS)
     _fill(log, topic, 0, 10)
     query = Query(shared.address, topic)

@@ -30,7 +30,7 @@ def pair(log: isolog.Log, topic: str) -> tuple[str, str]:
     return topic, other
 
 
-def test_a_topic_that_was_deleted_while_the_query_was_stopped(shared, log, pair, caplog):
+def test_a_topic_deleted_while_the_query_was_stopped_is_reported_once(shared, log, pair, caplog):
     gone, other = pair
     query = Query(shared.address, ",".join(pair), failOnDataLoss=False)
     assert sorted(query.batch()) == [*range(10), *range(100, 110)]  # each topic is looked up alone
@@ -88,7 +88,7 @@ def test_new_query_on_a_missing_topic_is_refused_without_fail_on_data_loss_too(s
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("fail", [True, False])
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
-def test_topic_deleted_between_planning_and_reading(
+def test_a_topic_deleted_between_planning_and_reading_is_a_loss(
     shared, log, pair, caplog, fail, anew, isolation
 ):
     query = Query(shared.address, ",".join(pair), failOnDataLoss=fail, isolation=isolation)
@@ -109,7 +109,7 @@ def test_topic_deleted_between_planning_and_reading(
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_topic_deleted_while_a_task_reads_it(shared, log, topic, caplog, fail):
+def test_a_topic_deleted_while_a_task_reads_it_is_a_loss(shared, log, topic, caplog, fail):
     log.create_topic(topic, schema=NUMBERS)
     count = FETCH_BYTES_DEFAULT // 8 // 4
     for first in range(0, 7 * count, count):

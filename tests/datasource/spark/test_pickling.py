@@ -61,7 +61,7 @@ pyspark_isolog.DefaultSource({})
 
 
 @pytest.mark.parametrize("version", ["3.5.6", "3.5.0.dev1"])
-def test_an_older_pyspark_is_named_with_the_one_that_is_needed(version: str) -> None:
+def test_the_error_for_an_older_pyspark_names_the_needed_release(version: str) -> None:
     """Spark 4.0 added Python data sources for streams."""
     done = subprocess.run(
         [sys.executable, "-c", PLANNER, version, "msgspec"],

@@ -98,7 +98,7 @@ def test_another_value_has_another_digest(name: str) -> None:
             assert changed == rows or digest(name, changed) != digest(name, rows)
 
 
-def test_bytes_under_a_null_do_not_count() -> None:
+def test_bytes_under_a_null_do_not_change_the_digest() -> None:
     data = pa.py_buffer(bytes(range(24)))
     mask = pa.py_buffer(b"\x05")
     hidden = pa.Array.from_buffers(pa.int64(), 3, [mask, data])
@@ -114,7 +114,7 @@ def test_equal_sums_of_different_values_have_different_digests() -> None:
     assert measure(one) != measure(other)
 
 
-def test_values_count_with_their_row() -> None:
+def test_the_digest_depends_on_the_row_of_each_value() -> None:
     def of(*rows: tuple[int, str]) -> Measure:
         return measure(pa.record_batch({"n": [n for n, _ in rows], "t": [t for _, t in rows]}))
 
@@ -151,7 +151,7 @@ def test_floats_count_with_all_their_bits_in_a_separate_digest(kind: pa.DataType
     assert len({of(x).floats for x in (math.inf, -math.inf, math.nan, 2.0**63, -(2.0**63))}) == 5
 
 
-def test_floats_count_with_their_row() -> None:
+def test_the_digest_of_floats_depends_on_their_rows() -> None:
     def of(*rows: tuple[int, float]) -> Measure:
         return measure(pa.record_batch({"n": [n for n, _ in rows], "f": [f for _, f in rows]}))
 
@@ -173,7 +173,7 @@ def test_zeros_are_equal_and_so_are_nans() -> None:
     assert measure(pa.record_batch({"f": [-0.0, other_nan, 0.0]})) == measure(one)
 
 
-def test_floats_within_other_values_count() -> None:
+def test_nested_floats_change_the_digest_of_floats() -> None:
     kind = pa.struct([("l", pa.list_(pa.float32())), ("m", pa.map_(pa.string(), pa.float64()))])
 
     def of(first: float, second: float) -> Measure:
@@ -203,13 +203,13 @@ def test_measures_add_up_by_topic_without_topics_that_have_no_rows() -> None:
     assert sum_measures(parts) == {"a": Measure(4, 1)}
 
 
-def test_numbers_with_few_digits_in_their_upper_bits_are_different() -> None:
+def test_numbers_that_differ_only_in_their_upper_bits_have_different_digests() -> None:
     numbers = [number << 56 for number in range(16)]
     pairs = [{"a": [a], "b": [b]} for a in numbers for b in numbers]
     assert len({measure(pa.record_batch(pair)).digest for pair in pairs}) == len(pairs)
 
 
-def test_values_count_with_the_names_of_their_fields() -> None:
+def test_the_digest_depends_on_the_field_of_each_value() -> None:
     def of(value: Any, kind: pa.DataType) -> int:
         return measure(pa.record_batch({"c": pa.array([value], kind)})).digest
 
@@ -261,7 +261,7 @@ WIDENED: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
     "a replay after a topic was altered is the same batch", "datasource/values/content.py"
 )
 @pytest.mark.parametrize("change", WIDENED)
-def test_a_widened_value_counts_the_same(change: str) -> None:
+def test_a_widened_value_has_the_same_digest(change: str) -> None:
     have, found, want = WIDENED[change]
     narrow = pa.array(found, have)
     whole = measure(pa.record_batch({"c": narrow}))
@@ -269,7 +269,7 @@ def test_a_widened_value_counts_the_same(change: str) -> None:
     assert (widened.rows, widened.floats) == (whole.rows, whole.floats)
 
 
-def test_columns_and_fields_without_values_do_not_count() -> None:
+def test_columns_and_fields_without_values_do_not_change_the_digest() -> None:
     before = pa.struct([("a", pa.int64())])
     after = pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.float64())]))])
     rows = [{"a": 1}, {"a": None}, None]
@@ -286,7 +286,7 @@ def test_columns_and_fields_without_values_do_not_count() -> None:
     assert measure(one) == measure(other)
 
 
-def test_nulls_of_each_level_are_different() -> None:
+def test_nulls_of_different_levels_have_different_digests() -> None:
     kind = pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.int64()))]))
     rows = [None, [], [None], [None, None], [{"m": None}], [{"m": []}], [{"m": [("k", None)]}]]
     found = {measure(pa.record_batch({"c": pa.array([row], kind)})).digest for row in rows}
@@ -421,7 +421,7 @@ def orders(*numbers: int) -> list[str]:
     ],
     ids=["numbers within a text", "a date", "pieces", "a long text", "where one ends"],
 )
-def test_texts_that_differ_only_in_the_order_of_their_bytes(
+def test_the_digest_depends_on_the_order_of_bytes_in_a_text(
     one: list[str], other: list[str]
 ) -> None:
     assert digest("string", one) != digest("string", other)

@@ -154,7 +154,7 @@ def test_a_batch_without_bad_rows_is_the_same_batch() -> None:
     assert bad == []
 
 
-def test_rows_of_a_topic_with_kafkas_columns() -> None:
+def test_bad_rows_for_a_topic_with_kafkas_columns_have_their_reasons() -> None:
     known = topic(DEFAULT_SCHEMA)
     rows = pa.record_batch(
         {
@@ -413,7 +413,7 @@ def test_letters_have_no_row_if_their_topic_takes_only_smaller_records() -> None
     assert (batch["row"].to_pylist(), batch["truncated"].to_pylist()) == ([""], [True])
 
 
-def test_many_rows_and_large_ones_become_several_batches() -> None:
+def test_letters_of_many_or_large_rows_are_split_into_batches() -> None:
     many = pa.record_batch({"n": pa.array(range(10_000))})
     batches = list(letters_of(BadRows("t", BadRowReason.NULL_VALUE, "m", many), ORIGIN, 100))
     assert [batch.num_rows for batch in batches] == [4096, 4096, 1808]
@@ -451,7 +451,7 @@ PLACE = {"path": "x", "topic": "t"}
         ({"onBadRecord": "deadLetter", "deadLetterTopic": " "}, "is not a topic name"),
     ],
 )
-def test_options_that_contradict_each_other(options: dict[str, str], message: str) -> None:
+def test_contradictory_options_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         sink_options({**PLACE, **options})
     assert message in caught.value.message

@@ -163,7 +163,7 @@ def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
     assert written(log, target) == list(range(10))
 
 
-def test_the_name_of_the_query_stands_beside_its_transaction(
+def test_a_transaction_has_the_name_of_its_query(
     shared: BrokerProcess, transactions: isolog.Log, target: str
 ) -> None:
     writer = batch_writer(shared, target, f"sink-{target}", 0, queryName="nightly")

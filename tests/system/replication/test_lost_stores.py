@@ -75,7 +75,7 @@ def test_broker_does_not_start_on_a_replaced_store_file(tmp_path, topic):
         with cluster.connect() as another:
             restore_metadata(another._connection)
         for number in (2, 3):
-            assert "is in its place again" in cluster.broker(number).log_text()
+            assert "is at its path again" in cluster.broker(number).log_text()
         cluster.restart(1)
         eventually(lambda: not log.cluster().problems)
         assert f"{topic}-later" in log.topics()
