@@ -38,7 +38,7 @@ class Struct(
     omit_defaults=True,
     forbid_unknown_fields=True,
 ):
-    """The base: default values are left out when encoding, and unknown fields are refused."""
+    """The base class: encoding leaves out default values, and decoding refuses unknown fields."""
 
 
 class PositionalType(StructType):
@@ -49,7 +49,7 @@ class PositionalType(StructType):
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Positional(Struct, metaclass=PositionalType, frozen=True):
-    """The base of structs whose fields may be positional."""
+    """The base class of structs whose fields may be positional."""
 
 
 def learn_types(kind: Any) -> None:

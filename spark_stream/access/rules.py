@@ -62,10 +62,10 @@ OPERATIONS: Final[Mapping[ResourceKind, tuple[Operation, ...]]] = {
 
 
 def check_operation(operation: Operation | None, kind: ResourceKind) -> None:
-    """Check that a kind of resource has an operation. None, all of them, is always right.
+    """Check that a kind of resource has an operation. None stands for all of its operations.
 
     Raises:
-        InvalidRequest: it does not, so a rule about it would have no effect.
+        InvalidRequest: it does not have it, so a rule would have no effect.
     """
     known = OPERATIONS[kind]
     if operation is not None and operation not in known:

@@ -52,8 +52,9 @@ def _opens(
 ) -> Callable[P, Opener[A]]:
     """Return a function that calls this one on a thread, and wraps its result.
 
-    An object for a cancelled caller is closed: on the thread, because the loop may end, or here, if
-    it was opened before the cancellation reached the thread. ``under_way``: the running tasks.
+    If the caller was cancelled, the object is closed: on the thread, because the loop may end, or
+    here, if it was opened before the cancellation reached the thread. ``under_way``: the running
+    tasks.
     """
 
     @wraps(function)

@@ -1,9 +1,11 @@
 """One broker process. It connects the log, the metadata and the protocol.
 
-``process``      start, serve, stop; ``background``: its repeated tasks
+``process``      start, serve and stop
+``background``   the repeated tasks of the process
 ``core``         the parts of a broker, wired once: for the process, the simulator and tests
 ``network``      its connections to other brokers
-``config``       its configuration; ``connections``: sockets, TLS and the store that it names
+``config``       its configuration
+``connections``  the sockets, TLS files and store that the configuration names
 
 Rooms, each of which imports only those above it:
 

@@ -185,7 +185,7 @@ class BrokerCore:
         """Remove members of groups whose heartbeats stopped, and record that readers are lost.
 
         While the lease cannot be renewed, no heartbeat can be recorded, so this time does not
-        count. A store that is full answers reads.
+        count. (A full store still answers reads, and would show old heartbeats.)
         """
         if self.leases.is_overdue():
             return

@@ -256,7 +256,7 @@ class Membership:
     def leave(self, *, hangs: bool = False) -> None:
         """Leave the group. If no broker answers, the session expires later.
 
-        ``hangs``: the program has stopped to request records, or has failed.
+        ``hangs``: the program has stopped requesting records, or has failed.
         """
         self.is_fenced = True
         request = LeaveGroup(consumer=self.group, member=self._core.member, hangs=hangs)

@@ -431,8 +431,8 @@ def _check_same_cluster(store: MetadataStore, name: str, cluster_id: str) -> Non
 def _check_replaceable(store: MetadataStore, mark: MoveMark | None, move: MoveMark) -> None:
     """Check that a store's records may be replaced.
 
-    They may if there are none, if they are what an interrupted run of this move has left, or if
-    they were moved away to where they come from now.
+    They may if there are none, if an interrupted run of this move left them, or if an earlier move
+    took them to the present source.
 
     Raises:
         InvalidRequest: they may not.

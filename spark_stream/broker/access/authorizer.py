@@ -81,7 +81,7 @@ class AccessSettings(Struct, frozen=True):
     issuer: JwtIssuer | None = None
 
 
-def who_calls() -> Unauthenticated:
+def not_authenticated() -> Unauthenticated:
     """Return the error for a caller that has not authenticated."""
     return Unauthenticated("this broker requires authentication", hint=_HINT)
 
@@ -100,7 +100,7 @@ class ConnectionIdentity:
             Unauthenticated: The connection has not authenticated.
         """
         if self.caller is None:
-            raise who_calls()
+            raise not_authenticated()
         return self.caller
 
 
@@ -333,7 +333,7 @@ class Authorizer:
             raise Unauthenticated("the token was revoked", hint=_HINT)
 
     def is_token_left(self, token_id: str) -> bool:
-        """Return whether the token exists, and each one with which it was made is still valid."""
+        """Return whether the token, and each token with which it was made, is still valid."""
         tokens = self._view.now.access.tokens
         found = tokens.get(token_id)
         while found is not None and found.parent:

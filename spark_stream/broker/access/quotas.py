@@ -129,7 +129,7 @@ class Quotas:
             return True
 
     def leave(self, caller: Caller) -> None:
-        """Count a connection less."""
+        """Count one connection fewer."""
         with self._lock:
             self._connections[caller.principal] -= 1
             if not self._connections[caller.principal]:

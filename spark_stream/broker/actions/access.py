@@ -140,7 +140,7 @@ def _maker(context: BrokerContext) -> Caller:
     """Return the caller, unless it has only the session of a query: tasks make no credentials.
 
     Raises:
-        PermissionDenied: It has only that.
+        PermissionDenied: The caller has only the session of a query.
     """
     caller = context.caller
     if caller.is_session and caller.grants is not None:

@@ -369,7 +369,7 @@ def status(context: BrokerContext, asked: GetStatus) -> BrokerStatus:
 
 
 def disk_room(directory: str) -> tuple[int, int]:
-    """Return the free and all bytes of the directory's file system, 0 if there is no directory."""
+    """Return the free and the total bytes of the directory's file system, else zeros."""
     try:
         found = shutil.disk_usage(directory)
     except OSError:

@@ -1,6 +1,6 @@
 """Runs a call for a caller that may make it, and writes it to the audit log.
 
-The handlers are in the neighbouring modules, under :func:`handles`. Each call has one.
+The handlers are in the neighbouring modules, where :func:`handles` registers one for each call.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class Host:
         return followers.start_session(Member(follower, generation), epoch, history, notify)
 
     def partitions_now(self, topic: Topic) -> int:
-        """Return the number of partitions of the topic, which it had last if it was deleted."""
+        """Return the topic's number of partitions, or its last one if it was deleted."""
         now = self.view.now.topics.get(topic.name)
         return topic.partitions if now is None or now.id != topic.id else now.partitions
 

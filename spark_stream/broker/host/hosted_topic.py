@@ -43,10 +43,10 @@ class FollowerLinks(Protocol):
     """The streams by which this broker's replicas follow others."""
 
     def follow(self, leader: BrokerId, partition: FollowedReplica) -> None:
-        """Follow that broker only with the partition."""
+        """Follow the partition at this leader, and at no other."""
 
     def unfollow(self, key: PartitionId) -> None:
-        """Stop following with the partition."""
+        """Stop following the partition."""
 
     def may_lead_at(self, key: PartitionId) -> float:
         """Return the time from which the partition may lead, in seconds of the monotonic clock.

@@ -128,7 +128,7 @@ class Scrape:
 
     @cached_property
     def disk(self) -> tuple[int, int]:
-        """The free and all bytes of the file system of its directory."""
+        """The free and the total bytes of the file system of its directory."""
         return disk_room(self.here.facts.directory)
 
     # -- traffic and quotas ------------------------------------------------------------------------

@@ -5,9 +5,9 @@ the preferred leader.
 
 Order of steps:
 
-1. This broker asks the other in-sync replicas to probe their own logs (``ProbeReplica``). 2. It
-refuses appends. For a while, the followers fetch the entries that they still lack. 3. The records
-name other leaders, one compare-and-set each.
+1. This broker has the other in-sync replicas probe their own logs (``ProbeReplica``).
+2. It refuses appends. For a while, the followers fetch the entries that they still lack.
+3. The records name other leaders, one compare-and-set each.
 
 Entries that a new leader lacks are truncated later. They were never acknowledged as replicated. A
 partition without another possible leader stays.

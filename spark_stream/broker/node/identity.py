@@ -158,7 +158,7 @@ def own_backend(path: Path) -> Backend:
 
 
 def _check_unused(path: Path, lost: str) -> None:
-    """Raise WrongCluster if a broker has run in the directory: then some store has its cluster.
+    """Raise WrongCluster if a broker has used the directory: its cluster is in another store.
 
     ``lost``: the state of the store, for the message. Without that store the broker would be a
     cluster by itself, under the id of the directory's cluster.

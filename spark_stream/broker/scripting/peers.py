@@ -228,7 +228,7 @@ class StepAnswer(Struct):
 
 
 class StepAnswers(Struct):
-    """The answers, in the order of the steps. ``proof``: a broker of the cluster gives them."""
+    """The answers, in the order of the steps. ``proof``: a broker of the cluster sent them."""
 
     proof: str
     answers: list[StepAnswer]

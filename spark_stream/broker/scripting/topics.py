@@ -193,7 +193,7 @@ class TopicAdmin:
     def removing_left_overs(self, *, starts: bool = False) -> Script[list[str]]:
         """Remove the left-overs of crashes and deletions. Return the names of their topics.
 
-        ``starts``: no topic that an earlier process of this broker announced is still being made.
+        ``starts``: this broker has just started, so it is not making any topic that it announced.
         """
         removed = []
         me = self._host.broker_id

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.access.rules import Need, Operation
-from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, who_calls
+from spark_stream.broker.access.authorizer import ConnectionIdentity, host_of, not_authenticated
 from spark_stream.broker.access.quotas import Throttle
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.running import run_call
@@ -237,7 +237,7 @@ class ClientConnection:
         elif identity.caller is None:
             audit = serving.here.authorizer.audit
             audit.note(None, identity.address, opened.method, "", Unauthenticated.code)
-            serving.refuse(stream, who_calls())
+            serving.refuse(stream, not_authenticated())
         elif not place.is_taken:
             nbytes = data_bytes(opened.header, opened.body)
             place.hold(partial(self.serve, opened), stream, nbytes)

@@ -5,14 +5,14 @@ Pure: no thread, no I/O.
 A batch gets its stamp (producer id, epoch, sequence) when it is first sent, and keeps it in
 retries, so that the leader detects duplicates. Invariants of a lane:
 
-* batches are sent, and answered, in their order;
+* batches are sent, and answered, in their order.
 * at most ``WINDOW`` batches are sent and unanswered, because the leader remembers this number of a
-  producer's last batches, and detects only duplicates of these;
+  producer's last batches, and detects only duplicates of these.
 * small batches that wait for the window are joined to one batch with one stamp, if none of them can
-  be refused for its content;
-* a sequence is one more than that of the previous batch, and each epoch begins at 0;
+  be refused for its content.
+* a sequence is one more than that of the previous batch, and each epoch begins at 0.
 * a batch that was given up without an answer may or may not be in the log. If it is not, its
-  sequence is a gap. So the other batches of its epoch are settled first; then the lane continues in
+  sequence is a gap. So the other batches of its epoch are settled first. Then the lane continues in
   the next epoch. The leader refuses whatever still arrives in the old epoch.
 """
 
@@ -373,7 +373,7 @@ class Lane:
 class PlacedLane(Struct, eq=False):
     """The lane of a partition, with its stream, or None, and its last route.
 
-    ``reason``: the error that ended its last stream. It gets another one from ``retry_at`` on.
+    ``reason``: the error that ended its last stream. It gets another stream from ``retry_at`` on.
     """
 
     partition: int

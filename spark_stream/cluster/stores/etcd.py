@@ -360,7 +360,7 @@ class EtcdStore:
             self._losses.key.check(answer["responses"][2])
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int, least: int) -> Json:
-        """``least``: the revision that the head must have at least."""
+        """Build the transaction of these changes. ``least``: the least valid revision of the head."""
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
         steps = [self._step(each) for each in changes]
         compares = [self._fence.compare(fence)]
@@ -516,7 +516,7 @@ class _LastChanges:
     """The last changes of records from a feed, and the last states of some records."""
 
     def __init__(self, records: str, head: str, note_head: Callable[[int, str], None]) -> None:
-        """Begin with nothing. ``records``: what the records' keys in etcd start with.
+        """Begin with nothing. ``records``: the prefix of the records' keys in etcd.
 
         ``note_head`` gets the revision and the value of each change of the key ``head``.
         """

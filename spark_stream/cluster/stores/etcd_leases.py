@@ -229,7 +229,7 @@ class EtcdIdLock:
         return self._found() is not None
 
     def stop_renewing(self) -> None:
-        """Leave the signs of life to the lease."""
+        """Stop renewing the lock: the renewals of the lease take its place."""
         self._renewing.set()
 
     def release(self) -> None:
@@ -394,7 +394,7 @@ class _KnownRenewals:
             self.note(broker_id, int(each["kv"]["mod_revision"]), renewal)
 
     def forget(self, revision: int) -> None:
-        """Keep the renewals: they are only evidence that brokers were alive."""
+        """Do nothing: old renewals are still evidence that brokers were alive."""
 
 
 def _identity(directory: Path) -> str:

@@ -172,7 +172,7 @@ class TimedStore:
     def __init__(
         self, store: DurableStore, reads: Histogram, writes: Histogram, errors: NamedCounts
     ) -> None:
-        """``errors``: by ``read`` and ``write``."""
+        """``errors``: the failures, under the names ``read`` and ``write``."""
         self._store = store
         self._reads = reads
         self._writes = writes

@@ -120,7 +120,7 @@ def file_at(path: Path) -> FileId | None:
 class StorePlace:
     """The place of a store that this process opens, and the note about the open file.
 
-    From any thread. The caller sees to it that one thread at a time calls :meth:`look`.
+    For any thread. Only one thread at a time may call :meth:`look`.
     """
 
     def __init__(self, path: Path) -> None:

@@ -76,7 +76,7 @@ class Load(Struct):
         self.heirs.update(pairwise(replicas[:2]))
 
     def remove(self, replicas: Sequence[BrokerId]) -> None:
-        """Count one partition less with these replicas."""
+        """Count one partition fewer with these replicas."""
         self.replicas.subtract(replicas)
         self.leaders.subtract(replicas[:1])
         self.shared.subtract(permutations(replicas, 2))

@@ -195,7 +195,7 @@ def kill(transaction: Transaction, number: int | None = None) -> Outcome:
 
 
 def finish(transaction: Transaction, number: int) -> Outcome:
-    """End the transaction: all its markers are below the high watermark, its positions stored."""
+    """End the transaction: its markers are replicated, and its positions are stored."""
     if moved(transaction, Event.FINISH) is None or number != transaction.number:
         return Denied(Denial.OVER, transaction)
     return entered(transaction, Event.FINISH, positions=())

@@ -226,9 +226,10 @@ class Planner:
     def check_projection(self, columns: StructType) -> None:
         """Check that the query's columns and filter fit each topic.
 
-        SchemaMismatch: The topic lacks a column, or has it in another type. InvalidFilter: The
-        filter does not fit its columns, or compares texts that Spark would not compare by their
-        bytes.
+        Raises:
+            SchemaMismatch: The topic lacks a column, or has it in another type.
+            InvalidFilter: The filter does not fit its columns, or compares texts that Spark would
+                not compare by their bytes.
         """
         wanted = to_arrow(columns)
         self._check_filter(columns)

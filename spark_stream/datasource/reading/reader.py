@@ -90,8 +90,7 @@ class RangeReader(Struct, frozen=True):
 
         The rows and their order depend on the task only: one range after the other, each in the
         order of its offsets. Spark computes a task again if it needs the result once more, and
-        expects the same rows (decision 185). The
-        sizes of the batches may differ.
+        expects the same rows (decision 185). The sizes of the batches may differ.
 
         Raises:
             DataLoss: Records of the range are lost, and ``failOnDataLoss`` is set.

@@ -76,7 +76,7 @@ def locate(
     expires after twelve hours, or with ``lasting`` after twelve hours without use. Without
     ``grants`` there are no tasks.
 
-    Raises as a session.
+    Raises: as :func:`session`.
     """
     key = (os.getpid(), place)
     with _lock:
@@ -141,7 +141,9 @@ def session_for_aborts(place: Place) -> Session:
     """Return a session with a limit of a few seconds for each call.
 
     An abort is best effort, because the transaction also times out. A query that stops must not
-    wait again for a broker that hangs. Raises as a session.
+    wait again for a broker that hangs.
+
+    Raises: as :func:`session`.
     """
     return session(with_brief_timeout(place))
 

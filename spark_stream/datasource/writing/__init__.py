@@ -5,5 +5,5 @@
 ``routing``       rows to topics and partitions, with the look-up or creation of topics
 ``bad_rows``      rows that do not fit their topic, and their dead letters
 ``transactions``  the transaction of a micro-batch: branches, decision, renewal
-``identity``      the sink's transactional id, query, run and micro-batch; its driver and its log
+``identity``      the transactional id, query, run, micro-batch, driver and log of a sink
 """

@@ -2,7 +2,7 @@
 
 ``records``    one compare-and-set of a transaction's record
 ``positions``  the records of named consumers
-``finishing``  the markers of a decided transaction, its consumers' positions, its end; sweeps
-``deciding``   take-over, begin, join, renewal, commit, abort, kill; owners of consumers' names
+``finishing``  sweeps, and the markers, positions and end of a decided transaction
+``deciding``   take-over, begin, join, renewal, commit, abort and kill, and owners of names
 ``sinks``      a sink's branches, and the abort of failed ones
 """

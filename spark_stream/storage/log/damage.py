@@ -69,7 +69,7 @@ class LostTail(Struct, frozen=True):
 
     @property
     def grave(self) -> bool:
-        """Whether an entry is lost that was acknowledged, or may have been."""
+        """Whether a lost entry was, or may have been, acknowledged."""
         return bool(self.entries_lost or self.records_lost or self.entries_doubtful)
 
     def __str__(self) -> str:
