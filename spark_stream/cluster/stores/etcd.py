@@ -360,7 +360,7 @@ class EtcdStore:
             self._losses.key.check(answer["responses"][2])
 
     def _transaction(self, changes: Sequence[_Change], mark: str, fence: int, least: int) -> Json:
-        """Build the transaction of these changes. ``least``: the least valid revision of the head."""
+        """Build the transaction of the changes. ``least``: the least valid revision of the head."""
         head = {"request_put": {"key": encoded(self._head), "value": encoded(mark.encode())}}
         steps = [self._step(each) for each in changes]
         compares = [self._fence.compare(fence)]
