@@ -167,7 +167,7 @@ def in_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.rule("valid values of `path`", "directories.py")
 @pytest.mark.parametrize(("text", "problem"), REFUSED)
-def test_every_entry_refuses_paths_that_are_not_local_directories(
+def test_each_way_to_open_a_log_refuses_paths_that_are_no_local_directories(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     for entry in ENTRIES:
@@ -208,7 +208,7 @@ def test_commands_refuse_paths_that_are_not_local_directories(
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_entry_resolves_file_uris_and_the_home_directory(
+def test_each_way_to_open_a_log_resolves_file_uris_and_the_home_directory(
     tmp_path: Path, entry: Callable[[str], str]
 ) -> None:
     home = tmp_path / "home"

@@ -431,8 +431,8 @@ def _check_same_cluster(store: MetadataStore, name: str, cluster_id: str) -> Non
 def _check_replaceable(store: MetadataStore, mark: MoveMark | None, move: MoveMark) -> None:
     """Check that a store's records may be replaced.
 
-    They may if there are none, if an interrupted run of this move left them, or if an earlier move
-    took them to the present source.
+    They may if there are none, if they are left from an interrupted run of this migration, or if an
+    earlier migration copied them from here to the present source.
 
     Raises:
         InvalidRequest: they may not.
@@ -445,7 +445,7 @@ def _check_replaceable(store: MetadataStore, mark: MoveMark | None, move: MoveMa
             )
     elif mark != move and not (mark.done and mark.target == move.source):
         raise InvalidRequest(
-            f"{move.target} belongs to another move, from {mark.source} to {mark.target}",
+            f"{move.target} belongs to another migration, from {mark.source} to {mark.target}",
             hint="Finish that one, or name an empty place.",
         )
 

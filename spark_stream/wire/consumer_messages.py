@@ -277,7 +277,7 @@ class TakeConsumer(Call[Positions], name="take-consumer", needs=on_consumer(READ
 
     The previous owner is fenced.
 
-    ``keeps_group``: the name stays that of its group. So a reset fences the earlier owner only.
+    ``keeps_group``: for a reset. The name stays that of its group, and the earlier owner is fenced.
     """
 
     consumer: Name

@@ -170,7 +170,7 @@ def test_the_intersection_of_two_tokens_allows_what_each_allows(one, other, oper
 @pytest.mark.parametrize("is_prefix", list(product([True, False], repeat=2)))
 @pytest.mark.parametrize("names", list(product(NAMES, repeat=2)))
 def test_two_patterns_share_the_names_that_fit_both(names, is_prefix):
-    """All pairs of names, also a name and a prefix of one text."""
+    """For all pairs of names and prefixes, also a name and a prefix with the same text."""
     one, other = (Pattern(ResourceKind.TOPIC, *each) for each in zip(names, is_prefix, strict=True))
 
     def fitting(pattern: Pattern | None) -> set[str]:

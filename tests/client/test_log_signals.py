@@ -54,7 +54,7 @@ def interrupted(call: Callable[[], object], number: int, handler: Callable[[], o
 )
 @pytest.mark.parametrize("linger_ms", [0, pytest.param(60_000, marks=pytest.mark.full)])
 def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, topic, linger_ms):
-    """At every seventh line of the client during a call."""
+    """The signal arrives at every seventh line of the client during a call."""
     log.create_topic(topic)
     other = log.producer()
     futures = [other.append(topic, values("first"))]
@@ -107,7 +107,7 @@ def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, top
 def test_a_handler_that_closes_the_log_or_a_producer_aborts_the_open_transaction(
     shared, log, topic
 ):
-    """At lines of a flush. Otherwise readers would wait for the transaction's timeout."""
+    """The signal arrives during a flush. Otherwise readers would wait for the timeout."""
     log.create_topic(topic)
     for name, number in itertools.product(("log", "producer"), (1, 40, 100, 200, 10**6)):
         own = shared.connect()
@@ -140,7 +140,7 @@ def test_a_handler_that_interrupts_a_thread_pool_of_the_program_can_read(log, to
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer
 def test_exceptions_of_signal_handlers_leave_a_client_that_can_be_closed(log, topic):
-    """At random instructions. Each acknowledged record is in the log once."""
+    """The signals arrive at random instructions. Each acknowledged record is in the log once."""
     log.create_topic(topic, partitions=2)
     chance, acknowledged, numbers = random.Random(7), [], iter(range(10**9))
     fired = threading.Event()
@@ -242,7 +242,7 @@ def test_an_interrupt_between_two_changes_leaves_a_producer_consistent(log, topi
 def test_a_producer_can_be_closed_if_an_interrupt_came_before_its_first_record(
     log, topic, monkeypatch
 ):
-    """Before the loop has closed it after the interrupt."""
+    """The call comes before the producer's thread has closed it because of the interrupt."""
     log.create_topic(topic)
     producer = log.producer(linger_ms=60_000)
     monkeypatch.setattr(producer._sender, "_give_up", lambda: None)

@@ -134,7 +134,7 @@ def test_a_retried_delete_of_a_deleted_topic_succeeds(log, topic, requests):
 
 
 def test_a_broker_without_topic_ids_deletes_by_name(log, topic, monkeypatch):
-    """Brokers of the previous release."""
+    """Such a broker is of the previous release."""
     answered = BrokerLink.call
 
     def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Any:

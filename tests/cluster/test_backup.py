@@ -134,7 +134,7 @@ def test_a_lost_store_is_saved_beside_its_place_when_its_broker_ends(path):
     again.close()
 
 
-def test_a_copy_of_a_lost_store_that_fails_leaves_no_part_of_it(path):
+def test_a_failed_copy_of_a_lost_store_leaves_no_file(path):
     store = SqliteStore(path)
     store.put("k", {}, 0)
     remove(path)
@@ -143,7 +143,7 @@ def test_a_copy_of_a_lost_store_that_fails_leaves_no_part_of_it(path):
     assert not list(path.parent.glob("*.saved*"))
 
 
-def test_a_part_of_an_earlier_copy_does_not_keep_a_lost_store_from_being_saved(path):
+def test_a_lost_store_is_saved_despite_an_incomplete_earlier_copy(path):
     store = SqliteStore(path)
     store.put("k", {}, 0)
     remove(path)

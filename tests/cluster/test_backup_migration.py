@@ -178,7 +178,7 @@ def test_a_finished_move_is_not_repeated(make: Make, files: Make):
     records = filled(first)
     migrate(first, second)
     migrate(second, third)
-    with pytest.raises(InvalidRequest, match="belongs to another move"):
+    with pytest.raises(InvalidRequest, match="belongs to another migration"):
         migrate(first, second)
     assert [serves(each) for each in (first, second, third)] == [False, False, True]
     assert content(third) == records

@@ -103,7 +103,7 @@ def test_a_mark_and_a_start_at_the_same_time_are_both_kept(store, another):
 
 
 def test_a_restarted_broker_is_not_alive_in_its_earlier_generation(store, brokers):
-    """Its new lease is seen before its new record is: elected as it was, it would lose records."""
+    """Its new lease is visible before its new record. Elected as it was, it would lose records."""
     board = MemoryBoard()
     leases, view = Leases(board, SystemClock(), 3.0), ClusterView(store)
     first = replace(ONE, generation=Generation("g1"))

@@ -78,7 +78,7 @@ def brokers(tmp_path) -> Iterator[Brokers]:
 
 @pytest.mark.slow
 def test_a_killed_controller_is_replaced_immediately(brokers):
-    """Its lease would last for a thousand seconds. And so it goes until one broker is left."""
+    """Its lease would last for a thousand seconds. All brokers but one are killed in turn."""
     for name in NAMES:
         brokers.start(name, 1_000.0)
     eventually(lambda: brokers.controller() is not None)

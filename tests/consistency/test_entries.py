@@ -255,7 +255,7 @@ def parted(draw):
 @settings(max_examples=examples(200), deadline=None)
 @given(parted())
 def test_a_batch_is_aborted_if_any_table_has_the_marker_of_its_transaction_and_producer(log):
-    """Not for another producer id of the transaction, nor another transaction of the id."""
+    """A marker of another producer id, or of another transaction of the id, does not count."""
     rows, tables, _ = log
     aborted = {(number, producer) for number, producer, kind in rows if kind is Kind.ABORT}
     expected = [

@@ -28,7 +28,9 @@ from spark_stream.consistency.transactions.transactions import PositionOf
 from tests.examples import examples
 
 NAMES = ("a", "b", "c")
-RULE = pytest.mark.rule("which member of a group reads which partition", "consistency/groups.py")
+RULE = pytest.mark.rule(
+    "the assignment of partitions to members of a group", "consistency/groups.py"
+)
 
 
 def member(name: str, topics: Iterable[str] = ("a",)) -> GroupMember:

@@ -89,7 +89,7 @@ def test_each_level_sees_no_more_than_the_one_before(bounds):
     assert ladder == sorted(ladder, reverse=True)
 
 
-def test_the_four_levels_of_one_log():
+def test_each_level_has_its_own_bound():
     bounds = bounds_of(2, 5, 7, 9, cut=4)
     assert {level: upper_bound(bounds, level) for level in CONSUMER_LEVELS} == {
         "read_uncommitted": 9,

@@ -148,7 +148,7 @@ def test_a_page_of_several_partitions_has_no_more_records_than_its_limit(console
         assert sorted(each for shown in pages for each in shown) == list(range(12))
 
 
-def test_a_page_of_a_time_range(console, log, topic):
+def test_a_page_has_the_records_of_a_time_range(console, log, topic):
     log.create_topic(topic)
     start = datetime(2024, 5, 1, tzinfo=UTC)
     with log.producer() as producer:
@@ -292,7 +292,7 @@ def test_two_users_have_separate_sessions(asking):
         assert console.get("/api/records?topic=hidden").status_code == 404
 
 
-def test_token_login_and_expiry_of_an_idle_session(asking):
+def test_a_session_opened_with_a_token_ends_when_it_is_idle(asking):
     with client_of(asking) as admin:
         token = admin.create_token("root").token
     clock = [0.0]

@@ -25,7 +25,7 @@ def source(end, latest, topic_id="id", latest_id="id"):
     }
 
 
-@pytest.mark.rule("how far a query is behind", "datasource/watching.py")
+@pytest.mark.rule("the lag of a query", "datasource/watching.py")
 @given(places, places, st.booleans(), st.booleans())
 def test_lag_counts_readable_records_that_were_not_read(end, latest, anew, as_text):
     """A partition that the query has not read, and a topic created again, count from 0."""

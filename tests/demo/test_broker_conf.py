@@ -28,7 +28,9 @@ def test_broker_toml_has_the_defaults() -> None:
     assert said == shown_settings(LogSettings())
 
 
-@pytest.mark.rule("which settings a broker has, and which source of them wins", "broker/config.py")
+@pytest.mark.rule(
+    "the settings of a broker, and the precedence of their sources", "broker/config.py"
+)
 @pytest.mark.parametrize("name", [*BrokerConfig.model_fields, *SETTINGS])
 def test_broker_toml_has_every_setting(name: str) -> None:
     quoted = f'"{name}"' if "." in name else name

@@ -72,7 +72,7 @@ def test_the_transactions_example_copies_each_record_once(tmp_path: Path, shell:
 
 @pytest.mark.spark
 @pytest.mark.full
-def test_error_of_spark_without_isolog_in_its_workers(tmp_path: Path, shell: Shell) -> None:
+def test_readme_has_the_error_of_spark_without_isolog(tmp_path: Path, shell: Shell) -> None:
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no site-packages
     bare.chmod(0o755)

@@ -99,7 +99,7 @@ def test_room_imports_only_lower_rooms(room):
     assert strays(room, allowed_in_room) == []
 
 
-def test_layers_has_every_part_and_room():
+def test_every_part_and_room_is_in_layers_toml():
     parts = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     parts |= {path.stem for path in PACKAGE.glob("*.py")}
     assert set(MAY_IMPORT) == parts | BESIDE

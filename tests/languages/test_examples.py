@@ -334,7 +334,7 @@ def test_errors_have_code_and_hint(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_with_tls_a_password_or_a_token(
+def test_the_example_works_with_tls_and_a_password_or_a_token(
     language: str, words_of: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     files = Files(tmp_path)

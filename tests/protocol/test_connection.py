@@ -242,7 +242,7 @@ def ticked(side: Connection, begin: int, end: int) -> list[Event]:
     return [event for second in range(begin, end) for event in side.tick(second)]
 
 
-@pytest.mark.rule("when a silent connection is ended", "protocol/connection.py")
+@pytest.mark.rule("the timeout of a silent connection", "protocol/connection.py")
 def test_silent_peer_gets_one_ping_and_is_then_lost() -> None:
     pair = Pair(broker=replace(LIMITS, heartbeat_s=5, silence_s=15))
     assert ticked(pair.broker, 1, 16) == []
@@ -435,7 +435,7 @@ def test_one_call_handles_a_bounded_number_of_frames() -> None:
     assert joined(broker) == frame(FrameKind.PONG, 0)
 
 
-@pytest.mark.rule("how many frames an unknown client may send", "protocol/connection.py")
+@pytest.mark.rule("the number of frames of an unauthenticated client", "protocol/connection.py")
 def test_a_client_that_is_not_trusted_may_send_few_frames() -> None:
     broker = broker_of(trusted=False)
     assert all_events(broker, PING * (FRAMES_OF_STRANGER - 1)) == []
@@ -451,7 +451,7 @@ CANCEL = frame(FrameKind.CANCEL, 1)
 CREDIT = frame(FrameKind.CREDIT, 1, b"\x01")
 
 
-@pytest.mark.rule("which rate of control frames ends a connection", "protocol/connection.py")
+@pytest.mark.rule("the rate of control frames that ends a connection", "protocol/connection.py")
 @pytest.mark.parametrize(
     "flood",
     [PING, frame(FrameKind.PONG, 0), CANCEL, CREDIT, frame(DATA, 1)],

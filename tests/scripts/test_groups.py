@@ -108,7 +108,7 @@ def test_two_concurrent_joins_both_succeed(on):
 
 @pytest.mark.parametrize("steps", range(8))
 def test_left_overs_of_a_join_or_an_end_are_removed(on, steps):
-    """By the age of its session, or with the next change. Then another member reads all."""
+    """They go with the expiry of the session, or with the next change. Another member reads all."""
     on.stops_after(groups.join("g", member("1")), steps)
     watch, now = SessionWatch(groups.session_ms_of), 0.0
     on.run(groups.end_sessions(watch, lambda: 0.0, 7))
@@ -142,7 +142,7 @@ def seen(watch: SessionWatch, version: int, now_s: float) -> bool:
     return watch.find_expired([record], now_s, now_s) != []
 
 
-@pytest.mark.rule("when the session of a member is over", "scripts/groups.py")
+@pytest.mark.rule("the end of a member's session", "scripts/groups.py")
 def test_only_time_with_checks_counts_for_a_sessions_expiry():
     watch = SessionWatch(groups.session_ms_of)
     assert not seen(watch, 1, 100.0)  # an earlier change may be a moment ago

@@ -186,7 +186,7 @@ def test_without_an_answering_replica_the_partition_has_no_leader(cluster):
 
 @pytest.mark.parametrize(("unclean", "leader"), [(False, None), (True, C)])
 def test_unclean_election_elects_a_replica_outside_the_isr(cluster, unclean, leader):
-    """Immediately: without a wait for one that may still come back."""
+    """The election does not wait for a member that may still return."""
     record = replace(LED_BY_A, isr=members(A, B))
     placed = cluster.write(record, unclean=unclean)
     cluster.says(C, FIRST[C], 3, 7)
@@ -218,7 +218,7 @@ def test_a_move_ends_after_fsyncs_at_the_staying_replicas(cluster, down):
     assert [each.after.replicas for each in changes] == ([(B, C)] if down is None else [])
 
 
-def test_no_election_waits_for_the_disks_of_a_move(cluster):
+def test_elections_wait_for_no_fsync_of_a_move(cluster):
     placed = cluster.write(replace(LED_BY_A, replicas=(B, C, A), adding=(C,), removing=(A,)))
     assert cluster.elect_leaders(placed, alive=FIRST) == []
     assert cluster.on.steps == []

@@ -77,7 +77,7 @@ def leaders() -> Iterator[Leaders]:
     found.store.close()
 
 
-@pytest.mark.rule("how far a log start may be moved", "scripts/partition_records.py")
+@pytest.mark.rule("the highest log start of a trim", "scripts/partition_records.py")
 def test_a_trim_above_the_last_stable_offset_changes_no_partition(leaders):
     with pytest.raises(OffsetOutOfRange, match="t/1: a trim to offset 51") as caught:
         leaders.trim({0: 10, 1: 51})

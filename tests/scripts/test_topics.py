@@ -69,7 +69,7 @@ def test_a_second_topic_of_a_name_is_refused_and_the_first_stays(on):
 
 @pytest.mark.parametrize("steps", range(5))
 def test_one_of_two_concurrent_creations_succeeds(on, other, steps):
-    """The first stands before any of its steps up to the write of the record."""
+    """The first one pauses before any of its steps, up to the write of the record."""
     late = on.start(creation(MADE))
     for _ in range(steps):
         late.advance()
@@ -109,7 +109,7 @@ def test_a_creation_fails_if_a_broker_cannot_be_reached(on):
 
 
 def test_a_creation_waits_for_leaders_that_do_not_serve_yet(on):
-    """But not for ever: the topic exists."""
+    """It asks a leader again only until that leader has answered."""
     asked = on.start(creation(MADE))
     real, left = on.carry_out, [3]
 
@@ -160,7 +160,7 @@ def test_a_creation_that_stops_after_any_step_leaves_a_topic_or_none(on, steps, 
 @pytest.mark.parametrize("looks", range(1, 4))
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_stalled_maker_makes_a_topic_or_none(on, other, steps, looks):
-    """Others took it for dead and removed its parts. Then it continues."""
+    """Other brokers presumed it dead and removed its parts. Then it continues."""
     late = on.start(creation(MADE))
     for _ in range(steps):
         if not late.advance():
@@ -274,7 +274,7 @@ def test_a_start_removes_folders_of_topics_deleted_in_the_meantime(on):
     assert is_whole(on)
 
 
-@pytest.mark.rule("when a topic is deleted", "scripts/topics.py")
+@pytest.mark.rule("the end of a topic's deletion", "scripts/topics.py")
 @pytest.mark.parametrize("first", [B1, B2])
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_deletion_that_stops_after_any_step_leaves_a_topic_or_none(on, steps, first):

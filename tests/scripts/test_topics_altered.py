@@ -74,7 +74,7 @@ def test_a_concurrently_changed_topic_is_not_overwritten(on):
 
 @pytest.mark.parametrize("steps", range(1, 20))
 def test_one_of_two_concurrent_additions_of_partitions_succeeds(on, other, steps):
-    """However far the late one came: the partitions are at the brokers that one of them chose."""
+    """The first one pauses after any step. The partitions are where one of the two placed them."""
     late = growing(on, 6, steps)
     six = Topics(on.store).get("flights").partitions == 6
     for ask in (lambda: other.run(alter_topic("flights", grow(8), added)), late.end):
@@ -93,7 +93,7 @@ def test_one_of_two_concurrent_additions_of_partitions_succeeds(on, other, steps
         assert {(str(each), topic.id) for each in found.record.replicas} <= on.folders
 
 
-@pytest.mark.rule("that nobody overwrites partitions that a topic has by then", "scripts/topics.py")
+@pytest.mark.rule("concurrent additions of partitions to a topic", "scripts/topics.py")
 @pytest.mark.parametrize("steps", range(20))
 def test_interleaved_additions_of_partitions_overwrite_no_record(steps):
     """Once the topic has a partition, the partition's record is its leader's."""

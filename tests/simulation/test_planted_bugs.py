@@ -38,10 +38,13 @@ def check(name: str, finding: Finding | None) -> None:
     "broker/scripting/coordinator.py",
     "broker/serving/append_batch.py",
 )
-@pytest.mark.rule("what holds in every simulated run", "tests/simulation/invariants/__init__.py")
+@pytest.mark.rule("the invariants of simulated runs", "tests/simulation/invariants/__init__.py")
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str):
-    """By its seed, or by all runs if the seed is not true any more: then it takes long."""
+    """Its recorded seed finds it.
+
+    If the seed is outdated, all runs look for it, which takes long.
+    """
     finding = find_bug(name, [SEEDS[name]]) if name in SEEDS else None
     if finding is None:
         warnings.warn(f"python -m tests.simulation.seeds: no true seed of {name}", stacklevel=1)

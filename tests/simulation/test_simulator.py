@@ -57,10 +57,10 @@ def story_of(seed: int) -> list[str]:
     return story
 
 
-@pytest.mark.rule("what a step of a script does", "broker/scripting/driver.py")
+@pytest.mark.rule("the effect of a script's step", "broker/scripting/driver.py")
 @pytest.mark.slow
 def test_eighty_runs_find_no_violation_and_cover_all_operations():
-    """Each raises what it finds, and in most something is written and committed."""
+    """A run raises the violation that it finds. Most runs write and commit something."""
     written = committed = 0
     for world in map(world_of, range(FEW)):
         written += any(

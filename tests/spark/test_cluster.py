@@ -78,14 +78,14 @@ def check(folder: Path) -> None:
     assert all(f"work-{number}" in each for number, each in enumerate(found["by"]))
 
 
-def test_isolog_installed_on_every_host(
+def test_a_job_runs_with_isolog_installed_on_every_host(
     cluster: Standalone, pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
     cluster.submit(tmp_path, JOB, log_dir, tmp_path, PYSPARK_PYTHON=str(pythons.whole))
     check(tmp_path)
 
 
-def test_isolog_sent_with_py_files(
+def test_a_job_runs_with_isolog_sent_by_py_files(
     cluster: Standalone, pythons: Pythons, isolog_zip: Path, log_dir: Path, tmp_path: Path
 ) -> None:
     """One PYTHONPATH is for planners, the other for tasks, in the executor's folder."""
@@ -95,7 +95,7 @@ def test_isolog_sent_with_py_files(
     check(tmp_path)
 
 
-def test_an_environment_sent_with_archives(
+def test_a_job_runs_with_an_environment_sent_by_archives(
     cluster: Standalone, pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
     """./environment is unpacked here for the driver, and by Spark for each executor."""

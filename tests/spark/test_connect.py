@@ -66,7 +66,7 @@ def test_a_path_in_the_sessions_files_is_refused(told: Any) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_isolog_sent_by_a_client_to_a_server_without_it(
+def test_batches_run_with_isolog_sent_by_a_connect_client(
     tmp_path: Path, log_dir: Path, isolog_zip: Path
 ) -> None:
     """For batches. Spark gives its session's files to no stream: see docs/spark/cluster.md."""

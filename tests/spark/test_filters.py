@@ -68,7 +68,7 @@ def test_batch_query_reads_the_rows_that_match_its_filter(
     assert queries.read(topic, filter="n >= 0").count() == 2000
 
 
-@pytest.mark.rule("which filters Spark pushes, and when", "datasource/reading/reader.py")
+@pytest.mark.rule("the filters that Spark pushes", "datasource/reading/reader.py")
 @pytest.mark.parametrize("pushes", [pytest.param(False, marks=pytest.mark.full), True])
 def test_spark_pushes_filters_only_with_its_setting_and_our_option(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str, pushes: bool

@@ -43,7 +43,7 @@ def test_a_pattern_without_a_match_needs_columns(queries: Queries, topic: str) -
             read(None, subscribePattern=f"{topic}-.+")
 
 
-def test_assigned_partitions_and_no_others(
+def test_only_assigned_partitions_are_read(
     queries: Queries, log: isolog.Log, topic: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     log.create_topic(topic, partitions=3, schema=NUMBERS)

@@ -44,7 +44,7 @@ def test_dataframe_of_keys_and_values_creates_a_default_schema_topic(
     assert table["partition"].to_pylist() == partitions_of(keys, 4, 0).tolist()
 
 
-def test_headers_timestamps_and_partitions_of_rows(
+def test_headers_timestamps_and_partitions_of_rows_are_written(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
     log.create_topic(topic, partitions=3)
@@ -108,7 +108,7 @@ def test_dataframe_that_does_not_fit_is_refused_before_a_row_is_written(
 def test_metadata_columns_of_a_read_are_refused_for_a_new_topic(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:
-    """It would look like Kafka's, and have the offsets of another."""
+    """The new topic would look like Kafka's, with the offsets of another topic."""
     queries.write(spark.sql("select 'k' as key, 'v' as value"), topic, createTopic=True)
     read = queries.read(topic)
     with pytest.raises(PySparkException, match="are metadata columns"):
@@ -192,7 +192,7 @@ def test_write_without_topic_or_topic_column_is_refused(
         ("false", "read_committed"),
     ],
 )
-def test_a_stream_from_topic_to_topic(
+def test_a_stream_copies_a_topic_to_another(
     queries: Queries,
     log: isolog.Log,
     topic: str,

@@ -58,7 +58,7 @@ def test_sink_id_names_the_transactions_and_belongs_to_one_query(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
-def test_the_same_sink_id_in_two_running_queries(
+def test_a_sink_id_of_a_running_query_is_refused_to_another(
     queries: Queries, log: isolog.Log, topic: str, target: str, tmp_path: Path
 ) -> None:
     log.create_topic(f"{topic}-in", schema=NUMBERS)

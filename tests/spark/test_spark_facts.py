@@ -432,7 +432,7 @@ def test_update_mode_is_refused_before_the_sink_is_called(
 def test_python_workers_have_a_variable_and_a_jvm_among_their_parents(
     spark: SparkSession, shared_path: Path, log: isolog.Log
 ) -> None:
-    """A JVM is among their parents, and a relative path is one of its working directory."""
+    """A relative path refers to the working directory of that JVM."""
     path = os.path.relpath(shared_path, psutil.Process().cwd())
     reader = spark.read.format("isolog").option("path", path).option("subscribe", "no-such-topic")
     with pytest.raises(AnalysisException, match="there is no topic 'no-such-topic'"):

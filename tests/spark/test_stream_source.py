@@ -131,7 +131,7 @@ def test_offsets_are_the_logs_and_name_the_topics_id(
     }
 
 
-@pytest.mark.rule("where a query starts and ends", "datasource/reading/bounds.py")
+@pytest.mark.rule("the start and the end of a query", "datasource/reading/bounds.py")
 def test_a_stream_starts_at_explicit_offsets(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
 ) -> None:

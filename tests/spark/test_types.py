@@ -52,7 +52,7 @@ def test_nulls_of_every_type_round_trip(spark: SparkSession, queries: Queries, t
     assert_df_equality(queries.read(topic).orderBy("long_"), nullable.orderBy("long_"))
 
 
-def test_every_type_streams_through(
+def test_a_stream_copies_values_of_every_type(
     spark: SparkSession, queries: Queries, topic: str, tmp_path
 ) -> None:
     frame = spark.sql(ONE_OF_EACH).drop("interval_")  # Parquet files have no such type
@@ -63,7 +63,9 @@ def test_every_type_streams_through(
     assert_df_equality(copied, frame.orderBy("long_"), ignore_nullable=True)
 
 
-def test_a_column_of_nothing_but_nulls(spark: SparkSession, queries: Queries, topic: str) -> None:
+def test_a_column_of_only_nulls_is_written_and_read(
+    spark: SparkSession, queries: Queries, topic: str
+) -> None:
     frame = spark.sql("select id, null as nothing from range(3)")
     queries.write(frame, topic, createTopic=True)
     assert [row.nothing for row in queries.read(topic).collect()] == [None] * 3

@@ -35,7 +35,7 @@ def seen_by(stream: DataFrame, checkpoint: Path) -> list[Any]:
     return rows
 
 
-def test_nulls_unicode_headers_and_times_before_1970(
+def test_nulls_unicode_headers_and_times_before_1970_are_copied_unchanged(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic)
@@ -64,7 +64,7 @@ def test_nulls_unicode_headers_and_times_before_1970(
             assert row.moment == (moment - MOMENTS[3]) // timedelta(microseconds=1)
 
 
-def test_texts_of_a_typed_topic_and_micro_batches_without_rows(
+def test_a_query_continues_after_micro_batches_without_rows(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     """An empty batch in the log and an aborted range bring no rows, and the query moves on."""

@@ -71,7 +71,7 @@ def drawn(screen: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.file.getvalue())
 
 
-def test_a_bar_for_a_query_and_one_for_a_batch_job(
+def test_a_query_and_a_batch_job_each_have_a_progress_bar(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
     log.create_topic(topic, schema=NUMBERS)
@@ -107,7 +107,7 @@ def _slowly(row: object) -> int:
     return 1
 
 
-def test_no_bar_without_a_terminal_or_notebook(spark: SparkSession) -> None:
+def test_no_bar_is_shown_without_a_terminal_or_notebook(spark: SparkSession) -> None:
     screen = Console(file=io.StringIO(), force_terminal=False, force_jupyter=False)
     with progress_bar(spark, screen):
         spark.range(10).count()

@@ -112,7 +112,7 @@ def opens(count: int) -> bytes:
     )
 
 
-@pytest.mark.rule("how much of a turn one connection may take", "transport/channel.py")
+@pytest.mark.rule("the share of one connection in a turn of the loop", "transport/channel.py")
 def test_turn_handles_a_bounded_number_of_frames() -> None:
     with side() as it:
         it.client.sendall(opens(3000))

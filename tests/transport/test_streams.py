@@ -305,9 +305,7 @@ def test_lost_connection_is_not_reported_as_stopping(loop: Loop) -> None:
         gate.set()
 
 
-def test_stream_gets_credited_after_backpressure(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_gets_credit_after_backpressure(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     with _served(loop) as address:
         channel = ClientChannel(address, timeout_s=20)
         large, small = channel.open("hold", b""), channel.open("hold", b"")

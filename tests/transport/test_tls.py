@@ -12,7 +12,7 @@ from isolog.errors import InvalidOption
 from spark_stream.transport.tls import RotatingContext
 
 
-@pytest.mark.rule("when the TLS files are read again", "transport/tls.py")
+@pytest.mark.rule("the reload of TLS files", "transport/tls.py")
 def test_corrected_file_is_read_even_if_its_time_and_size_are_unchanged(
     tmp_path: Path,
 ) -> None:

@@ -103,7 +103,7 @@ def test_rolling_upgrade_from_the_previous_release(in_etcd: bool, tmp_path: Path
     upgraded_under_load(upgrade, tmp_path / "etcd" if in_etcd else None)
 
 
-def test_rolling_upgrade_to_the_next_version_of_the_protocol(tmp_path: Path) -> None:
+def test_a_rolling_upgrade_to_the_next_protocol_loses_no_record(tmp_path: Path) -> None:
     upgraded_under_load(Upgrade(ROOT, later_release(tmp_path / "later", 1)), None)
 
 

@@ -233,7 +233,7 @@ def test_many_threads_may_decode_the_first_message_of_a_kind() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.rule("which fields a request to an earlier release lacks", "wire/messages.py")
+@pytest.mark.rule("the fields that a request to an earlier release lacks", "wire/messages.py")
 def test_a_request_loses_the_hints_that_an_earlier_release_does_not_have():
     def refused(field: str, what: str = "Object contains unknown field") -> InvalidRequest:
         return InvalidRequest(f"FindLeaders: {field}: {what} `{field}`", field=field)

@@ -35,7 +35,7 @@ class PartitionTransactions:
         self._state = state
 
     def has_joined(self, transaction: int, producer_id: int) -> bool:
-        """Return whether the producer has joined. Each batch is judged again on arrival."""
+        """Return whether the producer has joined the transaction. An append checks this again."""
         return (transaction, producer_id) in self._state.core.joins
 
     def open_join(

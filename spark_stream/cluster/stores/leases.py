@@ -123,7 +123,7 @@ class Lease:
         duration_s: float,
         after: Lease | None = None,
     ) -> None:
-        """``after``: the incarnation's earlier, expired lease. Observers see that this is new."""
+        """``after``: the incarnation's expired lease. Observers can tell the new lease from it."""
         self._clock = clock
         self._duration = duration_s
         self._count = 0

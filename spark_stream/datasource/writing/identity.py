@@ -139,7 +139,7 @@ NO_PLAN: Final = Plan()
 
 
 def plan_of(checkpoint: str | None) -> Plan:
-    """Make a plan in this process. An abort makes one too, and abandons the run's earlier ones."""
+    """Return a plan of the present time. An abort sends one, to abandon the run's earlier ones."""
     run = "" if checkpoint is None else _run(os.getpid(), checkpoint)
     return Plan(run, time.monotonic_ns())
 

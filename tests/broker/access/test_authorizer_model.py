@@ -228,7 +228,7 @@ RULES_OF = st.lists(
 GRANTS = st.none() | st.lists(st.builds(Grant, ANY_OPERATION, PATTERNS), max_size=4).map(tuple)
 
 
-@pytest.mark.rule("which caller is served which request", "broker/access/authorizer.py")
+@pytest.mark.rule("the authorization of requests", "broker/access/authorizer.py")
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     RULES_OF,

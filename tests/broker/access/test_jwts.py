@@ -146,7 +146,7 @@ def remote(clock: FakeClock) -> JwtIssuer:
     )
 
 
-@pytest.mark.rule("when the issuer of JWTs is asked for its keys", "broker/access/jwts.py")
+@pytest.mark.rule("requests for the keys of an issuer of JWTs", "broker/access/jwts.py")
 def test_after_a_failed_fetch_requests_to_the_issuer_pause(remote, keys, clock):
     fetches = Fetches(remote, keys)
     fetches.is_up = False
@@ -196,7 +196,7 @@ def test_a_token_of_a_known_key_does_not_wait_for_a_fetch(remote, keys, clock):
 
 
 def test_callers_that_wait_for_an_issuer_delay_no_others(tmp_path: Path):
-    """As many JWTs as may wait, and more. Passwords and tokens from the same host succeed."""
+    """More JWTs wait than may. Passwords and tokens from the same host still succeed."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and answers none
         place = f"https://127.0.0.1:{silent.getsockname()[1]}/jwks"
         conf = f'jwt = {{ issuer = "{ISSUER}", audience = "{AUDIENCE}", keys = "{place}" }}\n'

@@ -32,11 +32,11 @@ RATES = st.integers(1024, 1 << 40)
 STEPS = st.lists(st.tuples(st.integers(0, 1 << 24), st.floats(0, 100)), min_size=1, max_size=50)
 
 
-@pytest.mark.rule("how much a principal's quota lets through", "broker/access/quotas.py")
+@pytest.mark.rule("the rate that a principal's quota permits", "broker/access/quotas.py")
 @settings(max_examples=examples(1000))
 @given(RATES, STEPS)
 def test_a_stream_that_waits_for_its_marks_gets_the_rate_and_one_burst(rate: int, steps):
-    """Any charges, each made once the last one is paid, and any pauses in between."""
+    """Charges and pauses are arbitrary. Each charge is made once the previous one is paid."""
     bucket, now, passed = Bucket(rate, 0.0), 0.0, 0
     for nbytes, idle_s in steps:
         mark = bucket.charge(nbytes, rate, now)
@@ -146,7 +146,7 @@ class FakeStream:
     st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 400)), max_size=60),
 )
 def test_all_credit_is_granted_once_it_is_paid(rate: int, frames):
-    """Frames of any size, so many milliseconds apart."""
+    """The frames have arbitrary sizes, and arbitrary pauses between them."""
     clock = FakeClock()
     loop, stream = FakeLoop(clock), FakeStream()
     quotas = Quotas(lambda: {"alice": Quota(write_bytes_per_s=rate)}, clock, MEMORY_BYTES_DEFAULT)
@@ -207,10 +207,10 @@ def test_a_connection_beyond_its_quota_is_refused_in_time(is_freed: bool):
         assert quotas.use() == {}, "a connection that is over takes no place"
 
 
-@pytest.mark.rule("how long a connection beyond its quota waits", "broker/serving/throttling.py")
+@pytest.mark.rule("the wait of a connection above its quota", "broker/serving/throttling.py")
 @pytest.mark.parametrize("freed_after_s", [None, 9.93, 0.02])
 def test_a_connection_that_keeps_opening_streams_waits_once(freed_after_s):
-    """A stream each 20 ms: some are opened between the last look for a place and its end."""
+    """It opens a stream every 20 ms, some between the last check for a place and its end."""
     clock = FakeClock()
     loop = FakeLoop(clock)
     quotas = Quotas(lambda: {"alice": Quota(connections=2)}, clock, MEMORY_BYTES_DEFAULT)

@@ -84,7 +84,7 @@ def test_random_ticket_raises_only_typed_errors(steady: BrokerProcess, ticket: b
     assert steady.alive
 
 
-@pytest.mark.rule("which control messages are valid", "wire/messages.py")
+@pytest.mark.rule("the validity of control messages", "wire/messages.py")
 @EXAMPLES
 @given(
     name=st.one_of(

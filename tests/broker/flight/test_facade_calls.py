@@ -163,7 +163,7 @@ def test_listed_actions_are_the_calls(flight):
     assert found["commit-transaction"] == "CommitTransaction → TransactionDescription"
 
 
-def test_steps_of_brokers_are_not_actions(flight):
+def test_steps_between_brokers_cannot_be_called_over_flight(flight):
     with pytest.raises(fl.FlightError, match="there is no action 'run-steps'"):
         act_by_flight(flight, RUN_STEPS)
 

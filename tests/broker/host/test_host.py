@@ -155,7 +155,7 @@ class CountedLock:
         self._lock.release()
 
 
-@pytest.mark.rule("when callers share a refresh", "broker/host/host.py")
+@pytest.mark.rule("refreshes shared by callers", "broker/host/host.py")
 def test_concurrent_callers_share_a_refresh_that_begins_after_their_calls(pair, monkeypatch):
     host = pair[0].host
     begun, goes_on, lock = [], threading.Event(), CountedLock()
@@ -327,7 +327,7 @@ def test_a_missing_folder_with_the_only_copy_is_an_error_until_restored(pair, tm
 
 
 def test_a_removed_folder_is_no_loss_if_its_topic_is_briefly_recreated(pair):
-    """Its maker was taken for dead, and all was removed. Then it continued, and is undone again."""
+    """The creation was presumed dead and undone. Then it continued, and was undone again."""
     a, b = pair
     make(a, "t", "b")
     topic = a.host.find("t")

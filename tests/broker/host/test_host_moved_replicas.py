@@ -149,7 +149,7 @@ def test_files_of_a_moved_replica_are_removed_after_its_topics_deletion(
 
 
 def test_files_that_cannot_be_removed_do_not_prevent_a_start(around: Surroundings):
-    """Of two topics that were deleted while it was down. A later round removes the rest."""
+    """The broker was down while two topics were deleted. A later round removes the rest."""
     logs = DiskLogs(around.path / "b", lambda: None)
     a, b = around.start("a"), around.start("b", logs=logs)
     for name in ("t", "u"):

@@ -113,7 +113,7 @@ def test_the_last_proposal_of_a_partition_counts(pair):
     assert len(puts.puts) == 1
 
 
-@pytest.mark.rule("how in-sync replicas get on record", "broker/host/proposals.py")
+@pytest.mark.rule("the way of in-sync replicas to the record", "broker/host/proposals.py")
 @pytest.mark.parametrize("loses", ["before", "after"])
 def test_a_proposal_with_an_unknown_outcome_counts_until_it_is_known(pair, loses):
     a, b = pair

@@ -38,7 +38,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_member_is_due_once_after_a_move_or_at_its_time(steps):
+def test_a_member_is_returned_once_after_a_move_or_when_it_is_due(steps):
     agenda: Agenda[int] = Agenda()
     moved: set[int] = set()
     at: dict[int, int] = {}
@@ -60,7 +60,7 @@ def test_a_member_is_due_once_after_a_move_or_at_its_time(steps):
 
 
 def test_moved_members_are_due_in_their_order():
-    """Wherever they are in memory: a simulated run is the same each time."""
+    """The order does not depend on addresses in memory, so that a simulated run is repeatable."""
     agenda: Agenda[object] = Agenda()
     members = [object() for _ in range(50)]
     for each in [*members, *reversed(members)]:

@@ -45,7 +45,7 @@ def test_a_broker_with_an_expired_lease_is_live_and_not_ready(
     assert scraped(shown.metrics_address, "/metrics")("isolog_ready") == 0
 
 
-@pytest.mark.rule("when a broker is ready", "broker/process.py")
+@pytest.mark.rule("the readiness of a broker", "broker/process.py")
 def test_a_broker_that_leads_by_promises_is_ready_without_its_lease(
     shown: Broker, client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

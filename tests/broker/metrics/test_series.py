@@ -140,7 +140,7 @@ def with_open(broker: Broker) -> Samples | None:
 
 @pytest.mark.rule("the lag of each isolation level in metrics", "broker/metrics/scrape.py")
 def test_lag_counts_the_records_of_the_isolation_level(shown, client, ten):
-    """Lag has the records of an open transaction, and a second series has their number."""
+    """The lag includes the records of an open transaction. Another series has their number."""
     topic_id = shown.core.host.find(ten).id
     with client.consumer(ten, name="reader", partitions=[0]) as consumer:
         consumer.seek({(ten, 0): 4})
@@ -232,7 +232,7 @@ def test_a_position_in_a_deleted_topic_has_no_lag_in_a_new_topic_of_the_name(sho
     assert found.of("isolog_consumer_lag_records") == {}
 
 
-@pytest.mark.rule("what a scrape may wait for", "broker/metrics/scrape.py")
+@pytest.mark.rule("the waits of a scrape", "broker/metrics/scrape.py")
 def test_a_scrape_waits_for_no_partition(shown, client, ten):
     """An append holds the partition's lock for as long as a slow disk takes."""
     with shown.core.host.topic(ten).partition(0)._state.lock:
@@ -240,7 +240,7 @@ def test_a_scrape_waits_for_no_partition(shown, client, ten):
     assert found("isolog_partition_log_end_offset", topic=ten, partition="0") == 10
 
 
-@pytest.mark.rule("which series show names of topics", "broker/metrics/endpoint.py")
+@pytest.mark.rule("the series with names of topics", "broker/metrics/endpoint.py")
 def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten):
     few, every = (scraped(shown.metrics_address, f"/metrics{path}") for path in ("", "/all"))
     process = {each for each in few.families if each.startswith("process_")}
@@ -255,7 +255,6 @@ def test_the_first_page_names_no_topic_and_the_second_has_all(shown, client, ten
 
 
 def test_names_of_series_are_unique_and_end_with_kind_and_unit():
-    """Names are unique, and end with their kind and unit."""
     assert len({each.name for each in TABLE}) == len(TABLE)
     for each in TABLE:
         assert each.name.startswith("isolog_")

@@ -372,7 +372,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.rule("how a removed file of a log is noticed", "storage/segment/active_segment.py")
+@pytest.mark.rule("the detection of a removed file of a log", "storage/segment/active_segment.py")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_housekeeping_detects_a_removed_file_of_the_log(of_files, loss, caplog):
     """An append succeeds before that, and would be lost when the broker ends."""

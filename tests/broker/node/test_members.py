@@ -15,7 +15,7 @@ from tests.simulation.store import MemoryRecords, MemoryStore
 __all__ = ["around"]
 
 
-def test_registered_and_live_brokers(around):
+def test_a_dead_broker_is_registered_and_not_alive(around):
     a, b = around.start("a"), around.start("b")
     see(around)
     assert a.members.registered() == {"a": "a-logs", "b": "b-logs"}
@@ -40,7 +40,7 @@ def test_a_check_returns_whether_live_brokers_changed(around):
 
 
 def test_a_generation_is_that_of_the_last_check(around):
-    """Leaders call it under their locks, so it must cost next to nothing."""
+    """Leaders read it while they hold their locks, so the read must be cheap."""
     a, b = around.start("a"), around.start("b")
     see(around)
     b.die()

@@ -122,7 +122,7 @@ def test_a_broker_that_ended_in_order_is_dead_immediately(pair):
     see(a.around)
 
 
-@pytest.mark.rule("when a broker that has promised not to lead may lead", "broker/host/host.py")
+@pytest.mark.rule("leadership of a broker after its promise not to lead", "broker/host/host.py")
 def test_a_broker_leads_only_after_its_promise_not_to_lead_ended(pair):
     """The earlier leader may lead until then, although others have seen its lease expire."""
     a, b = pair

@@ -93,7 +93,9 @@ class HangingDisk(FaultyDisk):
             assert self.goes_on.wait(60)
 
 
-@pytest.mark.rule("which threads never wait for a partition's lock", "broker/partition/waiters.py")
+@pytest.mark.rule(
+    "the threads that never wait for a partition's lock", "broker/partition/waiters.py"
+)
 def test_hanging_append_delays_high_watermark_of_no_other_partition(
     around: Surroundings,
 ):

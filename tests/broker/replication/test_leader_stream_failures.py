@@ -72,7 +72,9 @@ def test_full_disk_stops_its_partition_only_and_is_reported_to_the_leader():
         assert len(good.agreements) == 1
 
 
-@pytest.mark.rule("what a slow or failed replica delays", "broker/replication/follower_core.py")
+@pytest.mark.rule(
+    "the delays caused by a slow or failed replica", "broker/replication/follower_core.py"
+)
 def test_hanging_partition_delays_others_briefly_and_uses_bounded_memory():
     partitions, bad, good = pair()
     settings = ReplicationSettings(beat_s=0.1, death_s=1.0, stream_bytes=4 << 20)

@@ -106,7 +106,7 @@ class Desk:
         return self.transactions.run(self.transactions.decisions.describe(name)).state
 
 
-@pytest.mark.rule("how often a broker looks at all transactions", "broker/scripting/coordinator.py")
+@pytest.mark.rule("the interval of sweeps over all transactions", "broker/scripting/coordinator.py")
 def test_a_silent_broker_delays_no_other_transaction(tmp_path: Path):
     """Its ten seconds without an answer do not delay the sweep of the others."""
     found = Desk(tmp_path)

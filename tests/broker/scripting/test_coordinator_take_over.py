@@ -104,7 +104,7 @@ def test_a_live_coordinator_expires_its_open_transactions(brokers):
     "cluster/stores/leases.py",
 )
 def test_another_broker_expires_transactions_of_a_dead_coordinator(brokers):
-    """When the lease expires, the timeout begins: as after a restart of the dead broker."""
+    """The timeout begins when the lease expires, as after a restart of the dead broker."""
     brokers.begin_at_a()
     brokers.pass_time(TIMEOUT_S, a_lives=True)
     brokers.pass_time(LEASE_S + TIMEOUT_S - STEP_S, a_lives=False)
@@ -179,7 +179,7 @@ def test_a_restarted_broker_sweeps_its_own_transactions_again(brokers):
 
 
 def test_another_broker_aborts_transactions_of_a_killed_process(tmp_path: Path):
-    """Begun at A, written to a topic that B leads. A is killed and does not come back."""
+    """The transaction began at A and wrote to a topic that B leads. A does not come back."""
     with brokers_on(tmp_path, t="b") as (first, second), second.channel() as channel:
         with first.channel() as asked:
             owner = Owner(asked, timeout_ms=2_000).begin()

@@ -87,7 +87,7 @@ def test_a_power_cut_loses_no_marker_of_a_commit(tmp_path, seed):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("before", ["ab", "a"])
 def test_a_power_cut_after_a_move_loses_no_part_of_a_commit(tmp_path, before, seed):
-    """Broker b has got it from a, which has forced it and is removed."""
+    """Broker b has the partition from a, which has fsynced it and is removed."""
     around = Surroundings(tmp_path)
     logs = DiskLogs(tmp_path / "b", lambda: None)
     a, b = around.start("a"), around.start("b", logs=logs)

@@ -62,7 +62,7 @@ def test_a_failing_store_leaves_the_topic_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_concurrent_change_of_a_topic_is_not_overwritten(tmp_path: Path) -> None:
-    """Between this one's read of the record and its write."""
+    """The other change happens between this one's read of the record and its write."""
     found = LocalTopics(tmp_path)
     found.create("t", 1, 1, NUMBERS, {})
 

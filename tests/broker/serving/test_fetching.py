@@ -101,7 +101,9 @@ def test_small_adjacent_batches_are_sent_together(
     assert column(batches) == list(range(1000))
 
 
-def test_projection_with_columns_computed_by_the_leader(channel: Channel, thousand: str) -> None:
+def test_projection_may_include_columns_computed_by_the_leader(
+    channel: Channel, thousand: str
+) -> None:
     batches, _ = fetched(channel, thousand, start=98, end=103, columns=["_offset", "n"])
     assert [name for batch, _ in batches for name in batch.schema.names] == ["_offset", "n"]
     assert [row for batch, _ in batches for row in batch.column("_offset").to_pylist()] == [

@@ -131,7 +131,7 @@ def test_follower_refuses_a_reader_with_another_epoch(broker, epoch, error):
         broker.near(leader_epoch=epoch)
 
 
-@pytest.mark.rule("which records a follower may return to readers", "broker/serving/fetching.py")
+@pytest.mark.rule("the records that a follower may return to readers", "broker/serving/fetching.py")
 def test_fetch_ends_if_the_log_of_the_follower_was_truncated(broker):
     answers = broker.near().answers()
     agreed = Agreement(LeaderEpoch(2), EntryIndex(1), EntryIndex(1))

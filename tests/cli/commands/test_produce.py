@@ -37,7 +37,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, errors.decode()
 
 
-def test_lines_in_and_out(served, call, monkeypatch):
+def test_lines_are_produced_and_consumed_unchanged(served, call, monkeypatch):
     served.log.create_topic("lines", partitions=2)
     sent = served.run(
         "produce",
@@ -106,7 +106,7 @@ def quoted(text: str | None) -> str:
     return "" if text is None else '"' + text.replace('"', '""') + '"'
 
 
-def test_files_of_every_format_into_a_typed_topic(served, call, monkeypatch, tmp_path):
+def test_files_of_every_format_are_produced_into_a_typed_topic(served, call, monkeypatch, tmp_path):
     monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
     served.log.create_topic("typed", schema=parse_schema(SCHEMA))
     for file in files(tmp_path):

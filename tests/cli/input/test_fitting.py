@@ -60,7 +60,7 @@ def utc(*parts: int) -> dt.datetime:
         ),
     ],
 )
-def test_lossless_conversions_to_the_topics_type(ddl, column, values):
+def test_values_are_converted_without_loss_to_the_topics_type(ddl, column, values):
     assert fitted(ddl, column) == values
     around = pa.concat_arrays(
         [column, column, column]

@@ -269,7 +269,7 @@ def test_the_extension_names_the_format(name, found):
     assert format_of(Path(name)) is found
 
 
-def test_the_schema_of_a_file(tmp_path):
+def test_a_schema_is_derived_from_a_file_of_each_format(tmp_path):
     table = pa.table(
         {"i": pa.array([1], pa.int16()), "d": pa.array(["x"]).dictionary_encode(), "n": pa.nulls(1)}
     )

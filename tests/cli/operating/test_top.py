@@ -302,7 +302,7 @@ class WithoutStore:
 
 
 def test_a_frame_shows_the_problem_of_the_store_and_the_parts_that_need_it():
-    """An operator samples at it at exactly that time."""
+    """An operator looks at the frame at exactly that time."""
     shown = text_of(frame_of([sample_cluster(WithoutStore())]))
     for words in (
         "brokers 1 of 2 alive",

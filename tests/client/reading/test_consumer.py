@@ -139,7 +139,7 @@ def test_a_seek_within_a_batch_returns_its_later_rows(log, topic):
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
-def test_seek_to_earliest_and_latest(log, topic, isolation):
+def test_seek_accepts_earliest_and_latest(log, topic, isolation):
     fill(log, topic, 3)
     with log.consumer(topic, isolation=isolation) as consumer:
         consumer.seek("latest")

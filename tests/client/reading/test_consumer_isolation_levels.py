@@ -35,7 +35,7 @@ def offsets(log: isolog.Log, topic: str) -> dict[str, list[int]]:
     return seen
 
 
-def test_records_of_each_level_during_and_after_a_transaction(log, topic, producer):
+def test_each_level_returns_its_records_during_and_after_a_transaction(log, topic, producer):
     log.create_topic(topic)
     with log.producer() as plain:
         plain.append(topic, values("0")).result(20)

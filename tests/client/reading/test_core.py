@@ -282,7 +282,7 @@ class Shell:
 @pytest.mark.parametrize(
     "block", [*range(4), *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 20))]
 )
-def test_each_range_is_read_once_with_its_losses_in_any_order_of_events(block):
+def test_each_range_is_read_once_in_any_order_of_events(block):
     for seed in range(100 * block, 100 * block + 100):
         shell = Shell(seed, ranges=1 + seed % 4)
         shell.advance()

@@ -135,7 +135,7 @@ def test_a_moved_log_is_no_loss(broker, log):
 
 @pytest.mark.parametrize("grown", [0, 3])
 def test_a_truncated_bound_ends_a_read_until_latest(broker, log, grown):
-    """More batches than are prefetched. The log is truncated when the reader has only the first."""
+    """There are more batches than are prefetched. The log is truncated after the first one."""
     count = 1 << 19
     log.create_topic("big", schema=NUMBERS)
     with log.producer() as producer:
@@ -156,7 +156,6 @@ def test_a_truncated_bound_ends_a_read_until_latest(broker, log, grown):
 
 
 def test_a_named_consumer_detects_truncation_between_its_runs(broker, log):
-    """A named consumer detects the truncation between its runs."""
     with log.consumer("t", name="reader") as consumer:
         assert read_on(consumer) == list(range(100))
         consumer.commit()

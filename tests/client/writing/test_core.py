@@ -241,7 +241,10 @@ def test_a_full_disk_fails_a_batch_without_another_in_sync_replica(kind):
 
 
 def test_batches_of_a_deleted_topic_have_a_certain_outcome():
-    """Its broker reports this on the stream. Earlier sendings to another leader stay unknown."""
+    """The broker reports the deletion.
+
+    Only a batch sent earlier to another leader stays unknown.
+    """
     world = World(0)
     producer = world.core
     producer.write_as(ProducerIdentity(1, 0), None)

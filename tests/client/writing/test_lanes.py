@@ -365,7 +365,7 @@ def test_batches_with_distant_deadlines_are_not_joined():
 @settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_each_joined_batch_gets_the_outcome_of_its_rows(sizes, data):
-    """An invalid record, which is possible after a changed setting, no error, or another error."""
+    """The answer is an invalid record (after a changed setting), another error, or none."""
     told: list[Settlement] = []
     first = small(sizes[0], told)
     first.others = [small(rows, told) for rows in sizes[1:]]

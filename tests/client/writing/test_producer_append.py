@@ -323,7 +323,7 @@ def test_a_value_of_ten_megabytes_is_sent_and_appended(log, topic):
     "client/writing/batches.py",
 )
 def test_small_batches_are_joined_without_the_invalid_ones(log, topic):
-    """In order, each with its outcome. Their schemas differ only in metadata."""
+    """Each batch has its own outcome, in order. The schemas differ only in their metadata."""
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.string())])
     log.create_topic(topic, schema=schema)
     noted = schema.with_metadata({"by": "the caller"})

@@ -55,7 +55,7 @@ def test_a_batch_is_retried_after_a_lost_acknowledgement(direct, proxy):
 
 
 def test_many_lost_acknowledgements_keep_the_order(direct, proxy):
-    """More batches than the window. At most a window of them is in flight."""
+    """There are more batches than the window, and at most a window of them is in flight."""
     with isolog.connect(proxy.address) as log, log.producer() as producer:
         for partition in range(2):
             producer.append("t", values("0"), partition).result(20)

@@ -50,7 +50,7 @@ def test_a_transaction_can_be_aborted_after_a_kill_of_the_broker(broker):
 
 
 def test_calls_of_a_transaction_are_retried_after_lost_answers(broker):
-    """Of its writes and of its commit. A retry of the call gets the lost answer."""
+    """The answers to its writes and its commit are lost. A retried call gets the lost answer."""
     with broker.connect() as direct, Proxy(broker.address) as proxy:
         direct.create_topic("t")
         with (

@@ -75,7 +75,9 @@ KNOWN = KnownEtcd("c", "i", ("h",), 100, 90, "m")
 SAME = FoundEtcd("c", 2, "i", 120, 110, "m")
 
 
-@pytest.mark.rule("whether a metadata store has lost changes", "cluster/stores/etcd_history.py")
+@pytest.mark.rule(
+    "the detection of lost changes of a metadata store", "cluster/stores/etcd_history.py"
+)
 @pytest.mark.parametrize(
     ("changed", "sign"),
     [

@@ -181,7 +181,7 @@ def test_a_late_renewal_fails_and_is_seen_again(holders, observers, moments):
 
 
 def test_only_its_incarnation_renews_a_lease(holders, observers, moments):
-    """The later takes the place. Later writes of the earlier incarnation are not seen."""
+    """A later incarnation replaces an earlier one, whose further writes are ignored."""
     earlier = holders.hold("b1", "start-1")
     later = holders.hold("b1", "start-2")
     assert not earlier.renew()
@@ -193,7 +193,7 @@ def test_only_its_incarnation_renews_a_lease(holders, observers, moments):
 
 
 def test_a_lease_lasts_for_its_holders_duration(board, moments):
-    """Whatever the observer's own leases last."""
+    """The duration of the observer's own leases does not matter."""
     long = Leases(board, HandClock(moments, 50.0), 20.0)
     short = Leases(board, HandClock(moments, 60.0), 2.0)
     long.hold("b1", "s"), short.hold("b2", "s")

@@ -44,7 +44,7 @@ def test_a_folder_that_is_missing_is_a_typed_error(tmp_path):
 
 
 def test_many_stores_may_be_created_on_one_file_together(tmp_path):
-    """A broker that starts and one that stops may meet here."""
+    """A broker that starts and one that stops may do so."""
     stores = [SqliteStore(tmp_path / "metadata.sqlite") for _ in range(5)]
     assert [store.put(f"k{n}", {}, 0) is not None for n, store in enumerate(stores)] == [True] * 5
     for store in stores:
@@ -96,7 +96,7 @@ def test_a_full_disk_fails_changes_but_not_reads_until_there_is_room(tmp_path):
 
 
 def test_a_full_database_takes_no_changes_until_there_is_room(tmp_path):
-    """SQLite's own word for it. A limit of pages gives the very error that a full disk gives."""
+    """The error has SQLite's text. A limit of pages causes the same error as a full disk."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     version = store.put("kept", {"n": 0}, 0)
     store._writer.execute("pragma max_page_count = 6")
@@ -256,7 +256,7 @@ def test_reads_of_a_thread_do_not_wait_for_a_change_of_another(tmp_path):
 
 
 def test_a_list_reads_only_keys_with_the_prefix(tmp_path):
-    """Counted in the steps of SQLite's machine: some ten a record."""
+    """The test counts the steps of SQLite's virtual machine: about ten per record."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     rows = [(f"z/{number}", "{}", 1) for number in range(5_000)]
     store._writer.execute("begin immediate")
@@ -282,7 +282,7 @@ def _change_on_and_on(path: Path, stop) -> None:
 
 @pytest.mark.slow
 def test_a_busy_process_lets_others_take_their_turn(tmp_path):
-    """The number of its changes while another process waits for one."""
+    """The test counts its changes while another process waits for one."""
     path = tmp_path / "metadata.sqlite"
     store = SqliteStore(path)
     context = multiprocessing.get_context("spawn")
@@ -374,7 +374,7 @@ def test_after_many_changes_deletions_are_dropped_and_all_records_read(tmp_path,
 
 
 def test_an_idle_store_is_polled_without_a_query(tmp_path):
-    """Counted in the steps of SQLite's machine."""
+    """The test counts the steps of SQLite's virtual machine."""
     store = SqliteStore(tmp_path / "metadata.sqlite")
     store.put_many([Put(f"k{number}", {}, 0) for number in range(1_000)])
     since = store.changes(0).revision

@@ -67,7 +67,7 @@ def _count_in_process(kind: str, folder: Path, times: int, results) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_PROCESSES)
 def test_exactly_one_of_concurrent_processes_wins_each_compare_and_set(kind, tmp_path):
-    """None of them has a store before: they race for making it, too."""
+    """They also race to create the store."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     processes = [

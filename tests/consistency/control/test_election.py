@@ -218,7 +218,7 @@ def test_a_move_that_replaces_another_removes_replicas_that_never_joined():
 
 @given(st.lists(st.tuples(st.lists(BROKERS, min_size=1), st.sets(BROKERS))))
 def test_a_cancelled_move_keeps_the_original_replicas_after_it_replaced_another_move(moves):
-    """Those that an earlier move had brought go too."""
+    """The replicas that the earlier move added are removed too."""
     known = record("a", (A, B, C))
     for target, came in moves:
         found = election.begin_move(known, tuple(dict.fromkeys(target)))

@@ -134,7 +134,7 @@ def test_a_pending_join_is_not_confirmed_after_a_seal():
 
 
 def test_ended_transactions_take_no_memory():
-    """The earlier list of 4,096 forgot the oldest, and took a batch of it that had waited."""
+    """An earlier list of 4,096 forgot the oldest one, and accepted a delayed batch of it."""
     joins = Joins()
     waited = joins.open(10, 1)
     joins.seal(10)

@@ -100,7 +100,7 @@ def test_an_entry_that_does_not_follow_the_log_end_is_a_programmers_error():
 
 
 def test_a_late_marker_does_not_move_a_producer_back():
-    """Recovery writes it under the part's old epoch. Its producer has gone on long since."""
+    """Recovery writes it in the epoch of its branch. The producer has a later epoch by then."""
     leader = Leader()
     leader.join(10, 1)
     leader.append(1, Stamp(1, 0, 0, 10))

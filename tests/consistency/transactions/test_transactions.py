@@ -257,7 +257,7 @@ def test_a_renewal_moves_the_deadline():
 
 
 def test_a_renewal_changes_the_deadline_after_the_wall_clock_was_set_back():
-    """Who watches the record for its timeout sees another deadline after each sign of life."""
+    """An observer of the timeout sees another deadline after each renewal."""
     found = joined()
     for now in (1_000, 1_000, 1_000 - 1):
         alive = ok(rules.renew(found, "a", 5, now))

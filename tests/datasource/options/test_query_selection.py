@@ -197,7 +197,7 @@ def test_missing_partition_is_refused_with_the_existing_numbers(shared, log, top
 # -- another selection over the same checkpoint ---------------------------------------------------
 
 
-@pytest.mark.rule("which topics and partitions a query reads", "datasource/options/query.py")
+@pytest.mark.rule("the topics and partitions of a query", "datasource/options/query.py")
 def test_unselected_topic_is_dropped_with_one_warning(shared, log, topic, caplog):
     for number, name in enumerate("ab"):
         made(log, f"{topic}-{name}", number * 10, 3)

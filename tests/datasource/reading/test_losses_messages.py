@@ -104,7 +104,7 @@ def test_message_names_a_deleted_topic(log, topic, query, caplog, fail):
     )
 
 
-@pytest.mark.rule("what a query does when records are gone", "datasource/reading/losses.py")
+@pytest.mark.rule("the reaction of a query to lost records", "datasource/reading/losses.py")
 def test_topic_that_was_created_again(log, topic, query, caplog, fail):
     before = log.describe(topic).id
     log.delete_topic(topic)
@@ -117,10 +117,10 @@ def test_topic_that_was_created_again(log, topic, query, caplog, fail):
 
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("planned", [False, True])
-def test_topic_deleted_before_its_range_is_read(
+def test_a_topic_deleted_before_its_range_is_read_is_reported(
     shared, log, topic, query, caplog, fail, anew, planned
 ):
-    """Before the batch is planned again after a restart, or before its tasks read it."""
+    """A restarted query plans the batch again after the deletion, or its tasks read it then."""
     fill(log, topic, 10, 5)
     before, end = log.describe(topic).id, query.planned()
     if planned:

@@ -46,7 +46,7 @@ def test_epoch_continues_until_the_log_differs_from_its_last_state(broker, topic
     assert epoch(broker, topic) == 1
 
 
-@pytest.mark.rule("what a query does when records are gone", "datasource/reading/losses.py")
+@pytest.mark.rule("the reaction of a query to lost records", "datasource/reading/losses.py")
 @pytest.mark.parametrize("grown", [30, 90])
 def test_truncated_log_is_reported_with_partition_range_and_epochs(broker, made, grown):
     query = Query(broker.address, made)

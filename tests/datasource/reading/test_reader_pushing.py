@@ -160,7 +160,9 @@ COMPARING = [
 ]
 
 
-@pytest.mark.rule("which filters compare texts otherwise than Spark", "datasource/spark/types.py")
+@pytest.mark.rule(
+    "the filters that compare texts differently from Spark", "datasource/spark/types.py"
+)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
     ("shown", "said"),

@@ -49,7 +49,7 @@ def test_an_empty_path_is_not_the_working_directory() -> None:
         directory("")
 
 
-@pytest.mark.rule("what a relative `path` means", "datasource/spark/place.py")
+@pytest.mark.rule("the base of a relative `path`", "datasource/spark/place.py")
 def test_relative_path_is_resolved_in_the_directory_of_the_drivers_jvm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def test_a_record_larger_than_the_limit_is_taken_alone(shared, log, topic):
 SIZES = st.lists(st.sampled_from([1, 100, 3_000, 20_000]), max_size=6)
 
 
-@pytest.mark.rule("which limits a micro-batch keeps", "datasource/values/limits.py")
+@pytest.mark.rule("the limits of a micro-batch", "datasource/values/limits.py")
 @settings(
     max_examples=examples(25),
     deadline=None,
@@ -243,7 +243,7 @@ def test_limits_are_for_streams(name):
         source_options({"path": "/data", "subscribe": "t", name: "5"}, streaming=False)
 
 
-def test_times_with_their_units():
+def test_times_take_a_unit():
     given = {"path": "/data", "subscribe": "t", "minOffsetsPerTrigger": "5"}
     found = [
         source_options({**given, "maxTriggerDelay": text}, streaming=True).limits.max_delay_s

@@ -46,7 +46,7 @@ def test_every_partition_with_a_backlog_gets_a_share_if_the_limit_allows(
             )
 
 
-@pytest.mark.rule("how a micro-batch's limit is shared out", "datasource/values/limits.py")
+@pytest.mark.rule("the division of a micro-batch's limit", "datasource/values/limits.py")
 @given(st.data(), st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
 def test_no_partition_starves_where_the_limit_is_smaller_than_their_number(
     data: st.DataObject, partitions: int, limit: int, turn: int

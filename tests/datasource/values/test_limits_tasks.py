@@ -31,7 +31,7 @@ def joined(found: list[tuple[Range, ...]]) -> list[Range]:
     return whole
 
 
-@pytest.mark.rule("which ranges a Spark task reads", "datasource/values/limits.py")
+@pytest.mark.rule("the ranges of a Spark task", "datasource/values/limits.py")
 @given(sizes, st.none() | st.integers(1, 40), st.none() | st.integers(100_000, 10**8))
 def test_every_record_is_in_one_task_and_in_its_order(found, least, most):
     asked = ranges_of(found)

@@ -396,7 +396,7 @@ def test_bytes_that_are_not_text_are_replaced_and_no_character_is_cut(
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.integers(100, 1000))
 @settings(max_examples=examples(100), deadline=None)
 def test_letter_never_exceeds_the_limit_of_its_topic(values: list[bytes], names: int) -> None:
-    """Whatever the row: escaped, it grows to six times its size."""
+    """Escapes may make a row six times as long."""
     rows = pa.record_batch({"v": text(*values), "x" * names: pa.nulls(len(values))})
     known = topic(DEAD_LETTERS, limit=RECORD_BYTES_MIN)
     bad = BadRows("t" * 300, BadRowReason.INVALID_VALUE, "\x00" * 3000, rows)

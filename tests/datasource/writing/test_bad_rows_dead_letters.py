@@ -258,7 +258,7 @@ def test_a_topic_that_does_not_take_dead_letters_is_refused(
 def test_a_topic_with_further_columns_that_take_nulls_is_accepted(
     shared: BrokerProcess, log: isolog.Log, topic: str
 ) -> None:
-    """Created with them, in any place, or altered later. A null may need bytes."""
+    """It gets them at its creation or later, in any place. A null may take bytes."""
     name = f"{topic}-dead"
     wide = pa.field("wide", pa.binary(5000))
     inner = pa.struct([pa.field("team", pa.string(), nullable=False)])

@@ -179,7 +179,7 @@ def test_a_failed_task_leaves_no_renewal(identity: BranchIdentity) -> None:
         assert (name in transactions.undecided.pending) is (failure is None)
 
 
-def test_it_is_renewed_before_the_tasks_first_row(
+def test_a_transaction_is_renewed_before_the_first_row_of_a_task(
     identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task may compute for hours before its first row, long after others have ended."""
@@ -200,7 +200,7 @@ def test_it_is_renewed_before_the_tasks_first_row(
     assert wrote.written.branch is None
 
 
-def test_quick_tasks_renew_nothing_until_it_is_due(
+def test_quick_tasks_renew_no_transaction_before_it_is_due(
     identity: BranchIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small micro-batches make no call. Very many quick tasks of one batch make some."""

@@ -69,7 +69,7 @@ def check_placed(log: isolog.Log, topic: str, columns: tuple[str, ...]) -> None:
         assert numbers == sorted(numbers)
 
 
-@pytest.mark.rule("which columns are a typed topic's key, and which types", "schema/keys.py")
+@pytest.mark.rule("the key columns of a typed topic, and their types", "schema/keys.py")
 @pytest.mark.parametrize("way", ["client", "sink", "command line"])
 @pytest.mark.parametrize("named", ["by the topic", "by the writer", "by both"])
 @pytest.mark.parametrize("key", KEYS)

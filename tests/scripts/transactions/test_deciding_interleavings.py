@@ -184,7 +184,7 @@ def test_a_commit_at_another_broker_marks_every_partition():
 )
 @pytest.mark.parametrize("steps", range(14))
 def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps):
-    """And the answer to the repeated call is the same."""
+    """The repeated call gets the same answer."""
     world = watched()
     begun = begin(world, A, "x")
     for number in range(2):
@@ -420,7 +420,7 @@ def test_no_commit_of_the_fenced_owner_undoes_a_reset(before, between):
 
 
 def test_a_late_finisher_stores_no_old_position():
-    """It stands before its write while others finish, and a later transaction moves on."""
+    """It pauses before its write. Others finish, and a later transaction stores a position."""
     world = watched()
     begun = begin(world, A, "x")
     world.run(A, write("x", begun, world.at(0), 1))
@@ -444,7 +444,7 @@ def test_a_late_finisher_stores_no_old_position():
 
 
 def test_a_commit_finished_by_others_returns_its_own_transaction():
-    """Two brokers get the call. While the second stands before its last step, the id continues."""
+    """Two brokers get the call. The id's next transaction begins before the second one answers."""
     world = watched()
     begun = begin(world, A, "x")
     asked = commit(world, A, "x", begun, positions=(MOVE,))

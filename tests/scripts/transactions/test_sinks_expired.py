@@ -154,7 +154,7 @@ def test_queries_with_a_common_prefix_keep_separate_records():
 @pytest.mark.parametrize("batch", [7, 8])
 @pytest.mark.parametrize("steps", range(14))
 def test_an_expiry_during_a_start_loses_no_commit(steps, batch):
-    """The expiry stops after so many steps of the query's first call, and the other way round."""
+    """The expiry pauses after any of its steps during the query's first call, or vice versa."""
     for expiry_first in (True, False):
         world = watched()
         write_batch(world)

@@ -124,7 +124,7 @@ def test_next_open_rewrites_bytes_of_a_failed_fsync(flush, ends):
         assert ids(read(log, 0)) == list(range(20)), "forced, and there after every power cut"
 
 
-def test_no_fsync_without_its_recorded_state():
+def test_no_fsync_starts_without_its_recorded_state():
     """If the disk accepts no writes, it would not accept the state "failed" either."""
     disk, log = log_of(Flush.NONE)
     tried, disk.refusal = disk.forces, DiskFull

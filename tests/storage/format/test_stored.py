@@ -109,7 +109,7 @@ def test_entries_outside_the_log_are_gone():
             leader.truncate(EntryIndex(entry))
 
 
-def test_boundary_of_every_entry():
+def test_every_entry_has_its_boundary():
     leader = new_log(segment_entries=5)
     fill(leader, 3, 40)
     rows = np.concatenate(leader.tables())

@@ -233,7 +233,7 @@ def test_next_flush_forces_records_left_by_a_dead_process(seed):
     assert PartitionLog.open(HERE, log.format, disk).end.offset == 10
 
 
-def test_folders_of_a_new_log_are_forced_too(tmp_path):
+def test_folders_of_a_new_log_are_fsynced(tmp_path):
     synchronised = []
     disk = FailingDisk()
     disk.before = lambda operation, path: (

@@ -72,7 +72,7 @@ def sent(log: PartitionLog, number: int, now: int) -> tuple[Table, pa.Buffer]:
     return (np.zeros(0, ENTRY), pa.py_buffer(b"")) if found is None else (found.rows, found.data)
 
 
-def test_time_of_the_next_flush():
+def test_next_flush_is_due_after_the_interval():
     log = new_log(flush=Flush.INTERVAL, flush_ms=20)
     assert log.next_flush_due(100.0) == 100.02
     assert log.next_flush_due(100.01) == 100.02

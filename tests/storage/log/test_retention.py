@@ -33,7 +33,7 @@ def bases(log: PartitionLog) -> list[int]:
 # -- the decision ----------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("which segments retention removes", "storage/log/retention.py")
+@pytest.mark.rule("the segments that retention removes", "storage/log/retention.py")
 @given(
     closed=st.lists(st.tuples(st.integers(0, 100), st.integers(90, 100) | st.none()), max_size=8),
     active_size=st.integers(0, 100),
@@ -128,7 +128,7 @@ def test_clock_set_back_closes_no_segment(tmp_path):
     assert bases(log) == [0]
 
 
-@pytest.mark.rule("when a segment is closed", "storage/log/log.py")
+@pytest.mark.rule("the limits of a segment", "storage/log/log.py")
 def test_segment_is_closed_before_it_exceeds_segment_bytes(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_bytes=10_000))
     for _ in range(20):

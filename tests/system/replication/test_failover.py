@@ -67,7 +67,7 @@ def test_client_of_either_broker_uses_topics_of_both(pair, asked):
         assert log.topics() == ["b"]
 
 
-def test_transaction_over_topics_of_both_brokers(pair):
+def test_transactions_may_write_topics_of_both_brokers(pair):
     for number, asked in enumerate(pair):
         with asked.connect() as log:
             producer = log.producer(transactional_id=f"p{number}")

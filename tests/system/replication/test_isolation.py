@@ -111,7 +111,7 @@ PAIRS = list(itertools.product(("read_uncommitted", "read_committed"), repeat=2)
 
 
 @pytest.mark.parametrize(("producing", "consuming"), PAIRS)
-def test_isolation_levels_of_producer_and_consumer_in_pairs(
+def test_each_pair_of_producer_and_consumer_levels_has_its_visibility(
     cluster, log, topic, producing, consuming
 ):
     """With a lagging follower, the levels decide the acknowledgement and the visibility."""

@@ -43,12 +43,12 @@ def test_invalid_arguments_of_list_offsets_are_refused(channel, hundred, field, 
 
 
 @pytest.mark.parametrize("timestamp", [2**63 - 1, -(2**63)])
-def test_offsets_of_the_least_and_greatest_timestamp(channel, hundred, timestamp):
+def test_extreme_timestamps_have_the_first_and_last_offset(channel, hundred, timestamp):
     found = listed(channel, hundred, timestamp=timestamp, partitions=[0])
     assert found.offsets == {0: 100 if timestamp > 0 else 0}
 
 
-def test_offsets_of_some_partitions(channel, hundred):
+def test_only_the_requested_partitions_are_listed(channel, hundred):
     assert listed(channel, hundred, partitions=[]).offsets == {}
     assert listed(channel, hundred, partitions=[1, 1]).offsets == {1: 0}
     with pytest.raises(UnknownPartition):
