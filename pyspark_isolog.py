@@ -44,7 +44,8 @@ def problem_of(error: ImportError) -> str:
         oldest = ".".join(map(str, NEEDED))
         return (
             f"where isolog needs PySpark {oldest} or newer; this is {pyspark.__version__}. Install"
-            f" it (pip install 'isolog[spark]'), and run the job with Spark {oldest} or newer."
+            f" it (pip install 'pyspark>={oldest},<5'), and"
+            f" run the job with Spark {oldest} or newer."
         )
     return (
         f"which lacks {error.name or error}. Set PYSPARK_PYTHON, where the job is submitted, to a"

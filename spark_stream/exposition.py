@@ -15,6 +15,7 @@ from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from spark_stream.errors import InvalidOption
+from spark_stream.extras import install_hint
 from spark_stream.loggers import logger_of
 
 logger = logger_of(__name__)
@@ -39,7 +40,7 @@ def prometheus() -> Any:
     except ImportError:
         raise InvalidOption(
             "metrics need prometheus-client, which is not installed",
-            hint="Install it: pip install 'isolog[metrics]'.",
+            hint=install_hint("metrics"),
         ) from None
     return prometheus_client
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from spark_stream.extras import install_hint
 from tests.certificates import HERE, Files
 from tests.cli.conftest import Call, call
 from tests.console.conftest import started_console
@@ -109,8 +110,7 @@ def test_missing_extra_is_an_error_with_the_install_command(call: Call, monkeypa
     found = call("console", "--bootstrap", "127.0.0.1:1")
     assert found.code == 1
     assert found.err == (
-        "error: the console needs uvicorn, which is not installed"
-        " (Install it: pip install 'isolog[console]'.)\n"
+        f"error: the console needs uvicorn, which is not installed ({install_hint('console')})\n"
     )
 
 

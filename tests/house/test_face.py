@@ -14,6 +14,7 @@ import pytest
 
 import spark_stream
 from spark_stream.errors import IsologError
+from spark_stream.extras import install_hint
 
 ROOT = Path(__file__).resolve().parents[2]
 FACE = {
@@ -121,8 +122,7 @@ def test_spark_module_without_a_new_pyspark_names_the_command(lacked: str, found
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     assert said.splitlines()[-1] == (
-        "ImportError: isolog.spark needs PySpark 4.0 or newer."
-        " Install it: pip install 'isolog[spark]'."
+        f"ImportError: isolog.spark needs PySpark 4.0 or newer. {install_hint('spark')}"
     )
 
 

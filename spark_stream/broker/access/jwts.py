@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from spark_stream.access.callers import Caller, KnownBy
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.errors import InvalidConfig, Unauthenticated
+from spark_stream.extras import install_hint
 from spark_stream.loggers import logger_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class JwtIssuer:
         except ImportError:
             raise InvalidConfig(
                 "the setting jwt needs the package PyJWT",
-                hint="Install it: pip install 'isolog[jwt]'.",
+                hint=install_hint("jwt"),
                 setting="jwt",
             ) from None
         self._settings = settings

@@ -12,6 +12,7 @@ import typer
 
 from spark_stream.cli.options import note
 from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.extras import install_hint
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -63,7 +64,7 @@ def create(
     except ImportError:
         raise Unsupported(
             "`isolog certs` needs the package cryptography",
-            hint="Install it: pip install 'isolog[certs]'.",
+            hint=install_hint("certs"),
         ) from None
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = _authority(directory, days)

@@ -9,6 +9,7 @@ import typer
 
 from spark_stream.cli.options import Bootstrap, LogPath, access, note, where
 from spark_stream.errors import InvalidOption, Unsupported
+from spark_stream.extras import install_hint
 
 READY = "isolog console ready "
 _ONE_HOUR_MIN = 60
@@ -80,7 +81,7 @@ def console(
             raise
         raise Unsupported(
             f"the console needs {error.name}, which is not installed",
-            hint="Install it: pip install 'isolog[console]'.",
+            hint=install_hint("console"),
         ) from None
     if (server_cert is None) is not (server_key is None):
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")

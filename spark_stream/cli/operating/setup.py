@@ -22,6 +22,7 @@ import typer
 
 from spark_stream.cli.options import counted, note
 from spark_stream.errors import InvalidOption, StorageFailure
+from spark_stream.extras import install_hint
 from spark_stream.schema.schemas import meant
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf"
@@ -143,7 +144,7 @@ def prepare_spark() -> None:
     if found is None or found.origin is None:
         raise InvalidOption(
             "PySpark is not installed in this environment",
-            hint="Install it: pip install 'isolog[spark]'.",
+            hint=install_hint("spark"),
         )
     folder = Path(found.origin).parent
     try:

@@ -14,6 +14,7 @@ import pytest
 from spark_stream.cli.operating import setup as spark_workers
 from spark_stream.cli.operating.setup import FOLDER, compile_into, names, prepare_spark
 from spark_stream.errors import InvalidOption
+from spark_stream.extras import install_hint
 from tests.cli.conftest import Call
 from tests.conftest import ROOT
 
@@ -91,4 +92,4 @@ def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(spark_workers, "find_spec", lambda _: None)
     with pytest.raises(InvalidOption, match="PySpark is not installed") as raised:
         prepare_spark()
-    assert raised.value.hint == "Install it: pip install 'isolog[spark]'."
+    assert raised.value.hint == install_hint("spark")

@@ -73,7 +73,7 @@ def test_the_error_for_an_older_pyspark_names_the_needed_release(version: str) -
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: isolog: Spark plans its queries on ")
     assert f"isolog needs PySpark 4.0 or newer; this is {version}." in last
-    assert "(pip install 'isolog[spark]'), and run the job with Spark 4.0 or newer." in last
+    assert "(pip install 'pyspark>=4.0,<5'), and run the job with Spark 4.0 or newer." in last
     assert "PYSPARK_PYTHON" not in last
 
 
