@@ -2,7 +2,8 @@
 
 * A link to a file of the repository outside ``docs/`` leads to a page ``repository/…`` that shows
   the file: the site is complete without a network, and a link to a missing file fails the build.
-* Pictures become part of their page, so that they follow its switch of light and dark.
+* Pictures become part of their page, so that they follow its switch of light and dark. The colours
+  and the icon are those of the console.
 * A search ranks the API and the formats below the pages for users, and decisions last.
 """
 
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mkdocs.structure.files import File, Files
+
+from docs_site.colours import ICON, TABLE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -31,12 +34,8 @@ _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
 _INTERNAL_TITLE: Final = re.compile(r' title="spark_stream\.[^"]*"')
 _LANGUAGES: Final = {".yml": "yaml", ".conf": "properties", ".service": "ini"}
-# A picture's colours for dark, by itself and in a page. The second is longer, and so wins.
-_COLOURS: Final = {
-    "@media (prefers-color-scheme: dark){svg{": "[data-md-color-scheme=slate] .picture svg{",
-    "}}</style>": "}</style>",
-    "<style>svg{": "<style>.picture svg{",
-}
+_STYLE: Final = re.compile(r"<style>.*?</style>\n", re.DOTALL)
+_NOT_RUN: Final = re.compile(r'^(```\w+) title="Not run by the tests: [^"]*"', re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -55,11 +54,14 @@ def on_files(files: Files, config: Any) -> Files:
         if name.endswith(".md"):
             waiting += _outside(text, name)
         files.append(File.generated(config, page_of(name), content=text))
+    for path in (TABLE, ICON):
+        files.append(File.generated(config, f"assets/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links at pages of the site."""
+    """Point links at pages of the site, and remove titles of code that are for the tests."""
+    markdown = _NOT_RUN.sub(r"\1", markdown)
     source = page.file.src_uri
     for start, boost in _BOOSTS.items():
         if source.startswith(start):
@@ -147,7 +149,6 @@ def _cells(path: Path) -> Iterator[str]:
 
 def _inlined(name: str, alt: str) -> str:
     drawn = (ROOT / "docs" / "concepts" / "pictures" / name).read_text(encoding="utf-8")
-    for alone, within in _COLOURS.items():
-        drawn = drawn.replace(alone, within)
+    drawn = _STYLE.sub("", drawn, count=1)  # a page has the colours
     label = f'<svg role="img" aria-label="{alt}" '
     return f'<span class="picture">{drawn.replace("<svg ", label, 1).strip()}</span>'

@@ -1,38 +1,44 @@
 """The pictures of the pages on concepts: ``python -m docs_site.pictures`` writes them.
 
 A picture takes its colours from variables. A separate picture follows the system's choice of light
-or dark. Within a page of the site it follows that of the page (``hooks.py``).
+or dark, and has its own ground. Within a page of the site it follows the page (``hooks.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Final
 
+from docs_site.colours import colours
+
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "concepts" / "pictures"
 
-_LIGHT: Final = (
-    "--ink:#1d2733;--soft:#8795a3;--plain:#d7e3ea;--good:#7cc7b5;--open:#f4c95d;--bad:#e39a94"
+_USED: Final = (
+    *("sheet", "sunk", "edge", "strong-edge", "ink", "quiet"),
+    *("record", "committed", "open", "aborted"),
 )
-_DARK: Final = (
-    "--ink:#e6edf3;--soft:#8593a3;--plain:#3f5263;--good:#1f7a68;--open:#8f6a10;--bad:#8c4640"
-)
-STYLE: Final = (
-    f"<style>svg{{{_LIGHT}}}\n@media (prefers-color-scheme: dark){{svg{{{_DARK}}}}}</style>"
-)
+_MARGIN: Final = 16
 _WIDTH: Final = 720
 _BOX: Final = 46
 """The width of a record."""
 
 
+def style() -> str:
+    """Return the colours of a separate picture."""
+    table = colours()
+    light, dark = (";".join(f"--{name}:{table[name][n]}" for name in _USED) for n in (0, 1))
+    return f"<style>svg{{{light}}}\n@media (prefers-color-scheme: dark){{svg{{{dark}}}}}</style>"
+
+
 class Drawing:
     """An SVG that grows by shapes. Coordinates are pixels from the upper left."""
 
-    def __init__(self, height: int) -> None:
-        """Begin an empty picture of this height."""
+    def __init__(self, height: int, width: int = _WIDTH) -> None:
+        """Begin an empty picture."""
         self._height = height
+        self._width = width
         self._parts: list[str] = []
 
     def text(
@@ -44,25 +50,26 @@ class Drawing:
         at: str = "start",
         size: int = 15,
         weight: int = 400,
+        ink: str = "ink",
     ) -> None:
         """Write a line. ``at``: the part of it that is at x, start, middle or end."""
         self._parts.append(
             f'<text x="{x:g}" y="{y:g}" text-anchor="{at}" font-size="{size}"'
-            f' font-weight="{weight}" fill="var(--ink)">{escape(words)}</text>'
+            f' font-weight="{weight}" fill="var(--{ink})">{escape(words)}</text>'
         )
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str = "plain") -> None:
+    def box(self, x: float, y: float, width: float, height: float, fill: str = "record") -> None:
         """Draw a rectangle."""
         self._parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"'
-            f' fill="var(--{fill})" stroke="var(--soft)"/>'
+            f' fill="var(--{fill})" stroke="var(--strong-edge)"/>'
         )
 
     def ghost(self, x: float, y: float, width: float, height: float) -> None:
         """Draw the outline of a removed part."""
         self._parts.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"'
-            ' fill="none" stroke="var(--soft)" stroke-dasharray="4 4"/>'
+            ' fill="none" stroke="var(--strong-edge)" stroke-dasharray="4 4"/>'
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, dashed: bool = False) -> None:
@@ -85,62 +92,73 @@ class Drawing:
         fill = "var(--ink)" if filled else "none"
         radius = 7 if filled else 3
         self._parts.append(
-            f'<circle cx="{x:g}" cy="{y:g}" r="{radius}" fill="{fill}" stroke="var(--soft)"/>'
+            f'<circle cx="{x:g}" cy="{y:g}" r="{radius}" fill="{fill}"'
+            ' stroke="var(--strong-edge)"/>'
         )
 
     def rendered(self) -> str:
         """Return the text of the file."""
+        width, height = self._width + 2 * _MARGIN, self._height + 2 * _MARGIN
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self._height}"'
-            ' font-family="system-ui, sans-serif">'
+            '<svg xmlns="http://www.w3.org/2000/svg"'
+            f' viewBox="-{_MARGIN} -{_MARGIN} {width} {height}"'
+            f' width="{width}" height="{height}" font-family="system-ui, sans-serif">'
         )
-        return "\n".join([head, STYLE, *self._parts, "</svg>\n"])
+        ground = (
+            f'<rect x="{0.5 - _MARGIN}" y="{0.5 - _MARGIN}" width="{width - 1}"'
+            f' height="{height - 1}" rx="8" fill="var(--sheet)" stroke="var(--edge)"/>'
+        )
+        return "\n".join([head, style(), ground, *self._parts, "</svg>\n"])
 
 
 def levels() -> str:
-    """Draw a partition as a line, and what each isolation level sees of it."""
-    picture = Drawing(356)
-    left, top = 176, 86
+    """Draw a partition as a line, and the records that each isolation level returns."""
+    picture = Drawing(384, 10 * _BOX)
+    top = 46
     records = [
-        ("0", "plain"), ("A", "bad"), ("2", "plain"), ("A", "bad"), ("B", "good"),
-        ("C", "open"), ("6", "plain"), ("C", "open"), ("8", "plain"), ("9", "plain"),
+        ("0", "record"), ("A", "aborted"), ("2", "record"), ("A", "aborted"), ("B", "committed"),
+        ("C", "open"), ("6", "record"), ("C", "open"), ("8", "record"), ("9", "record"),
     ]  # fmt: skip
     for number, (name, fill) in enumerate(records):
-        x = left + number * _BOX
-        picture.box(x + 2, top, _BOX - 4, 34, fill)
-        picture.text(x + _BOX / 2, top + 22, name, at="middle")
-    picture.text(0, top + 22, "one partition", weight=600)
+        picture.box(number * _BOX + 2, top, _BOX - 4, 34, fill)
+        picture.text((number + 0.5) * _BOX, top + 22, name, at="middle")
     for place, name, meaning in (
-        (0, "log start", ""), (5, "LSO", "C is open"), (8, "HW", "replicated"), (10, "LEO", "end"),
+        (0, "log start", ""), (5, "LSO", "C is open"), (8, "HW", "replicated"),
+        (10, "log end", ""),
     ):  # fmt: skip
-        x = left + place * _BOX
-        picture.line(x, top - 26, x, top + 176, dashed=True)
+        x = place * _BOX
+        picture.line(x, top - 8, x, top + 42, dashed=True)
         side = "start" if place == 0 else "end" if place == len(records) else "middle"
-        picture.text(x, top - 52, name, at=side, weight=600)
-        picture.text(x, top - 34, meaning, at=side, size=13)
-    seen = {
-        "read_uncommitted": range(10),
-        "read_replicated": range(8),
-        "read_committed": (0, 2, 4),
-        "read_atomic": (0, 2),
+        picture.text(x, top - 30, name, at=side, weight=600)
+        picture.text(x, top - 14, meaning, at=side, size=13, ink="quiet")
+    seen: Mapping[str, tuple[str, int, Iterable[int]]] = {
+        "read_uncommitted": ("up to the log end", 10, range(10)),
+        "read_replicated": ("up to the high watermark (HW)", 8, range(8)),
+        "read_committed": ("up to the last stable offset (LSO)", 5, (0, 2, 4)),
+        "read_atomic": ("whole transactions only", 4, (0, 2)),
     }
-    for row, (level, visible) in enumerate(seen.items()):
-        y = top + 66 + row * 30
-        picture.text(0, y + 5, level, size=15)
-        for number in range(len(records)):
-            picture.dot(left + (number + 0.5) * _BOX, y, filled=number in visible)
-    for number, (fill, words) in enumerate(
+    for row, (level, (reach, bound, visible)) in enumerate(seen.items()):
+        y = top + 68 + row * 52
+        picture.text(2, y, level, weight=600)
+        picture.text(10 * _BOX - 2, y, reach, at="end", size=13, ink="quiet")
+        picture.box(2, y + 8, bound * _BOX - 4, 22, "sunk")
+        for number in range(bound):
+            picture.dot((number + 0.5) * _BOX, y + 19, filled=number in visible)
+    for x, fill, words in (
+        (2, "record", "no transaction"),
+        (138, "committed", "B committed"),
+        (267, "open", "C open"),
+        (362, "aborted", "A aborted"),
+    ):
+        picture.box(x, top + 270, 20, 16, fill)
+        picture.text(x + 27, top + 283, words, size=13)
+    for line, words in enumerate(
         (
-            ("plain", "no transaction"),
-            ("good", "B: committed"),
-            ("open", "C: open"),
-            ("bad", "A: aborted"),
+            "The other part of B, in another partition, is not visible yet:",
+            "read_atomic waits for it, and returns both parts together.",
         )
     ):
-        picture.box(number * 180, 292, 22, 18, fill)
-        picture.text(number * 180 + 30, 306, words, size=14)
-    note = "B has a second part in another partition, which is not visible there yet:"
-    picture.text(0, 344, f"{note} read_atomic waits.", size=14)
+        picture.text(2, top + 314 + line * 20, words, size=14)
     return picture.rendered()
 
 
@@ -157,7 +175,7 @@ def life() -> str:
     ]
     for number, (state, meaning, level) in enumerate(steps):
         y = 34 + number * 50
-        picture.box(0, y, 132, 34, "good" if 0 < number < 5 else "plain")
+        picture.box(0, y, 132, 34, "committed" if 0 < number < 5 else "record")
         picture.text(66, y + 22, state, at="middle", weight=600)
         picture.text(152, y + 22, meaning)
         picture.text(410, y + 22, level, weight=600 if level != "nobody" else 400)
@@ -210,7 +228,7 @@ def failover() -> str:
                     picture.ghost(x + 2, y, _BOX - 4, 30)
                     continue
                 is_new = number == 2 and offset == 7
-                fill = "good" if offset < mark else "open"
+                fill = "committed" if offset < mark else "open"
                 picture.box(x + 2, y, _BOX - 4, 30, fill)
                 picture.text(x + _BOX / 2, y + 20, "7'" if is_new else str(offset), at="middle")
             picture.text(left + 8 * _BOX + 52, y + 20, role, weight=600)
