@@ -22,7 +22,7 @@ import asyncio
 import errno
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ import anyio.to_thread
 import uvicorn
 from msgspec import Struct, structs
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -40,7 +41,8 @@ from starlette.staticfiles import StaticFiles
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.console.guard import Guard, is_address
-from spark_stream.console.records import PageRequest, page
+from spark_stream.console.records import page, record
+from spark_stream.console.search import SearchRequest
 from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogLocation, Visitor
 from spark_stream.environment import VERSION
 from spark_stream.errors import (
@@ -67,6 +69,7 @@ _STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
 """The status of errors. Others have 503 if they are retriable, else 400."""
 _DIGITS_MAX: Final = 19
 """The maximum length of a transaction's number. Python parses at most 4,300 digits."""
+_OFFSET_END: Final = 2**63 - 1
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _GRACE_S: Final = 3
 
@@ -95,6 +98,7 @@ def create_app(sessions: ConsoleSessions, settings: ConsoleSettings) -> Starlett
         Route("/api/active", api.active, methods=["POST"]),
         Route("/api/stream", api.stream),
         Route("/api/records", api.records),
+        Route("/api/record", api.record),
         Route("/api/abort", api.abort, methods=["POST"]),
         Route("/api/{rest:path}", _not_found),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -231,11 +235,20 @@ class _Api:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     async def records(self, request: Request) -> Response:
-        """Return a page of records."""
-        wanted, settings = _page_request(request.query_params), self._settings
+        """Return a page of records, or the part of it that a short search finds."""
+        wanted, settings = _search_request(request.query_params), self._settings
 
         def read(visitor: Visitor) -> dict[str, Any]:
             return page(visitor.client, wanted, settings.bootstrap, visitor.connects)
+
+        return JSONResponse(await self._call(request, read))
+
+    async def record(self, request: Request) -> Response:
+        """Return one record with all columns and whole values."""
+        topic, partition, offset = _place(request.query_params)
+
+        def read(visitor: Visitor) -> dict[str, Any]:
+            return record(visitor.client, topic, partition, offset)
 
         return JSONResponse(await self._call(request, read))
 
@@ -276,22 +289,36 @@ async def _body(request: Request, names: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _page_request(query: Mapping[str, str]) -> PageRequest:
+def _search_request(query: QueryParams) -> SearchRequest:
     try:
         partition = query.get("partition") or None
-        return PageRequest(
+        return SearchRequest(
             topic=query.get("topic", ""),
             partition=None if partition is None else int(partition),
             isolation=query.get("isolation", "read_uncommitted"),
             filter=query.get("filter") or None,
             since=_moment(query.get("since")),
             until=_moment(query.get("until")),
+            offset=int(query.get("offset") or "0"),
             before=_offsets(query.get("before")),
             after=_offsets(query.get("after")),
+            reached=_offsets(query.get("reached")),
+            oldest_first=query.get("order") == "oldest",
             limit=int(query.get("limit", "50")),
+            columns=tuple(query.getlist("column")),
         )
     except ValueError as error:
         raise InvalidOption(f"invalid parameters of the page: {error}") from None
+
+
+def _place(query: QueryParams) -> tuple[str, int, int]:
+    try:
+        partition, offset = int(query.get("partition", "")), int(query.get("offset", ""))
+    except ValueError as error:
+        raise InvalidOption(f"invalid place of a record: {error}") from None
+    if not 0 <= offset < _OFFSET_END:
+        raise InvalidOption(f"invalid offset of a record: {offset}")
+    return query.get("topic", ""), partition, offset
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -30,6 +30,7 @@ TEXTS = [
     *("n > 0", "n > " + DIGITS, "(" * 3000, "read_committed", "read_atomic", "../x", "ü" * 300),
 ]
 QUERY = ("topic", "partition", "isolation", "filter", "since", "until", "before", "after", "limit")
+QUERY += ("offset", "reached", "order", "column")
 BODY = ("transactional_id", "number", "user", "password", "token")
 
 
@@ -64,7 +65,8 @@ def test_any_request_gets_a_typed_error(console: TestClient, seed: int) -> None:
         query = {name: chance.choice(TEXTS) for name in QUERY if chance.random() < 0.4}
         query["topic"] = chance.choice(["kept", "kept", query.get("topic", "kept")])
         if chance.random() < 0.6:
-            answer = console.get("/api/records", params=query)
+            path = chance.choice(["records", "records", "record"])
+            answer = console.get(f"/api/{path}", params=query)
         else:
             path = chance.choice(["abort", "login", "logout", "active", "records", "x", "session"])
             headers = {"cookie": chance.choice(["a=b", "isolog_console=" + DIGITS, ';;="', ""])}

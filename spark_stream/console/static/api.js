@@ -21,23 +21,29 @@ async function answer(request) {
   let response;
   try {
     response = await request;
-  } catch {
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     throw new Failure(NO_ANSWER, 0);
   }
   let found;
   try {
     found = await response.json();
-  } catch {
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     throw new Failure(NO_ANSWER, response.status);
   }
   if (!response.ok) throw new Failure(found.error, response.status);
   return found;
 }
 
-/** @param {string} path @param {Object<string, any>} [query] */
-export function get(path, query = {}) {
-  const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return answer(fetch(`${path}?${new URLSearchParams(kept)}`));
+/**
+ * A list in the query becomes several fields.
+ * @param {string} path @param {Object<string, any>} [query] @param {AbortSignal} [signal] ends the request
+ */
+export function get(path, query = {}, signal = undefined) {
+  const fields = Object.entries(query).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
+  const kept = fields.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return answer(fetch(`${path}?${new URLSearchParams(kept)}`, { signal }));
 }
 
 /** @param {string} path @param {Object<string, string>} body */

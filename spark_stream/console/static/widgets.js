@@ -179,8 +179,13 @@ export function section(title, ...children) {
 export function snippet(title, text) {
   return h("figure", { class: "snippet", key: title },
     h("figcaption", { class: "row" }, h("span", {}, title),
-      h("button", { type: "button", onclick: (event) => copy(event.currentTarget, text), "aria-label": `Copy the code for ${title}` }, "Copy")),
+      copyButton(`code for ${title}`, text)),
     h("pre", { tabindex: "0", role: "region", "aria-label": `Code for ${title}` }, h("code", {}, text)));
+}
+
+/** @param {string} what @param {string} text */
+export function copyButton(what, text) {
+  return h("button", { type: "button", onclick: (event) => copy(event.currentTarget, text), "aria-label": `Copy the ${what}` }, "Copy");
 }
 
 async function copy(button, text) {

@@ -57,6 +57,10 @@ VIEWS = {
         ["committed", "dep_delay &gt; 60"],
     ),
     "records-raw": ("/topics/greetings/records", ["\\xff\\xfe", "hello", '"lang"']),
+    "records-open": (
+        "/topics/flights/records?partition=0&order=oldest&limit=20&open=0:1&column=carrier&column=tags",
+        ["Columns: 2 of 6", "array<string>", "Copy", "dep_delay"],
+    ),
     "records-wrong": ("/topics/flights/records?filter=delay+%3E", ["INVALID_FILTER"]),
     "consumers": (
         "/consumers",

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.console.records import CUT_REMARK, ShownRange, python_snippet, spark_snippet
+from spark_stream.console.snippets import CUT_REMARK, ShownRange, python_snippet, spark_snippet
 from spark_stream.datasource.options.table import OPTIONS
 
 HOSTILE = """a'b"c\\ \n d > 'x' """
