@@ -382,6 +382,21 @@ class BrokerBusy(IsologError):
     hint = "Try again in a moment; smaller batches find room sooner."
 
 
+class LakeUnavailable(IsologError):
+    """The location of a lake did not answer, so the outcome of an operation is unknown."""
+
+    code = "LAKE_UNAVAILABLE"
+    retriable = True
+    hint = "Check the location and its network. The worker tries again."
+
+
+class LakeStopped(IsologError):
+    """A lake's worker writes nothing until a person has decided about a table or a topic."""
+
+    code = "LAKE_STOPPED"
+    hint = "`isolog lake status` shows the table and the reason."
+
+
 class DiskFull(IsologError):
     """The disk of the leader is full."""
 

@@ -1,0 +1,108 @@
+"""The merge of small files: adjacent files of a partition become one, in a separate version.
+
+A merge changes no row and no offset (``dataChange`` is false), so readers of a table's changes skip
+it. It is dropped if another version has removed one of its files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Final
+
+from spark_stream.errors import LakeUnavailable
+from spark_stream.lake.delta.actions import Action, AddFile, RemoveFile, commit_info
+from spark_stream.lake.delta.schema import OFFSET, PARTITION
+from spark_stream.lake.delta.table import Table
+from spark_stream.lake.steps import MergeFiles, NewMark, Now, Script
+from spark_stream.lake.versions import catch_up, put
+from spark_stream.structs import Positional
+
+FILES_LEAST: Final = 4
+_PUTS_MAX: Final = 5
+
+
+class FileRange(Positional):
+    """The partition of a file's records, and their first and last offset."""
+
+    partition: int
+    first: int
+    last: int
+
+
+def range_of(file: AddFile) -> FileRange | None:
+    """Return the range of a file by its statistics, or None if they are of several partitions."""
+    try:
+        stats = json.loads(file.stats or "")
+        least, most = stats["minValues"], stats["maxValues"]
+        if least[PARTITION] != most[PARTITION]:
+            return None
+        return FileRange(least[PARTITION], least[OFFSET], most[OFFSET])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def merge_table(
+    table: Table, cluster: str, of: str, file_bytes: int, files_least: int = FILES_LEAST
+) -> Script[int]:
+    """Merge one group of small files. Return the number of files that became one, or 0.
+
+    ``of``: the id of the table's topic. ``file_bytes``: the size of a file that is large enough.
+    A smaller group than ``files_least`` waits.
+    """
+    yield from catch_up(table)
+    table.check(cluster, of)
+    group = small_files(table.files.values(), file_bytes, files_least)
+    if not group:
+        return 0
+    merged = yield from MergeFiles(table.at, group)
+    mark = yield from NewMark()
+    for attempt in range(_PUTS_MAX):
+        if merged.path in table.files:
+            return len(group)
+        if any(table.files.get(each.path) != each for each in group):
+            return 0
+        table.check(cluster, of)
+        now_ms = yield from Now()
+        actions = [commit_info("OPTIMIZE", now_ms, mark)]
+        for each in group:
+            removed = RemoveFile(
+                path=each.path,
+                deletion_timestamp=now_ms,
+                data_change=False,
+                extended_file_metadata=True,
+                partition_values=each.partition_values,
+                size=each.size,
+            )
+            actions.append(Action(remove=removed))
+        actions.append(Action(add=merged))
+        try:
+            yield from put(table, actions)
+        except LakeUnavailable:
+            if attempt + 1 == _PUTS_MAX:
+                raise
+    return 0
+
+
+def small_files(
+    files: Iterable[AddFile], file_bytes: int, files_least: int = FILES_LEAST
+) -> list[AddFile]:
+    """Return the first group of adjacent small files of one partition, or none.
+
+    A group has at least ``files_least`` files and at most ``file_bytes``.
+    """
+    ranged = [(found, each) for each in files if (found := range_of(each)) is not None]
+    ranged.sort(key=lambda pair: (pair[0].partition, pair[0].first))
+    group: list[AddFile] = []
+    partition, size = -1, 0
+    for found, each in ranged:
+        fits = found.partition == partition and size + each.size <= file_bytes
+        if not fits or each.size > file_bytes // 2:
+            if len(group) >= files_least:
+                return group
+            group, size = [], 0
+        partition = found.partition
+        if each.size <= file_bytes // 2:
+            group.append(each)
+            size += each.size
+    return group if len(group) >= files_least else []

@@ -1,0 +1,126 @@
+"""The steps of a round: each kind is a struct, which a script yields: ``yield from Read(...)``.
+
+A driver carries a step out and sends its answer into the script, or throws an ``IsologError``. A
+script may end at each step, with its process. ``scripts.steps`` has the same form for brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from spark_stream.lake.delta.actions import Action, AddFile
+from spark_stream.lake.delta.table import Table
+from spark_stream.structs import Positional
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Step(Positional, Generic[T_co]):
+    """A request of a script, answered with a ``T_co``."""
+
+    def __iter__(self) -> Generator[Step[Any], Any, T_co]:
+        """Yield the step. Return its answer."""
+        answer: T_co = yield self
+        return answer
+
+
+Script = Generator[Step[Any], Any, T]
+
+
+class ReadVersion(Step[list[Action] | None]):
+    """The actions of a version of a table, or None if it does not exist."""
+
+    table: str
+    version: int
+
+
+class PutVersion(Step[bool]):
+    """A version of a table, written if it does not exist. Answered with whether it was written.
+
+    ``LakeUnavailable`` means that the outcome is unknown: the file may exist, or may exist later.
+    """
+
+    table: str
+    version: int
+    actions: list[Action]
+
+
+class TopicState(Positional):
+    """A topic of a lake at this time: its id, its columns and the log start of each partition."""
+
+    name: str
+    id: str
+    schema: pa.Schema
+    log_starts: Mapping[int, int]
+
+
+class DescribeTopics(Step[dict[str, TopicState]]):
+    """The present states of the lake's topics, by name. A topic that was deleted has none."""
+
+
+class FindCut(Step[dict[str, dict[int, int]]]):
+    """An atomic cut through all partitions of the topics, at or above ``lower``.
+
+    Both by topic and partition. A driver may limit the cut, so that a round has a bounded size.
+    """
+
+    lower: Mapping[str, Mapping[int, int]]
+
+
+class WriteFiles(Step[list[AddFile]]):
+    """The committed records of these ranges of a topic, as files of its table.
+
+    ``ranges``: by partition the first offset and the end. A range without visible records has no
+    file. Files are named by range and writer, so that a file is never written twice.
+    """
+
+    topic: TopicState
+    ranges: Mapping[int, tuple[int, int]]
+
+
+class Now(Step[int]):
+    """The time in milliseconds since 1970."""
+
+
+class NewMark(Step[str]):
+    """An id that no other commit has."""
+
+
+class WriteCheckpoint(Step[None]):
+    """The state of a table as a checkpoint file, so that readers need fewer versions."""
+
+    table: Table
+
+
+class CutEntry(Positional):
+    """The version of a topic's table at a cut, and the offsets there."""
+
+    topic: str
+    topic_id: str
+    version: int
+    offsets: Mapping[int, int]
+
+
+class Cut(Positional):
+    """A recorded cut. ``time_ms``: when it was recorded, in milliseconds since 1970."""
+
+    number: int
+    time_ms: int
+    entries: list[CutEntry]
+
+
+class WriteCut(Step[AddFile]):
+    """A cut's rows, as a file of the table of cuts."""
+
+    cut: Cut
+
+
+class MergeFiles(Step[AddFile]):
+    """The rows of adjacent files of one partition, in one new file."""
+
+    table: str
+    files: list[AddFile]

@@ -1,0 +1,384 @@
+"""A lake in memory: a log with transactions, tables, and workers that a schedule interleaves."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_stream.errors import LakeStopped, LakeUnavailable
+from spark_stream.lake import merging, rounds, steps
+from spark_stream.lake.delta.actions import Action, AddFile, CommitInfo, RemoveFile, Txn
+from spark_stream.lake.delta.schema import OFFSET, PARTITION
+from spark_stream.lake.delta.table import Table, application
+from spark_stream.lake.rounds import CUTS, Lake
+
+Row = tuple[int, int, int]
+"""The partition, the offset and the transaction of a record."""
+
+CLUSTER = "c1"
+TOPICS = ("orders", "audit")
+
+
+@dataclass
+class Transaction:
+    """A transaction, with its records by topic and partition."""
+
+    number: int
+    rows: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    outcome: str = "open"
+
+
+@dataclass
+class MemoryLog:
+    """Topics with partitions, whose records belong to transactions."""
+
+    ids: dict[str, str] = field(default_factory=lambda: {name: f"{name}-1" for name in TOPICS})
+    columns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOPICS, 1))
+    ends: dict[tuple[str, int], int] = field(
+        default_factory=lambda: {("orders", 0): 0, ("orders", 1): 0, ("audit", 0): 0}
+    )
+    transactions: list[Transaction] = field(default_factory=list)
+    log_starts: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self.transactions.append(Transaction(len(self.transactions)))
+
+    def append(self, number: int, place: tuple[str, int], rows: int) -> None:
+        first = self.ends[place]
+        self.transactions[number].rows.setdefault(place, []).extend(range(first, first + rows))
+        self.ends[place] = first + rows
+
+    def open_ones(self) -> list[int]:
+        return [each.number for each in self.transactions if each.outcome == "open"]
+
+    def committed(self, topic: str) -> set[Row]:
+        return {
+            (partition, offset, each.number)
+            for each in self.transactions
+            if each.outcome == "committed"
+            for (name, partition), offsets in each.rows.items()
+            if name == topic
+            for offset in offsets
+        }
+
+    def cut(self) -> dict[str, dict[int, int]]:
+        """Return the greatest offsets that divide no transaction."""
+        at = dict(self.ends)
+        moved = True
+        while moved:
+            moved = False
+            for each in self.transactions:
+                inside = [place for place, rows in each.rows.items() if rows[-1] < at[place]]
+                is_whole = len(inside) == len(each.rows) and each.outcome != "open"
+                if is_whole:
+                    continue
+                for place, rows in each.rows.items():
+                    if rows[0] < at[place] and (each.outcome != "aborted" or not is_whole):
+                        at[place], moved = rows[0], True
+        found: dict[str, dict[int, int]] = {name: {} for name in self.ids}
+        for (name, partition), offset in at.items():
+            found[name][partition] = offset
+        return found
+
+    def states(self) -> dict[str, steps.TopicState]:
+        return {
+            name: steps.TopicState(
+                name,
+                topic_id,
+                pa.schema([(f"c{k}", pa.int64()) for k in range(self.columns[name])]),
+                {p: self.log_starts.get((name, p), 0) for t, p in self.ends if t == name},
+            )
+            for name, topic_id in self.ids.items()
+        }
+
+
+@dataclass
+class Faults:
+    """The chance of each fault of a put, and of the end of a worker at a step."""
+
+    lost_before: float = 0.05
+    lost_after: float = 0.1
+    late: float = 0.05
+    killed: float = 0.02
+
+
+class LakeWorld:
+    """Workers over one location. Each event is one step of one worker, or of somebody else."""
+
+    def __init__(self, seed: int, workers: int = 2, faults: Faults | None = None) -> None:
+        self.random = random.Random(seed)
+        self.log = MemoryLog()
+        self.faults = faults or Faults()
+        self.versions: dict[str, list[list[Action]]] = {}
+        self.rows: dict[str, list[Row]] = {}
+        self.columns: dict[str, int] = {}
+        self.cuts: dict[str, steps.Cut] = {}
+        self.late: list[tuple[str, int, list[Action]]] = []
+        self.checkpoints: dict[str, tuple[int, list[Action]]] = {}
+        self.clock = 0
+        self.names = 0
+        self.rounds = 0
+        self.outdated = 0
+        self.merged = 0
+        self.stopped: LakeStopped | None = None
+        self.lakes = [self._new_lake() for _ in range(workers)]
+        self.running: list[Iterator[None] | None] = [None] * workers
+        self.put_hook: Callable[[str], None] = lambda table: None
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _new_lake(self) -> Lake:
+        lake = Lake("lake-1", CLUSTER, list(TOPICS))
+        for name, table in lake.tables.items():
+            if name in self.checkpoints and self.random.random() < 0.5:
+                version, actions = self.checkpoints[name]
+                table.restore(version, actions)
+        return lake
+
+    def step(self, worker: int) -> None:
+        """Run one step of a worker, or kill it."""
+        if self.random.random() < self.faults.killed:
+            self.running[worker] = None
+            self.lakes[worker] = self._new_lake()
+            return
+        running = self.running[worker]
+        if running is None:
+            running = self.running[worker] = self._run(self.lakes[worker])
+        try:
+            next(running)
+        except StopIteration:
+            self.running[worker] = None
+        except LakeUnavailable:
+            self.running[worker] = None
+
+    def run(self, worker: int, steps: int) -> None:
+        """Run some steps of a worker."""
+        for _ in range(steps):
+            self.step(worker)
+
+    def _run(self, lake: Lake) -> Iterator[None]:
+        """Run a round, or a merge, and pause after each effect."""
+        if self.random.random() < 0.3:
+            name = self.random.choice(TOPICS)
+            script = merging.merge_table(lake.tables[name], CLUSTER, self.log.ids[name], 5000, 2)
+            if lake.tables[name].version < 0:
+                return
+            self.merged += bool((yield from self._drive(script)))
+            return
+        done = yield from self._drive(rounds.run_round(lake))
+        self.rounds += 1
+        self.outdated += not done
+
+    def _drive(self, script: steps.Script[object]) -> Iterator[None]:
+        answer: object = None
+        error: Exception | None = None
+        while True:
+            try:
+                step = script.throw(error) if error is not None else script.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer, error = None, None
+            try:
+                answer = self._carry_out(step)
+            except LakeUnavailable as unavailable:
+                error = unavailable
+            yield
+
+    def _carry_out(self, step: steps.Step[object]) -> object:
+        match step:
+            case steps.Now():
+                self.clock += 1
+                return self.clock
+            case steps.NewMark():
+                return self._name("mark")
+            case steps.DescribeTopics():
+                return self.log.states()
+            case steps.FindCut():
+                return self.log.cut()
+            case steps.ReadVersion(table, version):
+                found = self.versions.get(table, [])
+                return found[version] if version < len(found) else None
+            case steps.PutVersion(table, version, actions):
+                return self._faulty_put(table, version, actions)
+            case steps.WriteFiles(topic, ranges):
+                return [
+                    each
+                    for each in (
+                        self._file(topic, partition, first, end)
+                        for partition, (first, end) in ranges.items()
+                    )
+                    if each is not None
+                ]
+            case steps.WriteCut(cut):
+                path = self._name("cut")
+                self.cuts[path] = cut
+                return AddFile(path=path, size=1, modification_time=0)
+            case steps.MergeFiles(_, files):
+                rows = [row for each in files for row in self.rows[each.path]]
+                return self._add(rows, sum(each.size for each in files), data_change=False)
+            case steps.WriteCheckpoint(table):
+                actions = [Action(protocol=table.protocol), Action(metadata=table.metadata)]
+                actions += [Action(txn=each) for each in table.txns.values()]
+                actions += [Action(add=each) for each in table.files.values()]
+                self.checkpoints[table.at] = (table.version, actions)
+                return None
+        raise AssertionError(step)
+
+    def _name(self, kind: str) -> str:
+        self.names += 1
+        return f"{kind}-{self.names}"
+
+    def _file(
+        self, topic: steps.TopicState, partition: int, first: int, end: int
+    ) -> AddFile | None:
+        rows = [
+            row
+            for row in sorted(self.log.committed(topic.name))
+            if row[0] == partition and first <= row[1] < end
+        ]
+        if not rows:
+            return None
+        made = self._add(rows, 100 * len(rows))
+        self.columns[made.path] = len(topic.schema)
+        return made
+
+    def _add(self, rows: list[Row], size: int, *, data_change: bool = True) -> AddFile:
+        path = self._name("file")
+        self.rows[path] = rows
+        stats = {
+            "numRecords": len(rows),
+            "minValues": {PARTITION: min(row[0] for row in rows), OFFSET: min(r[1] for r in rows)},
+            "maxValues": {PARTITION: max(row[0] for row in rows), OFFSET: max(r[1] for r in rows)},
+        }
+        return AddFile(
+            path=path,
+            size=size,
+            modification_time=0,
+            data_change=data_change,
+            stats=json.dumps(stats),
+        )
+
+    # -- the location ---------------------------------------------------------------------------
+
+    def _faulty_put(self, table: str, version: int, actions: list[Action]) -> bool:
+        chance = self.random.random()
+        if chance < self.faults.lost_before:
+            raise LakeUnavailable("the put was lost")
+        if chance < self.faults.lost_before + self.faults.late:
+            self.late.append((table, version, actions))
+            raise LakeUnavailable("the put is late")
+        done = self.put(table, version, actions)
+        if self.random.random() < self.faults.lost_after:
+            raise LakeUnavailable("the answer was lost")
+        return done
+
+    def put(self, table: str, version: int, actions: list[Action]) -> bool:
+        """Write a version if it does not exist, and check the table."""
+        versions = self.versions.setdefault(table, [])
+        if version < len(versions):
+            return False
+        assert version == len(versions), "a version was skipped"
+        versions.append(actions)
+        self.put_hook(table)
+        return True
+
+    def put_late(self) -> None:
+        """Carry out a late put."""
+        if self.late:
+            table, version, actions = self.late.pop(self.random.randrange(len(self.late)))
+            self.put(table, version, actions)
+
+    def compact(self, name: str) -> None:
+        """Merge files of all partitions into one, as another program does."""
+        table = self.table(name)
+        if len(table.files) < 2:
+            return
+        files = self.random.sample(
+            sorted(table.files), self.random.randrange(2, 1 + len(table.files))
+        )
+        rows = [row for path in files for row in self.rows[path]]
+        actions = [Action(commit_info=CommitInfo(operation="OPTIMIZE"))]
+        actions += [Action(remove=RemoveFile(path=path, data_change=False)) for path in files]
+        actions.append(Action(add=self._add(rows, 1, data_change=False)))
+        self.put(name, table.version + 1, actions)
+
+    def restore(self, name: str) -> bool:
+        """Restore an older version, as another program does. Offsets stay, as Delta's RESTORE."""
+        table = self.table(name)
+        old = self.table(name, self.random.randrange(table.version + 1))
+        gone = [path for path in table.files if path not in old.files]
+        if not gone:
+            return False
+        actions = [Action(commit_info=CommitInfo(operation="RESTORE"))]
+        actions += [Action(remove=RemoveFile(path=path)) for path in gone]
+        actions += [Action(add=each) for path, each in old.files.items() if path not in table.files]
+        return self.put(name, table.version + 1, actions)
+
+    def table(self, name: str, version: int | None = None) -> Table:
+        """Return the state of a table at a version."""
+        table = Table(name)
+        versions = self.versions.get(name, [])
+        for number, actions in enumerate(versions[: None if version is None else version + 1]):
+            table.apply(number, actions)
+        return table
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def rows_of(self, table: Table) -> list[Row]:
+        return sorted(row for path in table.files for row in self.rows[path])
+
+    def check_table(self, name: str, version: int | None = None) -> None:
+        """Check that a version has each committed row below its offsets once, and no other."""
+        table = self.table(name, version)
+        rows = self.rows_of(table)
+        assert len(rows) == len(set(rows)), f"{name}@{version}: rows twice"
+        assert table.metadata is not None
+        columns = json.loads(table.metadata.schema_string)["fields"]
+        assert len(columns) >= 3 + max(
+            (self.columns.get(path, 0) for path in table.files), default=0
+        )
+        ends = {p: table.offset(self.log.ids[name], p) or 0 for t, p in self.log.ends if t == name}
+        want = {row for row in self.log.committed(name) if row[1] < ends[row[0]]}
+        assert set(rows) == want, f"{name}@{version}: {sorted(want ^ set(rows))}"
+        for each in self.log.transactions:
+            of_table = {p: o for (t, p), o in each.rows.items() if t == name}
+            inside = {all(at < ends[p] for at in rows) for p, rows in of_table.items()}
+            none = {all(at >= ends[p] for at in rows) for p, rows in of_table.items()}
+            assert inside <= {True} or none <= {True}, f"{name}@{version} divides {each.number}"
+
+    def check_cuts(self) -> None:
+        """Check that the tables of each recorded cut have the same transactions."""
+        recorded = [self.cuts[path] for path in self.table(CUTS).files]
+        numbers = sorted(cut.number for cut in recorded)
+        assert numbers == list(range(len(numbers))), numbers
+        for cut in recorded:
+            rows = set()
+            for entry in cut.entries:
+                table = self.table(entry.topic, entry.version)
+                for partition, offset in entry.offsets.items():
+                    at = table.txns.get(application(entry.topic_id, partition), Txn("", 0)).version
+                    assert at == offset, f"cut {cut.number}: {entry.topic}"
+                rows |= {(entry.topic, p, o) for p, o, _ in self.rows_of(table)}
+            for each in self.log.transactions:
+                mine = {(t, p, o) for (t, p), found in each.rows.items() for o in found}
+                want = mine if each.outcome == "committed" and mine & rows else set()
+                assert mine & rows == want, f"cut {cut.number} divides {each.number}"
+
+    def finish(self) -> None:
+        """Decide all transactions, and let one worker finish without faults."""
+        for number in self.log.open_ones():
+            self.log.transactions[number].outcome = "committed"
+        self.faults = Faults(0, 0, 0, 0)
+        self.late.clear()
+        lake = self._new_lake()
+        for _ in range(3):
+            for _ in self._drive(rounds.run_round(lake)):
+                pass
+        for name in TOPICS:
+            self.check_table(name)
+            rows = set(self.rows_of(self.table(name)))
+            assert rows == self.log.committed(name), f"{name}: rows are missing at the end"

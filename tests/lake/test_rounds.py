@@ -1,0 +1,121 @@
+"""Rounds of several workers over one location, with faults, in every order that a seed gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.errors import LakeStopped
+from tests.lake.lake_world import TOPICS, Faults, LakeWorld
+
+RUNS = 150
+
+
+def simulate(seed: int, *, events: int = 700, workers: int = 2) -> LakeWorld:
+    """Interleave writers, workers and faults. Check each version, and the end."""
+    world = LakeWorld(seed, workers)
+    world.put_hook = lambda table: world.check_table(table) if table in TOPICS else None
+    draw = world.random
+    for _ in range(events):
+        kind = draw.random()
+        if kind < 0.75:
+            world.step(draw.randrange(workers))
+        elif kind < 0.82:
+            if len(world.log.open_ones()) < 2:
+                world.log.begin()
+        elif kind < 0.88 and world.log.open_ones():
+            place = draw.choice(sorted(world.log.ends))
+            world.log.append(draw.choice(world.log.open_ones()), place, draw.randrange(1, 4))
+        elif kind < 0.97 and world.log.open_ones():
+            number = draw.choice(world.log.open_ones())
+            world.log.transactions[number].outcome = draw.choice(("committed", "aborted"))
+        elif kind < 0.98:
+            world.put_late()
+        elif kind < 0.985:
+            world.compact(draw.choice(TOPICS))
+        elif kind < 0.99:
+            name = draw.choice(TOPICS)
+            world.log.ends.setdefault((name, len([t for t, _ in world.log.ends if t == name])), 0)
+        elif kind < 0.995:
+            world.log.columns[draw.choice(TOPICS)] += 1
+    world.finish()
+    world.check_cuts()
+    return world
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_each_committed_record_is_in_its_table_once(seed: int) -> None:
+    simulate(seed, workers=1 + seed % 3)
+
+
+def test_schedules_reach_cuts_conflicts_and_outdated_rounds() -> None:
+    worlds = [simulate(seed, workers=2) for seed in range(30)]
+    assert sum(len(world.cuts) for world in worlds) > 100
+    assert sum(world.outdated for world in worlds) > 10
+    assert sum(world.merged for world in worlds) > 10
+
+
+def test_a_restored_table_stops_the_worker() -> None:
+    stopped = 0
+    for seed in range(40):
+        world = LakeWorld(seed, 2, Faults(0, 0, 0, 0))
+        for number in range(4):
+            world.log.begin()
+            world.log.append(number, ("orders", 0), 2)
+            world.log.append(number, ("audit", 0), 1)
+            world.log.transactions[number].outcome = "committed"
+            world.run(0, steps=30)
+        if not world.restore("orders"):
+            continue
+        with pytest.raises(LakeStopped, match="restored an older version"):
+            world.run(1, steps=60)
+        stopped += 1
+    assert stopped > 10
+
+
+def settled_world() -> LakeWorld:
+    """Return a world whose tables have six transactions, each in a separate version."""
+    world = LakeWorld(0, 2, Faults(0, 0, 0, 0))
+    for number in range(6):
+        world.log.begin()
+        world.log.append(number, ("orders", 0), 2)
+        world.log.append(number, ("audit", 0), 1)
+        world.log.transactions[number].outcome = "committed"
+        world.finish()
+    return world
+
+
+def test_an_older_copy_of_a_table_stops_the_worker() -> None:
+    world = settled_world()
+    del world.versions["orders"][-2:]
+    with pytest.raises(LakeStopped, match="an older copy of it was restored"):
+        world.finish()
+
+
+def test_a_recreated_topic_stops_the_worker() -> None:
+    world = settled_world()
+    world.log.ids["orders"] = "orders-2"
+    with pytest.raises(LakeStopped, match="belongs to the topic orders-1"):
+        world.finish()
+
+
+def test_a_deleted_topic_stops_the_worker() -> None:
+    world = settled_world()
+    del world.log.ids["audit"]
+    with pytest.raises(LakeStopped, match="the topic 'audit' of the lake was deleted"):
+        world.finish()
+
+
+def test_records_that_retention_removed_stop_the_worker() -> None:
+    world = settled_world()
+    world.log.begin()
+    world.log.append(6, ("orders", 0), 5)
+    world.log.log_starts["orders", 0] = 14
+    with pytest.raises(LakeStopped, match="retention removed records"):
+        world.finish()
+
+
+def test_a_cut_below_the_table_stops_the_worker() -> None:
+    world = settled_world()
+    world.log.ends["orders", 0] -= 1
+    with pytest.raises(LakeStopped, match="lost committed records"):
+        world.finish()

@@ -1,0 +1,116 @@
+"""Bugs that are planted in the scripts of a lake, each in one line, and found by the simulation."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import pytest
+
+from spark_stream.errors import LakeStopped
+from spark_stream.lake import merging, rounds
+from tests.lake.test_rounds import simulate
+
+SEEDS = 60
+
+BUGS = [
+    pytest.param(
+        rounds,
+        "        if have != {partition: change.starts[partition] for partition in ends}:\n"
+        "            return False\n",
+        "",
+        id="a_commit_ignores_where_the_table_ends",
+    ),
+    pytest.param(
+        rounds,
+        "if all(at is not None and at >= ends[partition] for",
+        "if any(at is not None and at >= ends[partition] for",
+        id="one_committed_partition_counts_as_all",
+    ),
+    pytest.param(
+        rounds,
+        "        if any(table.offset(topic_id, p) != at for p, at in cut[name].items()):\n"
+        "            return False\n",
+        "",
+        id="a_cut_is_recorded_for_tables_beyond_it",
+    ),
+    pytest.param(
+        rounds,
+        "topic_id, table.moved_at, cut",
+        "topic_id, table.moved_at - 1, cut",
+        id="a_cut_names_the_version_before",
+    ),
+    pytest.param(
+        rounds,
+        "for p, at in ends.items() if at != have[p]}",
+        "for p, at in [*ends.items()][:1]}",
+        id="a_commit_moves_one_partition_only",
+    ),
+    pytest.param(
+        rounds,
+        "log_start if (at := starts[name][p]) is None else at",
+        "log_start",
+        id="files_start_at_the_log_start",
+    ),
+    pytest.param(
+        rounds,
+        "{p: (first, ends[p]) for",
+        "{p: (first, ends[p] + 1) for",
+        id="files_have_a_record_beyond_the_cut",
+    ),
+    pytest.param(
+        rounds,
+        "        actions += [Action(add=each) for each in change.files]\n",
+        "        actions += [Action(add=each) for each in change.files[:1]]\n",
+        id="a_commit_drops_the_files_of_a_partition",
+    ),
+    pytest.param(
+        rounds,
+        "        actions += _schema_change(table, table_schema(topic.name, topic.schema))\n",
+        "",
+        id="a_new_column_is_not_in_the_tables_schema",
+    ),
+    pytest.param(
+        rounds,
+        "cuts.number(lake.application) + 1",
+        "cuts.number(lake.application) + 2",
+        id="a_number_of_a_cut_is_skipped",
+    ),
+    pytest.param(
+        rounds,
+        "    if any(cut[name].keys() != lower[name].keys() for name in lake.topics):\n"
+        "        return False  # a partition was added after the description\n",
+        "    cut = {n: {p: cut[n][p] for p in lower[n]} for n in lake.topics}\n",
+        id="a_partition_that_was_added_meanwhile_is_ignored",
+    ),
+    pytest.param(
+        merging,
+        "        if any(table.files.get(each.path) != each for each in group):\n"
+        "            return 0\n",
+        "",
+        id="a_merge_adds_files_that_another_one_merged",
+    ),
+    pytest.param(
+        merging,
+        "actions.append(Action(remove=removed))",
+        "actions += [Action(remove=removed)] * (each is not group[0])",
+        id="a_merge_keeps_a_file_that_it_merged",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "line", "planted"), BUGS)
+def test_the_simulation_finds(
+    module: ModuleType, line: str, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = inspect.getsource(module)
+    assert source.count(line) == 1, "the planted line is not in the source"
+    for name, value in vars(module).copy().items():
+        monkeypatch.setattr(module, name, value)  # so that the originals come back
+    exec(compile(source.replace(line, planted), module.__file__ or "", "exec"), vars(module))
+    for seed in range(SEEDS):
+        try:
+            simulate(seed, workers=1 + seed % 3)
+        except (AssertionError, KeyError, LakeStopped):
+            return
+    pytest.fail(f"{SEEDS} runs did not find it")
