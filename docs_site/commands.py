@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 
 from docs_site.cells import row, table
-from spark_stream.cli.app import app
+from spark_stream.cli.app import COMMANDS, app, loaded
 
 _EXAMPLES: Final = "\b\n"
 
@@ -20,10 +20,11 @@ def rendered() -> str:
     """Render every command: a section with its effect, examples, arguments and options."""
     root = typer.main.get_command(app)
     parts = ["## Options of every command", "Give them before the command.", _parameters(root)]
-    for words, command in _leaves(root, ("isolog",)):
-        parts.append(f"## `{' '.join(words)}`")
-        parts += _paragraphs(command.help or "")
-        parts.append(_parameters(command))
+    for name in COMMANDS:
+        for words, command in _leaves(loaded(name), ("isolog", name)):
+            parts.append(f"## `{' '.join(words)}`")
+            parts += _paragraphs(command.help or "")
+            parts.append(_parameters(command))
     return "\n\n".join(filter(None, parts))
 
 

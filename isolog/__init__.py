@@ -14,23 +14,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import spark_stream
 from isolog import errors
-from spark_stream import (
-    BrokerDescription,
-    BrokerStatus,
-    ClusterDescription,
-    Consumer,
-    Log,
-    PartitionDescription,
-    Producer,
-    Record,
-    TopicDescription,
-    TransactionalProducer,
-    TransactionDescription,
-    Written,
-    __version__,
-    connect,
-)
+
+if TYPE_CHECKING:
+    from isolog import aio as aio
+    from isolog import spark as spark
+    from isolog import testing as testing
+    from spark_stream import (
+        BrokerDescription,
+        BrokerStatus,
+        ClusterDescription,
+        Consumer,
+        Log,
+        PartitionDescription,
+        Producer,
+        Record,
+        TopicDescription,
+        TransactionalProducer,
+        TransactionDescription,
+        Written,
+        __version__,
+        connect,
+    )
 
 __all__ = [
     "BrokerDescription",
@@ -50,14 +56,18 @@ __all__ = [
     "errors",
 ]
 
-if TYPE_CHECKING:
-    from isolog import aio as aio
-    from isolog import spark as spark
-    from isolog import testing as testing
-else:
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a module of the package on its first use. Programs without it start sooner."""
+        """Import a public name on its first use. Programs without it start sooner."""
         if name in ("aio", "spark", "testing"):
             return import_module(f"isolog.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(spark_stream, name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "aio", "spark", "testing"])

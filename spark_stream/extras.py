@@ -16,7 +16,6 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 _CHECKOUT: Final = Path(__file__).resolve().parents[1]
 
@@ -51,6 +50,8 @@ def _from_origin(recorded: dict[str, Any], wanted: str) -> list[str]:
     parts = urlsplit(url)
     if parts.scheme != "file":
         return [f"{wanted} @ {url}{below}"]
+    from urllib.request import url2pathname  # it loads OpenSSL
+
     path = Path(url2pathname(parts.path))
     if not path.exists():
         return []

@@ -9,24 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, Any, NoReturn
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from spark_stream.cli.commands import (
-    access,
-    broker,
-    certs,
-    cluster,
-    console,
-    consume,
-    consumers,
-    produce,
-    topic,
-    transactions,
-)
-from spark_stream.cli.operating import bench, setup, stored_logs, top
 from spark_stream.cli.options import (
     ACCESS_OPTIONS,
     Profile,
@@ -39,12 +28,83 @@ from spark_stream.cli.options import (
     set_access,
 )
 from spark_stream.cli.terminal import discard_output, open_closed_streams, problem_of
-from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidOption, IsologError
+
+COMMANDS: Final = {
+    "produce": (
+        "commands.produce:produce",
+        "Write records to a topic from lines, CSV, JSON lines, Parquet or Arrow.",
+    ),
+    "consume": (
+        "commands.consume:consume",
+        "Print the records of a topic that are visible at the isolation level.",
+    ),
+    "bench": (
+        "operating.bench:bench",
+        "Write to a topic and read from it. Print the throughput and percentiles of the latencies.",
+    ),
+    "top": (
+        "operating.top:top",
+        "Show brokers, topics by rate, problems, open transactions, and readers with their lag.",
+    ),
+    "console": (
+        "commands.console:console",
+        "Serve a web page with live partitions, records, transactions and consumers of the"
+        " cluster.",
+    ),
+    "prepare-spark": (
+        "operating.setup:prepare_spark",
+        "Reduce the start time of Spark's Python workers. Run it once per installation of PySpark.",
+    ),
+    "broker": ("commands.broker:app", "Start, stop and inspect a broker."),
+    "certs": ("commands.certs:app", "Create certificates for TLS."),
+    "user": ("commands.access:users", "Add, list and remove users."),
+    "token": ("commands.access:tokens", "Create, list and revoke tokens."),
+    "acl": ("commands.access:acl", "Allow and deny operations, and check permissions."),
+    "quota": ("commands.access:quotas", "Limit the load of principals on each broker."),
+    "cluster": (
+        "commands.cluster:app",
+        "Inspect a cluster, remove brokers, and back up its metadata.",
+    ),
+    "consumers": ("commands.consumers:app", "List, describe, reset and delete consumers."),
+    "config": ("operating.setup:app", "Print or copy example configurations."),
+    "log": ("operating.stored_logs:app", "Inspect the files of a log, without a broker."),
+    "sinks": ("commands.transactions:sinks", "List and delete the sinks of queries."),
+    "topic": ("commands.topic:app", "Create, list, describe, alter, trim and delete topics."),
+    "transactions": ("commands.transactions:app", "List, describe and abort transactions."),
+}
+"""The place of each command below ``spark_stream.cli``, and the first sentences of its help."""
+
+
+@cache
+def loaded(name: str) -> Any:
+    """Import a command's module, and return the command."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"spark_stream.cli.{module}"), attribute)
+    parent = typer.Typer(rich_markup_mode="rich")
+    if isinstance(found, typer.Typer):
+        parent.add_typer(found, name=name)
+    else:
+        parent.command(name)(found)
+    return typer.main.get_group(parent).commands[name]
 
 
 class _Commands(TyperGroup):
-    """The group of all commands."""
+    """The group of all commands.
+
+    Help and completion need only names and sentences. The module of a command is imported when the
+    command runs: all modules together take longer than most commands.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, text) in COMMANDS.items():
+            self.add_command(TyperCommand(name=name, help=text))
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        """Return the name, the command and its arguments."""
+        name, command, rest = super().resolve_command(context, arguments)
+        return name, None if command is None else loaded(str(command.name)), rest
 
     def invoke(self, context: Any) -> Any:
         """Run the command. Rephrase the errors of options that pydantic has validated."""
@@ -67,29 +127,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(broker.app, name="broker")
-app.add_typer(certs.app, name="certs")
-app.add_typer(access.users, name="user")
-app.add_typer(access.tokens, name="token")
-app.add_typer(access.acl, name="acl")
-app.add_typer(access.quotas, name="quota")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(consumers.app, name="consumers")
-app.add_typer(setup.app, name="config")
-app.add_typer(stored_logs.app, name="log")
-app.add_typer(transactions.sinks, name="sinks")
-app.add_typer(topic.app, name="topic")
-app.add_typer(transactions.app, name="transactions")
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
-app.command("bench")(bench.bench)
-app.command("top")(top.top)
-app.command("console")(console.console)
-app.command("prepare-spark")(setup.prepare_spark)
 
 
 def _version(requested: bool) -> None:
     if requested:
+        from spark_stream.environment import VERSION
+
         print(f"isolog {VERSION}")
         raise typer.Exit
 

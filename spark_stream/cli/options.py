@@ -10,20 +10,21 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from spark_stream.client.connecting.access import Access, access_of, bootstrap_of_profile
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.embedded import lock_held
-from spark_stream.client.log import Log
-from spark_stream.client.topics import Place
-from spark_stream.cluster.stores.backends import Backend
 from spark_stream.consistency.isolation import CONSUMER_LEVELS
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLog
-from spark_stream.wire.topic_messages import TopicDescription
+
+if TYPE_CHECKING:
+    from spark_stream.client.connecting.access import Access
+    from spark_stream.client.connecting.connection import ClusterConnection
+    from spark_stream.client.log import Log
+    from spark_stream.client.topics import Place
+    from spark_stream.cluster.stores.backends import Backend
+    from spark_stream.wire.topic_messages import TopicDescription
 
 BOOTSTRAP_VARIABLE: Final = "ISOLOG_BOOTSTRAP"
 PATH_VARIABLE: Final = "ISOLOG_PATH"
@@ -161,6 +162,11 @@ def completed(names: Callable[[Log], Iterable[str]]) -> Callable[[typer.Context,
         set_access({name: ctx.find_root().params.get(key) for key, name in ACCESS_OPTIONS.items()})
         with suppress(Exception):
             bootstrap, path = where(ctx.params.get("bootstrap"), _found(ctx.params.get("path")))
+
+            from spark_stream.client.connecting.connection import ClusterConnection
+            from spark_stream.client.connecting.embedded import lock_held
+            from spark_stream.client.log import Log
+
             with_password = _ACCESS["user"] is None or os.environ.get("ISOLOG_PASSWORD")
             if not with_password or (path is not None and not lock_held(path)):
                 return []
@@ -186,7 +192,7 @@ Topic = Annotated[
         metavar="TOPIC",
         help="Name of the topic.",
         show_default=False,
-        autocompletion=completed(Log.topics),
+        autocompletion=completed(lambda log: log.topics()),
     ),
 ]
 Isolation = Annotated[
@@ -202,6 +208,29 @@ class Listing(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+class Format(StrEnum):
+    """Formats of an input."""
+
+    LINES = "lines"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+TEXT: Final = (Format.LINES, Format.CSV, Format.JSON)
+
+
+class Shape(StrEnum):
+    """Output formats of records."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    RAW = "raw"
+    ARROW = "arrow"
 
 
 Output = Annotated[Listing, typer.Option("--output", "-o", help="Output format.")]
@@ -257,6 +286,8 @@ def where(bootstrap: str | None, path: Path | None) -> tuple[str | None, Path | 
         if directory is not None:
             path = local_directory(directory, PATH_VARIABLE, BOOTSTRAP_VARIABLE)
         if bootstrap is None and path is None:
+            from spark_stream.client.connecting.access import bootstrap_of_profile
+
             bootstrap = bootstrap_of_profile(_ACCESS)
         if bootstrap is not None and path is not None:
             raise InvalidOption(
@@ -302,6 +333,8 @@ def ask_password() -> None:
 
 def access() -> Access:
     """Return the credential and the TLS settings from the options, else from the environment."""
+    from spark_stream.client.connecting.access import access_of
+
     ask_password()
     return access_of(_ACCESS)
 
@@ -328,6 +361,8 @@ def connection(
         UnknownLog: there is no log in the directory.
         BrokerUnavailable: no broker listens there. There is no retry, unlike in the client.
     """
+    from spark_stream.client.connecting.connection import ClusterConnection
+
     bootstrap, path = where(bootstrap, path)
     opened = ClusterConnection(
         bootstrap, None if path is None else path.absolute(), create=makes, access=access()
@@ -356,6 +391,8 @@ def _check_log(opened: ClusterConnection, path: Path) -> None:
 @contextmanager
 def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Iterator[Log]:
     """Connect like :func:`connection`, and return the client's public handle."""
+    from spark_stream.client.log import Log
+
     with connection(bootstrap, path, makes=makes) as opened:
         yield Log(opened)
 

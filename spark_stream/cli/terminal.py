@@ -14,11 +14,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final, Self
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _STANDARD: Final = ("stdin", "stdout", "stderr")
 _BUFFER_BYTES: Final = 1 << 20
@@ -99,6 +100,9 @@ class Bar:
         )
 
     def _start(self) -> tuple[Progress, TaskID]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import typer
 
 from docs_site.pictures import FOLDER, PICTURES
 from docs_site.tables import DOCS, TABLES, begin, end, pages, with_tables, write_tables
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.cli.app import app
+from spark_stream.cli.app import COMMANDS, loaded
 from spark_stream.datasource.options.table import OPTIONS
 from spark_stream.errors import BY_CODE, IsologError
 from spark_stream.storage.settings import SETTINGS
@@ -62,9 +61,9 @@ def test_every_option_setting_and_error_has_a_row() -> None:
 
 def test_every_command_has_a_section_with_all_its_options() -> None:
     text = (REFERENCE / "commands.md").read_text()
-    commands = typer.main.get_command(app).commands
     assert "## `isolog produce`" in text
-    for name, group in commands.items():
+    for name in COMMANDS:
+        group = loaded(name)
         for below, command in getattr(group, "commands", {}).items():
             section = text.partition(f"## `isolog {name} {below}`\n")[2].partition("\n## ")[0]
             options = {each.opts[0] for each in command.params if each.opts[0].startswith("-")}

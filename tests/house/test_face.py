@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import pickle
 import subprocess
 import sys
 from importlib import import_module
@@ -89,6 +90,34 @@ def test_face_has_every_public_name() -> None:
     for name in ("aio", "testing"):
         behind = import_module(f"spark_stream.{name}")
         assert set(getattr(isolog, name).__all__) == set(behind.__all__)
+
+
+def test_late_names_are_the_imports_of_type_checkers() -> None:
+    """A type checker sees imports, and a program the table. Both have the same names."""
+    tree = ast.parse((ROOT / "spark_stream" / "__init__.py").read_text())
+    seen = {
+        alias.name: node.module
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module != "spark_stream"
+        for alias in node.names
+    }
+    assert seen == {name: f"spark_stream.{at}" for name, at in spark_stream._PLACES.items()}
+    assert set(seen) | {"__version__", "errors"} == set(spark_stream.__all__)
+
+
+def test_late_names_are_listed_starred_and_pickled() -> None:
+    import isolog
+
+    assert set(dir(isolog)) == {*isolog.__all__, "aio", "spark", "testing"}
+    starred: dict[str, object] = {}
+    exec("from isolog import *", starred)
+    assert set(isolog.__all__) <= set(starred)
+    for name in ("Log", "Record", "connect"):
+        assert pickle.loads(pickle.dumps(getattr(isolog, name))) is getattr(isolog, name)
+    with pytest.raises(AttributeError, match="module 'isolog' has no attribute 'logs'"):
+        _ = isolog.logs
 
 
 def test_public_objects_have_docstrings() -> None:

@@ -14,13 +14,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.table import Table
 
-from spark_stream.access.callers import hash_password
-from spark_stream.access.rules import RATE_MAX, RATE_MIN
 from spark_stream.cli.options import (
     Bootstrap,
     BrokerConf,
@@ -35,12 +33,12 @@ from spark_stream.cli.options import (
     note,
 )
 from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, visible, wall_ms
-from spark_stream.client.administration import AccessClient
-from spark_stream.client.connecting.access import checked_text
-from spark_stream.cluster.access import USERS, User, encode
-from spark_stream.cluster.stores.backends import Backend
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.access_messages import LIFETIME_DAYS_MAX, RuleText
+
+if TYPE_CHECKING:
+    from spark_stream.client.administration import AccessClient
+    from spark_stream.cluster.stores.backends import Backend
+    from spark_stream.wire.access_messages import RuleText
 
 users = typer.Typer(no_args_is_help=True, help="Add, list and remove users.")
 tokens = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
@@ -102,6 +100,8 @@ Resource = Annotated[
 
 @contextmanager
 def _client(bootstrap: str | None, path: Path | None) -> Iterator[AccessClient]:
+    from spark_stream.client.administration import AccessClient
+
     with connection(bootstrap, path) as opened:
         yield AccessClient(opened)
 
@@ -112,6 +112,8 @@ def _password(file: Path | None, name: str) -> str:
     Raises:
         InvalidOption: none of these is available, or the password is not readable or not UTF-8.
     """
+    from spark_stream.client.connecting.access import checked_text
+
     if file is not None:
         try:
             data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
@@ -160,6 +162,9 @@ def add_user(
 
 
 def _add_to_store(metadata: Backend, name: str, password: str) -> None:
+    from spark_stream.access.callers import hash_password
+    from spark_stream.cluster.access import USERS, User, encode
+
     if not metadata.exists():
         raise InvalidOption(
             f"there is no metadata store {metadata}",
@@ -252,6 +257,8 @@ def _grant(text: str) -> tuple[str, str]:
 
 
 def _lifetime_s(text: str | None) -> float | None:
+    from spark_stream.wire.access_messages import LIFETIME_DAYS_MAX
+
     if text is None:
         return None
     found = _LIFETIME.fullmatch(text)
@@ -400,6 +407,8 @@ def check(
 
 def _note_rule(effect: str, principal: str, operation: str, resource: str) -> None:
     """Print the rule, but not its result, which depends on other rules."""
+    from spark_stream.wire.access_messages import RuleText
+
     made = RuleText(effect=effect, principal=principal, operation=operation, resource=resource)
     note(f"rule: {_rule_text(made)}")
 
@@ -449,6 +458,8 @@ def set_quota(
 
 
 def _rate(option: str, text: str | None) -> int | None:
+    from spark_stream.access.rules import RATE_MAX, RATE_MIN
+
     if text is None:
         return None
     found = _RATE.fullmatch(text.strip())

@@ -36,14 +36,6 @@ from spark_stream.cli.options import (
     where,
 )
 from spark_stream.cli.output.texts import as_json, cell, console, size_text
-from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.connecting.embedded import (
-    broker_command,
-    broker_environment,
-    check_ours,
-    lock_held,
-)
-from spark_stream.client.log import Log
 from spark_stream.directories import local_directory
 from spark_stream.errors import (
     BrokerUnavailable,
@@ -53,7 +45,6 @@ from spark_stream.errors import (
     StorageFailure,
     from_wire,
 )
-from spark_stream.wire.cluster_messages import BrokerStatus
 
 READY: Final = "isolog broker ready "
 _START_SECONDS: Final = 60.0
@@ -275,6 +266,9 @@ def status(
     isolog broker status --dir data/
     isolog broker status --bootstrap localhost:9092 --output json
     """
+    from spark_stream.client.connecting.connection import ClusterConnection
+    from spark_stream.client.log import Log
+
     if bootstrap is not None and directory is not None:
         raise InvalidOption("--dir and --bootstrap exclude each other", hint="Give one of them.")
     if directory is None and not os.environ.get(DIRECTORY_VARIABLE):
@@ -340,6 +334,8 @@ class RunningBroker(Struct, frozen=True):
 
 def running_broker(directory: Path) -> RunningBroker | None:
     """Return the broker of the directory, None if no broker runs."""
+    from spark_stream.client.connecting.embedded import lock_held
+
     try:
         if not lock_held(directory):
             return None
@@ -361,6 +357,12 @@ def start_in_background(directory: Path, flags: list[str], variables: Mapping[st
     Raises:
         IsologError: the broker did not start.
     """
+    from spark_stream.client.connecting.embedded import (
+        broker_command,
+        broker_environment,
+        check_ours,
+    )
+
     directory = directory.absolute()
     check_ours(directory)
     try:
@@ -464,6 +466,7 @@ def _handle(pid: int, directory: Path) -> int | None:
 
 if TYPE_CHECKING:
     from spark_stream.broker.config import BrokerConfig
+    from spark_stream.wire.cluster_messages import BrokerStatus
 
 
 def show_status(status: BrokerStatus, shape: Listing) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -27,11 +27,11 @@ from spark_stream.cli.options import (
     where,
 )
 from spark_stream.cli.output.texts import as_json, broker_state, cell, console, plain_table
-from spark_stream.client.administration import inspect_cluster, restore_metadata
-from spark_stream.cluster import backup as backups
-from spark_stream.cluster.stores.backends import EtcdPlace, parse_place
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription
+
+if TYPE_CHECKING:
+    from spark_stream.cluster.stores.backends import EtcdPlace
+    from spark_stream.wire.cluster_messages import BrokerStatus, ClusterDescription
 
 
 def show_cluster(
@@ -103,6 +103,8 @@ def status(
     isolog cluster status --bootstrap localhost:9092
     isolog cluster status --output json | jq .problems
     """
+    from spark_stream.client.administration import inspect_cluster
+
     with connection(bootstrap, path) as opened:
         found, statuses = inspect_cluster(opened)
     show_cluster(found, statuses, output)
@@ -185,6 +187,8 @@ def backup(
     isolog cluster backup metadata.backup --metadata etcd://10.0.0.1:2379,10.0.0.2:2379/prod
     isolog cluster backup metadata.backup --path data/
     """
+    from spark_stream.cluster import backup as backups
+
     store = _store(metadata, path)
     if isinstance(store, Path):
         backups.back_up(store, file, force=force)
@@ -220,6 +224,9 @@ def restore(
     isolog cluster restore --bootstrap localhost:9092
     isolog cluster restore metadata.backup --metadata /var/lib/isolog/metadata.sqlite
     """
+    from spark_stream.client.administration import restore_metadata
+    from spark_stream.cluster import backup as backups
+
     if file is None:
         if metadata is not None or force:
             raise InvalidOption("--metadata and --force need FILE", hint="Give the backup file.")
@@ -266,6 +273,8 @@ def migrate_metadata(
     
     isolog cluster migrate-metadata data/metadata.sqlite etcd://10.0.0.1:2379/prod
     """
+    from spark_stream.cluster import backup as backups
+
     if cancel == (target is not None):
         raise InvalidOption("migrate-metadata takes FROM and TO, or FROM and --cancel")
     if target is None:
@@ -277,6 +286,9 @@ def migrate_metadata(
 
 
 def _store(metadata: str | None, path: Path | None) -> Path | EtcdPlace:
+    from spark_stream.cluster import backup as backups
+    from spark_stream.cluster.stores.backends import parse_place
+
     if metadata is not None and path is None:
         return parse_place(metadata)
     if metadata is None:

@@ -11,25 +11,32 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
-from typing import Annotated, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
-import pyarrow as pa
 import typer
 from msgspec import Struct
 
-from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Topic, connection, position_of
-from spark_stream.cli.output.formats import Shape, Template, Writer, writer_of
+from spark_stream.cli.options import (
+    Bootstrap,
+    Isolation,
+    LogPath,
+    Shape,
+    Topic,
+    connection,
+    position_of,
+)
 from spark_stream.cli.terminal import bar, standard_output
-from spark_stream.client.options import level
-from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.fetching import Source
-from spark_stream.client.reading.loop import Fetcher, WantedRange
-from spark_stream.client.reading.ranges import check_place, read_range
-from spark_stream.client.topics import Place, TopicsClient, resolve
 from spark_stream.consistency.isolation import Isolation as Level
 from spark_stream.errors import InvalidOption, UnknownPartition
-from spark_stream.schema.schemas import METADATA, is_default
 from spark_stream.structs import INT64_MAX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_stream.cli.output.formats import Template, Writer
+    from spark_stream.client.reading.columns import View
+    from spark_stream.client.reading.fetching import Source
+    from spark_stream.client.topics import Place, TopicsClient
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 _WHICH: Final = "Which records"
@@ -134,6 +141,11 @@ def consume(
     isolog consume flights --filter "carrier = 'UA' and dep_delay > 60"
     isolog consume flights --isolation read_committed -o arrow > f.arrows
     """
+    from spark_stream.cli.output.formats import Template, writer_of
+    from spark_stream.client.options import level
+    from spark_stream.client.reading.columns import View
+    from spark_stream.client.topics import TopicsClient
+
     chosen = level(isolation)
     first = position_of("--from", start)
     last = None if end is None else position_of("--to", end)
@@ -166,6 +178,8 @@ def consume(
 
 def _default_shape(schema: pa.Schema, columns: str | None) -> Shape:
     """Return the default format. It depends on the reader of the output: a person or a program."""
+    from spark_stream.schema.schemas import is_default
+
     if is_default(schema) and columns is None:
         return Shape.RAW
     return Shape.TABLE if sys.stdout.isatty() else Shape.JSON
@@ -180,6 +194,8 @@ def _columns(
     metadata: bool,
 ) -> list[str]:
     """Return the names of the columns to read."""
+    from spark_stream.schema.schemas import METADATA, is_default
+
     if template is not None:
         return template.columns
     if shape is Shape.RAW:
@@ -301,6 +317,8 @@ class RangeRequest(Struct, frozen=True):
         Raises:
             UnknownPartition: a requested partition does not exist.
         """
+        from spark_stream.client.reading.fetching import Source
+
         known = topics.describe(self.topic)
         count = len(known.partitions)
         for number in self.partitions:
@@ -323,6 +341,8 @@ class RangeRequest(Struct, frozen=True):
         ]
 
     def _resolved(self, topics: TopicsClient, position: Place) -> Mapping[int, int]:
+        from spark_stream.client.topics import resolve
+
         if not isinstance(position, int) or position >= 0:
             return resolve(topics, self.topic, position, self.isolation, "earliest")
         last = topics.offsets(self.topic, isolation=self.isolation)
@@ -332,6 +352,8 @@ class RangeRequest(Struct, frozen=True):
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:
     """Yield all visible batches, partition by partition, up to the isolation level's bound."""
+    from spark_stream.client.reading.ranges import check_place, read_range
+
     for span in spans:
         assert span.end is not None
         # An empty range. But an offset that never existed is an error, which the leader detects.
@@ -347,6 +369,8 @@ def followed(spans: list[Span], idle: Callable[[], None]) -> Iterator[pa.RecordB
 
     ``idle`` is called from time to time while no batch arrives.
     """
+    from spark_stream.client.reading.loop import Fetcher, WantedRange
+
     fetcher = Fetcher([WantedRange(span.source, span.start, span.end) for span in spans])
     try:
         with _interruptible() as interrupt:

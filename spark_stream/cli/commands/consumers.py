@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -29,9 +29,11 @@ from spark_stream.cli.options import (
     position_of,
 )
 from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, state_text, wall_ms
-from spark_stream.client.consumers import MovedPosition
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription
+
+if TYPE_CHECKING:
+    from spark_stream.client.consumers import MovedPosition
+    from spark_stream.wire.consumer_messages import ConsumerDescription, GroupDescription
 
 
 def show_consumers(found: Sequence[ConsumerDescription], now_ms: int, shape: Listing) -> None:

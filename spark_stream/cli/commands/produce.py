@@ -13,27 +13,23 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import pyarrow as pa
 import typer
 from msgspec import Struct, structs
 
-from spark_stream.cli.input.fitting import Fitting, Placing, metadata_of, stored_columns
-from spark_stream.cli.input.formats import (
+from spark_stream.cli.options import (
     TEXT,
+    Bootstrap,
     Format,
-    Reading,
-    format_of,
-    ignore,
-    records,
-    schema_of_file,
+    LogPath,
+    Topic,
+    counted,
+    log,
+    note,
+    note_warning,
 )
-from spark_stream.cli.options import Bootstrap, LogPath, Topic, counted, log, note, note_warning
 from spark_stream.cli.terminal import Interrupts, bar
-from spark_stream.client.log import Log
-from spark_stream.client.values import Written
-from spark_stream.client.writing.producer import Producer
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.errors import (
     ForeignBranch,
@@ -46,11 +42,17 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from spark_stream.schema.keys import PARTITION_BY, key_columns, split_names
-from spark_stream.schema.schemas import is_default, of_topic
-from spark_stream.sql.ddl import parse_schema
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
-from spark_stream.wire.topic_messages import TopicDescription
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_stream.cli.input.fitting import Fitting, Placing
+    from spark_stream.cli.input.formats import Reading
+    from spark_stream.client.log import Log
+    from spark_stream.client.values import Written
+    from spark_stream.client.writing.producer import Producer
+    from spark_stream.wire.topic_messages import TopicDescription
 
 _INPUT = "The input"
 _TRANSACTION = "A transaction"
@@ -208,6 +210,12 @@ def produce(
     isolog produce flights --file flights.parquet --transactional
     tail -F app.jsonl | isolog produce events --format json
     """
+    from spark_stream.cli.input.fitting import Placing
+    from spark_stream.cli.input.formats import Reading
+    from spark_stream.schema.keys import PARTITION_BY, key_columns, split_names
+    from spark_stream.schema.schemas import of_topic
+    from spark_stream.sql.ddl import parse_schema
+
     if transactional_id is not None and not transactional:
         raise InvalidOption(
             "--transactional-id needs --transactional", hint="Give both, or neither."
@@ -284,6 +292,9 @@ def _format(
     columns: pa.Schema | None,
 ) -> Format:
     """Return the input's format. Text for a default-schema topic is lines unless it is given."""
+    from spark_stream.cli.input.formats import format_of
+    from spark_stream.schema.schemas import is_default
+
     found = given or format_of(file)
     typed = columns is not None if known is None else not is_default(known.schema)
     if found is None and typed:
@@ -327,6 +338,8 @@ def _check(reading: Reading) -> None:
 
 def _new_schema(reading: Reading) -> pa.Schema | None:
     """Return the schema of a new topic for this input, None for the default schema."""
+    from spark_stream.cli.input.formats import schema_of_file
+
     if reading.columns is not None or reading.format is Format.LINES:
         return reading.columns
     if not reading.headed:
@@ -348,6 +361,9 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
     Raises:
         InvalidRecord, SchemaMismatch: a record in it does not fit.
     """
+    from spark_stream.cli.input.fitting import Fitting, metadata_of
+    from spark_stream.cli.input.formats import ignore, records
+
     if columns is None or reading.file is None or reading.format not in TEXT:
         return
     metadata = metadata_of(columns)
@@ -360,6 +376,9 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
     """Return the reading with the topic's columns, unless --schema gives others."""
+    from spark_stream.cli.input.fitting import metadata_of
+    from spark_stream.schema.schemas import is_default
+
     return structs.replace(
         reading,
         columns=reading.columns or known.schema,
@@ -370,6 +389,8 @@ def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
 
 def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
     """Return the conversions from the input's batches to the topic's, through --schema if given."""
+    from spark_stream.cli.input.fitting import Fitting, stored_columns
+
     text = reading.format in TEXT
     if reading.columns is None or reading.columns is known.schema:
         return [Fitting.of_topic(known.schema, text)]
@@ -438,6 +459,8 @@ class ProduceJob(Struct, frozen=True):
         return Interrupts(*signals, at_once=self.reading.format not in TEXT)
 
     def _copy(self, producer: Producer, sent: _Sent, interrupts: Interrupts) -> None:
+        from spark_stream.cli.input.formats import records
+
         name = self.topic.name
         first = 1
         part: float | None = None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import pyarrow as pa
 import typer
 
-from spark_stream.cli.input.formats import schema_of_file
 from spark_stream.cli.options import (
     Bootstrap,
     Listing,
@@ -24,11 +22,12 @@ from spark_stream.cli.options import (
     note_warning,
     position_of,
 )
-from spark_stream.cli.output.topics import record_count, show_names, show_topic
 from spark_stream.errors import InvalidOption, TopicExists
-from spark_stream.schema.keys import PARTITION_BY
-from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
-from spark_stream.wire.topic_messages import TopicDescription
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_stream.wire.topic_messages import TopicDescription
 
 app = typer.Typer(
     no_args_is_help=True, help="Create, list, describe, alter, trim and delete topics."
@@ -106,6 +105,10 @@ def create(
     isolog topic create e --assignment 1,2/2,3/3,1
     isolog topic create f --schema "user struct<id:bigint>, n int" --partition-by user.id
     """
+    from spark_stream.cli.input.formats import schema_of_file
+    from spark_stream.schema.keys import PARTITION_BY
+    from spark_stream.sql.ddl import parse_schema
+
     if schema is not None and schema_from is not None:
         raise InvalidOption("--schema and --schema-from exclude each other", hint="Give one.")
     settings = _settings(config or [])
@@ -151,6 +154,8 @@ def list_topics(
     \b
     isolog topic list --bootstrap localhost:9092
     """
+    from spark_stream.cli.output.topics import show_names
+
     with log(bootstrap, path) as opened:
         show_names(opened.topics(), output)
 
@@ -165,6 +170,8 @@ def describe(
     isolog topic describe flights --path data/
     isolog topic describe flights --output json | jq .partitions
     """
+    from spark_stream.cli.output.topics import show_topic
+
     with log(bootstrap, path) as opened:
         show_topic(opened.describe(topic), output)
 
@@ -215,6 +222,10 @@ def alter(
     isolog topic alter flights --schema "id bigint, speed double, remark string"
     isolog topic alter flights --add-column "remark string"
     """
+    import pyarrow as pa
+
+    from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
+
     settings = _settings(config or [])
     if partitions is None and not settings and schema is None and not add_column:
         raise InvalidOption(
@@ -372,6 +383,8 @@ def trim(
 
 def delete_question(topic: TopicDescription) -> str:
     """Return the question for the confirmation of a deletion."""
+    from spark_stream.cli.output.topics import record_count
+
     records = record_count(topic)
     if records is None:
         return f"Delete topic {topic.name}? The number of its records is unknown."
@@ -389,6 +402,8 @@ def _differences(
     settings: dict[str, str],
 ) -> Iterator[str]:
     """Yield the differences between an existing topic and the requested topic."""
+    from spark_stream.sql.ddl import schema_text
+
     if partitions is not None and partitions != len(found.partitions):
         yield (
             f"not {partitions} partitions: add some with `isolog topic alter {found.name}"

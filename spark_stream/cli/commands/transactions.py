@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 from msgspec import Struct
@@ -41,15 +41,16 @@ from spark_stream.cli.output.texts import (
     joined_runs,
     wall_ms,
 )
-from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
-from spark_stream.wire.topic_messages import PartitionDescription
-from spark_stream.wire.transaction_messages import (
-    UNFINISHED,
-    SinkDescription,
-    TransactionDescription,
-    TransactionPartition,
-)
+
+if TYPE_CHECKING:
+    from spark_stream.client.log import Log
+    from spark_stream.wire.topic_messages import PartitionDescription
+    from spark_stream.wire.transaction_messages import (
+        SinkDescription,
+        TransactionDescription,
+        TransactionPartition,
+    )
 
 _UNDECIDED: Final = "open"
 _BEGUN_NEVER: Final = -1
@@ -73,6 +74,8 @@ class AgedTransaction(Struct, frozen=True):
     @classmethod
     def of(cls, facts: TransactionDescription, now_ms: int, hangs_after_s: float | None) -> Self:
         """Return the transaction at ``now_ms``. ``hangs_after_s`` None means its timeout."""
+        from spark_stream.wire.transaction_messages import UNFINISHED
+
         if facts.number == _BEGUN_NEVER:
             return cls(facts, None, None, False)
         age_s = max(0.0, (now_ms - facts.began_ms) / 1000)

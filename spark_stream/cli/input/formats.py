@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ from spark_stream.cli.input.text_inputs import (
     with_default_names,
     wrong_width,
 )
+from spark_stream.cli.options import TEXT, Format
 from spark_stream.errors import InvalidOption, InvalidRecord
 from spark_stream.schema.schemas import METADATA
 from spark_stream.schema.types import stored_type, with_inner
@@ -53,17 +53,6 @@ _INFER_BYTES: Final = 64 << 20
 _TOO_FINE: Final = "Topics store microseconds, as Spark does. Round the column first."
 
 
-class Format(StrEnum):
-    """Formats of an input."""
-
-    LINES = "lines"
-    CSV = "csv"
-    JSON = "json"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-
-
-TEXT: Final = (Format.LINES, Format.CSV, Format.JSON)
 SUFFIXES: Final = {
     ".csv": Format.CSV,
     ".tsv": Format.CSV,

@@ -7,11 +7,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from spark_stream.cli.operating.load import LoadPlan, LoadRun
 from spark_stream.cli.options import (
     Bootstrap,
     Isolation,
@@ -24,13 +23,14 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.output.texts import console, plain_table
 from spark_stream.cli.terminal import bar
-from spark_stream.client.log import Log
-from spark_stream.client.options import level
 from spark_stream.errors import InvalidOption, IsologError
-from spark_stream.schema.schemas import is_default
 from spark_stream.structs import INT64_MAX
 from spark_stream.wire.limits import BATCH_BYTES_MAX
-from spark_stream.wire.topic_messages import TopicDescription
+
+if TYPE_CHECKING:
+    from spark_stream.cli.operating.load import LoadRun
+    from spark_stream.client.log import Log
+    from spark_stream.wire.topic_messages import TopicDescription
 
 _POLL_S: Final = 0.1
 _SECONDS: Final = 10.0
@@ -48,7 +48,7 @@ def bench(
             help="Topic with the columns of Kafka. The records stay in it."
             " Default: a temporary topic, deleted at the end.",
             show_default=False,
-            autocompletion=completed(Log.topics),
+            autocompletion=completed(lambda log: log.topics()),
         ),
     ] = None,
     partitions: Annotated[
@@ -156,6 +156,9 @@ def bench(
     isolog bench --seconds 30 --rate 50000 --isolation read_committed
     isolog bench --records 10000000 --producers 4 --consumers 4 --output json
     """
+    from spark_stream.cli.operating.load import LoadPlan, LoadRun
+    from spark_stream.client.options import level
+
     if records is not None and seconds is not None:
         raise InvalidOption("--records and --seconds exclude each other", hint="Give one of them.")
     if topic is not None and (partitions is not None or replication_factor is not None):
@@ -207,6 +210,8 @@ def _topic(
     opened: Log, name: str | None, partitions: int | None, replication_factor: int | None
 ) -> Iterator[TopicDescription]:
     """Return the topic of the load. Delete it afterwards if it was created here."""
+    from spark_stream.schema.schemas import is_default
+
     if name is not None:
         found = opened.describe(name)
         if not is_default(found.schema):

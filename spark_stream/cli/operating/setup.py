@@ -23,7 +23,6 @@ import typer
 from spark_stream.cli.options import counted, note
 from spark_stream.errors import InvalidOption, StorageFailure
 from spark_stream.extras import install_hint
-from spark_stream.schema.schemas import meant
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf"
 """A link to ``conf/`` in a checkout, a folder with the same files in an installed package."""
@@ -90,6 +89,8 @@ def names() -> list[str]:
 
 def _named(name: str | None, *, of_folders: bool) -> list[str]:
     """Return the file of this name, or the files of a folder. Raise InvalidOption for neither."""
+    from spark_stream.schema.schemas import meant
+
     if name is None:
         return names()
     wanted = name.rstrip("/")

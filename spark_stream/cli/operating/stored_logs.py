@@ -6,48 +6,19 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-import pyarrow as pa
 import typer
 
 from spark_stream.cli.options import Listing, Output, counted, note
-from spark_stream.cli.output.formats import Shape, Writer, writer_of
 from spark_stream.cli.output.texts import as_json, cell, console
 from spark_stream.cli.terminal import standard_output
-from spark_stream.client.connecting.embedded import lock_held
-from spark_stream.errors import InvalidOption, IsologError, StorageFailure
-from spark_stream.schema.schemas import TIMESTAMP_TYPE, is_default
-from spark_stream.storage.offline.checks import CheckedLog, check_log, damaged_entries
-from spark_stream.storage.offline.files import (
-    STATES,
-    LogFiles,
-    SegmentView,
-    array_of,
-    broker_directory,
-    find_logs,
-    look_at,
-)
+from spark_stream.errors import InvalidOption, StorageFailure
 from spark_stream.structs import INT64_MAX
 
-_KINDS: Final = ("data", "commit", "abort")
-_NUMBERS: Final = {
-    "entry_index": pa.int64(),
-    "base_offset": pa.int64(),
-    "count": pa.uint32(),
-    "leader_epoch": pa.int32(),
-    "producer_id": pa.int64(),
-    "producer_epoch": pa.int16(),
-    "base_sequence": pa.int32(),
-    "transaction": pa.int64(),
-    "timestamp": TIMESTAMP_TYPE,
-    "appended": TIMESTAMP_TYPE,
-    "position": pa.int64(),
-    "length": pa.int64(),
-    "schema": pa.uint8(),
-}
-_NONE_IF_NEGATIVE: Final = ("producer_id", "producer_epoch", "base_sequence", "transaction")
+if TYPE_CHECKING:
+    from spark_stream.storage.offline.checks import CheckedLog
+    from spark_stream.storage.offline.files import LogFiles
 
 Directory = Annotated[
     Path,
@@ -100,12 +71,19 @@ def dump(
     isolog log dump data/topics/flights --entries --partition 0 --from 5000
     isolog log dump data/ --records --output json | jq ._state
     """
+    from spark_stream.cli.operating.stored_rows import (
+        BatchWriter,
+        entry_rows,
+        segment_row,
+        write_records,
+    )
+
     if entries and records:
         raise InvalidOption("--entries and --records exclude each other", hint="Give one of them.")
     last = INT64_MAX if end is None else end
     sound = True
     with standard_output() as sink:
-        lines = _BatchWriter(sink, output)
+        lines = BatchWriter(sink, output)
         for files in _logs(directory, partition):
             for error in files.missing:
                 note(f"damaged: {error.message}")
@@ -116,13 +94,13 @@ def dump(
                 if ends_before or view.segment.first.offset >= last:
                     continue
                 if records:
-                    sound &= _dump_records(files, view, start, last, lines)
+                    sound &= write_records(files, view, start, last, lines)
                 elif entries:
-                    shown = _entries(files, view, start, last)
+                    shown = entry_rows(files, view, start, last)
                     sound &= bool(view.intact.all())
                     lines.write(shown)
                 else:
-                    shown, intact = _segment(files, view, check)
+                    shown, intact = segment_row(files, view, check)
                     sound &= intact
                     lines.write(shown)
         lines.close()
@@ -144,6 +122,8 @@ def verify(
     isolog log verify data/
     isolog log verify backup/topics/flights --output json | jq .findings
     """
+    from spark_stream.storage.offline.checks import check_log
+
     damaged = checked = unreadable = 0
     any_in_use = False
     for path, in_use in _paths(directory, partition):
@@ -195,6 +175,9 @@ def _show(found: CheckedLog) -> None:
 
 def _paths(directory: Path, partitions: list[int] | None) -> Iterator[tuple[Path, bool]]:
     """Yield the folders of the logs. The flag is set if the broker is running, or may be."""
+    from spark_stream.client.connecting.embedded import lock_held
+    from spark_stream.storage.offline.files import broker_directory, find_logs
+
     wanted = None if not partitions else {str(each) for each in partitions}
     known: dict[Path | None, bool] = {None: False}
     for path in find_logs(directory):
@@ -210,132 +193,7 @@ def _paths(directory: Path, partitions: list[int] | None) -> Iterator[tuple[Path
 
 
 def _logs(directory: Path, partitions: list[int] | None) -> Iterator[LogFiles]:
+    from spark_stream.storage.offline.files import look_at
+
     for path, in_use in _paths(directory, partitions):
         yield look_at(path, in_use=in_use)
-
-
-class _BatchWriter:
-    """A writer of batches of any schema. Each schema starts a new table."""
-
-    def __init__(self, sink: Any, output: Listing) -> None:
-        self._sink = sink
-        self._shape = Shape.JSON if output is Listing.JSON else Shape.TABLE
-        self._schema: pa.Schema | None = None
-        self._writer: Writer | None = None
-
-    def write(self, batch: pa.RecordBatch, *, utf8: bool = False) -> None:
-        """Write a batch. ``utf8``: show binary columns as text where they are UTF-8."""
-        if self._writer is None or not batch.schema.equals(self._schema):
-            self._schema = batch.schema
-            self._writer = writer_of(self._shape, self._sink, batch.schema, utf8=utf8)
-        self._writer.write(batch)
-        self._sink.flush()
-
-    def close(self) -> None:
-        """Write the end of the output."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-
-def _place(files: LogFiles, rows: int) -> dict[str, pa.Array]:
-    """Return the columns with the topic and the partition."""
-    return {
-        "topic": pa.repeat(pa.scalar(files.topic, pa.string()), rows),
-        "partition": pa.repeat(pa.scalar(files.partition, pa.int32()), rows),
-    }
-
-
-def _segment(files: LogFiles, view: SegmentView, check: bool) -> tuple[pa.RecordBatch, bool]:
-    """Return a segment as a row, and whether the checks found no damage."""
-    found, kept = view.found, view.found.kept
-    problems = []
-    if not view.header_intact:
-        problems.append("schema message")
-    bad = len(damaged_entries(view.segment, files)) if check else 0
-    if bad:
-        problems.append(counted(bad, "entry"))
-    if len(found.table) > found.good:
-        problems.append(f"entries from {found.first.entry + found.good} on are invalid")
-    moments = {
-        name: pa.array([int(at) if len(kept) else None], TIMESTAMP_TYPE)
-        for name, at in (
-            ("first_appended", kept[0]["appended"] if len(kept) else 0),
-            ("last_appended", kept[-1]["appended"] if len(kept) else 0),
-        )
-    }
-    numbers = {
-        "base_offset": int(found.first.offset),
-        "end_offset": int(found.end.offset),
-        "base_entry": int(found.first.entry),
-        "entries": len(found.table),
-        "bytes": found.data_size + found.raw.size,
-    }
-    unchecked = "ok" if check else "not checked"
-    row = {
-        **_place(files, 1),
-        **{name: pa.array([value], pa.int64()) for name, value in numbers.items()},
-        **moments,
-        "state": pa.array(["closed" if view.closed else "last"]),
-        "checksums": pa.array([", ".join(problems) or unchecked]),
-    }
-    return _batch(row), not problems
-
-
-def _entries(files: LogFiles, view: SegmentView, start: int, end: int) -> pa.RecordBatch:
-    table = view.found.table
-    ends = table["base_offset"] + table["count"]
-    # A marker has no offset. It is shown with the record before it, if there is one.
-    firsts = np.maximum(table["base_offset"] - (table["count"] == 0), 0)
-    shown = np.flatnonzero((np.maximum(ends, firsts + 1) > start) & (firsts < end))
-    rows, intact = table[shown], view.intact[shown]
-    states = np.zeros(len(table), np.uint8)
-    states[: len(view.states)] = view.states
-    columns = _place(files, len(rows))
-    columns["segment"] = pa.repeat(pa.scalar(view.found.name.base_offset, pa.int64()), len(rows))
-    for name, kind in _NUMBERS.items():
-        column = array_of(rows[name], kind)
-        if name in _NONE_IF_NEGATIVE:
-            absent = pa.array((rows[name] < 0).tolist(), pa.bool_())
-            column = pa.compute.if_else(absent, pa.scalar(None, kind), column)
-        columns[name] = column
-    columns["kind"] = _named(np.minimum(rows["kind"], len(_KINDS)), (*_KINDS, "unknown"))
-    columns["state"] = _named(states[shown], STATES)
-    columns["checksum"] = _named(intact.astype(np.uint8), ("damaged", "ok"))
-    return _batch(columns)
-
-
-def _named(places: np.ndarray, names: tuple[str, ...]) -> pa.Array:
-    return pa.array(names, pa.string()).take(array_of(places.astype(np.int64), pa.int64()))
-
-
-def _dump_records(
-    files: LogFiles, view: SegmentView, start: int, end: int, out: _BatchWriter
-) -> bool:
-    """Write the records of a segment. Return whether all of them are undamaged."""
-    sound = len(view.found.table) == view.found.good
-    if not sound:
-        note(
-            f"damaged: {view.found.name.entries}: the entries from"
-            f" {view.found.first.entry + view.found.good} on are invalid"
-        )
-    if view.schema is None and view.found.good:
-        note(f"{view.found.name.arrow}: the schema of its records is unknown")
-        return False
-    for each in view.records(start, end):
-        if isinstance(each, IsologError):
-            note(f"damaged: {each.message}")
-            sound = False
-            continue
-        offsets = each.offsets()
-        columns = {
-            "_partition": pa.repeat(pa.scalar(files.partition, pa.int32()), len(offsets)),
-            "_offset": array_of(offsets, pa.int64()),
-            "_state": _named(view.states_at(offsets), STATES),
-        }
-        columns |= dict(zip(each.batch.schema.names, each.batch.columns, strict=True))
-        out.write(_batch(columns), utf8=is_default(each.batch.schema))
-    return sound

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
@@ -23,13 +23,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_stream.cli.operating.top_frames import (
-    ClusterFrame,
-    ClusterSample,
-    ConsumerLine,
-    Flow,
-    frame_of,
-)
 from spark_stream.cli.options import Bootstrap, Listing, LogPath, Output, log
 from spark_stream.cli.output.texts import (
     as_json,
@@ -41,11 +34,18 @@ from spark_stream.cli.output.texts import (
     visible,
     wall_ms,
 )
-from spark_stream.client.log import Log
-from spark_stream.client.trends import WINDOW_S, LagTrend
 from spark_stream.consistency.isolation import ReaderState
 from spark_stream.errors import IsologError, PermissionDenied, StorageFailure, UnknownTopic
-from spark_stream.wire.topic_messages import TopicDescription
+
+if TYPE_CHECKING:
+    from spark_stream.cli.operating.top_frames import (
+        ClusterFrame,
+        ClusterSample,
+        ConsumerLine,
+        Flow,
+    )
+    from spark_stream.client.log import Log
+    from spark_stream.wire.topic_messages import TopicDescription
 
 _INTERVAL_S: Final = 2.0
 _ONCE_S: Final = 1.0
@@ -86,6 +86,8 @@ def top(
     isolog top --bootstrap localhost:9092
     isolog top --once --output json | jq '.consumers[] | select(.state == "stalled")'
     """
+    from spark_stream.cli.operating.top_frames import frame_of
+
     pause_s = interval or (_ONCE_S if once else _INTERVAL_S)
     with log(bootstrap, path) as opened:
         try:
@@ -104,6 +106,8 @@ def top(
 
 def sample_cluster(opened: Log) -> ClusterSample:
     """Request all parts of a frame from the cluster."""
+    from spark_stream.cli.operating.top_frames import ClusterSample
+
     denied: list[str] = []
     unavailable: list[str] = []
 
@@ -150,6 +154,9 @@ def _follow(
 
     Operators watch a cluster especially while it is unavailable.
     """
+    from spark_stream.cli.operating.top_frames import frame_of
+    from spark_stream.client.trends import WINDOW_S
+
     while True:
         time.sleep(pause_s)
         try:
@@ -163,6 +170,8 @@ def _follow(
 
 
 def _watch(opened: Log, samples: list[ClusterSample], pause_s: float) -> None:
+    from spark_stream.cli.operating.top_frames import frame_of
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also restores the terminal
     first = rendered(frame_of(samples))
     with Live(first, console=console(), screen=True, auto_refresh=False) as live, _ended_by_q():
@@ -340,6 +349,8 @@ def _size(flow: Flow) -> str:
 
 
 def _state_text(line: ConsumerLine) -> str:
+    from spark_stream.client.trends import LagTrend
+
     if line.state is ReaderState.WAITING_AT_LSO and line.waits_for:
         return f"waiting for {visible(', '.join(line.waits_for))}"
     text = state_text(line.state)

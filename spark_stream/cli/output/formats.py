@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Any, BinaryIO, Final, Protocol
 
 import pyarrow as pa
@@ -16,22 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.types as pt
 
+from spark_stream.cli.options import Shape
 from spark_stream.cli.output.texts import visible
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.texts import json_lines, shown
 
 _CELL_MAX: Final = 80
 _TABLE_ROWS: Final = 1024  # column widths are computed over this many rows at a time
-
-
-class Shape(StrEnum):
-    """Output formats of records."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    RAW = "raw"
-    ARROW = "arrow"
 
 
 class Writer(Protocol):

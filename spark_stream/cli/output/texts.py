@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from rich import box
@@ -15,7 +15,9 @@ from rich.table import Table
 
 from spark_stream.consistency.isolation import ReaderState
 from spark_stream.errors import IsologError
-from spark_stream.wire.cluster_messages import BrokerDescription
+
+if TYPE_CHECKING:
+    from spark_stream.wire.cluster_messages import BrokerDescription
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))
 _WIDTH_MAX: Final = 10_000
