@@ -486,7 +486,9 @@ class Unauthenticated(IsologError):
     """The caller is not authenticated: the call had no credential, or it is not valid."""
 
     code = "UNAUTHENTICATED"
-    hint = "Give a valid credential. Between brokers: a restarted one registers in a moment."
+    hint = (
+        "Give a valid credential. A restarted broker is refused by others until it has registered."
+    )
 
 
 class SessionOver(Unauthenticated):

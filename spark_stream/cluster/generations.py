@@ -8,7 +8,8 @@ their leaders' (``consistency.control.partition_record``).
 Invariant: all entries that a broker acknowledged in a generation are in its logs for as long as the
 broker has this generation. It vouches for that at its start if there is no contrary evidence, and
 
-* its last run ended in order, with an fsync of all logs, and every log that it had then, and still
+* its last run shut down cleanly, with an fsync of all logs, and every log that it had then, and
+still
   has, has the same end as then, or
 * only its process was lost. The machine was not restarted since, so the kernel has kept every
   write, with or without an fsync.
@@ -54,7 +55,7 @@ Ends = Mapping[str, int]
 class LastRun(Positional, frozen=True):
     """The record of a broker's last run.
 
-    ``ends``: the ends of all logs, or None if the run did not end in order.
+    ``ends``: the ends of all logs, or None if the run did not shut down cleanly.
     ``boot``: the machine's boot in which the run took place, or None if unknown.
     """
 
@@ -86,7 +87,7 @@ class Doubt(StrEnum):
     FORCE_FAILED = "an fsync of its disk had failed"
     DAMAGED = "a log is missing or damaged, or lost synced entries"
     MOVED_ENDS = "the logs have other ends than after the last run"
-    MACHINE_ENDED = "the broker did not end in order, and its machine was restarted"
+    MACHINE_ENDED = "the broker did not shut down cleanly, and its machine was restarted"
 
 
 def doubt(left: LastRun | None, found: FoundLogs) -> Doubt | None:
@@ -136,7 +137,7 @@ class GenerationRecords:
                 return generation, reason
 
     def end(self, run: str, ends: Ends) -> None:
-        """Record that the run ended in order: all logs are synced and closed, with these ends."""
+        """Record a clean shutdown: all logs are synced and closed, with these ends."""
         self._change(run, ends=ends)
 
     def force_failed(self, run: str) -> None:

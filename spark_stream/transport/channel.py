@@ -416,7 +416,7 @@ class SocketChannel:
 
 
 def _joined(parts: list[Bytes], few: int) -> Iterator[Bytes]:
-    """Yield the parts, small neighbours joined to one: one read may cause thousands."""
+    """Yield the parts, with small consecutive ones joined. One read may cause thousands."""
     if len(parts) < few:
         yield from parts
         return

@@ -216,7 +216,7 @@ def holds_lock() -> bool:
 
 
 def in_child(act: Callable[[], None]) -> Callable[[], None]:
-    """Have a module's function called in each forked child, in the order of these calls."""
+    """Have a module's function called in each forked child, in the order of registration."""
     _modules.append(act)
     return act
 

@@ -226,7 +226,7 @@ class LocalBroker(BrokerCore):
         self.host.close()  # the files are closed, and its records stay
 
     def end(self) -> None:
-        """It ends in order."""
+        """It shuts down cleanly."""
         self.around.up.pop(self.id, None)
         self.host.close()
         self.lease_keeper.end()

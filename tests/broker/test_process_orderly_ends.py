@@ -10,7 +10,7 @@ from pathlib import Path
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 
-def test_a_broker_that_gets_sigterm_when_ready_stops_in_order(tmp_path: Path):
+def test_a_broker_that_gets_sigterm_when_ready_shuts_down_cleanly(tmp_path: Path):
     """Its ready line is printed once it serves. From then on SIGTERM loses no record."""
     program = (
         "import builtins, os, signal, sys\n"

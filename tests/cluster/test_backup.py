@@ -33,7 +33,7 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.rule(
-    "what becomes of a store that is deleted under its brokers; of a backup that is put back",
+    "a store that is deleted under its brokers, and a restored backup",
     "cluster/stores/sqlite.py",
     "cluster/backup.py",
 )
@@ -181,7 +181,7 @@ def records(connected_to: Path) -> list[str]:
 
 
 @pytest.mark.rule(
-    "which file brokers may open as their store, and how one that was overwritten is noticed",
+    "the file that brokers may open as their store, and the detection of an overwritten one",
     "cluster/stores/store_files.py",
 )
 def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path):
@@ -204,7 +204,7 @@ def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path
 
 
 @pytest.mark.rule(
-    "which file brokers may open as their store, and how one that was overwritten is noticed",
+    "the file that brokers may open as their store, and the detection of an overwritten one",
     "cluster/stores/store_files.py",
 )
 @pytest.mark.parametrize("raw", [True, False])

@@ -88,7 +88,7 @@ def generations(store) -> GenerationRecords:
     return GenerationRecords(store, BrokerId("b1"))
 
 
-def test_a_broker_keeps_its_generation_over_a_kill_and_over_an_end_in_order(generations):
+def test_a_broker_keeps_its_generation_over_a_kill_and_a_clean_shutdown(generations):
     fresh = names("g")
     assert generations.begin(found(run=None), "run-1", fresh) == ("g1", Doubt.NEW)
     assert generations.begin(found(run="run-1"), "run-2", fresh) == ("g1", None)
@@ -104,7 +104,7 @@ def test_a_broker_whose_machine_ended_makes_a_new_generation(generations):
     assert generations.begin(found(run="run-2", boot="boot-2"), "run-3", fresh) == ("g2", None)
 
 
-def test_an_end_in_order_counts_for_one_start(generations):
+def test_a_clean_shutdown_counts_for_one_start(generations):
     fresh = names("g")
     generations.begin(found(run=None), "run-1", fresh)
     generations.end("run-1", TEN)

@@ -80,7 +80,7 @@ def values(found: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.rule("the state of a record in the console", "console/records.py")
-def test_records_have_states(console, mixed):
+def test_each_record_is_shown_with_its_state(console, mixed):
     found = records(console, mixed)
     assert states(found) == {
         **dict.fromkeys(range(10), "committed"),

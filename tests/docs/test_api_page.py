@@ -21,7 +21,7 @@ PAGE = (DOCS / "api.md").read_text()
 FACE = PAGE.replace("\n", " ").replace("  ", " ")
 
 
-@pytest.mark.rule('which options `format("isolog")` has', "datasource/options/table.py")
+@pytest.mark.rule('the options of `format("isolog")`', "datasource/options/table.py")
 def test_reference_has_a_row_for_each_option() -> None:
     reference = (DOCS / "reference" / "options.md").read_text()
     rows = re.findall(r"^\| (`[^|]+`) \|", reference, re.MULTILINE)

@@ -340,7 +340,7 @@ OPEN = frame(FrameKind.OPEN, 1, b"\x93\xa1m\x00\xc4\x00")
 
 
 @pytest.mark.rule(
-    "what a peer may send, and what ends a connection",
+    "the frames that a peer may send, and those that end a connection",
     "protocol/connection.py",
     "protocol/frames.py",
 )

@@ -47,7 +47,7 @@ def test_a_start_is_pinned_once(on):
 
 
 @pytest.mark.rule(
-    "where a query under a consumer's name begins, and who tells of its progress",
+    "the start of a query with a consumer's name, and its recorded progress",
     "scripts/readers.py",
     "datasource/reading/named_query.py",
 )

@@ -120,7 +120,7 @@ def sweeping(broker: BrokerId, *gone: BrokerId) -> Script[None]:
 
 
 @pytest.mark.rule(
-    "how a topic is made, altered and deleted over brokers that may die",
+    "the creation, change and deletion of a topic over brokers that may die",
     "scripts/topics.py",
     "scripts/topics.py",
 )

@@ -168,7 +168,7 @@ class SimulatedBroker:
         self._store: MortalStore
         self._proposed: Signal
         self.ended_in_order = False
-        """Whether the last process that registered has ended in order."""
+        """Whether the last process that registered shut down cleanly."""
         self.opened_in = 0  # the last life that came as far as open logs
         self.registered_in = 0  # … and as far as its registration
         around.brokers[broker_id] = self

@@ -34,7 +34,7 @@ def check(name: str, finding: Finding | None) -> None:
 
 
 @pytest.mark.rule(
-    "how a batch of a transaction gets into a partition",
+    "the way of a transaction's batch into a partition",
     "broker/scripting/coordinator.py",
     "broker/serving/append_batch.py",
 )

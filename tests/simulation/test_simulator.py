@@ -96,7 +96,7 @@ def test_runs_with_a_consumer_group_find_no_violation_and_rebalance(runs: int):
 
 
 @pytest.mark.rule(
-    "which run a number stands for", "tests/simulation/form.py", "tests/simulation/schedule.py"
+    "the run that a number stands for", "tests/simulation/form.py", "tests/simulation/schedule.py"
 )
 @pytest.mark.slow
 def test_a_seed_is_one_run_with_any_hash_seed():

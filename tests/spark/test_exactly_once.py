@@ -190,7 +190,7 @@ def present(transactions: isolog.Log, query_name: str) -> TransactionDescription
 
 
 @pytest.mark.rule(
-    "how long the transaction of a dead driver holds readers back",
+    "the time for which the transaction of a dead driver holds readers back",
     "datasource/writing/transactions.py",
     "scripts/transactions/finishing.py",
 )

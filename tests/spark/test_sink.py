@@ -62,9 +62,7 @@ def test_headers_timestamps_and_partitions_of_rows_are_written(
     assert {record.headers[0][0] for record in records} == {"h"}
 
 
-@pytest.mark.rule(
-    "which rows of a DataFrame go to which topic and partition", "datasource/writing/routing.py"
-)
+@pytest.mark.rule("the topic and partition of a DataFrame's row", "datasource/writing/routing.py")
 def test_topic_column_routes_rows_and_the_option_takes_precedence(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ) -> None:

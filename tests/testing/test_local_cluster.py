@@ -65,7 +65,7 @@ def test_restart_waits_for_a_port_in_use(cluster):
     assert broker.address == f"{host}:{port}"
 
 
-def test_restart_stops_a_running_broker_in_order(cluster):
+def test_restart_shuts_a_running_broker_down_cleanly(cluster):
     pid = cluster.broker(1).pid
     cluster.restart(1)
     assert not alive(pid)

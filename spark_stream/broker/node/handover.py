@@ -1,6 +1,6 @@
 """Hand-overs of leadership to other brokers.
 
-A broker hands over when it stops in order, when its log refuses writes, and when another broker is
+A broker hands over at a clean shutdown, when its log refuses writes, and when another broker is
 the preferred leader.
 
 Order of steps:

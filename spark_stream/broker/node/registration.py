@@ -148,7 +148,7 @@ class Registration:
         self._host.change_generation(generation)
 
     def end(self) -> None:
-        """End in order: vouch for the logs, which are forced and closed."""
+        """Shut down cleanly: vouch for the logs, which are forced and closed."""
         self._generations.end(self._run, self._host.ends())
 
 

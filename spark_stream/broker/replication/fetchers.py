@@ -298,7 +298,7 @@ class Fetchers:
             fetcher.follow(partition)
 
     def unfollow(self, key: PartitionId) -> None:
-        """Stop following a partition, though a call of it may still run."""
+        """Stop following a partition. A call of it may still run."""
         with self._lock:
             self._unfollow(key)
 

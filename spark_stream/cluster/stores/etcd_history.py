@@ -43,8 +43,9 @@ _HINT: Final = (
 class KnownEtcd(Struct, frozen=True):
     """The newest state of a store that a broker has read.
 
-    ``cluster``: etcd's cluster id. ``identity``: of the records, and ``earlier`` those before it.
-    ``head`` and ``mark``: the revision and the value of the head, which each change moves.
+    ``cluster``: etcd's cluster id. ``identity``: the id of the store's records, and ``earlier`` its
+    former ids. ``head`` and ``mark``: the revision and the value of the head, which each change
+    moves.
     """
 
     cluster: str = ""

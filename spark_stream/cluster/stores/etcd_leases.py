@@ -144,8 +144,8 @@ class EtcdLeases:
                 alive.append(each)
             else:
                 logger.warning(
-                    "broker %s did not end in order, and has not renewed its lease: if its process"
-                    " is only paused, the broker ends when the process continues",
+                    "broker %s did not shut down cleanly, and has not renewed its lease: if its"
+                    " process is only paused, the broker ends when the process continues",
                     each,
                 )
         return sorted(alive)

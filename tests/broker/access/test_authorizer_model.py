@@ -279,7 +279,8 @@ class NeedsThatChange(list[Need]):
 
 
 @pytest.mark.rule(
-    "when a stream ends whose rule was removed while it opened", "broker/access/authorizer.py"
+    "the end of a stream whose access rule was removed while it opened",
+    "broker/access/authorizer.py",
 )
 @pytest.mark.parametrize("changes", ["rule", "token"])
 def test_a_change_between_the_check_and_the_permit_ends_the_stream(changes: str):

@@ -315,7 +315,7 @@ DELAYED_ENDINGS = ["started", "cancelled", "denied", "denied at the opening", "t
 
 
 @pytest.mark.rule(
-    "which bytes count as held for a principal's quota", "broker/serving/throttling.py"
+    "the bytes that a principal's quota counts as held", "broker/serving/throttling.py"
 )
 @given(
     st.lists(st.tuples(st.sampled_from(DELAYED_ENDINGS), st.integers(0, 1 << 20)), max_size=8),

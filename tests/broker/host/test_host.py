@@ -73,9 +73,7 @@ def test_leaders_lead_and_followers_follow(pair):
     assert caught.value.details["epoch"] == 0
 
 
-@pytest.mark.rule(
-    "which replicas a broker has open, and which part each has", "broker/host/host.py"
-)
+@pytest.mark.rule("the open replicas of a broker, and the role of each", "broker/host/host.py")
 def test_a_new_leader_leads_and_the_old_one_follows_it(pair):
     a, b = pair
     make(a, "t", "ab")

@@ -168,7 +168,7 @@ def topics(tmp_path: Path):
 
 
 @pytest.mark.rule(
-    "when a partition is looked after", "broker/host/upkeep.py", "storage/log/retention.py"
+    "the times of a partition's housekeeping", "broker/host/upkeep.py", "storage/log/retention.py"
 )
 def test_an_idle_broker_visits_no_partition(topics, monkeypatch):
     """Not even partitions that changed once: no age makes them due within a day here."""

@@ -92,7 +92,7 @@ def test_a_stalled_controller_is_replaced_and_does_no_harm(three):
 
 
 @pytest.mark.rule(
-    "when a dead leader is replaced, and a move ends",
+    "the replacement of a dead leader, and the end of a move",
     "broker/node/controlling.py",
     "scripts/partition_records.py",
 )
@@ -156,7 +156,7 @@ def test_an_unclean_election_is_logged(three, caplog):
 
 
 @pytest.mark.rule(
-    "when a dead leader is replaced, and a move ends",
+    "the replacement of a dead leader, and the end of a move",
     "broker/node/controlling.py",
     "scripts/partition_records.py",
 )

@@ -1,4 +1,4 @@
-"""A broker that ends in order hands its partitions over, so that no client waits for its lease."""
+"""A clean shutdown hands partitions over, so that no client waits for the broker's lease."""
 
 from __future__ import annotations
 

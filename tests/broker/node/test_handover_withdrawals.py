@@ -205,7 +205,7 @@ def test_two_concurrent_checks_for_trouble_both_find_it(cluster, monkeypatch):
 
 
 @pytest.mark.rule(
-    "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
+    "the hand-over by a replica that cannot write, and its return",
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
@@ -249,7 +249,7 @@ def test_a_lone_replica_takes_writes_again_once_its_disk_does(cluster):
 
 
 @pytest.mark.rule(
-    "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
+    "the hand-over by a replica that cannot write, and its return",
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )
@@ -308,7 +308,7 @@ def test_a_replica_in_trouble_is_reported_again_when_its_role_changes(cluster, c
 
 
 @pytest.mark.rule(
-    "when a replica that cannot write hands over or leaves the ISR, and when it leads again",
+    "the hand-over by a replica that cannot write, and its return",
     "consistency/control/handover.py",
     "broker/node/handover.py",
 )

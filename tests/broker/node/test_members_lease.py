@@ -114,7 +114,7 @@ def test_a_broker_that_was_not_replaced_continues_to_lead(pair):
     assert a.partition("t").append(numbers(0, 1)).count == 1
 
 
-def test_a_broker_that_ended_in_order_is_dead_immediately(pair):
+def test_a_broker_is_dead_immediately_after_a_clean_shutdown(pair):
     a, b = pair
     assert b.members.is_alive("a")
     a.lease_keeper.end()

@@ -372,9 +372,7 @@ def test_decimal_with_too_many_digits_truncates_message():
     assert verdict(batch) == (1, Flaw(1, Reason.INVALID_TEXT, column="price"))
 
 
-@pytest.mark.rule(
-    "which records are bad: size, nulls, text that is not UTF-8", "broker/partition/appends.py"
-)
+@pytest.mark.rule("bad records: size, nulls, text that is not UTF-8", "broker/partition/appends.py")
 def test_earliest_of_several_flaws_truncates_message():
     batch = pa.RecordBatch.from_arrays(
         [

@@ -176,7 +176,7 @@ def test_follower_refuses_entries_of_an_earlier_epoch(pair):
 
 
 @pytest.mark.rule(
-    "which received entries a follower still appends", "broker/partition/replication.py"
+    "the received entries that a follower still appends", "broker/partition/replication.py"
 )
 def test_entries_for_an_earlier_turn_are_refused_in_the_same_epoch(pair):
     """The broker continues in a new generation. A late thread appends entries of the old one."""
@@ -298,7 +298,7 @@ def test_leader_detects_damage_in_its_active_segment_when_a_follower_catches_up(
 
 
 @pytest.mark.rule(
-    "which entries a damaged follower reports to its leader", "broker/partition/replication.py"
+    "the entries that a damaged follower reports to its leader", "broker/partition/replication.py"
 )
 def test_damaged_follower_reports_only_its_sound_epochs(pair):
     a, b = pair

@@ -116,7 +116,7 @@ def test_memory_and_file_return_the_same_entries(led):
 
 
 @pytest.mark.rule(
-    "which batches a leader keeps in memory for its followers", "broker/partition/sessions.py"
+    "the batches that a leader keeps in memory for its followers", "broker/partition/sessions.py"
 )
 def test_idle_partition_and_one_without_followers_keep_no_batches(led):
     a, session = led

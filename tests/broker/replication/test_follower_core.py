@@ -220,7 +220,7 @@ class Pair:
 
 
 @pytest.mark.rule(
-    "when a follower's acknowledgements count, and how an earlier stream ends",
+    "the validity of a follower's acknowledgements, and the end of an earlier stream",
     "broker/replication/follower_core.py",
     "broker/replication/leader_core.py",
 )

@@ -250,7 +250,7 @@ def test_fetcher_without_partitions_logs_no_failures(caplog):
 
 
 @pytest.mark.rule(
-    "when a silent broker is considered dead on a stream",
+    "the death of a silent broker on a stream",
     "protocol/connection.py",
     "broker/replication/leader_core.py",
 )
@@ -297,7 +297,7 @@ def test_large_batch_on_a_slow_line_is_no_timeout():
 
 
 @pytest.mark.rule(
-    "which streams of replication a leader accepts", "broker/replication/leader_stream.py"
+    "the streams of replication that a leader accepts", "broker/replication/leader_stream.py"
 )
 @pytest.mark.parametrize(
     ("asked", "error"),

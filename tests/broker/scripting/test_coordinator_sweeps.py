@@ -124,9 +124,7 @@ def test_a_silent_broker_delays_no_other_transaction(tmp_path: Path):
     assert found.state("other") is State.ABORTED
 
 
-@pytest.mark.rule(
-    "which time counts for the timeout of a transaction", "broker/scripting/coordinator.py"
-)
+@pytest.mark.rule("the clock of a transaction's timeout", "broker/scripting/coordinator.py")
 @pytest.mark.parametrize("outage_s", [2, 40])
 def test_a_transaction_does_not_expire_because_of_an_outage_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outage_s: int

@@ -88,7 +88,7 @@ def brokers(tmp_path: Path) -> Iterator[TwoBrokers]:
 
 
 @pytest.mark.rule(
-    "which broker is the coordinator of a transaction, and when another takes over",
+    "the coordinator of a transaction, and its successor",
     "broker/scripting/coordinator.py",
     "cluster/stores/leases.py",
 )
@@ -99,7 +99,7 @@ def test_a_live_coordinator_expires_its_open_transactions(brokers):
 
 
 @pytest.mark.rule(
-    "which broker is the coordinator of a transaction, and when another takes over",
+    "the coordinator of a transaction, and its successor",
     "broker/scripting/coordinator.py",
     "cluster/stores/leases.py",
 )

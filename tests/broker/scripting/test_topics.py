@@ -162,7 +162,7 @@ def test_files_of_a_deleted_topic_stay_gone_after_a_power_cut(tmp_path: Path):
 
 
 @pytest.mark.rule(
-    "how a topic is made, altered and deleted", "scripts/topics.py", "broker/host/host.py"
+    "the creation, change and deletion of a topic", "scripts/topics.py", "broker/host/host.py"
 )
 def test_a_crash_during_a_deletion_leaves_no_orphan(tmp_path: Path):
     first = LocalTopics(tmp_path)

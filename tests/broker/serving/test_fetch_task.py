@@ -94,7 +94,7 @@ def begin(tasks: FetchTasks, stream: FakeStream, answers: Answers, ended: thread
 
 
 @pytest.mark.rule(
-    "what ends the wait of a fetch, which needs no thread", "broker/serving/fetch_task.py"
+    "the end of a fetch's wait, which needs no thread", "broker/serving/fetch_task.py"
 )
 def test_five_hundred_waiting_fetches_use_no_thread_and_one_append_ends_all(partition, tasks):
     threads = threading.active_count()

@@ -70,9 +70,7 @@ def greatest_memory(process: BrokerProcess) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.rule(
-    "how much memory batches may take", "broker/serving/memory.py", "wire/allocator.py"
-)
+@pytest.mark.rule("the memory for batches", "broker/serving/memory.py", "wire/allocator.py")
 def test_compressed_batches_above_the_limit_are_refused_without_using_the_memory(
     bounded: BrokerProcess,
 ) -> None:
@@ -88,7 +86,7 @@ def test_compressed_batches_above_the_limit_are_refused_without_using_the_memory
 
 
 @pytest.mark.rule(
-    "when free memory is returned to the system", "broker/serving/memory.py", "wire/allocator.py"
+    "the return of free memory to the system", "broker/serving/memory.py", "wire/allocator.py"
 )
 def test_memory_is_returned_after_large_appends(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "log") as process:

@@ -212,7 +212,7 @@ def test_retriable_errors_are_retried_until_the_patience_ends():
         tried.on_failed(BrokerUnavailable("no broker"), 1 + PATIENCE_S)
 
 
-def test_each_answer_renews_the_patience():
+def test_each_answer_restarts_the_time_for_retries():
     tried = core(end=None)
     for now in range(0, 300, 20):
         tried.next(now)

@@ -567,7 +567,7 @@ def test_an_idle_member_leaves_and_rejoins(log, topic, group):
 
 
 @SLOW
-def test_a_closed_member_is_closed(log, topic, group):
+def test_a_closed_member_has_left_the_group_and_refuses_calls(log, topic, group):
     fill(log, topic, 1)
     consumer = log.consumer(topic, group=group)
     rest(consumer)

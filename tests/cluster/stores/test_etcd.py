@@ -582,7 +582,7 @@ def test_a_check_for_running_brokers_ends_paused_ones(
     lock = second.lock_id("runs", copy)
     begun = time.monotonic()
     assert observer.running() == ["runs"]
-    assert "broker paused did not end in order" in caplog.text
+    assert "broker paused did not shut down cleanly" in caplog.text
     assert "broker runs" not in caplog.text
     assert time.monotonic() - begun >= longer_s
     assert not place.write(2)

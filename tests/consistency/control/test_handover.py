@@ -349,7 +349,7 @@ class Life:
 
 
 @pytest.mark.rule(
-    "whether a broker with a damaged log leaves the ISRs, stays or waits",
+    "the verdict on a broker with a damaged log: leave the ISRs, stay, or wait",
     "consistency/control/handover.py",
 )
 @pytest.mark.slow

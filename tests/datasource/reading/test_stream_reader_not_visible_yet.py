@@ -76,7 +76,7 @@ def test_batch_names_the_blocking_transaction_and_skips_no_record(
 
 
 @pytest.mark.rule(
-    "what a task does with records that are planned and not visible yet",
+    "planned records that are not visible yet",
     "datasource/reading/reader.py",
 )
 @pytest.mark.parametrize("fail", [True, False])

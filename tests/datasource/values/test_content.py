@@ -73,7 +73,7 @@ def digest(name: str, found: list[Any]) -> int:
 
 
 @pytest.mark.rule(
-    "what tells a replay from another batch",
+    "the difference between a replay and another batch",
     "datasource/values/content.py",
     "datasource/writing/transactions.py",
 )

@@ -119,7 +119,7 @@ def test_large_text_that_is_not_utf8_is_a_bad_row():
 
 
 @pytest.mark.rule(
-    "which rows do not fit their topic, and that no other row is taken out",
+    "the rows that do not fit their topic",
     "datasource/writing/bad_rows.py",
 )
 @given(ROWS)

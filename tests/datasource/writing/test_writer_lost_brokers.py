@@ -21,7 +21,9 @@ from tests.support import NUMBERS, BrokerProcess, free_port, numbers
 
 
 @pytest.mark.rule(
-    "how long a query waits for brokers", "datasource/spark/session.py", "datasource/spark/place.py"
+    "the time that a query waits for brokers",
+    "datasource/spark/session.py",
+    "datasource/spark/place.py",
 )
 def test_query_waits_for_its_broker_up_to_the_timeout(broker):
     with broker.connect() as log:

@@ -122,7 +122,7 @@ ACTS = st.lists(
 
 
 @pytest.mark.rule(
-    "who decides a transaction when two try",
+    "concurrent decisions of a transaction",
     "scripts/transactions/records.py",
     "scripts/transactions/deciding.py",
 )
@@ -289,7 +289,7 @@ def test_commit_fails_if_a_topic_was_deleted(again):
 
 
 @pytest.mark.rule(
-    "whether a transaction commits whose topic is deleted", "scripts/transactions/deciding.py"
+    "the commit of a transaction whose topic was deleted", "scripts/transactions/deciding.py"
 )
 @pytest.mark.parametrize("before", range(12))
 @pytest.mark.parametrize("between", range(9))
@@ -392,7 +392,7 @@ def reset_position(consumers, place):
 
 
 @pytest.mark.rule(
-    "which position a reset of a consumer's name leaves", "scripts/transactions/deciding.py"
+    "the position after a reset of a consumer's name", "scripts/transactions/deciding.py"
 )
 @pytest.mark.parametrize("before", range(14))
 @pytest.mark.parametrize("between", range(6))

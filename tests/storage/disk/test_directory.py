@@ -256,9 +256,7 @@ PARTS = st.one_of(
 )
 
 
-@pytest.mark.rule(
-    "that no name and no id leads out of a broker's directory", "storage/disk/directory.py"
-)
+@pytest.mark.rule("names and ids as paths within a broker's directory", "storage/disk/directory.py")
 @settings(max_examples=examples(500))
 @given(PARTS, PARTS, st.integers(0, 1 << 31))
 def test_no_name_or_id_leads_out_of_the_topics_folder(name, topic_id, number):

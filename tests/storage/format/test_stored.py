@@ -27,7 +27,7 @@ from tests.storage.replicas import HERE, fetch, fill, new_log, seen
 
 
 @pytest.mark.rule(
-    "what makes two replicas the same, and what a follower appends", "storage/format/stored.py"
+    "equal replicas, and the entries that a follower appends", "storage/format/stored.py"
 )
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
@@ -139,7 +139,7 @@ def frame(entries: int = 6) -> StoredEntries:
 
 
 @pytest.mark.rule(
-    "what makes two replicas the same, and what a follower appends", "storage/format/stored.py"
+    "equal replicas, and the entries that a follower appends", "storage/format/stored.py"
 )
 @pytest.mark.parametrize("entries", [6, 1])
 def test_flipped_bit_is_detected_before_any_write(entries):

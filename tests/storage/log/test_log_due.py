@@ -99,7 +99,7 @@ def test_only_due_records_are_forced():
 
 
 @pytest.mark.rule(
-    "when a partition is looked after", "broker/host/upkeep.py", "storage/log/retention.py"
+    "the times of a partition's housekeeping", "broker/host/upkeep.py", "storage/log/retention.py"
 )
 @pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)

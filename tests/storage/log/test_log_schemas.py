@@ -137,7 +137,7 @@ STEPS = st.sampled_from(
 
 
 @pytest.mark.rule(
-    "which schema a batch in the log has, and which segment it goes to",
+    "the schema of a batch in the log, and its segment",
     "storage/log/log.py",
     "storage/format/log_format.py",
 )

@@ -33,7 +33,9 @@ def ids_in(chunk: Chunk) -> list[int]:
 
 
 @pytest.mark.rule(
-    "what a fetch sends as it is stored", "storage/log/reading.py", "broker/serving/fetching.py"
+    "the stored bytes that a fetch sends unchanged",
+    "storage/log/reading.py",
+    "broker/serving/fetching.py",
 )
 @BOTH
 @pytest.mark.parametrize("seed", range(10))

@@ -67,7 +67,7 @@ def test_check_of_an_intact_log_reads_all_and_finds_no_damage(log):
 
 
 @pytest.mark.rule(
-    "how changed bytes are found without a reader",
+    "the detection of changed bytes without a reader",
     "storage/segment/checks.py",
     "broker/node/scrubbing.py",
 )

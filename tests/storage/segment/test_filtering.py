@@ -105,7 +105,7 @@ class Reads:
 
 
 @pytest.mark.rule(
-    "what a filtered read gives, and where to read on",
+    "the result of a filtered read, and its next position",
     "storage/segment/filtering.py",
     "storage/log/reading.py",
 )
@@ -245,9 +245,7 @@ def test_statistics_of_aborted_records_hide_no_record(tmp_path):
     log.close()
 
 
-@pytest.mark.rule(
-    "which least and greatest values are believed", "storage/segment/min_max_files.py"
-)
+@pytest.mark.rule("the min/max statistics that a filter trusts", "storage/segment/min_max_files.py")
 @pytest.mark.parametrize("damage", ["missing", "shorter", "torn", "flipped", "of another segment"])
 def test_invalid_file_of_statistics_is_ignored(tmp_path, damage):
     log, reads = opened(tmp_path), Reads()

@@ -283,9 +283,7 @@ def test_all_sends_to_a_stopped_broker_end_by_their_timeout(stopped):
     assert all(future.done() for future in futures)
 
 
-@pytest.mark.rule(
-    "when a producer makes its caller wait (backpressure)", "client/writing/buffer.py"
-)
+@pytest.mark.rule("the backpressure of a producer", "client/writing/buffer.py")
 def test_full_buffer_raises_by_the_timeout(killed):
     producer = killed.producer(timeout_ms=500, buffer_bytes=1000)
     blocked = []

@@ -181,7 +181,7 @@ def test_broker_paused_during_a_restore_stops_with_its_reason(etcd: LocalEtcd, t
         cluster.pause(2)
         restored = run("cluster", "restore", str(backup), "--metadata", url, "--force")
         assert restored.code == 0, restored.err
-        assert "broker 2 did not end in order" in restored.err
+        assert "broker 2 did not shut down cleanly" in restored.err
         paused = cluster.broker(2)
         cluster.resume(2)
         eventually(lambda: not paused.alive, 60)

@@ -161,7 +161,7 @@ def test_topic_recreated_while_a_broker_was_down_has_no_old_records(cluster, log
     assert read(log, topic) == list(range(100, 105))
 
 
-def test_broker_stopped_in_order_vouches_after_moves_and_deletions(cluster, log, topic):
+def test_broker_vouches_after_a_clean_shutdown_with_moves_and_deletions(cluster, log, topic):
     """Only damage of its logs counts. It stays in the ISR, and logs no warning."""
     log.create_topic(topic, schema=NUMBERS, assignment=[["1"]])
     for name in ("gone", "moved"):
