@@ -306,7 +306,7 @@ def check_generations(events: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.rule(
-    "generations: whether a starting broker may vouch for its logs", "cluster/generations.py"
+    "generations: the right of a starting broker to vouch for its logs", "cluster/generations.py"
 )
 @settings(max_examples=examples(400))
 @given(EVENTS)

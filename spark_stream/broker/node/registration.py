@@ -35,13 +35,13 @@ logger = logger_of(__name__)
 
 
 class Runs(Protocol):
-    """The name of the run that uses the broker's directory, in that directory."""
+    """The record in a broker's directory of the run that uses it."""
 
     def recorded_run(self) -> str | None:
         """Return the run that last used the directory."""
 
     def record_run(self, run: str) -> None:
-        """Record this run as the directory's user, forced to the disk."""
+        """Record this run as the directory's user, with an fsync."""
 
     def forget_run(self) -> None:
         """Remove the recorded run, so that a power cut does not restore it."""

@@ -95,7 +95,10 @@ class SharedBoard(Board, Protocol):
         """
 
     def running(self) -> list[str]:
-        """Return the ids of live brokers. Every other broker, even a paused one, loses its lock."""
+        """Return the ids of live brokers.
+
+        In etcd the locks of all others, even paused ones, are removed.
+        """
 
     def close(self) -> None:
         """Close the board's files or connections."""

@@ -28,7 +28,7 @@ logger = logger_of(__name__)
 
 
 class ResolvedOffsets(Struct, frozen=True):
-    """The present offsets of an option. ``moving``: it may resolve to others later."""
+    """The present offsets of an option. ``moving``: a later look-up may differ."""
 
     offsets: dict[str, TopicOffsets]
     moving: bool

@@ -50,7 +50,7 @@ def test_a_broker_stops_leading_before_others_see_its_lease_expire(pair):
 
 
 @pytest.mark.rule(
-    "until when a broker may lead without a look at the records", "broker/node/members.py"
+    "the time for which a broker may lead without a read of the records", "broker/node/members.py"
 )
 def test_a_late_renewal_requires_a_read_of_the_records_before_leading(pair, caplog):
     """Another broker was elected in the meantime. This one reads that before it leads again."""

@@ -138,7 +138,7 @@ steps = st.lists(
 
 
 @pytest.mark.rule(
-    "whose entries a leader sends next, and how many bytes may be in flight",
+    "the order of followers at a leader, and the limit of bytes in flight",
     "broker/replication/leader_core.py",
 )
 @given(steps, st.integers(1, 8 * MIB))

@@ -243,7 +243,7 @@ def test_a_comma_within_backquotes_is_part_of_a_name():
     assert split_names(" ") == ()
 
 
-def test_sparks_names_may_have_another_case():
+def test_with_folded_names_a_field_is_found_in_any_case():
     assert path_of(NESTED, "DEEP.`A.B`.C", folded=True) == ("deep", "a.b", "c")
     assert path_of(NESTED, "DEEP.`A.B`.C") is None
     twice = pa.schema([("s", pa.struct([("id", pa.int8()), ("ID", pa.int8())]))])

@@ -66,7 +66,7 @@ def test_a_producers_first_batch_has_sequence_0():
     "client/writing/lanes.py",
 )
 @pytest.mark.parametrize("back", range(WINDOW))
-def test_the_last_five_batches_are_duplicates_with_their_original_offsets(back):
+def test_retries_of_the_last_five_batches_get_their_original_offsets(back):
     state = written(8)
     assert judge(state, Stamp(7, 0, 7 - back), 2) == Duplicate(100 + 2 * (7 - back), 2)
 

@@ -50,7 +50,7 @@ def held_at_most(leaders: Leaders) -> int:
 
 
 @pytest.mark.rule(
-    "in which order a task gives its rows, and how much it holds of later ranges",
+    "the order of a task's rows, and the limit of rows of later ranges",
     "client/reading/core.py",
     "client/reading/loop.py",
     "datasource/reading/reader.py",

@@ -180,7 +180,7 @@ def test_a_commit_at_another_broker_marks_every_partition():
 
 
 @pytest.mark.rule(
-    "in which order a decided transaction is finished", "scripts/transactions/finishing.py"
+    "the order of steps after the decision of a transaction", "scripts/transactions/finishing.py"
 )
 @pytest.mark.parametrize("steps", range(14))
 def test_a_commit_that_stops_after_any_step_is_finished_by_another_broker(steps):

@@ -64,7 +64,7 @@ def at_once(*acts: Callable[[], None]) -> None:
         thread.join()
 
 
-def test_a_record_is_the_result_of_the_rule():
+def test_a_change_stores_and_returns_the_result_of_the_rule():
     on = in_memory()
     assert on.run(read("loader-1")) is None
     assert on.run(change("loader-1", as_judge(lambda _: LOADER))) == LOADER
