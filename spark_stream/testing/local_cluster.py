@@ -299,7 +299,7 @@ class LocalCluster:
         self.broker(broker).end(signal.SIGKILL)
 
     def stop(self, broker: BrokerRef) -> None:
-        """Stop the broker in order (SIGTERM). It hands over its partitions."""
+        """Shut the broker down cleanly (SIGTERM). It hands over its partitions."""
         self.broker(broker).end(signal.SIGTERM)
 
     def pause(self, broker: BrokerRef) -> None:
@@ -311,7 +311,7 @@ class LocalCluster:
         self.broker(broker).resume()
 
     def restart(self, broker: BrokerRef, conf: Mapping[str, Any] | None = None) -> None:
-        """Start the broker at its old address. If it runs, stop it in order first.
+        """Start the broker at its old address. If it runs, shut it down cleanly first.
 
         ``conf``: settings that are added for this broker.
         """

@@ -144,7 +144,7 @@ class SocketChannel:
 
     @property
     def open_streams(self) -> int:
-        """How many streams are not over."""
+        """The number of open streams."""
         with self._lock:
             return self._connection.open_streams
 

@@ -42,7 +42,7 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 EXIT_S: Final = 10.0
-"""How long the clients of a process may delay its end."""
+"""The longest delay of a process's end by its clients."""
 
 Lock: TypeAlias = threading.RLock
 

@@ -162,7 +162,7 @@ class ListBrokers(Call[BrokerList], name="list-brokers", needs=anybody):
 
 
 class PrincipalUse(Description):
-    """What a principal uses of a broker, and for how long its quota has delayed it."""
+    """A principal's use of a broker, and the delay by its quota."""
 
     connections: int
     write_delayed_s: float

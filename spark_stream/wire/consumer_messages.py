@@ -183,7 +183,7 @@ class DescribedMember(Description):
     session_ms: int
     principal: str
     partitions: int
-    """How many are assigned to it."""
+    """The number of assigned partitions."""
 
 
 class GroupDescription(Description):

@@ -45,4 +45,4 @@ QUERY_NAME_LENGTH_MAX: Final = 255
 """Characters of a query's name beside its transaction. Spark allows any length."""
 SESSION_MS_MIN: Final = 1_000
 SESSION_MS_MAX: Final = 3_600_000
-"""How long a member of a consumer group may be silent: the least and the greatest setting."""
+"""The least and the greatest session timeout of a member of a consumer group."""

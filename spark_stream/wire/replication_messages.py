@@ -197,7 +197,7 @@ class Frame(Struct, frozen=True, eq=False):
 
     @property
     def size(self) -> int:
-        """How many bytes of the window it takes."""
+        """The bytes that it takes of the window."""
         return int(self.rows.nbytes + self.data.size)
 
     @property

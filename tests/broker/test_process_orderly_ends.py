@@ -1,4 +1,4 @@
-"""A broker that gets SIGTERM closes its logs in order, at any time."""
+"""A broker that gets SIGTERM at any time shuts down cleanly."""
 
 from __future__ import annotations
 

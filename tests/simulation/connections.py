@@ -62,7 +62,7 @@ class Process(Protocol):
 
     @property
     def owner(self) -> str:
-        """Who owns its tasks."""
+        """The owner of its tasks."""
 
 
 class Surface(Process, Protocol):

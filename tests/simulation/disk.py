@@ -329,7 +329,7 @@ class SimulatedDisk(Disk):
 
     @property
     def life(self) -> int:
-        """How often the process that uses the disk ended."""
+        """The number of ends of the process that uses the disk."""
         return self._life
 
     def content(self, path: Path) -> _Content:

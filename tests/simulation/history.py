@@ -104,7 +104,7 @@ class Fold:
         self.start = 0
         self.start_offset = 0
         self.open: dict[Part, int] = {}
-        """Where each part that has no marker begins."""
+        """The beginning of each part without a marker."""
         self.marked: dict[Part, Kind] = {}
         self._ended: list[tuple[int, int]] = []  # (index of the marker, where its part began)
 
@@ -181,7 +181,7 @@ class Course:
         self.written: dict[tuple[int, int], Seen] = {}
         """Every entry that ever was, by its epoch and index."""
         self.committed = Fold()
-        """What some leader's high watermark has passed."""
+        """The entries that some leader's high watermark has passed."""
         self.lost: set[int] = set()
         """Transactions of which a marker was lost, or a batch came back: it is marked in time."""
         self.unmarked: set[int] = set()
@@ -310,7 +310,7 @@ class History(Struct):
     """By number: the partitions that were ever on record as joined."""
     sent: dict[int, Sent] = field(default_factory=dict)
     losses: int = 0
-    """How often something committed was lost."""
+    """The number of losses of committed entries."""
     values: int = 0
     moments: int = 0
 

@@ -27,7 +27,7 @@ class DiskLogs(FileLogs):
 
     def __init__(self, folder: Path, before_change: Callable[[], None]) -> None:
         self.boot = 0
-        """How often the machine has lost its power."""
+        """The number of power cuts of the machine."""
         self._folder = folder
         self.disk = SimulatedDisk()
         self._runs = RunFile(folder, self.disk)

@@ -37,7 +37,7 @@ class Asked(Protocol):
 
     @property
     def owner(self) -> str:
-        """Who owns its tasks."""
+        """The owner of its tasks."""
 
     @property
     def serves(self) -> bool:
@@ -98,7 +98,7 @@ class Network:
         self.slow: set[str] = set()
         """Brokers with slow connections."""
         self.connections: dict[Breakable, tuple[str, str]] = {}
-        """What lasts between two brokers."""
+        """The lasting connections between two brokers."""
         self._splits: list[frozenset[str]] = []
         self._schedule = schedule
         self._chance = chance

@@ -42,7 +42,7 @@ class MemoryRecords(Struct):
     forgotten: int = 0
     changes: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     past: list[tuple[str, str | None]] = field(default_factory=list)
-    """What each revision, from 1 on, has put (key, value) or deleted (key, None)."""
+    """The change of each revision from 1 on: a put (key, value) or a deletion (key, None)."""
     changing: Lock = field(default_factory=Lock)
 
     def forget_deleted(self) -> None:

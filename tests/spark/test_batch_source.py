@@ -67,7 +67,7 @@ def test_the_same_frame_used_twice_gives_the_same_rows(queries: Queries, hundred
 def test_a_late_bound_end_is_bound_when_the_query_runs(
     queries: Queries, log: isolog.Log, hundred: str
 ) -> None:
-    """When it first runs, not when it is defined. Spark keeps the plan with the DataFrame."""
+    """It is bound at the first run, not at the definition. Spark keeps the plan."""
 
     def add_one(number: int) -> None:
         with log.producer() as producer:

@@ -153,7 +153,7 @@ def test_cluster_mode_is_not_for_python_on_standalone(
 def test_planners_use_the_python_of_the_environment_alone(
     pythons: Pythons, log_dir: Path, tmp_path: Path
 ) -> None:
-    """Where that lacks isolog, nothing of ours runs: the docs have Spark's message."""
+    """If it lacks isolog, no code of isolog runs. The docs have Spark's message."""
     job = ("--conf", f"spark.pyspark.python={pythons.whole}", JOB, log_dir, tmp_path)
     path = named(tmp_path / "bin", python3=pythons.no_isolog)
     path_of_driver = f"{path}{os.pathsep}{os.environ['PATH']}"

@@ -24,7 +24,7 @@ from tests.system.replication.clusters import CONF, append_replicated, await_in_
 def test_batch_and_stream_read_in_their_rack_and_continue_without_its_broker(
     spark: SparkSession, tmp_path: Path, isolation: str
 ) -> None:
-    """Which replica was read shows in tests/datasource/reading/test_reader_near.py."""
+    """tests/datasource/reading/test_reader_near.py checks which replica is read."""
     with (
         LocalCluster(2, conf=CONF | {"mapped_reads": False}, racks=["a", "b"]) as cluster,
         cluster.connect() as log,

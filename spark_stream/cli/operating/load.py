@@ -30,7 +30,7 @@ from spark_stream.schema.schemas import TIMESTAMP_TYPE
 
 _POLL_S: Final = 0.25
 _SILENCE_S: Final = 10.0
-"""How long readers wait for further acknowledged records after their last record."""
+"""The wait of readers for further acknowledged records after their last record."""
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 _WIDTH: Final = 1.01
 _LEAST_US: Final = 1.0

@@ -161,7 +161,7 @@ class SqliteBackend(Struct, frozen=True):
 
 
 class EtcdBackend(Struct, frozen=True):
-    """An etcd cluster. ``lease_s``: how long the leases of this broker last.
+    """An etcd cluster. ``lease_s``: the duration of this broker's leases.
 
     A call of one member takes a sixth of that at most, and two seconds, so that a lease can be
     renewed by another. ``history``: shared by the store and the board.

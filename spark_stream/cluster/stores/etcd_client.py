@@ -365,7 +365,7 @@ class _Away:
     def take_turn(self, timeout_s: float) -> bool:
         """Return whether members did not answer lately, and the caller is the one to try again.
 
-        ``timeout_s``: how long its attempt takes at most.
+        ``timeout_s``: the longest duration of its attempt.
 
         Raises:
             MetadataUnavailable: they did not, and it is not time to try again.

@@ -202,7 +202,7 @@ class Leases:
     """All leases of a board, as one broker sees them. From any thread."""
 
     def __init__(self, board: Board, clock: Clock, duration_s: float) -> None:
-        """``duration_s``: how long this broker's own lease lasts."""
+        """``duration_s``: the duration of this broker's own lease."""
         self._board = board
         self._clock = clock
         self.duration_s = duration_s
@@ -223,7 +223,7 @@ class Leases:
 
     @property
     def pause_s(self) -> float:
-        """How long to pause between two renewals of the own lease."""
+        """The pause between two renewals of the own lease."""
         return self.duration_s / _RENEWALS
 
     def alive(self, broker_id: str) -> bool:

@@ -283,7 +283,7 @@ class SqliteStore:
 
     @property
     def lost(self) -> MetadataLost | None:
-        """Why changes are refused: the file at the path is not the open one, or None if it is."""
+        """The error of refused changes: the file at the path is not the open one. None if it is."""
         return self._lost
 
     @property

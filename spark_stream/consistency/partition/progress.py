@@ -171,7 +171,7 @@ class Progress:
 
     @property
     def waits(self) -> int:
-        """How many followers a record waits for at least, or 1 if the ISR is too small."""
+        """The least number of followers that a record waits for, or 1 if the ISR is too small."""
         return len(self._awaited) or (0 if self.enough else 1)
 
     def leads_until(self) -> float | None:

@@ -237,7 +237,7 @@ class Transaction(Struct, frozen=True):
     is_restored: bool = False
     """The record is from a backup: logs may have later epochs of that producer id."""
     cause: Cause = Cause.NONE
-    """Why the transaction was aborted."""
+    """The reason for the abort."""
     branches: tuple[int, ...] = ()
     """The producer ids of a sink's task attempts."""
     dropped: tuple[int, ...] = ()
@@ -247,9 +247,9 @@ class Transaction(Struct, frozen=True):
     positions: tuple[PositionOf, ...] = ()
     """The positions of consumers after the commit. While open, those that the commit announced."""
     began_ms: int = 0
-    """When the transaction began."""
+    """The time of the transaction's beginning."""
     deadline_ms: int = 0
-    """When its timeout ends, or the id was last used. Each renewal changes it."""
+    """The end of its timeout, or the last use of the id. Each renewal changes it."""
 
     query: str = ""
     """The query of the sink, or "" if this is no sink."""
@@ -260,7 +260,7 @@ class Transaction(Struct, frozen=True):
     run: str = ""
     """The driver that planned that batch."""
     planned: int = -1
-    """When that driver planned the batch, on the driver's own clock."""
+    """The time of that driver's plan of the batch, on the driver's own clock."""
     committed_batch: int = -1
     """The last committed batch, or -1."""
     content: tuple[Content, ...] | None = None

@@ -61,7 +61,7 @@ ROW_BYTES_MAX: Final = 1 << 20
 """A row's JSON is cut after so many bytes."""
 
 RECORD_BYTES_MIN: Final = 8 << 10
-"""What a topic of dead letters must take: all columns but the row, and something of that.
+"""The bytes of a dead letter that its topic must take: all columns but the row, and a part of it.
 
 The nulls in further columns of the topic come on top, because they may have a fixed size.
 """

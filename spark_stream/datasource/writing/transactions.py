@@ -72,7 +72,7 @@ _WAIT_PAUSES: Final = 3
 
 _FIRST_S: Final = 1.0
 _AFTER_TASK_S: Final = 15 * 60.0
-"""How long a worker renews after its last task at most. A driver may hang without an abort."""
+"""The longest renewal by a worker after its last task. A driver may hang without an abort."""
 
 _due: dict[str, tuple[RenewBatch, float]] = {}
 """By transactional id: which run and batch this process saw last, and when to renew it.

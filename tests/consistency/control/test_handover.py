@@ -233,7 +233,7 @@ class Life:
 
     @property
     def leader(self) -> BrokerId | None:
-        """Who leads: on record, alive, and in the generation in which it was in sync."""
+        """The leader: on record, alive, and in the generation in which it was in sync."""
         leader = self.record.leader
         if leader is None or self.record.member(leader) is None:
             return None

@@ -90,7 +90,7 @@ def test_a_missing_module_is_named_with_the_python_that_lacks_it() -> None:
 
 
 IN_TASKS = ("batches.py", "client", "consistency", "datasource", "sql", "storage", "wire")
-"""What a task imports from, of this package."""
+"""The modules of this package that a task imports."""
 ON_THE_DRIVER = {"prometheus_client", "rich"}
 
 

@@ -70,7 +70,7 @@ class SimulatedMember:
         )
         self.core = MembershipCore(f"{member}_0")
         self._at: dict[Place, int] = {}
-        """Where it reads on."""
+        """The next position of its reads."""
         self._stored: dict[Place, int] = {}
         """The last stored position in its answers."""
         self.is_over = False

@@ -133,7 +133,7 @@ def ruin_a_disk(world: World, name: str) -> Body:
 
 
 def restart(world: World, name: str) -> Body:
-    """An operator ends a broker in order, and starts it again."""
+    """An operator shuts a broker down cleanly, and starts it again."""
     chance, broker = begin(world, name)
     yield chance.random() * SOON_S
     if world.calm or not broker.serves or broker.paused:

@@ -54,7 +54,7 @@ def flip_first(folder: Path) -> Path:
 
 
 def damage_while_down(cluster: LocalCluster, topic: str, number: int) -> None:
-    """Stop the broker in order, change a byte, and start it."""
+    """Shut the broker down cleanly, change a byte, and start it."""
     cluster.stop(number)
     flip_first(folders(cluster, topic)[number])
     cluster.restart(number)
