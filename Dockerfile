@@ -10,7 +10,7 @@ FROM ${PYTHON} AS build
 RUN python -m venv /opt/isolog
 ENV PATH=/opt/isolog/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY setup.cfg pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
+COPY setup.cfg setup.py pyproject.toml README.md LICENSE pyspark_isolog.py pytest_isolog.py ./
 COPY conf conf
 COPY isolog isolog
 COPY spark_stream spark_stream

@@ -22,6 +22,10 @@ VENV := $(CURDIR)/.venv
 INSTALLED := .venv/.installed
 KAFKA_VENV := $(CURDIR)/.cache/kafka/venv
 KAFKA_INSTALLED := .cache/kafka/.installed
+# An environment for each Python, for the oldest requirements, and for releases.
+PYTHON_VENV = $(CURDIR)/.cache/python/$(notdir $(PYTHON))
+FLOORS_VENV := $(CURDIR)/.cache/floors
+RELEASE_VENV := $(CURDIR)/.cache/release
 
 # SPARK_HOME and PYTHONPATH of the calling shell would override the packages of .venv.
 unexport SPARK_HOME SPARK_CONF_DIR PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -46,7 +50,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos attempts filters simulate check-histories lint format docs docs-site docs-site-serve bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,6 +81,22 @@ test-etcd: venv java  ## Run the tests of etcd with other releases, built with G
 	@for version in $(ETCD_VERSIONS); do \
 	    etcd="$$(scripts/build-etcd $$version)" && echo "etcd $$version" && \
 	    $(WITH_SPARK) ETCD="$$etcd" .venv/bin/pytest tests -m etcd $(SIDE_BY_SIDE) $(PYTEST_ARGS) || exit 1; done
+
+test-python:  ## Run the tests that need no Spark with another Python (PYTHON=python3.13, TESTS)
+	@$(PYTHON) -m venv $(PYTHON_VENV)
+	@$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@PATH="$(PYTHON_VENV)/bin:$$PATH" $(PYTHON_VENV)/bin/pytest $(or $(TESTS),tests) -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+test-floors:  ## Run the same with the oldest requirements that setup.cfg permits (PYTHON, TESTS)
+	@$(PYTHON) -m venv $(FLOORS_VENV)
+	@$(PYTHON) scripts/floors.py > $(FLOORS_VENV)/floors.txt
+	@$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c $(FLOORS_VENV)/floors.txt
+	@PATH="$(FLOORS_VENV)/bin:$$PATH" $(FLOORS_VENV)/bin/pytest $(or $(TESTS),tests) -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+release-check:  ## Build what a release has into build/release/, and check it
+	@$(PYTHON) -m venv $(RELEASE_VENV)
+	@$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
+	@$(RELEASE_VENV)/bin/python scripts/release_check.py
 
 stress: venv  ## Cut connections and end brokers under load for SECONDS
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)

@@ -7,6 +7,7 @@ other package, so broker, client and command line run without PySpark and pandas
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import isolog
 from tests.conftest import ROOT, stop_broker
 from tests.demo.conftest import Shell
 from tests.demo.test_readme import example
@@ -94,6 +96,15 @@ def user(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     shell.environment |= dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), str(python))
     shell.environment.pop("PYTHONPATH", None)
     return shell
+
+
+def test_distributions_pass_the_checks_of_a_release(built: Path):
+    """No test file is in the sdist, and the text for the index has no relative link."""
+    (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel])
+    checks = runpy.run_path(str(ROOT / "scripts" / "release_check.py"))
+    assert checks["problems_of_sdist"](sdist) == []
+    assert checks["problems_of_wheel"](wheel, isolog.__version__) == []
 
 
 def test_package_has_its_data_files(user: Shell, python: Path, tmp_path: Path):

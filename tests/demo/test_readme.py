@@ -118,7 +118,7 @@ def test_requirements_are_stated_at_the_install_command() -> None:
     assert f"PySpark (and Spark) {spark[1]} or newer" in install
     assert "Java 17 or newer" in install
     assert install.index(".venv/bin/activate") < install.index("pip install")
-    inner = {"bench", "bench-kafka", "docs", "test"}  # for targets of make
+    inner = {"bench", "bench-kafka", "docs", "release", "test"}  # for targets of make
     assert {*re.findall(r"^\| `([\w-]+)` \|", install, re.MULTILINE)} == {*extras} - inner
 
 
