@@ -9,6 +9,7 @@ of the user who has logged in, so it shows only data that this user may see.
 ``board``     polls the cluster, and sends changes to the streams
 ``problems``  problems in words, derived from the data of the board, without I/O
 ``client``    requests to the brokers, and their answers as JSON values
+``history``   the figures of the last day, in a ring of fixed size
 ``records``   a page of records with their states, and code that reads the same records
 ``static/``   the page: plain modules of JavaScript and a style sheet
 """

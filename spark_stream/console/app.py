@@ -41,6 +41,7 @@ from starlette.staticfiles import StaticFiles
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.console.guard import Guard, is_address
+from spark_stream.console.history import History
 from spark_stream.console.records import page, record
 from spark_stream.console.search import SearchRequest
 from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogLocation, Visitor
@@ -342,6 +343,7 @@ class ServerOptions(Struct, frozen=True):
     tls_key: Path | None = None
     allows_changes: bool = False
     idle_s: float = IDLE_S
+    history: Path | None = None
 
 
 def serve(
@@ -382,7 +384,18 @@ def serve(
         cookie=f"isolog_console_{port}",  # browsers share cookies between ports
         is_secure=is_secure,
     )
-    sessions = ConsoleSessions(place, needs_login=needs_login, idle_s=options.idle_s)
+    if options.history is not None and needs_login:
+        listener.close()
+        raise InvalidOption(
+            "--history needs a cluster without authentication: a user could see the figures of"
+            " another one",
+            hint="Leave it out, and use Grafana.",
+            option="--history",
+        )
+    history = History(options.history)
+    sessions = ConsoleSessions(
+        place, needs_login=needs_login, idle_s=options.idle_s, history=history
+    )
     config = uvicorn.Config(
         create_app(sessions, settings),
         log_level="warning",

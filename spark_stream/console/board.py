@@ -38,9 +38,11 @@ from spark_stream.console.client import (
     partition_shown,
     plain,
 )
+from spark_stream.console.history import History, HistorySample
 from spark_stream.console.problems import FirstSeen, has_store_problem, is_silent, is_slow, judge
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
 from spark_stream.loggers import logger_of
+from spark_stream.wire.transaction_messages import UNFINISHED
 
 logger = logger_of(__name__)
 
@@ -53,6 +55,7 @@ PARTS: Final[Mapping[str, float]] = {
 """The parts that are always polled, with the interval in seconds."""
 
 PROBLEMS: Final = "problems"
+HISTORY: Final = "history"
 _TOPIC: Final = "topic:"
 _TOPIC_S: Final = 1.0
 _ALONE_S: Final = 10.0  # the interval without open pages
@@ -71,8 +74,10 @@ class Part(Struct, frozen=True):
 class LiveBoard:
     """The parts of one user. All coroutines run in one event loop."""
 
-    def __init__(self, client: ConsoleClient) -> None:
+    def __init__(self, client: ConsoleClient, history: History | None = None) -> None:
+        """``history``: the samples of earlier boards, and of this one."""
         self._client = client
+        self._history_of_day = history
         self._parts: dict[str, Part] = {}
         self._values: dict[str, Any] = {}
         self._changed = asyncio.Condition()
@@ -90,6 +95,9 @@ class LiveBoard:
         self._unlisted: dict[int, int] = {}
         """The time (ms) since which each open transaction has been missing in the list."""
         self._first_seen = FirstSeen()
+        if history is not None:
+            now_ms = time.time_ns() // 1_000_000
+            self._first_seen.restore(history.starts(now_ms), now_ms)
         self._errors: dict[str, str] = {}  # of parts whose poll failed
         self._closed = False
         self.is_refused = False
@@ -124,7 +132,7 @@ class LiveBoard:
 
         ``topic``: also watch this topic, as the part ``topic``.
         """
-        names = {each: each for each in parts if each in PARTS or each == PROBLEMS}
+        names = {each: each for each in parts if each in PARTS or each in (PROBLEMS, HISTORY)}
         if topic is not None:
             names[_TOPIC + topic] = "topic"
             self._watch(topic)
@@ -193,6 +201,8 @@ class LiveBoard:
                     self._errors[name] = error["message"]
                 self._values[PROBLEMS] = self._judge()
                 await self._publish(PROBLEMS, None)
+                if self._note_history(time.time_ns() // 1_000_000):
+                    await self._publish(HISTORY, None)
             due = asyncio.get_running_loop().time() + _ALONE_S
             await asyncio.sleep(pause_s)
             while not self._streams and asyncio.get_running_loop().time() < due:
@@ -217,6 +227,15 @@ class LiveBoard:
             "found": plain(self._first_seen.stamp(found, now_ms)),
             "unjudged": pending | self._errors,
         }
+
+    def _note_history(self, now_ms: int) -> bool:
+        """Add a sample to the history if one is due, and all parts have answered."""
+        history = self._history_of_day
+        if history is None or not history.is_due(now_ms) or not self._values.keys() >= set(PARTS):
+            return False
+        history.add(sample_of_parts(self._values, self._errors, now_ms))
+        self._values[HISTORY] = history.curves(now_ms)
+        return True
 
     def _cluster(self) -> dict[str, Any]:
         shown, now = self._client.cluster(), time.monotonic()
@@ -346,6 +365,29 @@ class LiveBoard:
             ]
         self._window.keep(keys)
         return found
+
+
+def sample_of_parts(
+    parts: Mapping[str, Any], errors: Collection[str], now_ms: int
+) -> HistorySample:
+    """Return the figures of the parts. Those of parts in ``errors`` are unknown."""
+    known = {name: parts[name] for name in PARTS if name not in errors}
+    figures: dict[str, Any] = {}
+    if (cluster := known.get("cluster")) is not None:
+        brokers = cluster["brokers"]
+        figures["alive"] = sum(each["alive"] for each in brokers)
+        figures["out_of_sync"] = sum(each["replicas"] - each["in_sync"] for each in brokers)
+        led = sum(each["leaders"] for each in brokers)
+        figures["offline"] = max(0, cluster["partitions"] - led)
+    if (topics := known.get("topics")) is not None:
+        figures["records_per_s"] = sum(each["records_per_s"] for each in topics["topics"])
+    if (readers := known.get("consumers")) is not None:
+        figures["lag"] = sum(each["lag"] or 0 for each in readers["consumers"])
+    if (transactions := known.get("transactions")) is not None:
+        began = [each["began_ms"] for each in transactions if each["state"] in UNFINISHED]
+        figures["oldest_open_s"] = max(0.0, (now_ms - min(began, default=now_ms)) / 1000)
+    problems = {each["key"]: each["since_ms"] for each in parts[PROBLEMS]["found"]}
+    return HistorySample(now_ms, **figures, problems=problems)
 
 
 def _keys(partitions: Partitions) -> set[tuple[str, int]]:

@@ -34,6 +34,7 @@ _FULL_LATER_S: Final = 3 * 3600.0
 _NAMES_MAX: Final = 20
 _NAMES_SHOWN: Final = 3
 _SAME_MS: Final = 10_000
+_RESTORED_MS: Final = 60_000  # some problems are found only from several answers
 
 
 class Severity(StrEnum):
@@ -397,6 +398,11 @@ class FirstSeen:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}  # by key: first and last
+
+    def restore(self, starts: Mapping[str, int], now_ms: int) -> None:
+        """Continue with problems that an earlier process found."""
+        until_ms = now_ms + _RESTORED_MS
+        self._seen = {key: (since_ms, until_ms) for key, since_ms in starts.items()}
 
     def stamp(self, found: Sequence[ConsoleProblem], now_ms: int) -> list[ConsoleProblem]:
         """Return the problems with ``since_ms``. A problem that recurs in 10 s keeps its time."""

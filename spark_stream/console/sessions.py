@@ -21,6 +21,7 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.console.board import LiveBoard
 from spark_stream.console.client import ConsoleClient
+from spark_stream.console.history import History
 from spark_stream.errors import InvalidOption, IsologError, Unauthenticated
 
 IDLE_S: Final = 3600.0
@@ -68,11 +69,13 @@ class ConsoleSessions:
         *,
         needs_login: bool,
         idle_s: float = IDLE_S,
+        history: History | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.needs_login = needs_login
         self._place = place
         self._idle_s = idle_s
+        self._history = None if needs_login else history or History()
         self._now = now
         self._visitors: dict[str, Visitor] = {}
         self._everybody: Visitor | None = None
@@ -89,7 +92,7 @@ class ConsoleSessions:
         tls = self._place.access.tls
         if tls is not None:
             connects = (("tls.ca", tls.ca) if tls.ca else ("tls", "true"), *connects)
-        board = LiveBoard(client)
+        board = LiveBoard(client, self._history)
         board.start()
         return Visitor(principal, client, board, self._now(), connects)
 

@@ -374,3 +374,13 @@ def test_problem_keeps_the_time_of_its_first_observation():
     assert seen.stamp([again], 11_000)[0].since_ms == 1000
     assert seen.stamp([], 22_000) == []
     assert seen.stamp([again], 40_000)[0].since_ms == 40_000
+
+
+def test_problem_of_an_earlier_console_keeps_its_start() -> None:
+    seen = FirstSeen()
+    seen.restore({"dead 2": 1_000}, 500_000)
+    assert seen.stamp([], 502_000) == []
+    problem = ConsoleProblem("dead 2", Severity.BAD, "broker 2 is dead")
+    assert seen.stamp([problem], 530_000)[0].since_ms == 1_000
+    other = ConsoleProblem("dead 3", Severity.BAD, "broker 3 is dead")
+    assert seen.stamp([other], 530_000)[0].since_ms == 530_000

@@ -62,6 +62,15 @@ def console(
             metavar="N", min=0.1, help="Minutes without activity after which a login ends."
         ),
     ] = _ONE_HOUR_MIN,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the history of the last day (6 MB) in this file. Default: in memory.",
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve a web page with live partitions, records, transactions and consumers of the cluster.
 
@@ -99,6 +108,7 @@ def console(
             server_key,
             allow_changes,
             60 * idle_minutes,
+            history,
         ),
         note,
         _print_ready,

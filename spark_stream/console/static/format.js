@@ -55,6 +55,13 @@ export function ago(ms) {
   return h("time", { datetime: new Date(ms).toISOString(), title: absolute(ms) }, text);
 }
 
+/** The local time of day, with the date if it is another day. @param {number} ms since the epoch */
+export function clock(ms) {
+  const moment = new Date(ms);
+  const time = `${String(moment.getHours()).padStart(2, "0")}:${String(moment.getMinutes()).padStart(2, "0")}`;
+  return moment.toDateString() === new Date().toDateString() ? time : `${moment.toLocaleDateString("en-CA")} ${time}`;
+}
+
 /** @param {number} value of 0 to 1 */
 export function percent(value) {
   return `${Math.round(100 * value)} %`;

@@ -1,7 +1,7 @@
 // Elements of several views: notices, tables, states, copy buttons, and confirmations.
 
 import { h } from "./dom.js";
-import { duration } from "./format.js";
+import { clock, duration } from "./format.js";
 
 /** The states of records and transactions: a sign and words, so that colour is never needed. */
 const STATES = {
@@ -103,7 +103,7 @@ export function notice(found, title = "Problems") {
     h("h2", {}, title),
     h("ul", {}, found.map((each) => h("li", { key: each.key },
       h("strong", {}, sentence(each.message)),
-      ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}. `,
+      ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}, since ${clock(each.since_ms)}. `,
       each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
       each.hint && [hint(each.hint), " "],
       each.href && each.href !== location.pathname && link(each.href, "Details", h("span", { class: "hidden" }, `: ${each.message}`))))));

@@ -1,11 +1,12 @@
 // The cluster: problems, brokers, disks.
 
+import { chart } from "../chart.js";
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, percent, rate } from "../format.js";
 import { badge, empty, facts, heading, link, listed, notice, section, shownPart, table } from "../widgets.js";
 
 export const title = () => "Cluster";
-export const parts = ["cluster", "topics"];
+export const parts = ["cluster", "topics", "history"];
 
 export function render({ store }) {
   const rate_ = (store.parts.topics?.value?.topics ?? []).reduce((sum, each) => sum + each.records_per_s, 0);
@@ -23,11 +24,22 @@ export function render({ store }) {
         ["Release", [...new Set(cluster.brokers.map((each) => each.release))].sort().join(", ")],
         ["Cluster id", h("code", {}, cluster.cluster_id)],
       ]),
+      lastDay(store.parts.history?.value),
       section("Brokers", brokers(cluster)),
       section("Disks", disks(cluster)),
       delayed(cluster),
     ]),
   ];
+}
+
+const FIGURES = { alive: "Brokers alive", out_of_sync: "Replicas out of sync", offline: "Partitions without a leader",
+  records_per_s: "Records/s", lag: "Lag of all readers", oldest_open_s: "Oldest open transaction (s)" };
+
+/** The curves of the last day. A console of a cluster with logins has none. */
+function lastDay(history) {
+  if (!history) return null;
+  return section("Last day", facts(Object.entries(FIGURES).map(([name, words]) =>
+    [words, chart(history.figures[name], history.end_ms, history.step_ms)])));
 }
 
 const ABOUT = { cluster: "the brokers", topics: "the topics", transactions: "transactions", consumers: "readers" };
