@@ -136,10 +136,16 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        if start is None or limit is None:  # Spark 4.1 and 4.0 (releases)
-            self._unassisted_plans += 1
-            start = self.initialOffset() if self._last_end is None else self._last_end
-            limit = self.getDefaultReadLimit()
+        if start is not None and limit is not None:
+            return self._next_end(start, limit)
+        # Spark 4.1 and 4.0 (releases)
+        self._unassisted_plans += 1
+        start = self.initialOffset() if self._last_end is None else self._last_end
+        self._last_end = self._next_end(start, self.getDefaultReadLimit())
+        return self._last_end
+
+    def _next_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the micro-batch from this start, or the start if there is none."""
         asked = self._planner.read_back(start)
         if self._named is not None:
             self._named.note_plan()
@@ -169,7 +175,9 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         if not isinstance(limit, ReadMaxRows):
             raise Unsupported(f"isolog does not support this read limit of Spark: {limit}")
         left = self._planner.losses.passed_over(begin, now)
-        if self._target is None and self._pace.awaits_more(left, ends):
+        # An unassisted run may end after its first plan, so this plan has no minimum.
+        may_wait = self._target is None and self._unassisted_plans != 1
+        if may_wait and self._pace.awaits_more(left, ends):
             return None
         limited: Offsets = self._pace.limited(left, ends)
         if self._planner.atomic and limited != ends:
@@ -178,12 +186,13 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
 
     @with_spark_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        self._last_end = end
+        if self._unassisted_plans == 0:  # a restart: from now on the plans have the starts
+            self._last_end = end
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
-        if self._named is not None:
-            self._named.record(begin)  # a restarted query begins with this call
         if begin == until:
             return []
+        if self._named is not None:
+            self._named.record(begin)  # a restarted query begins with this call
         # A batch that is planned again after a restart was first planned over an earlier log: its
         # start and its end may be above the log's present end.
         losses = self._planner.losses

@@ -9,9 +9,10 @@ A release that lacks an interface has a stand-in here, so that classes derive fr
 each release:
 
 * Without a start and a limit Spark calls ``latestOffset()``. After a restart it first calls
-  ``partitions`` with the latest offset of its checkpoint as start and as end. So the end of the
-  last call of ``partitions`` is the start of the next micro-batch. ``Trigger.AvailableNow`` plans
-  one micro-batch, from one call of ``latestOffset()``.
+  ``partitions`` with the latest offset of its checkpoint as start and as end. So this offset, and
+  later the answer of ``latestOffset()``, is the start of the next micro-batch.
+  ``Trigger.AvailableNow`` runs one micro-batch. This is the last one of the checkpoint if it was
+  not committed, and otherwise one from a single call of ``latestOffset()``.
 * Spark 4.0 passes Arrow batches to each writer that is a ``DataSourceArrowWriter``. So a streaming
   writer that is one, too, needs no rows.
 """
@@ -79,7 +80,10 @@ else:
 
 
 __all__ = [
+    "HAS_TIME",
+    "PASSES_LIMITS",
     "PUSHES_FILTERS",
+    "STREAMS_ARROW",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",
@@ -89,7 +93,17 @@ __all__ = [
     "lacks",
 ]
 
+PASSES_LIMITS: Final = hasattr(datasource.DataSourceStreamReader, "getDefaultReadLimit")
+"""Whether Spark passes a start and a limit to a source, and ``Trigger.AvailableNow``."""
+
 PUSHES_FILTERS: Final = hasattr(datasource.DataSourceReader, "pushFilters")
+"""Whether Spark passes the filters of a batch query to its reader."""
+
+STREAMS_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
+"""Whether Spark has a streaming writer for Arrow batches."""
+
+HAS_TIME: Final = hasattr(st, "TimeType")
+"""Whether Spark has the type ``time``."""
 
 
 def lacks(what: str, needed: str) -> Unsupported:

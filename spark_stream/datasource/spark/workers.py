@@ -162,7 +162,7 @@ class RefusedStream(DataSourceStreamReader):
         raise self._error
 
     @with_spark_errors
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
         raise self._error
 
     @with_spark_errors

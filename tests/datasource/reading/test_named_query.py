@@ -179,13 +179,13 @@ def test_progress_has_the_committed_offsets_and_the_lag_of_the_level(shared, log
         producer.begin_transaction()
         producer.append(ten, numbers(10, 5))
         producer.flush()
-        query.planned()
+        end = query.planned()
         found = seen(log, ten)
         assert [(at.offset, at.end, at.lag) for at in found.partitions] == [(4, 15, 11)]
         assert (found.kind, found.isolation, found.lag) == ("query", "read_committed", 11)
         assert found.held_back == 5
         producer.abort_transaction()
-    query.reader.commit(query.batch() and query.at)
+    query.reader.commit(query.read(end) and query.at)
     assert seen(log, ten).partitions[0].offset == 8
 
 
