@@ -4,21 +4,24 @@ Spark imports every top-level module whose name starts with `pyspark_`, and regi
 `DefaultSource` under the `name()` of the class. Users do not need to import this module.
 
 An import error of this module would hide all Python data sources, and Spark would report only
-`DATA_SOURCE_NOT_FOUND`. If a module is missing or PySpark is too old, a source is therefore
-registered that raises an error with the remedy.
+`DATA_SOURCE_NOT_FOUND`. If a module is missing, a source is therefore registered that raises an
+error with the remedy. PySpark before 4.0 has no Python data sources. There, the import fails.
 """
 
 import os
 import platform
-import re
 import socket
 import sys
 
 import pyspark
-from pyspark.sql.datasource import DataSource
 
-NEEDED = (4, 0)
-"""The oldest PySpark with Python data sources for streams."""
+try:
+    from pyspark.sql.datasource import DataSource
+except ImportError:
+    raise ImportError(
+        f"isolog needs PySpark 4.0 or newer; this is {pyspark.__version__}. Install it"
+        " (pip install 'pyspark>=4.0,<5'), and run the job with Spark 4.0 or newer."
+    ) from None
 
 
 class LackingSource(DataSource):
@@ -40,13 +43,6 @@ class LackingSource(DataSource):
 
 def problem_of(error: ImportError) -> str:
     """Return the end of a sentence about the Python of Spark's planner, with the remedy."""
-    if tuple(int(part) for part in re.findall(r"[0-9]+", pyspark.__version__)[:2]) < NEEDED:
-        oldest = ".".join(map(str, NEEDED))
-        return (
-            f"where isolog needs PySpark {oldest} or newer; this is {pyspark.__version__}. Install"
-            f" it (pip install 'pyspark>={oldest},<5'), and"
-            f" run the job with Spark {oldest} or newer."
-        )
     return (
         f"which lacks {error.name or error}. Set PYSPARK_PYTHON, where the job is submitted, to a"
         ' Python that has isolog and its dependencies. See "On a cluster" in docs/spark/cluster.md.'

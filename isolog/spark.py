@@ -9,8 +9,14 @@ try:
 except ImportError as error:
     if error.name is None or error.name.partition(".")[0] != "pyspark":
         raise
+    try:
+        from pyspark import __version__ as version
+    except ImportError:
+        this = "this Python has none"
+    else:
+        this = f"this is {version}"
     raise ImportError(
-        f"isolog.spark needs PySpark 4.0 or newer. {install_hint('spark')}",
+        f"isolog needs PySpark 4.0 or newer; {this}. {install_hint('spark')}",
         name=error.name,
     ) from None
 

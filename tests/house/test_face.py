@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import pyspark
 import pytest
 
 import spark_stream
@@ -140,18 +141,18 @@ def test_import_of_the_face_imports_neither_spark_nor_test_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacked", "found"),
+    ("lacked", "this"),
     [
-        ("pyspark", "None"),
-        ("pyspark.sql.datasource", "types.ModuleType('pyspark')"),  # PySpark 3.5 has no such module
+        ("pyspark", "this Python has none"),
+        ("pyspark.sql.datasource", f"this is {pyspark.__version__}"),  # PySpark 3.5 lacks it
     ],
 )
-def test_spark_module_without_a_new_pyspark_names_the_command(lacked: str, found: str) -> None:
-    program = f"import sys, types; sys.modules['{lacked}'] = {found}; import isolog.spark"
+def test_spark_module_without_a_new_pyspark_names_the_command(lacked: str, this: str) -> None:
+    program = f"import sys; sys.modules['{lacked}'] = None; import isolog.spark"
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     assert said.splitlines()[-1] == (
-        f"ImportError: isolog.spark needs PySpark 4.0 or newer. {install_hint('spark')}"
+        f"ImportError: isolog needs PySpark 4.0 or newer; {this}. {install_hint('spark')}"
     )
 
 
