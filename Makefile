@@ -11,6 +11,7 @@ MINUTES ?= 5
 RUNS ?= 1000
 SEED ?=
 ORDER ?= 0
+SPARK ?= 4.1.4
 ETCD_VERSIONS ?= 3.5.35 3.6.16 3.7.3
 # Most tests wait for other processes, so two test processes for each core keep the cores busy. Each
 # test process starts its own brokers, and one of them a Spark, so it needs 3 GB.
@@ -50,14 +51,14 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast test-etcd stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-fast test-etcd test-spark stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Settings: PYTHON (a Python 3.11 or newer; now $(PYTHON)), DEMO_ARGS, PYTEST_ARGS, BENCH_ARGS,"
 	@echo "  TEST_PROCESSES (how many run tests side by side; now $(TEST_PROCESSES)), SECONDS (of make stress),"
-	@echo "  MINUTES (of make chaos and attempts), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), RUNS, ONLY and ORDER (of make simulate), SEED (of both),"
+	@echo "  MINUTES (of make chaos and attempts), ETCD_VERSIONS (of make test-etcd; now $(ETCD_VERSIONS)), SPARK (of make test-spark; now $(SPARK)), RUNS, ONLY and ORDER (of make simulate), SEED (of both),"
 	@echo "  GO and HISTORIES (a folder; of make check-histories)"
 
 venv: $(INSTALLED)  ## Create .venv with everything that the other targets need
@@ -97,6 +98,12 @@ release-check:  ## Build what a release has into build/release/, and check it
 	@$(PYTHON) -m venv $(RELEASE_VENV)
 	@$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
 	@$(RELEASE_VENV)/bin/python scripts/release_check.py
+
+# PySpark 4.0 leaves its sockets to the garbage collector, whose warning would be an error.
+test-spark: venv java  ## Run the tests of Spark with another release of PySpark (SPARK=4.1.4, in .cache)
+	@spark="$$(PYTHON=$(PYTHON) scripts/ensure-pyspark $(SPARK))" && \
+	    $(subst $(VENV),$$spark,$(WITH_SPARK)) ETCD="$$(scripts/ensure-etcd)" $$spark/bin/pytest tests -m spark -W ignore::ResourceWarning \
+	    -W ignore::pytest.PytestUnraisableExceptionWarning $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 stress: venv  ## Cut connections and end brokers under load for SECONDS
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)

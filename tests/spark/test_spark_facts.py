@@ -19,7 +19,6 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
@@ -27,9 +26,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import isolog
+from spark_stream.datasource.spark.releases import DataSourceStreamArrowWriter
 from spark_stream.datasource.spark.workers import COMMITS, is_worker
 from spark_stream.datasource.writing.identity import BATCH, QUERY, RUN
 from tests.spark.conftest import Queries
+from tests.spark.releases import passes_limits, plans_alone
 from tests.support import eventually
 
 pytestmark = pytest.mark.full  # they change with Spark's release, not with ours
@@ -54,6 +55,7 @@ class Told(DataSourceStreamReader):
 
     def __init__(self, options: dict[str, str]) -> None:
         self._told = Path(options["told"])
+        self._at: dict[str, Any] = {"at": 0}
 
     def _tell(self, what: str, *values: object) -> None:
         with self._told.open("a") as out:
@@ -63,12 +65,16 @@ class Told(DataSourceStreamReader):
         self._tell("initialOffset")
         return {"at": 0}
 
-    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: object = None
+    ) -> dict[str, Any]:
+        start = start or self._at
         self._tell("latestOffset", start, type(limit).__name__)
         return {"at": min(20, start["at"] + 10)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         self._tell("partitions", start, end)
+        self._at = end
         return [InputPartition((start["at"], end["at"]))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -190,8 +196,28 @@ def test_initial_offset_is_requested_more_than_once(run: Run) -> None:
     assert len(run.calls("initialOffset")) >= 2
 
 
+@passes_limits
 def test_trigger_once_requests_all_available_records(run: Run) -> None:
     assert {limit for _, limit in run.calls("latestOffset")} == {"ReadAllAvailable"}
+
+
+@plans_alone
+def test_source_without_limits_first_gets_the_checkpoints_offset_as_an_empty_range(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """So a restarted source has its start, whether the last micro-batch was committed or not."""
+    first = Run(spark, tmp_path)
+    assert [first.calls("latestOffset"), first.calls("partitions")] == [
+        [[{"at": 0}, "NoneType"]],
+        [[{"at": 0}, {"at": 10}]],
+    ]
+    (first.checkpoint / "commits" / "0").unlink()
+    repeated = Run(spark, tmp_path)
+    assert repeated.calls("partitions") == [[{"at": 10}, {"at": 10}], [{"at": 0}, {"at": 10}]]
+    assert repeated.calls("latestOffset") == []  # Trigger.Once and AvailableNow end after one
+    again = Run(spark, tmp_path)
+    assert again.calls("partitions") == [[{"at": 10}, {"at": 10}], [{"at": 10}, {"at": 20}]]
+    assert again.calls("latestOffset") == [[{"at": 10}, "NoneType"]]
 
 
 def test_a_micro_batch_is_planned_when_the_one_before_it_is_done(
@@ -304,6 +330,7 @@ def test_sink_detects_by_its_process_that_it_is_for_a_commit(run: Run) -> None:
     assert not commits[0]
 
 
+@passes_limits
 def test_reported_offset_is_the_latest_offset_of_the_progress(run: Run) -> None:
     latest = run.latest
     assert (json.loads(latest) if isinstance(latest, str) else latest) == {"at": 99}

@@ -1,0 +1,18 @@
+"""Marks of tests about features that some releases of Spark lack (docs/spark/cluster.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_stream.datasource.spark import releases
+
+passes_limits = pytest.mark.skipif(
+    not releases.PASSES_LIMITS, reason="this PySpark passes no limit and no trigger to a source"
+)
+plans_alone = pytest.mark.skipif(
+    releases.PASSES_LIMITS, reason="this PySpark passes the start of a micro-batch to a source"
+)
+pushes_filters = pytest.mark.skipif(
+    not releases.PUSHES_FILTERS, reason="this PySpark pushes no filters to a source in Python"
+)
+has_time = pytest.mark.skipif(not releases.HAS_TIME, reason="this PySpark has no type time")
