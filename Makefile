@@ -102,7 +102,7 @@ release-check:  ## Build what a release has into build/release/, and check it
 # PySpark 4.0 leaves its sockets to the garbage collector, whose warning would be an error.
 test-spark: venv java  ## Run the tests of Spark with another release of PySpark (SPARK=4.1.4, in .cache)
 	@spark="$$(PYTHON=$(PYTHON) scripts/ensure-pyspark $(SPARK))" && \
-	    $(subst $(VENV),$$spark,$(WITH_SPARK)) ETCD="$$(scripts/ensure-etcd)" $$spark/bin/pytest tests -m spark -W ignore::ResourceWarning \
+	    ISOLOG_OTHER_PYTHON="$(VENV)/bin/python" $(subst $(VENV),$$spark,$(WITH_SPARK)) ETCD="$$(scripts/ensure-etcd)" $$spark/bin/pytest tests -m spark -W ignore::ResourceWarning \
 	    -W ignore::pytest.PytestUnraisableExceptionWarning $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 stress: venv  ## Cut connections and end brokers under load for SECONDS

@@ -71,7 +71,7 @@ def batch_read(address: str, topics: str | None, **options: Any) -> list[int]:
     reader = IsologReader(chosen, to_spark(NUMBERS))
     return [
         number
-        for partition in reader.partitions()
+        for partition in reader.partitions() or [None]  # as Spark 4.0 does
         for batch in reader.read(partition)
         for number in batch.column("n").to_pylist()
     ]

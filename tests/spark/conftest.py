@@ -161,8 +161,11 @@ class Queries:
         A run ends after one micro-batch if Spark passes no trigger. Then it is restarted.
         """
         rows = self._run(frame, to, checkpoint)
-        while not PASSES_LIMITS and any(more := self._run(frame, to, checkpoint)):
-            rows += more
+        again = not PASSES_LIMITS
+        while again:
+            more = self._run(frame, to, checkpoint)
+            again = any(more)
+            rows += more if again else []
         return rows
 
     def _run(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[int]:

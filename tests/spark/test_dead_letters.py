@@ -22,6 +22,7 @@ from spark_stream.datasource.spark.types import to_arrow
 from spark_stream.datasource.writing.bad_rows import DEAD_LETTERS
 from tests.spark.conftest import Queries, ended
 from tests.spark.copies import faulty, kill_session
+from tests.spark.releases import has_time
 from tests.spark.sink_driver import FILES, ROWS_PER_BATCH
 from tests.spark.test_stream_source import wait_until
 
@@ -157,6 +158,7 @@ def time_type(spark: SparkSession) -> Iterator[None]:
     "a dead letter's row is read by Spark's from_json, whatever its types",
     "datasource/writing/bad_rows.py",
 )
+@has_time
 def test_from_json_reads_every_type_of_a_dead_letter(
     queries: Queries, log: isolog.Log, topic: str, time_type: None
 ) -> None:

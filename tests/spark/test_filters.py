@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 import isolog
 from tests.examples import the_first
 from tests.spark.conftest import Queries, ended
+from tests.spark.releases import pushes_filters
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 ROWS = """
@@ -68,6 +69,7 @@ def test_batch_query_reads_the_rows_that_match_its_filter(
     assert queries.read(topic, filter="n >= 0").count() == 2000
 
 
+@pushes_filters
 @pytest.mark.rule("the filters that Spark pushes", "datasource/reading/reader.py")
 @pytest.mark.parametrize("pushes", [pytest.param(False, marks=pytest.mark.full), True])
 def test_spark_pushes_filters_only_with_its_setting_and_our_option(

@@ -16,6 +16,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import isolog
 from tests.spark.conftest import Queries
+from tests.spark.releases import passes_limits
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -91,6 +92,7 @@ def test_available_now_with_a_limit_reaches_its_target_and_stops(
     assert read_back(spark, out[0]) == list(range(1000))
 
 
+@passes_limits
 def test_a_limit_is_shared_out_by_backlog(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_continuous_query_follows_and_stops_promptly(
     assert running.query.exception() is None
 
 
+@passes_limits
 def test_progress_shows_the_latest_offset_of_the_log(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

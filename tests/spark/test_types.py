@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 
 import isolog
 from tests.spark.conftest import Queries
+from tests.spark.releases import has_time
 
 ONE_OF_EACH = """
 select cast(id as boolean) as boolean_, cast(id as byte) as byte_, cast(id as short) as short_,
@@ -80,6 +81,7 @@ def chars(spark: SparkSession, tmp_path: Path) -> Iterator[DataFrame]:
     spark.sql("drop table chars")
 
 
+@has_time
 def test_declared_types_and_vectors_are_read_back(
     spark: SparkSession, queries: Queries, topic: str, chars: DataFrame
 ) -> None:

@@ -16,6 +16,7 @@ import isolog
 from isolog.spark import LagListener, progress_bar
 from spark_stream.datasource.watching import PartitionLag
 from tests.spark.conftest import Queries
+from tests.spark.releases import passes_limits
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 
 
@@ -32,6 +33,7 @@ def scraped(listener: LagListener) -> str:
         return str(answer.read().decode())
 
 
+@passes_limits
 def test_a_listener_shows_the_lag_under_the_querys_isolation_level(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, listener: LagListener
 ) -> None:

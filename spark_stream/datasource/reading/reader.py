@@ -341,9 +341,10 @@ class IsologReader(WorkerPickled, DataSourceReader):
         name = self._planner.options.consumer
         return first() if name is None else NamedQuery(self._planner, name).pinned_start(first)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # For a query without partitions, Spark makes one partition without a range.
-        return self._ranges.read(partition.value) if partition.value is not None else iter(())
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # For a query without partitions, Spark makes one without a range, or None (Spark 4.0).
+        task = None if partition is None else partition.value
+        return iter(()) if task is None else self._ranges.read(task)
 
 
 class PushingReader(IsologReader):

@@ -18,6 +18,7 @@ from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading import reader
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.values.offsets import Range
+from tests.datasource.sources import batch_read
 
 NUMBERS = pa.schema([("n", pa.int64())])
 SCHEMA = StructType([StructField("n", LongType())])
@@ -60,6 +61,11 @@ def read(
     chosen = source_options({"path": "x", "subscribe": "t", **options})
     found = RangeReader(chosen, SCHEMA).read((asked,))
     return [number for batch in found for number in batch.column("n").to_pylist()]
+
+
+def test_batch_query_over_a_topic_without_records_is_empty(shared, log, topic):
+    log.create_topic(topic, schema=NUMBERS)
+    assert batch_read(shared.address, topic) == []
 
 
 def test_range_that_ends_in_aborted_records_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,57 @@
+"""A separate Spark driver with a copy, a join and counts by window, to be killed at any moment.
+
+``python -m tests.spark.moved_driver LOG CHECKPOINTS``: the queries continue from their checkpoints,
+and run until the driver is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter
+
+from tests.spark.conftest import session_builder
+
+LEFT, RIGHT = "left", "right"
+COPIED, JOINED, COUNTED = "copied", "joined", "counted"
+PER_TRIGGER = 150
+
+
+def main(log: str, checkpoints: str) -> None:
+    spark = session_builder("local[2]").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+
+    def stream(topic: str) -> DataFrame:
+        reader = spark.readStream.format("isolog").option("path", log).option("subscribe", topic)
+        return reader.option("maxOffsetsPerTrigger", PER_TRIGGER).load()
+
+    def start(writer: DataStreamWriter, topic: str) -> None:
+        """Start a query. The next one is started later, because each starts several workers."""
+        query = writer.option("checkpointLocation", str(Path(checkpoints, topic))).start()
+        while query.isActive and query.lastProgress is None:
+            time.sleep(0.1)
+
+    def sink(frame: DataFrame, topic: str) -> None:
+        writer = frame.writeStream.format("isolog").option("path", log)
+        start(writer.option("topic", topic), topic)
+
+    def write(counts: DataFrame, batch_id: int) -> None:
+        writer = counts.write.format("isolog").mode("append").option("path", log)
+        writer = writer.option("topic", COUNTED).option("sinkId", COUNTED)
+        writer.option("batchId", str(batch_id)).save()
+
+    sink(stream(LEFT).join(stream(RIGHT), "n"), JOINED)
+    at = F.timestamp_seconds(F.col("n"))
+    windows = stream(LEFT).groupBy(F.window(at, "100 seconds")).count()
+    counts = windows.select(F.unix_timestamp("window.start").alias("start"), "count")
+    start(counts.writeStream.outputMode("update").foreachBatch(write), COUNTED)
+    sink(stream(LEFT), COPIED)
+    spark.streams.awaitAnyTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Checkpoints of one release of PySpark continue with another, after kills (``make test-spark``).
+
+``ISOLOG_OTHER_PYTHON`` is the Python of an environment with the other release.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import isolog
+from tests.spark.copies import kill_session
+from tests.spark.moved_driver import COPIED, COUNTED, JOINED, LEFT, RIGHT
+from tests.spark.test_stream_source import NUMBERS, add, wait_until
+
+OTHER = os.environ.get("ISOLOG_OTHER_PYTHON")
+
+ROWS = 1500
+COUNTS = pa.schema([("start", pa.int64()), ("count", pa.int64())])
+
+
+def values(log: isolog.Log, topic: str, column: str = "n") -> list[int]:
+    found = log.read(topic, isolation="read_committed")[column].to_pylist()
+    return [int(each) for each in found]
+
+
+def run(python: str, path: Path, checkpoints: Path, log: isolog.Log, copied: int) -> None:
+    """Run the queries with this Python, and kill them when so many records are copied."""
+
+    def reached() -> bool:
+        assert driver.poll() is None, (checkpoints / "driver.log").read_text()
+        if len(values(log, COPIED)) < copied:
+            return False
+        done = copied == ROWS
+        counts = values(log, COUNTED, "count")
+        return not done or (len(values(log, JOINED)) >= ROWS and counts.count(100) >= ROWS // 100)
+
+    bin_first = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+    given = {"PATH": bin_first, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    checkpoints.mkdir(exist_ok=True)
+    with (checkpoints / "driver.log").open("w") as out:
+        driver = subprocess.Popen(
+            [python, "-m", "tests.spark.moved_driver", str(path), str(checkpoints)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=os.environ | given,
+            start_new_session=True,
+        )
+    try:
+        wait_until(reached, f"{copied} records are copied", 500)
+    finally:
+        kill_session(driver)
+
+
+@pytest.mark.full
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(OTHER is None, reason="a second PySpark is needed: make test-spark")
+@pytest.mark.parametrize("begins", ["here", "there"])
+def test_killed_queries_continue_with_another_release(
+    begins: str, log_dir: Path, tmp_path: Path
+) -> None:
+    assert OTHER is not None
+    pythons = [sys.executable, OTHER] if begins == "here" else [OTHER, sys.executable]
+    path, checkpoints = log_dir, tmp_path / "checkpoints"
+    with isolog.connect(path=path) as log:
+        for topic in (LEFT, RIGHT, COPIED, JOINED):
+            log.create_topic(topic, partitions=2, schema=NUMBERS)
+        log.create_topic(COUNTED, schema=COUNTS)
+        for topic in (LEFT, RIGHT):
+            add(log, topic, range(ROWS // 2))
+            add(log, topic, range(ROWS // 2, ROWS), partition=1)
+        for python, copied in zip([*pythons, pythons[0]], (300, 900, ROWS), strict=True):
+            run(python, path, checkpoints, log, copied)
+        assert sorted(values(log, COPIED)) == list(range(ROWS))
+        assert sorted(values(log, JOINED)) == list(range(ROWS))
+        rows = log.read(COUNTED, isolation="read_committed")
+        counts = sorted(zip(rows["start"].to_pylist(), rows["count"].to_pylist(), strict=True))
+        assert len(counts) == len(set(counts))  # a window's count grows in each of its batches
+        assert dict(counts) == dict.fromkeys(range(0, ROWS, 100), 100)
