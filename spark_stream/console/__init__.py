@@ -10,6 +10,8 @@ of the user who has logged in, so it shows only data that this user may see.
 ``problems``  problems in words, derived from the data of the board, without I/O
 ``client``    requests to the brokers, and their answers as JSON values
 ``history``   the figures of the last day, in a ring of fixed size
-``records``   a page of records with their states, and code that reads the same records
+``search``    the search for records over partitions, in short steps
+``records``   the found records with their states, and one record as a whole
+``snippets``  code that reads the records of a page
 ``static/``   the page: plain modules of JavaScript and a style sheet
 """

@@ -28,6 +28,7 @@ from spark_stream.console.client import (
     ConsoleClient,
     Leaders,
     RecentSamples,
+    failovers,
     full_in_s,
     growth,
     holders,
@@ -51,11 +52,14 @@ PARTS: Final[Mapping[str, float]] = {
     "topics": 1.0,
     "transactions": 1.0,
     "consumers": 2.0,
+    "failovers": 2.0,
 }
 """The parts that are always polled, with the interval in seconds."""
 
 PROBLEMS: Final = "problems"
 HISTORY: Final = "history"
+_JUDGED: Final = ("cluster", "topics", "transactions", "consumers")
+"""The parts with problems."""
 _TOPIC: Final = "topic:"
 _TOPIC_S: Final = 1.0
 _ALONE_S: Final = 10.0  # the interval without open pages
@@ -110,6 +114,7 @@ class LiveBoard:
             "topics": self._topics,
             "transactions": self._transactions,
             "consumers": self._consumers,
+            "failovers": self._failovers,
         }
         for name, poll in polls.items():
             self._tasks[name] = asyncio.create_task(self._repeat(name, PARTS[name], poll))
@@ -195,7 +200,7 @@ class LiveBoard:
                     "the console failed", hint="See the output of `isolog console`."
                 ).to_wire()
             await self._publish(name, error)
-            if name in PARTS:
+            if name in _JUDGED:
                 self._errors.pop(name, None)
                 if error is not None:
                     self._errors[name] = error["message"]
@@ -221,8 +226,8 @@ class LiveBoard:
     def _judge(self) -> dict[str, Any]:
         """Return the problems, and the reasons for parts that could not be judged."""
         now_ms = time.time_ns() // 1_000_000
-        found = judge({name: self._values.get(name) for name in PARTS}, now_ms)
-        pending = {each: "no answer yet" for each in PARTS if each not in self._values}
+        found = judge({name: self._values.get(name) for name in _JUDGED}, now_ms)
+        pending = {each: "no answer yet" for each in _JUDGED if each not in self._values}
         return {
             "found": plain(self._first_seen.stamp(found, now_ms)),
             "unjudged": pending | self._errors,
@@ -287,9 +292,23 @@ class LiveBoard:
         self._sizes.keep(keys)
         return {
             "topics": topics,
-            "leader_changes": leader_changes(found, self._leaders),
             "written": self._written(sum(each["records_per_s"] for each in topics)),
         }
+
+    def _failovers(self) -> list[dict[str, Any]] | None:
+        """Return the failovers of the known partitions, None before the first answer."""
+        cluster = self._values.get("cluster")
+        if cluster is None or "topics" not in self._values:
+            return None
+        now_ms = time.time_ns() // 1_000_000
+        started_ms = {
+            each["id"]: now_ms - round(1000 * each["status"]["uptime_s"])
+            if each["status"] is not None
+            else 0
+            for each in cluster["brokers"]
+            if each["alive"]
+        }
+        return failovers(leader_changes(self._partitions, self._leaders), started_ms)
 
     def _rate(self, topic: str, number: int) -> float:
         """Return the records per second that are written to a partition."""

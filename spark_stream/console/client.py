@@ -40,7 +40,8 @@ from spark_stream.wire.topic_messages import ListOffsets
 from spark_stream.wire.transaction_messages import UNFINISHED, ListSinks
 
 _TOPICS_AT_ONCE: Final = 200
-_CHANGES_MAX: Final = 200
+_CHANGES_MAX: Final = 2_000
+_FAILOVER_MS: Final = 30_000  # the maximum time between two changes of one failover
 _EPOCHS_MAX: Final = 16  # of a partition
 _ON_DISK_MAX: Final = 3
 _CALLS: Final = (GetStatus.wire_name, ListOffsets.wire_name)
@@ -294,7 +295,58 @@ def leader_changes(partitions: Partitions, leaders: Leaders) -> list[dict[str, A
                 }
                 found.append((later_ms, change))
     found.sort(key=itemgetter(0), reverse=True)
-    return [change for _, change in found[:_CHANGES_MAX]]
+    return [change for _, change in found]
+
+
+def failovers(
+    changes: Sequence[Mapping[str, Any]], started_ms: Mapping[str, int | None]
+) -> list[dict[str, Any]]:
+    """Group changes of leaders, the latest first, by the previous leader and by their time.
+
+    ``started_ms``: when the process of each broker started, None if the broker is dead. A failover
+    is whole. After the limit of changes, no further failover is returned.
+
+    ``reason``: ``died``, ``restarted`` (after it had lost the partitions), ``reelected``, ``moved``
+    (the broker continued to run) or ``unknown`` (the previous leader was not observed).
+    """
+    found: list[dict[str, Any]] = []
+    latest: dict[str | None, dict[str, Any]] = {}
+    for each in changes:
+        at_ms, group = each["began_ms"], latest.get(each["before"])
+        if group is None or not _is_same(group, at_ms):
+            group = {"before": each["before"], "first_ms": at_ms, "last_ms": at_ms, "changes": []}
+            latest[each["before"]] = group
+            found.append(group)
+        if at_ms is not None:
+            group["first_ms"] = at_ms
+        group["changes"].append(each)
+    shown: list[dict[str, Any]] = []
+    count = 0
+    for group in found:
+        count += len(group["changes"])
+        if count > _CHANGES_MAX and shown:
+            break
+        shown.append(group | {"reason": _reason(group, started_ms)})
+    return shown
+
+
+def _is_same(group: Mapping[str, Any], at_ms: int | None) -> bool:
+    first_ms: int | None = group["first_ms"]
+    if at_ms is None or first_ms is None:
+        return at_ms is first_ms
+    return first_ms - at_ms <= _FAILOVER_MS
+
+
+def _reason(group: Mapping[str, Any], started_ms: Mapping[str, int | None]) -> str:
+    before = group["before"]
+    if before is None:
+        return "unknown"
+    if all(each["leader"] == before for each in group["changes"]):
+        return "reelected"
+    started = started_ms.get(before)
+    if started is None:
+        return "died"
+    return "restarted" if group["last_ms"] is not None and started > group["last_ms"] else "moved"
 
 
 def _broker(seen: LeaderSeen | None) -> str | None:

@@ -49,7 +49,7 @@ class ConsoleProblem(Struct, frozen=True):
 
     ``key`` identifies it while its text changes. ``hint``: the remedy. ``href``: the view with
     details. ``places``: some of its partitions, as ``topic/partition``. ``since_ms``: its start, or
-    its first observation by the console.
+    its first observation by the console. ``cause``: the key of the problem that explains it.
     """
 
     key: str
@@ -59,10 +59,11 @@ class ConsoleProblem(Struct, frozen=True):
     href: str = ""
     places: tuple[str, ...] = ()
     since_ms: int | None = None
+    cause: str = ""
 
 
 def judge(parts: Mapping[str, Any], now_ms: int) -> list[ConsoleProblem]:
-    """Return the problems of the parts of the board, causes before their effects.
+    """Return the problems of the parts of the board, each after its cause.
 
     Problems of readers have no effects on each other, and are sorted by severity. ``parts``: by
     name. Missing parts are not judged.
@@ -80,7 +81,56 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[ConsoleProblem]:
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
     is_shown = not has_store_problem(cluster)
     readers = of_consumers(consumers, now_ms, is_behind_shown=is_shown)
-    return found + sorted(readers, key=lambda each: list(Severity).index(each.severity))
+    found += sorted(readers, key=lambda each: list(Severity).index(each.severity))
+    return below_causes(found, consumers)
+
+
+def below_causes(
+    found: Sequence[ConsoleProblem], consumers: Sequence[Mapping[str, Any]]
+) -> list[ConsoleProblem]:
+    """Return the problems with their causes, each below its cause.
+
+    The cause of a problem of partitions is a full or failing disk with one of them, or the last of
+    the dead and silent brokers. Without both, the store explains a missing leader. Partitions
+    without a leader explain unfinished transactions and readers with such a partition.
+    """
+    roots = [each for each in found if each.key.split()[0] in (*_STORE, *_LOST_BROKERS)]
+    disks = [each for each in found if each.key.startswith("refused ")]
+    headless = [each for each in found if each.key.split()[0] == ProblemKind.NO_LEADER]
+    read = {
+        f"/consumers/{quote(each['name'], safe='')}": {
+            f"{at.get('topic')}/{at.get('partition')}" for at in each.get("partitions", [])
+        }
+        for each in consumers
+    }
+
+    def cause_of(each: ConsoleProblem) -> str:
+        kind = each.key.split()[0]
+        if kind in _OF_PARTITIONS:
+            near = [one.key for one in disks if {*one.places} & {*each.places}]
+            stores = [one.key for one in roots if one.key.split()[0] in _STORE]
+            brokers = [one.key for one in roots if one.key.split()[0] in _LOST_BROKERS]
+            blamed = stores[-1:] if kind == ProblemKind.NO_LEADER else []
+            return [*near, *brokers[-1:], *blamed, ""][0]
+        if kind == "holds" and " is open," not in each.message:
+            places = {*each.places}
+        elif kind in ("stalled", "gone", "behind"):
+            places = read.get(each.href, set())
+        else:
+            return ""
+        return next((one.key for one in headless if {*one.places} & places), "")
+
+    linked = [replace(each, cause=cause_of(each)) for each in found]
+    effects: dict[str, list[ConsoleProblem]] = {}
+    for each in linked:
+        effects.setdefault(each.cause, []).append(each)
+
+    def in_order(cause: str) -> Iterator[ConsoleProblem]:
+        for each in effects.pop(cause, ()):
+            yield each
+            yield from in_order(each.key)
+
+    return list(in_order(""))
 
 
 # -- problems that brokers report ------------------------------------------------------------------
@@ -107,6 +157,14 @@ _CAUSES: Final = (
     ProblemKind.CANNOT_LEAVE,
 )
 """Problems of the store and of brokers, which cause problems of partitions."""
+
+_LOST_BROKERS: Final = (ProblemKind.DEAD_BROKER, "no_answer")
+
+_OF_PARTITIONS: Final = (
+    ProblemKind.NO_LEADER,
+    ProblemKind.BELOW_MIN_ISR,
+    ProblemKind.UNDER_REPLICATED,
+)
 
 
 def has_store_problem(cluster: Mapping[str, Any] | None) -> bool:

@@ -124,7 +124,7 @@ def record(client: ConsoleClient, topic_name: str, partition: int, offset: int) 
     batches = [each.batch for each in read_range(source, offset, offset + 1) if each.batch.num_rows]
     if not batches:
         raise InvalidOption(
-            f"{topic.name}/{partition} has no record at offset {offset}",
+            f"partition {topic.name}/{partition} has no record at offset {offset}",
             hint="The offset of a transaction marker has no record. Choose another one.",
             option="offset",
         )

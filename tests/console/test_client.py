@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from spark_stream.console.client import (
     ConsoleClient,
     RecentSamples,
     answers_of,
+    failovers,
     full_in_s,
     growth,
     leader_changes,
@@ -145,3 +146,36 @@ def test_topics_on_a_disk_are_sorted_by_growth():
         ("big", 900, 0),
     ]
     assert found["9"][0] == {"topic": "grows", "size": 200, "bytes_per_s": 12}
+
+
+def change(partition: int, at_ms: int | None, before: str | None, leader: str) -> dict[str, Any]:
+    names = {"topic": "t", "partition": partition, "began_ms": at_ms, "offset": 0, "epoch": 1}
+    return names | {"before": before, "leader": leader}
+
+
+def test_failover_has_all_partitions_of_a_leader_and_time():
+    changes = [
+        change(0, 90_000, "1", "2"),
+        change(1, 89_000, "3", "2"),
+        change(2, 70_000, "1", "3"),
+        change(3, 41_000, "1", "3"),
+        change(4, 10_000, "1", "1"),
+        change(5, None, None, "2"),
+        change(6, None, None, "3"),
+    ]
+    found = failovers(changes, {"1": 95_000, "3": 20_000, "2": 0})
+    shown = [(each["reason"], [one["partition"] for one in each["changes"]]) for each in found]
+    assert shown == [
+        ("restarted", [0, 2, 3]),
+        ("moved", [1]),
+        ("reelected", [4]),
+        ("unknown", [5, 6]),
+    ]
+    assert (found[0]["first_ms"], found[0]["last_ms"]) == (41_000, 90_000)
+    assert failovers(changes[:1], {})[0]["reason"] == "died"
+
+
+def test_failover_is_never_cut():
+    many = [change(number, 0, "1", "2") for number in range(3_000)]
+    found = failovers([*many, change(9, -90_000, "1", "2")], {})
+    assert [len(each["changes"]) for each in found] == [3_000]

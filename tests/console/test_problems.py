@@ -109,9 +109,52 @@ def test_causes_come_before_their_effects():
         [transaction(900)],
         [reader("a", "stalled")],
     )
-    order = ["metadata_lost", "dead_broker", "no_answer 3", "disk 1", "no_leader", "under_repl"]
+    order = ["metadata_lost", "dead_broker", "no_answer 3", "no_leader", "under_repl", "disk 1"]
     assert [each.key[: len(start)] for each, start in zip(found, order, strict=False)] == order
     assert [each.key.split()[0] for each in found[6:]] == ["holds", "stalled"]
+
+
+@pytest.mark.rule("a problem is listed below its cause", "console/problems.py")
+def test_effects_are_below_their_causes():
+    """A dead broker explains its partitions, and they the readers. Others are no effects of it."""
+    reads = [{"topic": "orders", "partition": 2, "lag": 1}]
+    found = judged(
+        [broker("1", status={"disk_free": 0}), broker("2", alive=False)],
+        [
+            {"kind": kind, "message": kind, "count": 1, "names": names}
+            for kind, names in (
+                ("dead_broker", ["2"]),
+                ("no_leader", ["orders/2"]),
+                ("under_replicated", ["audit/0"]),
+            )
+        ],
+        [transaction(900, state="committing"), transaction(400, transactional_id="b", number=8)],
+        [reader("a", "stalled", partitions=reads), reader("c", "stalled")],
+    )
+    kinds = {each.key: each.key.split()[0] for each in found} | {"": ""}
+    assert [(each.key.split()[0], kinds[each.cause]) for each in found] == [
+        ("dead_broker", ""),
+        ("no_leader", "dead_broker"),
+        ("holds", "no_leader"),
+        ("stalled", "no_leader"),
+        ("under_replicated", "dead_broker"),
+        ("disk", ""),
+        ("holds", ""),
+        ("stalled", ""),
+    ]
+
+
+def test_full_disk_explains_its_partitions():
+    found = judged(
+        [broker("1", status={"disk_free": 0, "refused": {"audit/0": "DISK_FULL"}})],
+        [
+            {"kind": "below_min_isr", "message": "m", "count": 1, "names": ["audit/0"]},
+            {"kind": "under_replicated", "message": "m", "count": 1, "names": ["other/0"]},
+        ],
+    )
+    causes = {each.key.split()[0]: each.cause for each in found}
+    assert causes["below_min_isr"] == "refused DISK_FULL 1"
+    assert causes["under_replicated"] == ""
 
 
 def test_causes_are_listed_before_worse_effects():

@@ -95,18 +95,28 @@ export function holdsClass(store, transaction) {
   return found ? ` ${found.severity === "bad" ? "bad" : "wait"}-text` : "";
 }
 
-/** A notice with problems, their age and their remedies, null without problems. @param {any[]} found */
+/**
+ * A notice with problems, null without problems. Each is one line below its cause. A line opens to
+ * its remedy and its places, as the causes are at first. @param {any[]} found
+ */
 export function notice(found, title = "Problems") {
   if (!found.length) return null;
   const tone = found.some((each) => each.severity === "bad") ? "bad" : "wait";
+  const keys = new Map(found.map((each) => [each.key, each]));
+  const depth = (each) => (keys.has(each.cause) ? 1 + depth(keys.get(each.cause)) : 0);
   return h("div", { class: `notice ${tone}`, role: "group", "aria-label": title, key: title },
     h("h2", {}, title),
-    h("ul", {}, found.map((each) => h("li", { key: each.key },
-      h("strong", {}, sentence(each.message)),
-      ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}, since ${clock(each.since_ms)}. `,
+    h("ul", { class: "problems" }, found.map((each) => h("li", { key: each.key, class: `depth-${Math.min(3, depth(each))}` }, problem(each, depth(each) === 0)))));
+}
+
+function problem(each, isRoot) {
+  return h("details", { open: isRoot },
+    h("summary", {}, !isRoot && h("span", { class: "hidden" }, "Effect: "), h("strong", {}, sentence(each.message)),
+      h("span", { class: "age" }, ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}, since ${clock(each.since_ms)}.`)),
+    h("p", {},
       each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
       each.hint && [hint(each.hint), " "],
-      each.href && each.href !== location.pathname && link(each.href, "Details", h("span", { class: "hidden" }, `: ${each.message}`))))));
+      each.href && each.href !== location.pathname && link(each.href, "Details", h("span", { class: "hidden" }, `: ${each.message}`))));
 }
 
 /** A remedy. A command at its end is code. @param {string} text */
@@ -169,10 +179,33 @@ export function facts(pairs) {
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-/** @param {string} title @param {any} children */
+const FOLDED = "isolog folded";
+
+function folded() {
+  try {
+    return new Set(JSON.parse(localStorage.getItem(FOLDED) ?? "[]"));
+  } catch {
+    return new Set();
+  }
+}
+
+/** A part of a view that folds. The browser keeps its state. @param {string} title @param {any} children */
 export function section(title, ...children) {
   const id = `part-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
-  return h("section", { "aria-labelledby": id, key: id }, h("h2", { id }, title), ...children);
+  const keep = (event) => {
+    const all = folded();
+    event.target.open ? all.delete(id) : all.add(id);
+    localStorage.setItem(FOLDED, JSON.stringify([...all]));
+  };
+  return h("section", { "aria-labelledby": id, key: id },
+    h("details", { class: "card", open: !folded().has(id), ontoggle: keep }, h("summary", {}, h("h2", { id }, title)), ...children));
+}
+
+const UUID = /([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/;
+
+/** A name, in which an id that a program chose is not prominent. @param {string | null} text */
+export function name(text) {
+  return text && text.split(UUID).map((each, at) => (at % 2 ? h("span", { class: "uuid" }, each) : each));
 }
 
 /** Code with a button that copies it. @param {string} title @param {string} text */

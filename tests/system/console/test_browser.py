@@ -69,7 +69,7 @@ VIEWS = {
     "consumer": ("/consumers/nightly", ["stalled", "read_committed", "earliest", "subscribe"]),
     "group": ("/consumers/mailing", ["Consumer group", "Members", "greetings", "45 s"]),
     "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),
-    "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated", "Previous leader"]),
+    "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated", "New leader"]),
     "nowhere": ("/nowhere", ["Page not found"]),
 }
 

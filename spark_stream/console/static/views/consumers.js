@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { ago, count, counted } from "../format.js";
-import { badge, breakable, empty, facts, heading, link, listed, notice, problemsOf, section, shownPart, table } from "../widgets.js";
+import { badge, breakable, empty, facts, heading, link, listed, name, notice, problemsOf, section, shownPart, table } from "../widgets.js";
 
 export const consumers = {
   title: () => "Consumers",
@@ -20,7 +20,7 @@ export const consumers = {
 const kind = (each) => (each.group ? "group" : each.kind === "client" ? "consumer" : each.kind);
 
 function state(each) {
-  if (each.state === "waiting_at_lso" && each.waits_for.length) return [badge("waiting_at_lso"), " for ", listed(each.waits_for.map((one) => link("/transactions", one.transactional_id ?? "a transaction that is not in your list")))];
+  if (each.state === "waiting_at_lso" && each.waits_for.length) return [badge("waiting_at_lso"), " for ", listed(each.waits_for.map((one) => link("/transactions", name(one.transactional_id) ?? "a transaction that is not in your list")))];
   return [badge(each.state === "empty" ? "no_members" : each.state), each.state === "catching_up" && each.trend === "grows" ? [" ", badge("grows")] : null];
 }
 
@@ -35,7 +35,7 @@ function readers(all, store) {
   const sorted = [...all].sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state) || one.name.localeCompare(other.name));
   const columns = [["Name", ""], ["Kind", ""], ["State", ""], ["Lag", "number"], ["Held back", "number"], ["Isolation", ""], ["Reads", ""], ["Last report", ""], ["Owner", ""]];
   return table("Named readers", columns, sorted.map((each) => h("tr", { key: `${each.kind} ${each.name}` },
-    h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, each.name)),
+    h("th", { scope: "row" }, link(`/consumers/${encodeURIComponent(each.name)}`, name(each.name))),
     h("td", {}, kind(each)), h("td", {}, state(each), lostMember(each, store)),
     h("td", { class: "number" }, each.lag === null ? "–" : counted(each.lag, "record")),
     h("td", { class: "number" }, each.held_back ? counted(each.held_back, "record") : "–"),
@@ -46,8 +46,8 @@ function readers(all, store) {
 
 function sinks(all) {
   const columns = [["Sink", ""], ["Query", ""], ["Last transaction", ""], ["Last committed batch", "number"], ["Last used", ""]];
-  return table("Sinks", columns, all.map((each) => h("tr", { key: each.transactional_id },
-    h("th", { scope: "row" }, each.transactional_id), h("td", { title: each.query }, each.query_name || each.query), h("td", {}, badge(each.state)),
+  return table("Sinks of queries", columns, all.map((each) => h("tr", { key: each.transactional_id },
+    h("th", { scope: "row" }, name(each.transactional_id)), h("td", { title: each.query }, name(each.query_name || each.query)), h("td", {}, badge(each.state)),
     h("td", { class: "number" }, each.committed_batch < 0 ? "none" : count(each.committed_batch)), h("td", {}, ago(each.last_used_ms)))));
 }
 
@@ -55,7 +55,7 @@ export const consumer = {
   title: (params) => params.consumer,
   parts: ["consumers"],
   render: ({ store, params }) => [
-    heading(params.consumer, null, link("/consumers", "Consumers")),
+    heading(name(params.consumer), null, link("/consumers", "Consumers")),
     shownPart(store, "consumers", (value) => {
       const found = value.consumers.filter((each) => each.name === params.consumer);
       const href = `/consumers/${encodeURIComponent(params.consumer)}`;
@@ -80,7 +80,7 @@ const TITLES = { query: "Spark query", consumer: "Client consumer", group: "Cons
 function members(group) {
   const columns = [["Member", ""], ["Reads", ""], ["Isolation", ""], ["Session", "number"], ["Partitions", "number"], ["Owner", ""]];
   return table("Members", columns, group.members.map((each) => h("tr", { key: each.id },
-    h("th", { scope: "row" }, each.id), h("td", {}, each.topics.join(", ")), h("td", {}, each.isolation),
+    h("th", { scope: "row" }, name(each.id)), h("td", {}, each.topics.join(", ")), h("td", {}, each.isolation),
     h("td", { class: "number" }, `${each.session_ms / 1000} s`), h("td", { class: "number" }, count(each.partitions)), h("td", {}, each.principal || "–"))));
 }
 

@@ -5,7 +5,7 @@ import { ago, count, counted } from "../format.js";
 import { empty, heading, link, section, shownPart, table } from "../widgets.js";
 
 export const title = () => "Failovers";
-export const parts = ["cluster", "topics"];
+export const parts = ["cluster", "failovers"];
 
 export function render({ store }) {
   return [
@@ -14,8 +14,8 @@ export function render({ store }) {
     section("Rolled back", shownPart(store, "cluster", (cluster) => cluster.rolled_back.length
       ? rolledBack(cluster.rolled_back)
       : empty("No running broker has rolled back records since its start."))),
-    section("Changes of leaders", shownPart(store, "topics", (value) => value.leader_changes.length
-      ? changes(value.leader_changes)
+    section("Failovers", shownPart(store, "failovers", (all) => all.length
+      ? [h("p", { class: "quiet" }, "One entry for each previous leader and time, with all of its partitions. The log has the time and the first offset of a leader epoch with records. Leaders are shown if this console has observed them. The log file of a broker shows why it stopped."), all.map(failover)]
       : empty("All partitions are in their first leader epoch."))),
   ];
 }
@@ -36,10 +36,25 @@ function rolledBack(all) {
     h("td", { class: each.were_committed ? "bad-text" : "" }, each.were_committed ? "replicated: an unclean election lost them" : "not replicated"))));
 }
 
-function changes(all) {
-  const columns = [["Partition", ""], ["When", ""], ["Previous leader", ""], ["New leader", ""], ["From offset", "number"], ["Leader epoch", "number"]];
-  return [h("p", { class: "quiet" }, `The latest ${counted(all.length, "change")}, one for each leader epoch. The log has the time and the first offset of an epoch with records. Leaders are shown if this console has observed them. The log file of a broker shows why it stopped.`),
-    table("Changes of leaders", columns, all.map((each) => h("tr", { key: `${each.topic} ${each.partition} ${each.epoch}` },
-      h("th", { scope: "row" }, where(each)), h("td", {}, each.began_ms === null ? h("span", { class: "quiet" }, "not observed") : ago(each.began_ms)), h("td", {}, led(each.before)), h("td", {}, each.leader !== null && each.leader === each.before ? `${led(each.leader)} again: it restarted, or its lease had expired` : led(each.leader)),
-      h("td", { class: "number" }, each.offset === null ? "no records" : count(each.offset)), h("td", { class: "number" }, count(each.epoch)))))];
+const REASONS = {
+  died: (each) => `Broker ${each.before} died`,
+  restarted: (each) => `Broker ${each.before} stopped, and was restarted later`,
+  reelected: (each) => `Broker ${each.before} became the leader again: it restarted, or its lease had expired`,
+  moved: (each) => `Leaders moved from broker ${each.before}, which continued to run`,
+  unknown: () => "The previous leader was not observed",
+};
+
+/** A failover as one line, which opens to all of its partitions. */
+function failover(each, at) {
+  const heirs = new Map();
+  for (const one of each.changes) if (one.leader !== null && one.leader !== one.before) heirs.set(one.leader, (heirs.get(one.leader) ?? 0) + 1);
+  const taken = [...heirs].sort().map(([broker, many]) => `broker ${broker} leads ${many}`).join(", ");
+  const columns = [["Partition", ""], ["When", ""], ["New leader", ""], ["From offset", "number"], ["Leader epoch", "number"]];
+  const last = each.changes.at(-1);
+  return h("details", { class: "failover", key: `${each.before} ${last.topic} ${last.partition} ${last.epoch}`, open: at === 0 },
+    h("summary", {}, h("strong", {}, `${REASONS[each.reason](each)}: ${counted(each.changes.length, "partition")}`), ", ",
+      h("span", { class: "age" }, each.last_ms === null ? "time not observed" : ago(each.last_ms), taken && `. ${taken[0].toUpperCase()}${taken.slice(1)}.`)),
+    table(`Partitions of the failover from ${each.before ?? "an unknown leader"}, ${at + 1}`, columns, each.changes.map((one) => h("tr", { key: `${one.topic} ${one.partition} ${one.epoch}` },
+      h("th", { scope: "row" }, where(one)), h("td", {}, one.began_ms === null ? h("span", { class: "quiet" }, "not observed") : ago(one.began_ms)), h("td", {}, led(one.leader)),
+      h("td", { class: "number" }, one.offset === null ? "no records" : count(one.offset)), h("td", { class: "number" }, count(one.epoch))))));
 }

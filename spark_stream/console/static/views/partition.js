@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, rate } from "../format.js";
 import { bigLine, scaleOf, stripe } from "../line.js";
-import { empty, facts, heading, holdsClass, link, notice, problemsOf, section, sentence, shownPart, trouble } from "../widgets.js";
+import { empty, facts, heading, holdsClass, link, name as named, notice, problemsOf, section, sentence, shownPart, trouble } from "../widgets.js";
 import { led } from "./failovers.js";
 import { legend } from "./topics.js";
 import { abortButton } from "./transactions.js";
@@ -101,7 +101,7 @@ function transactions(found, each, live, scale, store) {
     const age = facts_ ? duration((Date.now() - facts_.began_ms) / 1000) : "";
     return h("li", { key: one.transaction },
       h("div", { class: "stripe-name" },
-        h("strong", {}, facts_ ? facts_.transactional_id : `transaction ${one.transaction}`),
+        h("strong", {}, facts_ ? named(facts_.transactional_id) : `transaction ${one.transaction}`),
         h("span", { class: "quiet" }, facts_ ? ` ${facts_.principal ? `of ${facts_.principal}, ` : ""}open for ${age}` : " that is not in your list of transactions")),
       stripe(scale, one.first_offset, live.log_end, "open", `Open from offset ${count(one.first_offset)}`),
       h("div", { class: "stripe-value" }, `from ${count(one.first_offset)} `,

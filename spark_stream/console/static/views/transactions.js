@@ -3,7 +3,7 @@
 import { post } from "../api.js";
 import { h } from "../dom.js";
 import { ago, counted, duration } from "../format.js";
-import { announce, badge, confirmed, empty, heading, holdsClass, link, section, sentence, shownPart, table } from "../widgets.js";
+import { announce, badge, confirmed, empty, heading, holdsClass, link, name, section, sentence, shownPart, table } from "../widgets.js";
 
 export const title = () => "Transactions";
 export const parts = ["transactions"];
@@ -36,7 +36,7 @@ function openTable(open, store) {
   return table("Open transactions", columns, open.map((each) => {
     const left = (each.deadline_ms - Date.now()) / 1000;
     return h("tr", { key: each.transactional_id },
-      h("th", { scope: "row" }, each.transactional_id),
+      h("th", { scope: "row" }, name(each.transactional_id)),
       h("td", {}, badge(each.state)),
       h("td", { class: `number${holdsClass(store, each)}` }, each.held_back ? counted(each.held_back, "record") : "none"),
       h("td", { class: "number" }, duration((Date.now() - each.began_ms) / 1000)),
@@ -61,7 +61,7 @@ function owner(each) {
 function doneTable(done) {
   const columns = [["Transactional id", ""], ["State", ""], ["Started", ""], ["Timeout", "number"], ["Owner", ""]];
   return table("The last transaction of each id", columns, done.map((each) => h("tr", { key: each.transactional_id },
-    h("th", { scope: "row" }, each.transactional_id), h("td", {}, badge(each.state)),
+    h("th", { scope: "row" }, name(each.transactional_id)), h("td", {}, badge(each.state)),
     h("td", {}, each.number < 0 ? "–" : ago(each.began_ms)),
     h("td", { class: "number" }, duration(each.timeout_ms / 1000)), h("td", {}, owner(each)))));
 }
