@@ -158,7 +158,7 @@ export function table(caption, columns, rows) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {},
       h("caption", { class: "hidden" }, caption),
-      h("thead", {}, h("tr", {}, columns.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
+      h("thead", {}, h("tr", {}, columns.map(([text, kind], at) => (text === "" ? h("td", { key: `empty ${at}` }) : h("th", { key: `heading ${at}`, scope: "col", class: kind, title: words(text) }, text))))),
       h("tbody", {}, rows)));
 }
 
