@@ -176,7 +176,7 @@ export function breakable(text) {
 /** @param {Array<[string, any]>} pairs names and values */
 export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== false)
-    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    .map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, typeof value === "string" ? name(value) : value))));
 }
 
 const FOLDED = "isolog folded";
@@ -201,7 +201,7 @@ export function section(title, ...children) {
     h("details", { class: "card", open: !folded().has(id), ontoggle: keep }, h("summary", {}, h("h2", { id }, title)), ...children));
 }
 
-const UUID = /([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/;
+const UUID = /([0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12})/;
 
 /** A name, in which an id that a program chose is not prominent. @param {string | null} text */
 export function name(text) {

@@ -3,7 +3,7 @@
 import { chart } from "../chart.js";
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, percent, rate } from "../format.js";
-import { badge, empty, facts, heading, link, listed, notice, section, shownPart, table } from "../widgets.js";
+import { badge, empty, facts, heading, link, listed, name, notice, section, shownPart, table } from "../widgets.js";
 
 export const title = () => "Cluster";
 export const parts = ["cluster", "topics", "history"];
@@ -72,7 +72,7 @@ function brokers(cluster) {
     const status = each.status;
     const state = !each.alive ? "dead" : each.is_silent ? "silent" : each.is_slow ? "slow" : "alive";
     return h("tr", { key: each.id },
-      h("th", { scope: "row" }, `${each.id} `, h("span", { class: "quiet" }, each.address)),
+      h("th", { scope: "row" }, name(each.id), " ", h("span", { class: "quiet" }, each.address)),
       h("td", {}, badge(state), each.state !== "active" && " leaving", each.id === cluster.controller && h("span", { class: "tag" }, "controller")),
       h("td", { class: `number${each.is_slow ? " bad-text" : ""}` }, each.alive ? milliseconds(each.answers.median_s) : "–"),
       h("td", {}, each.rack ?? "–"),
@@ -95,7 +95,7 @@ function disks(cluster) {
     const soon = each.full_in_s !== null && each.full_in_s < 1800;
     const used = 1 - each.status.disk_free / each.status.disk_total;
     return h("tr", { key: each.id },
-      h("th", { scope: "row" }, `Broker ${each.id}`),
+      h("th", { scope: "row" }, name(`Broker ${each.id}`)),
       h("td", {}, h("meter", { class: "disk", min: "0", max: "1", low: "0.8", high: "0.9", optimum: "0", value: used.toFixed(3), "aria-label": `${percent(used)} full` }), ` ${percent(used)} full`),
       h("td", { class: "number" }, bytes(each.status.disk_free)),
       h("td", { class: `number${soon ? " bad-text" : ""}` }, each.full_in_s === null ? "–" : each.full_in_s < 172_800 ? duration(each.full_in_s) : "days"),
@@ -107,7 +107,7 @@ function disks(cluster) {
 function delayed(cluster) {
   const rows = cluster.brokers.flatMap((broker) => Object.entries(broker.status?.principals ?? {})
     .filter(([, use]) => use.write_delayed_s > 0 || use.read_delayed_s > 0)
-    .map(([name, use]) => h("tr", { key: `${broker.id} ${name}` }, h("th", { scope: "row" }, name), h("td", {}, broker.id),
+    .map(([principal, use]) => h("tr", { key: `${broker.id} ${principal}` }, h("th", { scope: "row" }, principal), h("td", {}, broker.id),
       h("td", { class: "number" }, `${use.write_delayed_s.toFixed(1)} s`), h("td", { class: "number" }, `${use.read_delayed_s.toFixed(1)} s`),
       h("td", { class: "number" }, count(use.connections)))));
   return rows.length > 0 && section("Delayed by quotas",
