@@ -206,6 +206,57 @@ def test_views_have_addresses_for_reload_and_back(page, address):
     playwright.expect(page.get_by_role("heading", level=1)).to_have_text("flights")
 
 
+def test_a_row_opens_and_the_address_keeps_it(page, address):
+    page.goto(f"{address}/topics/flights/records?partition=0&order=oldest&limit=20")
+    page.get_by_role("button", name="Record 2 of partition 0").click()
+    fields = page.locator("tr.whole .fields")
+    playwright.expect(fields).to_contain_text("array<string>")
+    assert "open=0%3A2" in page.url
+    page.locator("details.columns summary").click()
+    page.get_by_label("origin").uncheck()
+    page.wait_for_url("**column=carrier**")
+    page.reload()
+    settle(page)
+    playwright.expect(fields).to_contain_text("origin")
+    playwright.expect(page.locator("thead")).not_to_contain_text("origin")
+    page.get_by_role("button", name="Record 2 of partition 0").click()
+    playwright.expect(fields).to_have_count(0)
+
+
+def test_search_shows_its_progress_and_can_be_stopped(page, address):
+    """The answers of the console are changed to those of a search that takes long."""
+
+    def unfinished(route: playwright.Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        for each in found["ranges"].values():
+            each["is_whole"] = False
+        route.fulfill(response=answer, json=found | {"is_full": False})
+
+    page.route("**/api/records?*", unfinished)
+    page.goto(f"{address}/topics/flights/records?filter=flight+%3C+0")
+    search = page.get_by_role("group", name="Search")
+    playwright.expect(search).to_contain_text("found 0 records")
+    search.get_by_role("button", name="Stop").click()
+    proceed = search.get_by_role("button", name="Continue")
+    playwright.expect(proceed).to_be_visible()
+    check_accessible(page)
+    proceed.click()
+    playwright.expect(search.get_by_role("button", name="Stop")).to_be_visible()
+    page.unroute_all(behavior="ignoreErrors")
+    playwright.expect(search).to_have_count(0)
+
+
+def test_parts_of_a_view_stay_folded(page, address):
+    page.goto(address)
+    page.get_by_role("heading", name="Disks").click()
+    playwright.expect(page.get_by_role("region", name="Disks of the brokers")).to_be_hidden()
+    page.reload()
+    settle(page)
+    playwright.expect(page.get_by_role("region", name="Brokers of the cluster")).to_be_visible()
+    playwright.expect(page.get_by_role("region", name="Disks of the brokers")).to_be_hidden()
+
+
 def test_page_is_usable_by_keyboard(page, address):
     page.goto(address)
     settle(page)
