@@ -114,7 +114,7 @@ def test_causes_come_before_their_effects():
     assert [each.key.split()[0] for each in found[6:]] == ["holds", "stalled"]
 
 
-@pytest.mark.rule("a problem is listed below its cause", "console/problems.py")
+@pytest.mark.rule("the place of a problem below its cause", "console/problems.py")
 def test_effects_are_below_their_causes():
     """A dead broker explains its partitions, and they the readers. Others are no effects of it."""
     reads = [{"topic": "orders", "partition": 2, "lag": 1}]

@@ -54,7 +54,7 @@ def test_search_orders_records_of_all_partitions_by_time(console, skewed, order)
     assert seen == sorted(range(12), reverse=order == "newest")
 
 
-@pytest.mark.rule("a search of the console continues where it ended", "console/search.py")
+@pytest.mark.rule("the continuation of a search in the console", "console/search.py")
 def test_search_that_ran_out_of_time_continues(console, skewed, monkeypatch):
     """Each step finds a part. Together they are the page of a search without a limit of time."""
     monkeypatch.setattr(search, "_WINDOW_MAX", 1)
