@@ -236,7 +236,7 @@ class LiveBoard:
     def _note_history(self, now_ms: int) -> bool:
         """Add a sample to the history if one is due, and all parts have answered."""
         history = self._history_of_day
-        if history is None or not history.is_due(now_ms) or not self._values.keys() >= set(PARTS):
+        if history is None or not history.is_due(now_ms) or not self._values.keys() >= set(_JUDGED):
             return False
         history.add(sample_of_parts(self._values, self._errors, now_ms))
         self._values[HISTORY] = history.curves(now_ms)
@@ -390,7 +390,7 @@ def sample_of_parts(
     parts: Mapping[str, Any], errors: Collection[str], now_ms: int
 ) -> HistorySample:
     """Return the figures of the parts. Those of parts in ``errors`` are unknown."""
-    known = {name: parts[name] for name in PARTS if name not in errors}
+    known = {name: parts[name] for name in _JUDGED if name not in errors}
     figures: dict[str, Any] = {}
     if (cluster := known.get("cluster")) is not None:
         brokers = cluster["brokers"]
