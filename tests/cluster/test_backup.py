@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -234,6 +235,8 @@ def test_an_overwritten_store_is_detected_and_not_written(path, tmp_path, raw):
         SqliteStore(path)
     store.close()
     other.close()
+    del store, other, each
+    gc.collect()  # must not close the connections, which would write their log
     assert path.read_bytes() == copy.read_bytes()
     with pytest.raises(MetadataLost, match="is of another file"):
         SqliteStore(path)

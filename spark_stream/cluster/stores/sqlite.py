@@ -121,6 +121,10 @@ class _Waiting(Struct, Generic[_A]):
     error: BaseException | None = None
 
 
+_ABANDONED: Final[list[sqlite3.Connection]] = []
+"""Connections of overwritten stores. The garbage collector would close them."""
+
+
 class SqliteStore:
     """Versions come from one counter: a record that is deleted and created again repeats none."""
 
@@ -266,6 +270,7 @@ class SqliteStore:
             self._look(takes=False)
             if self._place.is_overwritten:
                 # Closing the connections would write their log into the file's new content.
+                _ABANDONED.extend((self._reader, self._writer))
                 self._place.close()
                 return
             if self._lost is not None:
