@@ -51,7 +51,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-fast test-etcd test-spark stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-portable test-fast test-etcd test-spark stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,10 @@ test: venv java  ## Run the tests that each change must pass
 
 test-all: venv java  ## Run all tests, with kills, notebooks, clusters of Spark and thousands of simulated runs
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory test-portable
+
+test-portable: venv java  ## Run the tests of `make test` without the calls of Linux, as on macOS
+	@ISOLOG_PORTABLE=1 $(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-fast: venv  ## Run the tests that need no Spark and take under a minute
 	@$(IN_VENV) .venv/bin/pytest tests -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
@@ -134,6 +138,7 @@ lint: venv  ## Check style and types
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 format: venv  ## Format the code
 	.venv/bin/ruff format

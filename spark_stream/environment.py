@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 import uuid
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+from spark_stream.operating_system import boot_id
 
 
 class Clock(Protocol):
@@ -67,16 +66,10 @@ class SystemIds:
 
 
 class SystemMachine:
-    """The host. It has a boot id on Linux only."""
-
-    def __init__(self, file: Path = _BOOT_ID) -> None:
-        self._file = file
+    """The host."""
 
     def boot_id(self) -> str | None:
-        try:
-            return self._file.read_text("ascii").strip() or None
-        except (OSError, ValueError):
-            return None
+        return boot_id()
 
 
 try:

@@ -21,6 +21,7 @@ import pytest
 
 import isolog
 from spark_stream.errors import BY_CODE, from_wire
+from spark_stream.operating_system import PORTABLE
 from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
@@ -235,6 +236,9 @@ def numbers(first: int, count: int) -> pa.RecordBatch:
 
 
 NUMBERS = pa.schema([("n", pa.int64())])
+
+native = pytest.mark.skipif(PORTABLE, reason="its subject is a call of Linux without a fallback")
+"""The mark of tests that ``ISOLOG_PORTABLE=1`` skips."""
 
 
 # -- fixtures of all tests ------------------------------------------------------------------------

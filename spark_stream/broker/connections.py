@@ -25,6 +25,7 @@ from spark_stream.cluster.stores.backends import (
 from spark_stream.environment import Clock, Machine, SystemClock, SystemMachine
 from spark_stream.errors import InvalidConfig, InvalidOption, PortInUse
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import UNIX_SOCKETS
 from spark_stream.transport.tls import (
     RotatingContext,
     TlsFiles,
@@ -175,7 +176,7 @@ def _unix_socket(path: Path, setting: str) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # this process has the directory's lock, so no other broker serves it
     path.unlink(missing_ok=True)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound = socket.socket(UNIX_SOCKETS, socket.SOCK_STREAM)
     bound.bind(os.fspath(path))
     return bound
 
@@ -187,7 +188,7 @@ def is_local(listen: str) -> bool:
 
 def port_of(bound: socket.socket) -> int:
     """Return the port of a bound socket, or 0 for a Unix socket."""
-    return 0 if bound.family == socket.AF_UNIX else int(bound.getsockname()[1])
+    return 0 if bound.family == UNIX_SOCKETS else int(bound.getsockname()[1])
 
 
 def shared_backend(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -61,6 +60,12 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import VERSION, Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import (
+    UNIX_SOCKETS,
+    keep_free_memory,
+    open_files_limit,
+    raise_open_files_limit,
+)
 from spark_stream.scripts.readers import SESSIONS_S
 from spark_stream.scripts.steps import Script
 from spark_stream.storage.disk.descriptors import SPARE_FILES, files_needed
@@ -77,7 +82,6 @@ from spark_stream.transport.server import Door, IncomingConnection, Serve, Serve
 from spark_stream.transport.streams import greeting_bytes
 from spark_stream.transport.tls import RotatingContext
 from spark_stream.wire.addresses import UNIX, joined, split_address, with_port
-from spark_stream.wire.allocator import keep_free_memory
 
 logger = logger_of(__name__)
 
@@ -114,7 +118,7 @@ class Broker:
         self._repeats_at = 0.0
         self._certificates = Certificates(config)
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
-        _allow_many_files()
+        raise_open_files_limit()
         with contextlib.ExitStack() as undo:
             me, boot_id = self._open(ids, undo)
             self._serve(me, boot_id, undo)
@@ -345,7 +349,7 @@ class Broker:
         trusts_all: bool = True,
     ) -> None:
         """Accept connections. A Unix socket is protected by its file's permissions, not by TLS."""
-        speaks_tls = tls is not None and bound.family != socket.AF_UNIX
+        speaks_tls = tls is not None and bound.family != UNIX_SOCKETS
         context = tls.current if tls is not None and speaks_tls else None
         server.open(Door(bound, welcome, lambda: greeting, context, trusts_all))
 
@@ -547,14 +551,8 @@ def _locked_id(board: SharedBoard, directory: LogDirectory, is_new: bool) -> IdL
         raise
 
 
-def _allow_many_files() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _warn_of_few_files(partitions: int) -> None:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = open_files_limit()
     needed = files_needed(partitions)
     if limit < needed + _CLIENTS_LEAST:
         logger.warning(

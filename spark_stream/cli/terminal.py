@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -157,10 +158,10 @@ class Interrupts:
         found = {each: signal.getsignal(each) for each in self._signals}
         self._before = {each: how for each, how in found.items() if how in usual}  # keep nohup's
         # A signal just before select() starts does not interrupt it, but this byte does.
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
-        self._wake_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._woken, self._wake = socket.socketpair()  # Windows cannot wait for a pipe
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._wake_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for each in self._before:
             signal.signal(each, self._take)
         return self
@@ -169,8 +170,8 @@ class Interrupts:
         for each, how in self._before.items():
             signal.signal(each, how)
         signal.set_wakeup_fd(self._wake_before)
-        os.close(self._woken)
-        os.close(self._wake)
+        self._woken.close()
+        self._wake.close()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt or SystemExit if a signal was received."""
@@ -182,9 +183,12 @@ class Interrupts:
     def wait(self, number: int | None) -> None:
         """Wait until the descriptor is readable. Raise like :meth:`check`."""
         self.check()
-        while number is not None and number not in select.select([number, self._woken], [], [])[0]:
+        while (
+            number is not None
+            and number not in select.select([number, self._woken.fileno()], [], [])[0]
+        ):
             with suppress(BlockingIOError):
-                os.read(self._woken, _WAKE_BYTES)
+                self._woken.recv(_WAKE_BYTES)
             self.check()
 
     def _take(self, number: int, _: object) -> None:

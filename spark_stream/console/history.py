@@ -9,7 +9,6 @@ A file that isolog did not write is refused, and a damaged one is replaced. One 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import zlib
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 
 from spark_stream.errors import InvalidOption
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import lock
 
 logger = logger_of(__name__)
 
@@ -156,16 +156,14 @@ class History:
 
 def _open(file: Path) -> int:
     """Open a history, and lock it. Create it, or replace it if it is a damaged history."""
-    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(opened):
             raise InvalidOption(
                 f"another console uses the history {file}",
                 hint="Give each console another file with --history.",
                 option="--history",
-            ) from None
+            )
         size, head = os.fstat(opened).st_size, os.pread(opened, len(_MAGIC), 0)
         if size and not head.startswith(_KIND):
             raise InvalidOption(

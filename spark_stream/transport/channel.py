@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import UNIX_SOCKETS, send_parts
 from spark_stream.protocol import Bytes, Connection, Event, Lost
 from spark_stream.transport.lifetime import check_not_inside, new_lock, present_lifetime
 from spark_stream.transport.loop import READ, WRITE, Loop
@@ -122,8 +123,9 @@ class SocketChannel:
         """The error of the socket that ended the connection, if one did."""
         self._tls = isinstance(sock, ssl.SSLSocket)
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != UNIX_SOCKETS:
+            with suppress(OSError):  # macOS refuses it once the peer has closed the connection
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.call_soon(self._start)
 
     @property
@@ -402,7 +404,7 @@ class SocketChannel:
         buffers = [
             self._unsent[number] for number in range(min(len(self._unsent), _BUFFERS_AT_ONCE))
         ]
-        return self._sock.sendmsg(buffers)
+        return send_parts(self._sock, buffers)
 
     @property
     def _is_paused(self) -> bool:

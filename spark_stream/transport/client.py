@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from spark_stream.errors import InterpreterEnding, TlsFailed
+from spark_stream.operating_system import UNIX_SOCKETS
 from spark_stream.protocol import (
     Bytes,
     Connection,
@@ -274,7 +275,7 @@ def connected(address: str, deadline: float, tls: ssl.SSLContext | None) -> sock
     left_s = max(0.001, deadline - time.monotonic())
     host: str | None = None
     if address.startswith(UNIX):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = socket.socket(UNIX_SOCKETS, socket.SOCK_STREAM)
         try:
             sock.settimeout(left_s)
             sock.connect(address.removeprefix(UNIX))

@@ -38,6 +38,7 @@ from spark_stream.errors import (
     ReentrantCall,
 )
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import call_in_child
 
 logger = logger_of(__name__)
 
@@ -241,4 +242,4 @@ def _leave_parent() -> None:
             method()
 
 
-os.register_at_fork(after_in_child=_leave_parent)
+call_in_child(_leave_parent)

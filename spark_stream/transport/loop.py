@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVarTuple
 
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import new_selector
 
 logger = logger_of(__name__)
 
@@ -61,7 +62,7 @@ class Loop:
     """A thread that serves sockets and timers, from the construction to :meth:`close`."""
 
     def __init__(self, name: str) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = new_selector()
         self._soon: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
@@ -111,7 +112,8 @@ class Loop:
         connections.
         """
         sockets = [key.fileobj for key in self._selector.get_map().values()]
-        self._selector.close()
+        with suppress(OSError):  # a child does not inherit a kqueue
+            self._selector.close()
         for each in (*sockets, self._waking):
             assert isinstance(each, socket.socket)
             each.close()
@@ -120,6 +122,9 @@ class Loop:
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
         """Call ``ready`` whenever one of the events holds. Call this on the loop's thread."""
+        if not events:  # only epoll and poll accept it
+            self.forget(sock)
+            return
         try:
             self._selector.modify(sock, events, ready)
         except KeyError:

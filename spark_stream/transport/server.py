@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import ssl
 import threading
@@ -14,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import open_files_limit
 from spark_stream.protocol import Connection, ConnectionLimits, Event, Lost, StreamOpened
 from spark_stream.transport.channel import BufferPool, SocketChannel
 from spark_stream.transport.loop import READ, WRITE, Loop
@@ -241,7 +241,7 @@ class _Listener:
                 sock.close()
                 server.warn("a connection was closed: the limit is %d", door.connections_max)
                 continue
-            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            limit = open_files_limit()
             if sock.fileno() >= limit - min(_FREE_FILES, limit // 4):  # the lowest free number
                 sock.close()
                 server.warn("a connection was closed: the limit of open files (%d) is near", limit)

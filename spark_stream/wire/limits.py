@@ -36,8 +36,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 FORMAT_VERSION: Final = 1
 """The format of the log directories that this release's brokers open and make."""
 
-SOCKET_PATH_MAX: Final = 107
-"""Bytes of a Unix socket's path: Linux's sun_path has 108, the last of them a NUL."""
+SOCKET_PATH_MAX: Final = 103
+"""Bytes of a Unix socket's path. sun_path has 104 on macOS and 108 on Linux, with a NUL."""
 
 TRANSACTION_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
 """An open transaction blocks readers of committed records, so a day is enough."""

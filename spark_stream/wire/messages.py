@@ -21,7 +21,6 @@ calls              requests by name, and their answers
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from types import NoneType
@@ -33,6 +32,7 @@ from msgspec import Meta, structs
 
 from spark_stream.access.rules import Needs
 from spark_stream.errors import InvalidRequest, IsologError, from_wire
+from spark_stream.operating_system import call_in_child
 from spark_stream.schema.schemas import schema_from_text, schema_to_text
 from spark_stream.structs import OffsetField, Struct, StructType
 from spark_stream.wire.limits import CONTROL_BYTES_MAX, TRANSACTION_TIMEOUT_MS_MAX
@@ -107,7 +107,7 @@ class Description(Message, kw_only=False, omit_defaults=False, forbid_unknown_fi
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _decoders_lock = threading.RLock()
-os.register_at_fork(after_in_child=_decoders_lock._at_fork_reinit)  # type: ignore[attr-defined]
+call_in_child(_decoders_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:

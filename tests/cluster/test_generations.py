@@ -20,7 +20,6 @@ from spark_stream.cluster.generations import (
     encode,
 )
 from spark_stream.consistency.ids import BrokerId, Generation
-from spark_stream.environment import SystemMachine
 from tests.examples import examples
 from tests.simulation.store import MemoryRecords, MemoryStore
 
@@ -149,17 +148,6 @@ def test_each_broker_has_its_own_generation(store):
     assert one.begin(found(run=None), "run-1", fresh)[0] == "g1"
     assert two.begin(found(run=None), "run-1", fresh)[0] == "g2"
     assert one.begin(found(), "run-2", fresh) == ("g1", None)
-
-
-def test_a_machine_has_another_boot_id_after_each_boot(tmp_path):
-    assert SystemMachine(tmp_path / "missing").boot_id() is None
-    (tmp_path / "empty").write_text("\n")
-    assert SystemMachine(tmp_path / "empty").boot_id() is None
-    (tmp_path / "noise").write_bytes(b"\xff\xfe")
-    assert SystemMachine(tmp_path / "noise").boot_id() is None
-    (tmp_path / "boot").write_text("5f3c\n")
-    assert SystemMachine(tmp_path / "boot").boot_id() == "5f3c"
-    assert SystemMachine().boot_id() == SystemMachine().boot_id()
 
 
 # -- the invariant, against a machine with any possible loss

@@ -24,6 +24,7 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import VERSION
 from spark_stream.errors import InvalidAssignment, InvalidRequest, MetadataLost
+from spark_stream.operating_system import own_memory
 from spark_stream.scripts.partition_records import change_records, mark_broker
 from spark_stream.wire.cluster_messages import (
     BrokerAddress,
@@ -375,12 +376,6 @@ def disk_room(directory: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.free, found.total
-
-
-def own_memory(process: psutil.Process) -> int:
-    """Return the resident bytes of a process that no file backs (RSS less mapped files)."""
-    seen = process.memory_info()
-    return int(seen.rss - seen.shared)
 
 
 def _memory() -> int:

@@ -19,7 +19,6 @@ caller is a broker of this cluster.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -39,6 +38,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import Ids
 from spark_stream.errors import DirectoryInUse, StorageFailure, Unauthenticated, WrongCluster
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import lock
 from spark_stream.storage.disk.directory import (
     LogDirectory,
     RunFile,
@@ -207,18 +207,15 @@ class DirectoryLock:
         self._facts = directory / "broker.json"
         path = directory / "broker.lock"
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StorageFailure(f"{path}: {error.strerror}", path=str(path)) from error
         for _ in range(_TRIES):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                # A client that checks whether a broker runs holds the lock for an instant.
-                time.sleep(_PAUSE_S)
-            else:
+            if lock(self._descriptor):
                 self._facts.unlink(missing_ok=True)  # left by a killed broker
                 return
+            # A client that checks whether a broker runs holds the lock for an instant.
+            time.sleep(_PAUSE_S)
         os.close(self._descriptor)
         raise self._in_use(directory)
 

@@ -8,7 +8,6 @@ the call that needed it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from spark_stream.errors import BatchTooLarge, BrokerBusy, IsologError
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import own_memory, trim_heap
 from spark_stream.wire.allocator import allocator_settings
 
 SPARE_BYTES: Final = 192 << 20
@@ -38,20 +38,17 @@ class FreeMemory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._pool = pa.default_memory_pool()
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         self._was_much = False
 
     def release(self) -> None:
         """Check for unused memory, and return it at the second check in a row that finds much."""
-        facts = self._process.memory_info()
-        much = facts.rss - facts.shared - self._pool.bytes_allocated() > SPARE_BYTES
+        much = own_memory(self._process) - self._pool.bytes_allocated() > SPARE_BYTES
         if much and self._was_much:
             # mimalloc collects memory that other threads freed after this one frees a large block.
             with contextlib.suppress(MemoryError):
                 pa.allocate_buffer(_PRIMER_BYTES)
             release_memory()
-            if self._trim is not None:
-                self._trim(0)  # gRPC's share
+            trim_heap()  # gRPC's share
         self._was_much = much
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -45,6 +44,7 @@ from spark_stream.errors import (
     StorageFailure,
     from_wire,
 )
+from spark_stream.operating_system import check_can_lock, end, is_running
 
 READY: Final = "isolog broker ready "
 _START_SECONDS: Final = 60.0
@@ -173,6 +173,7 @@ def start(
     isolog broker start --dir data/ --listen 127.0.0.1:0 --daemon
     isolog broker start --conf conf/broker.toml --listen 0.0.0.0:9092 --advertise log.example.org
     """
+    check_can_lock()
     from spark_stream.broker.config import BrokerConfig
 
     def load(directory: Path | None) -> BrokerConfig:
@@ -424,47 +425,47 @@ def stop_process(directory: Path, timeout_s: float) -> int:
         found = running_broker(directory)
     if found is None:
         raise BrokerUnavailable(f"no broker serves {directory}", hint="There is nothing to stop.")
-    handle = None if found.pid is None else _handle(found.pid, directory)
-    if handle is None or found.pid is None:
+    process = None if found.pid is None else _holder(found.pid, directory)
+    if process is None:
         raise BrokerUnavailable(
             f"a broker serves {directory}, but this command cannot send a signal to its process",
             hint="Stop it on its host, in its container, or as its user.",
         )
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-        left = max(0.0, deadline - time.monotonic())
-        if not select.select([handle], [], [], left)[0]:  # readable when the process has exited
+    end(process)
+    while is_running(process):
+        if time.monotonic() > deadline:
             raise RequestTimeout(
-                f"the broker of {directory} (process {found.pid}) did not stop in {timeout_s:g} s",
+                f"the broker of {directory} (process {process.pid}) did not stop in"
+                f" {timeout_s:g} s",
                 hint="Increase --timeout, or use `kill -9`. Acknowledged records are not lost.",
             )
-    finally:
-        os.close(handle)
-    return found.pid
+        time.sleep(_POLL_S)
+    return process.pid
 
 
-def _handle(pid: int, directory: Path) -> int | None:
-    """Return a pidfd of the process if it has the directory's lock file open, else None.
+def _holder(pid: int, directory: Path) -> psutil.Process | None:
+    """Return the process if it has the directory's lock file open, else None.
 
-    The pidfd is opened first, because it refers to this process even if the id is reused later.
+    psutil identifies a process by its id and start time, so a later process of the same id is
+    another one.
     """
+    import psutil  # slow to import
+
     try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return None
-    try:
+        process = psutil.Process(pid)
         lock = (directory / "broker.lock").stat()
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        for file in process.open_files():
             with suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), lock):
-                    return handle
-    except OSError:
+                if os.path.samestat(os.stat(file.path), lock):
+                    return process
+    except (OSError, psutil.Error):
         pass  # another user's process
-    os.close(handle)
     return None
 
 
 if TYPE_CHECKING:
+    import psutil
+
     from spark_stream.broker.config import BrokerConfig
     from spark_stream.wire.cluster_messages import BrokerStatus
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from spark_stream.cli.options import (
 from spark_stream.cli.terminal import bar, standard_output
 from spark_stream.consistency.isolation import Isolation as Level
 from spark_stream.errors import InvalidOption, UnknownPartition
+from spark_stream.operating_system import reader_has_closed
 from spark_stream.structs import INT64_MAX
 
 if TYPE_CHECKING:
@@ -265,9 +265,7 @@ def _copy(batches: Iterator[pa.RecordBatch], writer: Writer, sink: BinaryIO) -> 
 
 def _check_reader() -> None:
     """Raise BrokenPipeError if the reader closed the pipe. In a quiet topic no write detects it."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    if any(event & select.POLLERR for _, event in poll.poll(0)):
+    if reader_has_closed(sys.stdout.fileno()):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 

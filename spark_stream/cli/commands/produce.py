@@ -42,6 +42,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
+from spark_stream.operating_system import HANG_UP
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 
 if TYPE_CHECKING:
@@ -433,7 +434,7 @@ class ProduceJob(Struct, frozen=True):
         )
         try:
             with (
-                self._interrupts(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts,
+                self._interrupts(signal.SIGINT, signal.SIGTERM, HANG_UP) as interrupts,
                 producer,
                 producer.transaction(),
             ):

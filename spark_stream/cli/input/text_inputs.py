@@ -113,7 +113,7 @@ def bytes_of(file: Path | None) -> Iterator[Bytes]:
     if compression is not None:
         yield Compressed(file, compression)
         return
-    number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    number = os.open(file, os.O_RDONLY)
     try:
         yield PlainInput(number)
     finally:

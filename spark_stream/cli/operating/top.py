@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import sys
-import termios
 import threading
 import time
-import tty
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
@@ -36,6 +35,7 @@ from spark_stream.cli.output.texts import (
 )
 from spark_stream.consistency.isolation import ReaderState
 from spark_stream.errors import IsologError, PermissionDenied, StorageFailure, UnknownTopic
+from spark_stream.operating_system import optional
 
 if TYPE_CHECKING:
     from spark_stream.cli.operating.top_frames import (
@@ -186,17 +186,18 @@ def _watch(opened: Log, samples: list[ClusterSample], pause_s: float) -> None:
 @contextmanager
 def _ended_by_q() -> Iterator[None]:
     """Interrupt the command when q is typed, even while the cluster does not answer."""
-    if not sys.stdin.isatty():
+    terminal = optional("termios")
+    if terminal is None or not sys.stdin.isatty():
         yield
         return
     keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
+    before = terminal.tcgetattr(keyboard)
     try:
-        tty.setcbreak(keyboard)
+        import_module("tty").setcbreak(keyboard)
         threading.Thread(target=_interrupt_at_q, args=(keyboard,), daemon=True).start()
         yield
     finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        terminal.tcsetattr(keyboard, terminal.TCSADRAIN, before)
 
 
 def _interrupt_at_q(keyboard: int) -> None:

@@ -11,7 +11,6 @@ separate session. It is not a child of the client: a shell starts it and exits.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -37,6 +36,7 @@ from spark_stream.errors import (
     UnknownLog,
     from_wire,
 )
+from spark_stream.operating_system import UNIX_SOCKETS, check_can_lock, lock, unlock
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from spark_stream.wire.limits import FORMAT_VERSION, SOCKET_PATH_MAX
 
@@ -82,7 +82,9 @@ def ensure_broker(
         UnknownLog: The directory has no log, and ``create`` is False.
         NotALogDirectory, UnsupportedFormat, …: The broker cannot start for this reason.
         BrokerUnavailable: The broker did not start in time. The hint names its log file.
+        InvalidConfig: No broker runs on this system.
     """
+    check_can_lock()
     directory = Path(os.path.realpath(directory))
     deadline = time.monotonic() + _START_SECONDS
     try:
@@ -187,16 +189,12 @@ def _readable(directory: Path) -> bool:
 @contextmanager
 def _turn(directory: Path, deadline: float) -> Iterator[None]:
     """Hold ``start.lock``, so that one process at a time finds or starts the broker."""
-    descriptor = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise _not_up(directory) from None
-                time.sleep(_POLL_S)
+        while not lock(descriptor):
+            if time.monotonic() > deadline:
+                raise _not_up(directory)
+            time.sleep(_POLL_S)
         yield
     finally:
         _unlock(descriptor)
@@ -205,21 +203,18 @@ def _turn(directory: Path, deadline: float) -> Iterator[None]:
 def lock_held(directory: Path) -> bool:
     """Return whether a broker holds the directory's lock. If not, take the lock for an instant."""
     try:
-        descriptor = os.open(directory / "broker.lock", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(directory / "broker.lock", os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not lock(descriptor, shared=True)
     finally:
         _unlock(descriptor)
-    return False
 
 
 def _unlock(descriptor: int) -> None:
     """Release a file's lock and close the file, of which a forked child may hold a copy."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    unlock(descriptor)
     os.close(descriptor)
 
 
@@ -227,7 +222,7 @@ def answers(address: str) -> bool:
     """Return whether a process accepts connections at the address."""
     try:
         if address.startswith("unix:"):
-            with socket.socket(socket.AF_UNIX) as probe:
+            with socket.socket(UNIX_SOCKETS) as probe:
                 probe.settimeout(1.0)
                 probe.connect(address.removeprefix("unix:"))
         else:
@@ -256,7 +251,7 @@ def _start(
     idle = _idle_seconds() if idle_seconds is None else idle_seconds
     flags = ["--listen", f"unix:{socket_path(directory)}", "--idle-seconds", str(idle)]
     command = broker_command(directory, *flags)
-    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         with subprocess.Popen(
             ["/bin/sh", "-c", '"$@" </dev/null &', "sh", *command],

@@ -329,7 +329,7 @@ class MappedFile:
 
     def _mapped(self) -> pa.Buffer:
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             # A segment that was just removed leaves its folder behind.
             here = os.path.isdir(os.path.dirname(self.path))

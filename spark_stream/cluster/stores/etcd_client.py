@@ -33,6 +33,7 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import keepalive
 
 logger = logger_of(__name__)
 
@@ -55,12 +56,7 @@ _NO_SPACE_HINT: Final = (
     "etcd has used up its quota. Compact and defragment it or raise --quota-backend-bytes, then run"
     " `etcdctl alarm disarm`."
 )
-_KEPT_ALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
+_KEPT_ALIVE: Final = keepalive(idle_s=2, interval_s=1, count=3)
 _PAUSE_S: Final = 0.02
 _ATTEMPTS: Final = 3
 _PATIENCE: Final = 3  # times the timeout

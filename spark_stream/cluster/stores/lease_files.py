@@ -12,7 +12,6 @@ so others that check the lock never block the holder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Final
 
 from spark_stream.cluster.stores.leases import DURATION_S, Renewal, id_in_use
 from spark_stream.errors import MetadataUnavailable, StorageFailure
+from spark_stream.operating_system import lock
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _LENGTH_MAX: Final = 512
@@ -45,12 +45,12 @@ class LeaseFiles:
         with _named(path):
             while True:
                 try:
-                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    descriptor = os.open(path, os.O_RDONLY)
                 except FileNotFoundError:
                     return None
                 try:
                     shown = _renewal(os.pread(descriptor, _LENGTH_MAX, 0))
-                    if _is_locked(descriptor):
+                    if not lock(descriptor, shared=True):  # several processes may check together
                         return shown
                     if os.fstat(descriptor).st_nlink:  # no later file has taken its place
                         return None
@@ -82,10 +82,8 @@ class LeaseFile:
         made = path.with_name(f"{path.name}.new")
         with _named(path):
             made.unlink(missing_ok=True)
-            self._descriptor = os.open(
-                made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-            )
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            lock(self._descriptor)  # no other process has the file yet
             self._rewrite(0)
             os.replace(made, path)
 
@@ -121,16 +119,14 @@ class FileIdLock:
 
     def __init__(self, path: Path, broker_id: str, directory: Path) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StorageFailure(
                 f"cannot open the lock file {path}: {error.strerror}", path=str(path)
             ) from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._descriptor):
             os.close(self._descriptor)
-            raise id_in_use(broker_id, directory) from None
+            raise id_in_use(broker_id, directory)
 
     def release(self) -> None:
         os.close(self._descriptor)
@@ -141,11 +137,10 @@ def running_brokers(folder: Path) -> list[str]:
     found = []
     for path in sorted(folder.glob("*.lock")):
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(path.stem)
+                if not lock(descriptor, shared=True):
+                    found.append(path.stem)
             finally:
                 os.close(descriptor)
     return found
@@ -158,15 +153,6 @@ def _renewal(content: bytes) -> Renewal:
         return Renewal(incarnation, int(numbers[0]), int(numbers[1]) / 1000)
     # Somebody has tampered with the file: it is nobody's lease, and is not renewed.
     return Renewal("", 0, DURATION_S)
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Return whether a process has the file locked. Several processes may check together."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _checked(name: str) -> str:

@@ -77,6 +77,7 @@ _A = TypeVar("_A")
 _SCHEMA: Final = (
     "pragma journal_mode = wal",
     "pragma synchronous = full",
+    "pragma fullfsync = on",  # for macOS (decision 206); SQLite ignores it elsewhere
     "create table if not exists record ("
     " key text primary key, value text not null, version integer not null) without rowid",
     "create table if not exists counter ("

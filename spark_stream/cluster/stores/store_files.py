@@ -21,7 +21,6 @@ place would block all others, though it does not have the resource: after a whil
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -38,6 +37,7 @@ from spark_stream.cluster.stores.lease_files import running_brokers
 from spark_stream.environment import Clock
 from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import lock, sync, unlock
 
 logger = logger_of(__name__)
 
@@ -86,7 +86,7 @@ def copy_database(source: sqlite3.Connection, target: Path) -> None:
     Raises:
         sqlite3.DatabaseError: The copy is damaged, and so is the source.
     """
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
     with closing(_connected_to_file(target)) as copy:
@@ -95,18 +95,18 @@ def copy_database(source: sqlite3.Connection, target: Path) -> None:
         damaged = sqlite3.DatabaseError(f"its copy is damaged: {found}")
         damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise damaged
-    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(target, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
     """Force the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -129,7 +129,7 @@ class StorePlace:
         self._leases = path.parent / "leases"
         self._leases.mkdir(mode=0o700, exist_ok=True)
         self._descriptor = os.open(
-            self._leases / f"{path.name}.open", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            self._leases / f"{path.name}.open", os.O_RDWR | os.O_CREAT, 0o600
         )
         self._opened: FileId | None = None
         self._seen: tuple[int, int, int] | None = None
@@ -155,7 +155,7 @@ class StorePlace:
         if first:
             self._write_note(self._opened, None)
             self._write_revision()
-            _locked(self._descriptor, fcntl.LOCK_SH)  # its exclusive lock becomes a shared one
+            lock(self._descriptor, shared=True, waits=True)  # it was exclusive
         if not self._is_noted(self._opened):
             raise self._open_elsewhere()
 
@@ -259,18 +259,18 @@ class StorePlace:
 
     def keep_closed(self) -> bool:
         """Keep the store from being opened until :meth:`close`. Return False if it is open."""
-        return _locked(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock(self._descriptor)
 
     def _lock_note(self) -> bool:
         """Lock the note. Return whether no other process has the store open."""
         started = time.monotonic()
         while time.monotonic() < started + _OPENING_S:
-            if _locked(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if lock(self._descriptor):
                 return True
-            if _locked(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            if lock(self._descriptor, shared=True):
                 if self._is_noted(file_at(self._path)) and self._has_noted_content():
                     return False
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                unlock(self._descriptor)
                 if time.monotonic() > started + _ENDING_S:
                     raise self._open_elsewhere()
             time.sleep(_PAUSE_S)
@@ -420,14 +420,6 @@ def _matches(content: tuple[int | None, int], number: int | None, least: int) ->
     return found in (number, _UNKNOWN) and (revision == _UNKNOWN or revision >= least)
 
 
-def _locked(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        return False
-    return True
-
-
 class ThreadLine:
     """A lock that threads get in the order of their requests."""
 
@@ -473,7 +465,7 @@ class WriterQueue:
         self._clock = clock
         self._threads = ThreadLine()
         self._passes_until = 0.0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def take(self, attempt: Callable[[], bool], timeout_s: float) -> bool:
         """Wait in line, then call ``attempt`` until it is true. Return False if the time ran out.
@@ -516,14 +508,10 @@ class WriterQueue:
         try:
             return self._wait_for(attempt, _NEXT_PAUSE_S, deadline)
         finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock(self._descriptor)
 
     def _is_next(self) -> bool:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return lock(self._descriptor)
 
     def _wait_for(self, attempt: Callable[[], bool], pause_s: float, deadline: float) -> bool:
         while not attempt():

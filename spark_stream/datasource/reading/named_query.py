@@ -16,7 +16,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
-import psutil
 from msgspec import structs
 
 from spark_stream.client.reading.named_reader import ReaderHeartbeats
@@ -28,6 +27,7 @@ from spark_stream.datasource.spark.workers import READS_STREAMS, is_worker, visi
 from spark_stream.datasource.values.offsets import Offsets, TopicOffsets
 from spark_stream.errors import ConsumerFenced, InvalidOption, IsologError
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import is_running
 from spark_stream.wire.consumer_messages import PinStart, RecordProgress
 
 logger = logger_of(__name__)
@@ -79,9 +79,8 @@ class NamedQuery:
         """Record the end of the run. It is clean unless the JVM of its driver has died."""
         self._is_ending = True
         if self._heartbeats is not None:
-            self._heartbeats.end(
-                ReaderEnding.CLEAN if _is_running(self._jvm) else ReaderEnding.LOST
-            )
+            is_clean = self._jvm is None or is_running(self._jvm)
+            self._heartbeats.end(ReaderEnding.CLEAN if is_clean else ReaderEnding.LOST)
 
     def _on_terminated(self, number: int, frame: FrameType | None) -> None:
         """Record the end before the process ends: Spark stops a source by SIGTERM."""
@@ -185,13 +184,3 @@ class NamedQuery:
                     self._name,
                     error.message,
                 )
-
-
-def _is_running(process: psutil.Process | None) -> bool:
-    """Return whether the process runs. An unknown one counts as running."""
-    try:
-        return process is None or (
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.NoSuchProcess:
-        return False

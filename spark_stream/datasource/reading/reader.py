@@ -49,6 +49,7 @@ from spark_stream.errors import (
     UnknownTopic,
 )
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import keep_free_memory
 from spark_stream.schema.schemas import fitted
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.tree import (
@@ -67,7 +68,6 @@ from spark_stream.sql.tree import (
     literal_of,
     sql_of,
 )
-from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import TopicDescription
 

@@ -21,9 +21,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import OPEN, Access, access_of, bootstrap_of_profile
-from spark_stream.datasource.spark.workers import IN_A_WORKER, driver_jvm, this_host
+from spark_stream.datasource.spark.workers import IN_A_WORKER, driver_jvm
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption
+from spark_stream.operating_system import boot_id
 from spark_stream.wire.limits import REQUEST_TIMEOUT_S
 
 _UUID: Final = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -137,7 +138,7 @@ def directory(path: str) -> Place:
         for folder in (each, *each.parents):
             if _DELETED.fullmatch(folder.name):
                 raise _deleted(path, folder)
-    return Place(path=str(found), host=this_host())
+    return Place(path=str(found), host=boot_id())
 
 
 def _deleted(path: str, folder: Path) -> InvalidOption:

@@ -26,8 +26,8 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.spark.place import Place
-from spark_stream.datasource.spark.workers import this_host
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
+from spark_stream.operating_system import boot_id, call_in_child
 from spark_stream.wire.cluster_messages import GetStatus
 
 
@@ -43,7 +43,7 @@ _BRIEF_S: Final = 5.0
 """The limit of a call in the driver that Spark does not interrupt when it stops a query."""
 
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+call_in_child(_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _sessions: dict[tuple[int, Place], Session] = {}
 
 
@@ -217,7 +217,7 @@ def _connected(place: Place, create: bool) -> Session:
 
 
 def _check_host(place: Place) -> None:
-    if place.path is None or place.host is None or place.host == this_host():
+    if place.path is None or place.host is None or place.host == boot_id():
         return
     raise InvalidOption(
         f"path {place.path} is a directory of the host of Spark's driver, and this task runs on"

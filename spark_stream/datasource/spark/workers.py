@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,8 +26,8 @@ import psutil
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from spark_stream.errors import InternalError, IsologError
+from spark_stream.operating_system import peer_has_closed
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
 """The variable that Spark sets for its Python processes, planners and tasks alike."""
 
@@ -42,14 +41,6 @@ READS_STREAMS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 """The worker that plans the micro-batches of one source of a streaming query, while it runs."""
 
 HIDES: Final = "SPARK_HIDE_TRACEBACK"
-
-
-def this_host() -> str | None:
-    """Return an id of this host until it reboots, or None if the system has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return None
 
 
 def driver_jvm() -> psutil.Process | None:
@@ -125,11 +116,7 @@ def end_abandoned_worker() -> None:
     worker whose socket is open has an error to report, and continues.
     """
     socket = _socket_of_worker(sys._getframe())
-    if socket is None:
-        return
-    poll = select.poll()
-    poll.register(socket, getattr(select, "POLLRDHUP", 0))  # POLLHUP and POLLERR always count
-    if poll.poll(0):
+    if socket is not None and peer_has_closed(socket):
         os._exit(0)
 
 

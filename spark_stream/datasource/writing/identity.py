@@ -41,8 +41,9 @@ from pyspark import TaskContext
 
 from spark_stream.consistency.transactions.sinks import BATCH_WRITES
 from spark_stream.datasource.spark.place import Place, driver_directory
-from spark_stream.datasource.spark.workers import this_host, visible_jvm
+from spark_stream.datasource.spark.workers import visible_jvm
 from spark_stream.errors import InvalidOption, Unsupported, WrongCluster
+from spark_stream.operating_system import boot_id
 
 QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
@@ -154,7 +155,7 @@ def _run(process: int, checkpoint: str) -> str:
     if jvm is None:
         return ""
     # The clock of a plan counts from the start of the host.
-    host = this_host() or str(int(psutil.boot_time()))
+    host = boot_id() or str(int(psutil.boot_time()))
     parts = (socket.gethostname(), host, str(jvm.pid), checkpoint)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 

@@ -74,8 +74,8 @@ from spark_stream.datasource.writing.transactions import (
 )
 from spark_stream.errors import InvalidRecord, InvalidTopic, IsologError
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import keep_free_memory
 from spark_stream.schema.keys import DEFAULT_KEY, path_of
-from spark_stream.wire.allocator import keep_free_memory
 from spark_stream.wire.topic_messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
 

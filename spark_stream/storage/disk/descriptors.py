@@ -13,13 +13,14 @@ appending thread does it, and becomes as slow as the disk. So a later fsync neve
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+from spark_stream.operating_system import drop_pages
 
 # Enough that the partitions of a busy broker (two files each) rarely wait for an open. Many systems
 # allow a process 1,024 open files, and connections need most of them.
@@ -46,7 +47,7 @@ class SpareFiles:
     def _refill(self) -> None:
         with suppress(OSError):
             while len(self._held) < self._count:
-                self._held.append(Descriptor(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)))
+                self._held.append(Descriptor(os.open(os.devnull, os.O_RDONLY)))
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -136,7 +137,7 @@ class DescriptorPool:
             held = file.held
             if held is not None:
                 return held
-            held = Descriptor(os.open(file.path, os.O_RDWR | os.O_CLOEXEC))
+            held = Descriptor(os.open(file.path, os.O_RDWR))
             file.opened_as(held.number)
             surplus = self._keep(file, held)
         del surplus
@@ -229,9 +230,8 @@ def _start(file: Descriptor, position: int, length: int) -> None:
     The purpose of the call is another one: to drop pages from memory that are on the disk already.
     For recently written bytes it only starts the write, and their pages stay in memory.
     """
-    if sys.platform != "darwin":
-        with suppress(OSError):  # the next fsync reports a failing disk
-            os.posix_fadvise(file.number, position, length, os.POSIX_FADV_DONTNEED)
+    with suppress(OSError):  # the next fsync reports a failing disk
+        drop_pages(file.number, position, length)
 
 
 EARLY: Final = EarlyWriting()

@@ -11,12 +11,9 @@ get SIGBUS if the file shrank. Such a file is shortened by ``write_whole``.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
-import resource
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -26,11 +23,21 @@ import pyarrow as pa
 
 from spark_stream.counting import Histogram
 from spark_stream.errors import DiskFull, IsologError, StorageFailure, TooManyOpenFiles
+from spark_stream.operating_system import (
+    DIRECT,
+    drop_pages,
+    generation_of,
+    last_hole,
+    open_files_limit,
+    read_into,
+    sync,
+    sync_data,
+    write_parts,
+)
 from spark_stream.storage.disk.descriptors import EARLY, Descriptor, DescriptorPool, PooledFile
 from spark_stream.storage.format.codec import Part
 
 _BLOCK: Final = 4096  # a multiple of the blocks of all disks in use
-_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _REFUSALS: Final = {errno.EINVAL, errno.EOPNOTSUPP}
 
 
@@ -46,9 +53,9 @@ def stored_bytes(path: Path, position: int, length: int) -> pa.Buffer:
     Raises:
         OSError: the file cannot be opened, or the disk cannot read the bytes.
     """
-    if _DIRECT:
+    if DIRECT:
         try:
-            return _read(path, position, length, _DIRECT)
+            return _read(path, position, length, DIRECT)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
@@ -59,23 +66,22 @@ def _read(path: Path, position: int, length: int, flag: int) -> pa.Buffer:
     start = position - position % _BLOCK
     size = -(-(position + length - start) // _BLOCK) * _BLOCK
     room = memoryview(mmap.mmap(-1, max(size, _BLOCK)))  # mapped memory starts at a page boundary
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    descriptor = os.open(path, os.O_RDONLY | flag)
     try:
         found = 0
         while found < size:
-            got = os.preadv(descriptor, [room[found:size]], start + found)
+            got = read_into(descriptor, [room[found:size]], start + found)
             found += got
             if not got or found % _BLOCK:  # the file's end
                 break
-        if not flag and sys.platform != "darwin":
-            os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
+        if not flag:
+            drop_pages(descriptor, start, size)
     finally:
         os.close(descriptor)
     skip = position - start
     return pa.py_buffer(room).slice(skip, max(0, min(length, found - skip)))
 
 
-_GET_GENERATION: Final = 0x80087601  # FS_IOC_GETVERSION
 # EFBIG is the file-size limit of the process (`ulimit -f`). For a user it is like a full disk.
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -84,7 +90,7 @@ _PARTS_MAX: Final = 1000  # in one call: the limit of Linux is 1,024
 # Early writes (``descriptors``) go to the disk in pieces of this many bytes, during the appends.
 _PIECE_BYTES: Final = 8 << 20
 
-_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL
 # Holes below this size are not searched for: they are read as zeros.
 _HOLE_BYTES: Final = 64 << 20
 _ATTEMPTS_MAX: Final = 10  # to make a directory: its parent may be removed concurrently
@@ -146,7 +152,7 @@ def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
     if error.errno in _FULL:
         return DiskFull(f"no room to write {path}: {error.strerror}", **details)
     if error.errno == errno.EMFILE:
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = open_files_limit()
         return TooManyOpenFiles(
             f"{path} cannot be opened: this broker has as many open files as its limit allows"
             f" ({most})",
@@ -162,38 +168,12 @@ def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
     return StorageFailure(f"{path}: {error.strerror or error}", **details)
 
 
-def _last_hole(number: int, size: int) -> int:
-    """Return the start of the hole at the end of an open file, or its size without one."""
-    end = 0
-    while end < size:
-        try:
-            end = os.lseek(number, os.lseek(number, end, os.SEEK_DATA), os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # no data follows
-                return end
-            raise
-    return size
-
-
 @contextmanager
 def _named(path: Path, **details: Any) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise _typed(path, error, **details) from error
-
-
-def _generation(descriptor: int) -> int:
-    """Return the generation number of the file's inode, or 0 if the file system has none.
-
-    A deleted file's inode is soon used for another file, perhaps for a copy of the first. The
-    generation counts these uses (Linux: ``FS_IOC_GETVERSION``). Not all file systems have it.
-    """
-    try:
-        found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
-    except OSError:
-        return 0
-    return int.from_bytes(found[:4], sys.byteorder)
 
 
 def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
@@ -205,7 +185,7 @@ def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
         views = [memoryview(part) for part in parts[first : first + _PARTS_MAX]]
         left = sum(map(len, views))
         while left:
-            written = os.pwritev(descriptor, views, position + total)
+            written = write_parts(descriptor, views, position + total)
             total += written
             left -= written
             if left:
@@ -295,7 +275,7 @@ class OsFile:
         with _named(self._file.path):
             held = self._file.descriptor()
             with self._forces.time() if self._forces else nullcontext():
-                os.fdatasync(held.number)
+                sync_data(held.number)
         self._started = self._end or None
 
     def identity(self) -> tuple[int, int]:
@@ -356,7 +336,7 @@ class OsDisk:
     def stamp(self, path: Path) -> str:
         with _named(path), path.open("rb") as file:
             found = os.fstat(file.fileno())
-            return f"{found.st_ino} {_generation(file.fileno())} {found.st_mtime_ns}"
+            return f"{found.st_ino} {generation_of(file.fileno())} {found.st_mtime_ns}"
 
     def size(self, path: Path) -> int:
         with _named(path):
@@ -367,9 +347,9 @@ class OsDisk:
             found = path.stat()
             if found.st_size - found.st_blocks * 512 < _HOLE_BYTES:
                 return found.st_size
-            number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            number = os.open(path, os.O_RDONLY)
             try:
-                return _last_hole(number, found.st_size)
+                return last_hole(number, found.st_size)
             finally:
                 os.close(number)
 
@@ -431,10 +411,10 @@ class OsDisk:
         """
         fresh = path.with_name(path.name + ".new")
         with _named(path):
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 _write_fully(descriptor, 0, parts)
-                os.fsync(descriptor)
+                sync(descriptor)
             except OSError:
                 fresh.unlink(missing_ok=True)
                 raise
@@ -474,10 +454,10 @@ class OsDisk:
 
     def sync_directory(self, path: Path) -> None:
         with _named(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY)
         try:
             with _named(path, unforced=True):
-                os.fsync(descriptor)
+                sync(descriptor)
         finally:
             os.close(descriptor)
 

@@ -11,7 +11,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from spark_stream.broker.actions.cluster import own_memory
+from spark_stream.operating_system import own_memory
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
 from spark_stream.wire.stream_messages import AppendTo, Envelope

@@ -27,6 +27,7 @@ from isolog.errors import (
     UnknownLog,
 )
 from spark_stream.client.connecting.embedded import known_address
+from spark_stream.wire.limits import SOCKET_PATH_MAX
 from tests.client.connecting.listing import listing
 from tests.support import BrokerProcess, alive, end_process, eventually, values
 
@@ -354,13 +355,13 @@ def test_a_path_may_hold_any_character(tmp_path, name):
 
 def test_a_path_too_long_for_a_socket_works(tmp_path):
     deep = tmp_path / "/".join(["a-rather-long-folder-name"] * 6) / "ünïcode"
-    assert len(os.fsencode(deep / "run" / "broker.sock")) > 107
+    assert len(os.fsencode(deep / "run" / "broker.sock")) > SOCKET_PATH_MAX
     directory = Directory(deep)
     try:
         with directory.connect() as log:
             log.create_topic("t")
             where = Path(log.status().address.removeprefix("unix:"))
-            assert len(os.fsencode(where)) <= 107
+            assert len(os.fsencode(where)) <= SOCKET_PATH_MAX
             assert stat.S_IMODE(where.parent.stat().st_mode) == 0o700
             end_process(log.status().pid, signal.SIGTERM)
             assert not where.exists()

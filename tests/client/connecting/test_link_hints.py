@@ -12,9 +12,10 @@ from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.wire.messages import Call, Message
 from spark_stream.wire.topic_messages import FindLeaders
 from spark_stream.wire.transaction_messages import AbortTransaction, OpenBranch, SettleSinkBatch
-from tests.support import BrokerProcess, values
+from tests.support import BrokerProcess, native, values
 
 
+@native  # it has no boot id
 def test_a_reader_with_a_rack_reads_from_brokers_that_have_no_racks(
     shared: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

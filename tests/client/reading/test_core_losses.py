@@ -12,7 +12,7 @@ import pytest
 import isolog
 from isolog.errors import DataLoss, InvalidOption, OffsetEvicted
 from tests.brokers import append_entries, truncate_log
-from tests.support import NUMBERS, BrokerProcess, eventually, numbers
+from tests.support import NUMBERS, BrokerProcess, eventually, native, numbers
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +101,7 @@ def test_a_failover_without_truncation_is_no_loss(broker, log):
         assert found + read_on(consumer) == list(range(110))
 
 
+@native  # it takes the generation of an inode
 @pytest.mark.parametrize("end", ["terminate", "kill"])
 def test_a_restored_backup_is_a_loss_of_later_records(broker, log, tmp_path, end):
     """The metadata store is of that time too. Only the files show that they are copies."""
@@ -120,6 +121,7 @@ def test_a_restored_backup_is_a_loss_of_later_records(broker, log, tmp_path, end
             read_on(consumer)
 
 
+@native  # without a boot id a kill costs the epoch
 def test_a_moved_log_is_no_loss(broker, log):
     """The same files under another name. The epoch continues, and no loss is reported."""
     with log.consumer("t") as consumer:

@@ -20,7 +20,7 @@ from spark_stream.client.reading.columns import offsets_of, runs_of
 from spark_stream.client.reading.fetching import CannotMap, MappingLeaders
 from tests.examples import examples
 from tests.near_reads import unmapped, watch_mapped
-from tests.support import BrokerProcess
+from tests.support import BrokerProcess, native
 
 ROWS = pa.schema([("n", pa.int64()), ("filler", pa.binary())])
 _names = itertools.count()
@@ -117,6 +117,7 @@ def numbers(table: pa.Table) -> list[int]:
     return table.column("n").to_pylist()
 
 
+@native  # it maps files
 def test_segment_files_are_mapped(log, topic, mapped):
     assert numbers(log.read(topic)) == list(range(40_000))
     directory = Path(log.status().directory)
@@ -157,6 +158,7 @@ def replaced(path: Path) -> None:
     path.with_suffix(".copy").rename(path)
 
 
+@native  # it maps files
 @pytest.mark.parametrize("strike", [gone, replaced])
 def test_records_of_a_removed_file_are_fetched(log, topic, mapped, monkeypatch, strike):
     """It is removed or replaced between the leader's answer and the mapping."""
@@ -173,6 +175,7 @@ def test_records_of_a_removed_file_are_fetched(log, topic, mapped, monkeypatch, 
     assert struck
 
 
+@native  # it maps files
 def test_unreadable_files_are_tried_once_a_minute(log, topic, mapped, monkeypatch):
     tried = []
 
@@ -192,6 +195,7 @@ def test_bytes_with_another_checksum_are_never_delivered(log, topic, mapped, mon
     assert numbers(log.read(topic)) == list(range(40_000))
 
 
+@native  # it maps files
 @pytest.mark.parametrize("way", ["mapped", "over the connection"])
 @pytest.mark.parametrize("place", [0, -1], ids=["closed", "active"])
 def test_bytes_that_change_later_are_reported_and_never_delivered(log, topic, mapped, way, place):
@@ -217,6 +221,7 @@ def test_bytes_that_change_later_are_reported_and_never_delivered(log, topic, ma
         assert mapped
 
 
+@native  # it maps files
 def test_mapped_records_stay_valid_after_the_topic_was_deleted(log, topic, mapped):
     with log.consumer(topic, start="earliest") as consumer:
         batches = consumer.batches(until="latest")

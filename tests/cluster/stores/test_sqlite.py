@@ -95,6 +95,13 @@ def test_a_full_disk_fails_changes_but_not_reads_until_there_is_room(tmp_path):
     assert sorted(told["found"]) == sorted([*told["keys"], "kept"])
 
 
+def test_fsyncs_of_the_store_reach_the_disk_on_macos(tmp_path):
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    assert store._writer.execute("pragma fullfsync").fetchone() == (1,)
+    assert store._writer.execute("pragma synchronous").fetchone() == (2,)  # full
+    store.close()
+
+
 def test_a_full_database_takes_no_changes_until_there_is_room(tmp_path):
     """The error has SQLite's text. A limit of pages causes the same error as a full disk."""
     store = SqliteStore(tmp_path / "metadata.sqlite")

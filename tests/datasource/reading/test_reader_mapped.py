@@ -7,7 +7,7 @@ import pytest
 
 from tests.datasource.sources import batch_read
 from tests.near_reads import watch_mapped
-from tests.support import NUMBERS, numbers
+from tests.support import NUMBERS, native, numbers
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def large(log, topic):
     return topic
 
 
+@native  # it maps files
 @pytest.mark.parametrize("maps", [True, False])
 def test_mapped_reads_option_turns_mapping_on_and_off(shared, large, monkeypatch, maps):
     mapped = watch_mapped(monkeypatch)
@@ -27,6 +28,7 @@ def test_mapped_reads_option_turns_mapping_on_and_off(shared, large, monkeypatch
     assert bool(mapped) == maps
 
 
+@native  # it maps files
 def test_retained_batches_keep_no_descriptor_open(log, large, monkeypatch):
     """A client may keep the records of more segments than it may have files open."""
     mapped = watch_mapped(monkeypatch)

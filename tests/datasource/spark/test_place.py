@@ -13,7 +13,8 @@ from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.spark import place
 from spark_stream.datasource.spark.place import Place, directory, driver_directory
-from spark_stream.datasource.spark.workers import IN_A_WORKER, this_host
+from spark_stream.datasource.spark.workers import IN_A_WORKER
+from spark_stream.operating_system import boot_id
 
 UUID = str(uuid.UUID(int=7))
 
@@ -147,5 +148,5 @@ def test_folders_with_similar_names_are_accepted(tmp_path: Path) -> None:
 
 
 def test_place_of_a_directory_has_its_host() -> None:
-    assert directory("/data").host == this_host()
+    assert directory("/data").host == boot_id()
     assert source_options({"bootstrap": "h:1", "subscribe": "t"}).place == Place(bootstrap="h:1")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from spark_stream import operating_system
 from spark_stream.storage.disk.descriptors import (
     EARLY,
     THREAD_NAME,
@@ -18,8 +18,6 @@ from spark_stream.storage.disk.descriptors import (
 )
 from spark_stream.storage.disk.disk import OsDisk
 
-pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="the call is missing there")
-
 MIB = 1 << 20
 
 
@@ -27,9 +25,11 @@ MIB = 1 << 20
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The ranges of started writes: start and end."""
     ranges: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda _, start, length, __: ranges.append((start, start + length))
-    )
+
+    def record(_: int, start: int, length: int, __: int) -> None:
+        ranges.append((start, start + length))
+
+    monkeypatch.setattr(operating_system, "_advise", record)
     return ranges
 
 
@@ -74,7 +74,7 @@ def test_failed_early_write_fails_no_append(tmp_path: Path, monkeypatch: pytest.
     def refuse(*_: object) -> None:
         raise OSError("not on this file system")
 
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(operating_system, "_advise", refuse)
     file = OsDisk().create(tmp_path / "f")
     for number in range(10):
         file.write(number * MIB, bytes([number]) * MIB)
@@ -98,7 +98,7 @@ def test_queue_of_early_writes_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
         if callers[-1] == THREAD_NAME:
             goes_on.wait(30)
 
-    monkeypatch.setattr(os, "posix_fadvise", slow)
+    monkeypatch.setattr(operating_system, "_advise", slow)
     early, file = EarlyWriting(), Descriptor(os.open(tmp_path, os.O_RDONLY))
     for number in range(10):
         early.start(file, number * WAITING_BYTES_MAX // 8, WAITING_BYTES_MAX // 8)

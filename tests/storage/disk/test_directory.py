@@ -31,6 +31,7 @@ from spark_stream.storage.disk.directory import (
 from tests.examples import examples
 from tests.simulation.disk import SimulatedDisk
 from tests.storage import logs
+from tests.support import native
 
 
 def test_missing_or_empty_directory_is_initialized(tmp_path):
@@ -218,6 +219,7 @@ def test_copy_of_a_directory_is_detected(tmp_path, copy):
     assert RunFile(second).recorded_run() == "two"
 
 
+@native  # it takes the generation of an inode
 def test_copy_in_place_of_the_original_is_detected(tmp_path):
     """The file system may give the copy inodes of the original, even the same one."""
     log, backup = tmp_path / "log", tmp_path / "backup"

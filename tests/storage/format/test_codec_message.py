@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import google_crc32c
@@ -61,14 +60,14 @@ def test_message_of_one_part_is_not_copied():
 def test_parts_are_written_whole_despite_short_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real = os.pwritev
+    real = disk.write_parts
 
     def reluctant(descriptor: int, views: list[memoryview], position: int) -> int:
         assert len(views) <= disk._PARTS_MAX
         few = [views[0], *(view[:2] for view in views[1:2])]
         return real(descriptor, few, position)
 
-    monkeypatch.setattr(os, "pwritev", reluctant)
+    monkeypatch.setattr(disk, "write_parts", reluctant)
     parts = [bytes([number % 256]) * (number % 4) for number in range(2_500)]
     file = OsDisk().create(tmp_path / "f")
     file.write(5, *parts)

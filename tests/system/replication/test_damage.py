@@ -12,7 +12,7 @@ import pytest
 import isolog
 from isolog.errors import DamagedSegment
 from isolog.testing import LocalCluster
-from tests.support import NUMBERS, eventually, numbers
+from tests.support import NUMBERS, eventually, native, numbers
 from tests.system.replication.clusters import (
     CONF,
     WAIT_S,
@@ -187,6 +187,7 @@ def test_no_record_is_lost_if_each_copy_has_other_damage(topic):
         assert not any("are lost" in text for text in said)
 
 
+@native  # it maps files
 def test_mapped_reader_reports_damage_of_a_follower_and_reads_the_leader(topic):
     """The files of the leader may not be mapped here, so those of a follower are."""
     with LocalCluster(3, conf=CONF | NO_SCRUB) as cluster, cluster.connect() as log:

@@ -17,6 +17,7 @@ import pytest
 import isolog
 from isolog.testing import LocalCluster
 from tests.near_reads import unmapped, watch_mapped
+from tests.support import native
 from tests.system.replication.clusters import CONF, await_in_sync, folders
 
 pytestmark = pytest.mark.chaos
@@ -62,6 +63,7 @@ def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 50
             producer.append(topic, rows(first + n * count, count), partition=0).result()
 
 
+@native  # it maps files
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_mapped_reads_of_a_follower_return_the_records_of_the_leader(
     cluster, log, topic, mapped, compression
@@ -110,6 +112,7 @@ def test_silent_follower_is_not_mapped(cluster, log, topic, mapped):
     assert mapped == []
 
 
+@native  # it maps files
 def test_records_missing_at_the_follower_are_read_at_the_leader(cluster, log, topic, mapped):
     """The follower is partitioned, but in the ISR. A read_uncommitted read misses no record."""
     create_led_by_first(cluster, log, topic)

@@ -15,7 +15,7 @@ import pytest
 import isolog
 from isolog.testing import LocalCluster
 from tests.near_reads import eventually_near, watch_mapped, watch_sent
-from tests.support import NUMBERS, numbers
+from tests.support import NUMBERS, native, numbers
 from tests.system.replication.clusters import CONF, append_replicated, await_in_sync, folders
 
 pytestmark = pytest.mark.chaos
@@ -111,6 +111,7 @@ def test_partitioned_follower_does_not_block_its_readers(cluster, log, near, led
     assert near.read(topic, isolation="read_committed").num_rows == 2_000
 
 
+@native  # it maps files
 def test_reader_maps_the_files_of_the_follower_in_its_rack(
     cluster, log, led_by_the_first, sent, monkeypatch
 ):

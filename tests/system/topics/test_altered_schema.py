@@ -13,7 +13,7 @@ import pytest
 from isolog.errors import InvalidTopic, SchemaMismatch, TopicExists
 from spark_stream.client.reading import fetching
 from tests.broker.stamped import Appender
-from tests.support import eventually
+from tests.support import eventually, native
 
 FIRST = pa.schema([pa.field("id", pa.int32(), nullable=False), ("x", pa.int16())])
 SECOND = pa.schema(
@@ -235,7 +235,9 @@ def test_reader_of_the_old_schema_continues_until_a_value_does_not_fit(broker, t
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-@pytest.mark.parametrize("maps", [True, False], ids=["mapped", "sent"])
+@pytest.mark.parametrize(
+    "maps", [pytest.param(True, id="mapped", marks=native), pytest.param(False, id="sent")]
+)
 def test_reader_of_mapped_files_converts_old_records(log, topic, compression, maps, monkeypatch):
     log.create_topic(topic, schema=FIRST, config={"compression": compression})
     rows = 400_000
