@@ -34,6 +34,14 @@ class MovedPosition(Struct, frozen=True):
     after: int
 
 
+class ResetPlan(Struct, frozen=True):
+    """A planned reset of a name's positions. ``apply_reset`` carries it out."""
+
+    name: str
+    moved: list[MovedPosition]
+    positions: list[PositionOf]
+
+
 class ConsumersClient:
     """The consumers' names of a connection's log."""
 
@@ -67,6 +75,20 @@ class ConsumersClient:
         dry_run: bool,
     ) -> list[MovedPosition]:
         """Replace the stored positions, as ``Log.reset_consumer`` describes."""
+        plan = self.plan_reset(name, to, topics, partitions, isolation)
+        if not dry_run:
+            self.apply_reset(plan)
+        return plan.moved
+
+    def plan_reset(
+        self,
+        name: str,
+        to: Place,
+        topics: Sequence[str] | None,
+        partitions: Collection[int] | None,
+        isolation: Isolation,
+    ) -> ResetPlan:
+        """Return the positions before and after a reset. Store nothing."""
         check_name(name, "name")
         before = self._stored(name, is_new=topics is not None)
         moved, positions = [], []
@@ -84,11 +106,32 @@ class ConsumersClient:
                 moved.append(MovedPosition(topic, number, at, new))
                 lineage = lineages.get(number, NO_LINEAGE)
                 positions.append(PositionOf(name, topic, topic_id, number, new, lineage))
-        if not dry_run:
-            instance = uuid.uuid4().hex
-            self._connection.call(TakeConsumer(consumer=name, instance=instance, keeps_group=True))
-            self._connection.call(CommitPosition(positions=positions, owners={name: instance}))
-        return moved
+        return ResetPlan(name, moved, positions)
+
+    def apply_reset(self, plan: ResetPlan, *, if_unmoved: bool = False) -> None:
+        """Fence the owner of the name, and store the planned positions.
+
+        ``if_unmoved``: store them only if each position is still the one of the plan.
+
+        Raises:
+            InvalidRequest: A position moved after the plan. Nothing is stored.
+        """
+        name, instance = plan.name, uuid.uuid4().hex
+        take = TakeConsumer(consumer=name, instance=instance, keeps_group=True)
+        stored = {
+            (at.topic, at.topic_id, at.partition): at.offset
+            for at in self._connection.call(take).positions
+        }
+        for old, new in zip(plan.moved, plan.positions, strict=True):
+            found = stored.get((new.topic, new.topic_id, new.partition))
+            if if_unmoved and found != old.before:
+                raise InvalidRequest(
+                    f"the position of {name!r} in {new.topic}/{new.partition} moved from"
+                    f" {old.before} to {found} after the plan",
+                    hint="Close the consumer, and plan the reset again.",
+                    consumer=name,
+                )
+        self._connection.call(CommitPosition(positions=plan.positions, owners={name: instance}))
 
     def _stored(self, name: str, *, is_new: bool) -> dict[Key, ConsumedPartition]:
         """Return the stored positions. Without ``is_new`` there must be some.

@@ -8,6 +8,7 @@ of the user who has logged in, so it shows only data that this user may see.
 ``sessions``  the users who have logged in, each with a separate connection
 ``board``     polls the cluster, and sends changes to the streams
 ``problems``  problems in words, derived from the data of the board, without I/O
+``actions``   planned changes of topics, consumers, transactions and leaders
 ``client``    requests to the brokers, and their answers as JSON values
 ``history``   the figures of the last day, in a ring of fixed size
 ``search``    the search for records over partitions, in short steps

@@ -10,7 +10,8 @@ the application.
 ``POST /api/active``        extend the session of an active user
 ``GET /api/stream``         server-sent events: the ``parts`` of the board, and a ``topic``
 ``GET /api/records``        a page of records
-``POST /api/abort``         abort a transaction, if changes are allowed
+``POST /api/plan``          plan an action (``actions``), if changes are allowed
+``POST /api/apply``         apply a plan by its ``token``, once
 ==========================  =====================================================================
 
 Every other path that is not a file is a view of the page, which parses the path.
@@ -40,6 +41,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from spark_stream.client.connecting.access import Access
+from spark_stream.console.actions import PlanChanged, parse_action
 from spark_stream.console.guard import Guard, is_address
 from spark_stream.console.history import History
 from spark_stream.console.records import page, record
@@ -68,8 +70,6 @@ _STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
     ((InternalError,), 500),
 )
 """The status of errors. Others have 503 if they are retriable, else 400."""
-_DIGITS_MAX: Final = 19
-"""The maximum length of a transaction's number. Python parses at most 4,300 digits."""
 _OFFSET_END: Final = 2**63 - 1
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _GRACE_S: Final = 3
@@ -84,7 +84,7 @@ class ConsoleSettings(Struct, frozen=True):
     bootstrap: str
     hosts: Collection[str]
     any_address: bool = False
-    allows_changes: bool = False
+    allows_changes: bool = True
     cookie: str = "isolog_console"
     is_secure: bool = False
 
@@ -100,7 +100,8 @@ def create_app(sessions: ConsoleSessions, settings: ConsoleSettings) -> Starlett
         Route("/api/stream", api.stream),
         Route("/api/records", api.records),
         Route("/api/record", api.record),
-        Route("/api/abort", api.abort, methods=["POST"]),
+        Route("/api/plan", api.plan, methods=["POST"]),
+        Route("/api/apply", api.apply, methods=["POST"]),
         Route("/api/{rest:path}", _not_found),
         Mount("/static", StaticFiles(directory=STATIC)),
         Route("/{view:path}", _page),
@@ -255,22 +256,40 @@ class _Api:
 
     # -- changes ----------------------------------------------------------------------------------
 
-    async def abort(self, request: Request) -> Response:
-        """Abort the open transaction of an id and a number."""
+    async def plan(self, request: Request) -> Response:
+        """Plan an action. Return its effect, and the token of the plan."""
+        self._check_changes(request)
+        action = parse_action(await request.body())
+
+        def planned(visitor: Visitor) -> dict[str, Any]:
+            return visitor.plans.make(visitor.client, action)
+
+        return JSONResponse(await self._call(request, planned))
+
+    async def apply(self, request: Request) -> Response:
+        """Apply a plan of this visitor. If the state has changed, return a new plan."""
+        self._check_changes(request)
+        token = (await _body(request, ("token",))).get("token", "")
+
+        def applied(visitor: Visitor) -> str:
+            return visitor.plans.apply(visitor.client, token)
+
+        try:
+            return JSONResponse({"outcome": await self._call(request, applied)})
+        except PlanChanged as changed:
+            error = {
+                "code": "PLAN_CHANGED",
+                "message": str(changed),
+                "hint": "Nothing was done. Check the new plan, and apply it.",
+            }
+            return JSONResponse({"error": error, "plan": changed.plan}, 409)
+
+    def _check_changes(self, request: Request) -> None:
         self._visitor(request)
         if not self._settings.allows_changes:
             raise PermissionDenied(
-                "this console is read-only",
-                hint="Start it with `isolog console --allow-changes`.",
+                "this console is read-only", hint="Start it without --read-only."
             )
-        body = await _body(request, ("transactional_id", "number"))
-        name, number = body.get("transactional_id"), body.get("number", "")
-        if not name or not number.isdecimal() or len(number) > _DIGITS_MAX:
-            raise InvalidOption(
-                "abort needs transactional_id and number", hint="Send both as texts."
-            )
-        ended = await self._call(request, lambda visitor: visitor.client.abort(name, int(number)))
-        return JSONResponse(ended)
 
 
 async def _body(request: Request, names: Collection[str]) -> dict[str, str]:
@@ -341,7 +360,7 @@ class ServerOptions(Struct, frozen=True):
     allowed_hosts: Sequence[str] = ()
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    allows_changes: bool = False
+    allows_changes: bool = True
     idle_s: float = IDLE_S
     history: Path | None = None
 
@@ -374,7 +393,7 @@ def serve(
     if not is_local and not needs_login:
         note(
             "warning: the cluster has no authentication, so everybody who reaches the console can"
-            " read all records" + (" and abort transactions" if options.allows_changes else "")
+            " read all records" + (" and change the cluster" if options.allows_changes else "")
         )
     settings = ConsoleSettings(
         bootstrap=bootstrap,

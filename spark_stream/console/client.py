@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.client.administration import kill_transaction, list_transactions, with_refusals
+from spark_stream.client.administration import list_transactions, with_refusals
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
 from spark_stream.client.leaders import (
@@ -31,6 +31,7 @@ from spark_stream.client.leaders import (
     describe_partitions,
     held_back,
 )
+from spark_stream.client.log import Log
 from spark_stream.client.topics import TopicsClient
 from spark_stream.schema.schemas import is_default
 from spark_stream.schema.types import field_type_name
@@ -65,7 +66,8 @@ class ConsoleClient:
     def __init__(self, connection: ClusterConnection) -> None:
         self.connection = connection
         self.topics = TopicsClient(connection)
-        self._consumers = ConsumersClient(connection, self.topics)
+        self.log = Log(connection)
+        self.named = ConsumersClient(connection, self.topics)
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """The latencies of each broker and call. None: no answer in time."""
         self._started_s: dict[str, float] = {}
@@ -165,7 +167,7 @@ class ConsoleClient:
     def consumers(self) -> dict[str, Any]:
         """Return all consumers with their lag, and all sinks."""
         consumers = []
-        for each in self._consumers.all():
+        for each in self.named.all():
             shown = plain(each) | {
                 "state": each.state.value,
                 "lag": each.lag,
@@ -178,16 +180,6 @@ class ConsoleClient:
             "consumers": consumers,
             "sinks": [plain(each) for each in self.connection.call(ListSinks()).sinks],
         }
-
-    def abort(self, transactional_id: str, number: int) -> dict[str, Any]:
-        """Abort the open transaction of this id and number.
-
-        Raises:
-            UnknownTransaction, InvalidTransaction: there is no such transaction, or it has ended.
-            PermissionDenied: the user has no permission.
-        """
-        shown: dict[str, Any] = plain(kill_transaction(self.connection, transactional_id, number))
-        return shown
 
     def close(self) -> None:
         """Close the connection."""

@@ -15,10 +15,11 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.console.actions import PendingPlans
 from spark_stream.console.board import LiveBoard
 from spark_stream.console.client import ConsoleClient
 from spark_stream.console.history import History
@@ -58,6 +59,7 @@ class Visitor(Struct, eq=False):
     last_active: float
     connects: tuple[tuple[str, str], ...] = ()
     """The credential and TLS options of such a user for Spark's source, for snippets."""
+    plans: PendingPlans = field(default_factory=PendingPlans)
 
 
 class ConsoleSessions:

@@ -198,40 +198,6 @@ def test_all_views_serve_the_page_with_security_headers(console):
     assert console.get("/", headers={"host": "evil.example"}).status_code == 421
 
 
-def test_read_only_console_refuses_changes(console, log, mixed):
-    asked = {"transactional_id": f"tx-{mixed}", "number": "1"}
-    answer = console.post("/api/abort", json=asked)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "PERMISSION_DENIED")
-    assert log.describe_transaction(f"tx-{mixed}").state == "open"
-
-
-@pytest.mark.rule("changes that the console permits", "console/app.py")
-def test_abort_needs_the_number_and_the_consoles_page(shared, log, topic):
-    log.create_topic(topic, schema=NUMBERS)
-    with console_of(shared, allows_changes=True) as console:
-        producer = log.producer(transactional_id=f"tx-{topic}")
-        producer.begin_transaction()
-        producer.append(topic, numbers(0, 1))
-        producer.flush()
-        number = log.describe_transaction(f"tx-{topic}").number
-        asked = {"transactional_id": f"tx-{topic}", "number": str(number)}
-        foreign = console.post("/api/abort", json=asked, headers={"origin": "http://evil.example"})
-        assert foreign.status_code == 403
-        console.headers.pop("x-isolog-console")
-        assert console.post("/api/abort", json=asked).status_code == 403
-        console.headers.update(OWN)
-        other = console.post("/api/abort", json=asked | {"number": str(number + 1)})
-        assert other.status_code != 200
-        for wrong in ([], {"x": "y"}, {"transactional_id": 5}, {"number": "1"}):
-            assert console.post("/api/abort", json=wrong).status_code == 400
-        assert log.describe_transaction(f"tx-{topic}").state == "open"
-        answer = console.post("/api/abort", json=asked)
-        assert (answer.status_code, answer.json()["state"]) == (200, "aborted")
-        with pytest.raises(isolog.errors.IsologError):
-            producer.commit_transaction()
-        producer.close()
-
-
 # -- logins ---------------------------------------------------------------------------------------
 
 
@@ -258,7 +224,8 @@ def test_user_sees_permitted_data_after_login(asking):
     with console_of(asking, needs_login=True, allows_changes=True) as console:
         for path in ("/api/records?topic=seen", "/api/stream?parts=topics"):
             assert console.get(path).status_code == 401
-        assert console.post("/api/abort", json={}).status_code == 401
+        for path in ("plan", "apply"):
+            assert console.post(f"/api/{path}", json={}).status_code == 401
         assert console.get("/api/session").json()["is_open"] is False
         assert log_in(console, password="wrong").status_code == 401
         assert not console.cookies
@@ -271,8 +238,6 @@ def test_user_sees_permitted_data_after_login(asking):
         assert console.get("/api/session").json()["principal"] == "alice"
         assert console.get("/api/records?topic=seen").status_code == 200
         assert console.get("/api/records?topic=hidden").status_code == 404
-        kill = {"transactional_id": "x", "number": "0"}
-        assert console.post("/api/abort", json=kill).status_code in (403, 404)
         token = console.cookies["isolog_console"]
         assert console.post("/api/logout").status_code == 200
         console.cookies.set("isolog_console", token)  # a stolen cookie

@@ -22,8 +22,8 @@ def console(
         str,
         typer.Option(metavar="HOST:PORT", help="Address to listen on. Port 0 means a free port."),
     ] = "127.0.0.1:8080",
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Allow users to abort transactions.")
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer no actions, whatever a user's permissions.")
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
@@ -75,7 +75,7 @@ def console(
     """Serve a web page with live partitions, records, transactions and consumers of the cluster.
 
     If the cluster requires authentication, users log in on the page and see what their permissions
-    allow. Without --allow-changes the page is read-only.
+    allow. Their actions need a confirmation. With --read-only the page has no actions.
 
     \b
     isolog console --bootstrap localhost:9092
@@ -106,7 +106,7 @@ def console(
             tuple(allowed_host or ()),
             server_cert,
             server_key,
-            allow_changes,
+            not read_only,
             60 * idle_minutes,
             history,
         ),

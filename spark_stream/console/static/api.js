@@ -2,11 +2,13 @@
 
 /** An error of the server, with a message and a hint. */
 export class Failure extends Error {
-  /** @param {{code: string, message: string, hint: string}} error @param {number} status */
-  constructor(error, status) {
+  /** @param {{code: string, message: string, hint: string}} error @param {number} status @param {any} [plan] a new plan */
+  constructor(error, status, plan) {
     super(error.message);
     this.code = error.code;
     this.hint = error.hint;
+    this.details = error.details;
+    this.plan = plan;
     this.status = status;
   }
 }
@@ -32,7 +34,7 @@ async function answer(request) {
     if (error.name === "AbortError") throw error;
     throw new Failure(NO_ANSWER, response.status);
   }
-  if (!response.ok) throw new Failure(found.error, response.status);
+  if (!response.ok) throw new Failure(found.error, response.status, found.plan);
   return found;
 }
 

@@ -137,7 +137,8 @@ function draw() {
   const app = document.getElementById("app");
   if (store.session === null) return patch(app, [h("main", { id: "main", class: "login" }, h("p", {}, store.trouble ?? "Connecting…"))]);
   if (store.session.needs_login && !store.session.is_open) return patch(app, [h("header", { key: "header" }, brand()), login.render(context())]);
-  patch(app, [header(), h("main", { id: "main", key: "main", tabindex: "-1" }, view.render(context())), footer()]);
+  patch(app, [header(), h("main", { id: "main", key: "main", tabindex: "-1" },
+    store.outcome && h("div", { key: "outcome", class: "notice" }, h("p", {}, store.outcome)), view.render(context())), footer()]);
 }
 
 function brand() {
@@ -164,7 +165,7 @@ function header() {
 
 function footer() {
   return h("footer", { key: "footer" }, `isolog ${store.session.release}`, " · ",
-    store.session.allows_changes ? "transactions can be aborted" : "read-only");
+    store.session.allows_changes ? "actions need a confirmation" : "read-only");
 }
 
 // -- theme ---------------------------------------------------------------------------------------
@@ -256,7 +257,8 @@ document.addEventListener("click", (event) => {
   go(anchor.getAttribute("href"));
 });
 document.addEventListener("outcome", (event) => {
-  store.outcome = event.detail;
+  if (event.detail.to !== null) go(event.detail.to);
+  store.outcome = event.detail.outcome;
   rerender();
 });
 document.addEventListener("keydown", onKey);

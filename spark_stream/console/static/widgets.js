@@ -1,4 +1,4 @@
-// Elements of several views: notices, tables, states, copy buttons, and confirmations.
+// Elements of several views: notices, tables, states, and copy buttons.
 
 import { h } from "./dom.js";
 import { clock, duration } from "./format.js";
@@ -236,36 +236,4 @@ async function copy(button, text) {
 /** Tell those who do not see the page. @param {string} text */
 export function announce(text) {
   document.getElementById("announcer").textContent = text;
-}
-
-/**
- * Ask for a confirmation; resolve to whether it was given.
- * @param {string} question @param {string} consequence @param {string} action
- * @returns {Promise<boolean>}
- */
-export function confirmed(question, consequence, action) {
-  const dialog = document.createElement("dialog");
-  dialog.setAttribute("aria-labelledby", "question");
-  const title = document.createElement("h2");
-  title.id = "question";
-  title.textContent = question;
-  const text = document.createElement("p");
-  text.textContent = consequence;
-  const buttons = document.createElement("form");
-  buttons.method = "dialog";
-  buttons.className = "row end";
-  for (const [value, words, style] of [["no", "Cancel", ""], ["yes", action, "danger"]]) {
-    const button = document.createElement("button");
-    [button.value, button.textContent, button.className] = [value, words, style];
-    buttons.append(button);
-  }
-  dialog.append(title, text, buttons);
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.onclose = () => {
-      resolve(dialog.returnValue === "yes");
-      dialog.remove();
-    };
-  });
 }

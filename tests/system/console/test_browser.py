@@ -88,7 +88,7 @@ def scenario() -> Iterator[Scenario]:
 @pytest.fixture(scope="module")
 def address(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("console")
-    arguments = ("--bootstrap", scenario.cluster.bootstrap, "--allow-changes")
+    arguments = ("--bootstrap", scenario.cluster.bootstrap)
     with started_console(folder, *arguments) as found:
         yield found
 
@@ -412,7 +412,9 @@ def test_users_log_in_see_permitted_topics_and_log_out(browser, tmp_path: Path):
 
 def test_page_shows_a_lost_connection_and_reconnects(browser, tmp_path, scenario):
     with Opened(browser, 1280) as page:
-        with started_console(tmp_path, "--bootstrap", scenario.cluster.bootstrap) as address:
+        with started_console(
+            tmp_path, "--bootstrap", scenario.cluster.bootstrap, "--read-only"
+        ) as address:
             page.goto(f"{address}/transactions")
             settle(page)
             assert page.get_by_role("button", name="Abort").count() == 0  # read-only

@@ -1,5 +1,6 @@
 // The cluster: problems, brokers, disks.
 
+import { actionButton } from "../actions.js";
 import { chart } from "../chart.js";
 import { h } from "../dom.js";
 import { ago, bytes, count, counted, duration, percent, rate } from "../format.js";
@@ -11,7 +12,7 @@ export const parts = ["cluster", "topics", "history"];
 export function render({ store }) {
   const rate_ = (store.parts.topics?.value?.topics ?? []).reduce((sum, each) => sum + each.records_per_s, 0);
   return [
-    heading("Cluster"),
+    heading("Cluster", actionButton(store.session, "elect-preferred", "Elect preferred leaders")),
     shownPart(store, "problems", judged),
     shownPart(store, "cluster", (cluster) => [
       facts([

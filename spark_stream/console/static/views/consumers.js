@@ -1,5 +1,6 @@
 // Queries and consumers with their state and lag, and the sinks of queries.
 
+import { actionButton } from "../actions.js";
 import { h } from "../dom.js";
 import { ago, count, counted } from "../format.js";
 import { badge, breakable, empty, facts, heading, link, listed, name, notice, problemsOf, section, shownPart, table } from "../widgets.js";
@@ -55,7 +56,7 @@ export const consumer = {
   title: (params) => params.consumer,
   parts: ["consumers"],
   render: ({ store, params }) => [
-    heading(name(params.consumer), null, link("/consumers", "Consumers")),
+    heading(name(params.consumer), resetButton(store, params.consumer), link("/consumers", "Consumers")),
     shownPart(store, "consumers", (value) => {
       const found = value.consumers.filter((each) => each.name === params.consumer);
       const href = `/consumers/${encodeURIComponent(params.consumer)}`;
@@ -65,6 +66,13 @@ export const consumer = {
     }),
   ],
 };
+
+/** A button for positions that brokers store. Those of a query are in its checkpoint. */
+function resetButton(store, name) {
+  const found = (store.parts.consumers?.value?.consumers ?? []).filter((each) => each.name === name);
+  const isStored = found.length > 0 && found.every((each) => each.kind !== "query");
+  return isStored && actionButton(store.session, "reset-consumer", "Reset", { consumer: name });
+}
 
 /** What a query selects, such as "subscribe: flights". */
 function selected(text) {

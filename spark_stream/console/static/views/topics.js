@@ -1,5 +1,6 @@
 // All topics, and one topic with its partitions, columns and settings.
 
+import { actionButton } from "../actions.js";
 import { h } from "../dom.js";
 import { bytes, count, counted, duration, rate } from "../format.js";
 import { smallLine } from "../line.js";
@@ -9,8 +10,9 @@ export const topics = {
   title: () => "Topics",
   parts: ["topics"],
   render: ({ store, query, replace }) => [
-    heading("Topics", h("label", { class: "search" }, h("span", { class: "hidden" }, "Find a topic"),
-      h("input", { type: "search", id: "find", placeholder: "Find a topic", value: query.get("find") ?? "", oninput: (event) => replace({ find: event.target.value }) }))),
+    heading("Topics", [h("label", { class: "search" }, h("span", { class: "hidden" }, "Find a topic"),
+      h("input", { type: "search", id: "find", placeholder: "Find a topic", value: query.get("find") ?? "", oninput: (event) => replace({ find: event.target.value }) })),
+      actionButton(store.session, "create-topic", "Create a topic")]),
     shownPart(store, "topics", (value) => found(store, value.topics, (query.get("find") ?? "").toLowerCase())),
   ],
 };
@@ -38,10 +40,15 @@ export const topic = {
   parts: [],
   topic: (params) => params.topic,
   render: ({ store, params }) => [
-    heading(params.topic, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), link("/topics", "Topics")),
+    heading(params.topic, h("div", { class: "row" }, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), changes(store.session, params.topic)), link("/topics", "Topics")),
     shownPart(store, "topic", (found) => [notice(about(store, params.topic)), shown(found)]),
   ],
 };
+
+function changes(session, topic) {
+  return h("div", { class: "row" }, [["alter-topic", "Alter"], ["trim-topic", "Trim"], ["elect-preferred", "Elect leaders"], ["delete-topic", "Delete", "danger"]]
+    .map(([action, words, style]) => actionButton(session, action, words, { topic }, style)));
+}
 
 function shown(found) {
   const live = found.partitions.map((each) => each.live).filter((each) => each !== null);

@@ -1,9 +1,9 @@
 // All transactions: their states, their owners, and the records that they hold back.
 
-import { post } from "../api.js";
+import { actionButton } from "../actions.js";
 import { h } from "../dom.js";
 import { ago, counted, duration } from "../format.js";
-import { announce, badge, confirmed, empty, heading, holdsClass, link, name, section, sentence, shownPart, table } from "../widgets.js";
+import { badge, empty, heading, holdsClass, link, name, section, shownPart, table } from "../widgets.js";
 
 export const title = () => "Transactions";
 export const parts = ["transactions"];
@@ -13,7 +13,6 @@ const UNFINISHED = ["open", "committing", "aborting"];
 export function render({ store }) {
   return [
     heading("Transactions"),
-    store.outcome && h("div", { class: "notice", role: "status" }, h("p", {}, store.outcome)),
     shownPart(store, "transactions", (all) => {
       const open = all.filter((each) => UNFINISHED.includes(each.state));
       const done = all.filter((each) => !UNFINISHED.includes(each.state));
@@ -68,21 +67,6 @@ function doneTable(done) {
 
 /** A button that aborts a transaction after a confirmation, null in a read-only console. */
 export function abortButton(each, session) {
-  if (!session.allows_changes || each.state !== "open") return null;
-  return h("button", { type: "button", class: "danger", onclick: () => abort(each) }, "Abort", h("span", { class: "hidden" }, ` ${each.transactional_id}`), " …");
-}
-
-async function abort(each) {
-  const wrote = each.partitions.length ? `Its records in ${counted(each.partitions.length, "partition")} are never visible to read_committed.` : "It has no records yet.";
-  const asked = await confirmed(`Abort the open transaction of ${each.transactional_id}?`, `${wrote} Its producer is fenced, and its next call fails. This cannot be undone.`, "Abort the transaction");
-  if (!asked) return;
-  let outcome;
-  try {
-    await post("/api/abort", { transactional_id: each.transactional_id, number: String(each.number) });
-    outcome = `Aborted the transaction of ${each.transactional_id}.`;
-  } catch (error) {
-    outcome = `${sentence(error.message)} ${sentence(error.hint || "Try again")}`;
-  }
-  announce(outcome);
-  document.dispatchEvent(new CustomEvent("outcome", { detail: outcome }));
+  if (each.state !== "open") return null;
+  return actionButton(session, "abort-transaction", "Abort", { transactional_id: each.transactional_id, number: each.number }, "danger");
 }

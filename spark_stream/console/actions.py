@@ -1,0 +1,418 @@
+"""The actions of the console. Each is planned, shown, and applied at most once.
+
+An action is a class whose fields are its parameters. ``plan`` reads the present state and returns
+its effect. ``apply`` carries out exactly that plan with the calls of the command line, as the user
+who has logged in, so the brokers check the permissions.
+
+A plan is kept under a random token, and applying it takes it away. So a second click or a copied
+request has no effect. ``basis`` is the state that a plan depends on. If it has changed, the plan is
+not applied, and the answer has a new plan.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.client.administration import describe_transaction, kill_transaction
+from spark_stream.client.topics import Place
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.console.client import ConsoleClient, plain
+from spark_stream.errors import (
+    InvalidOption,
+    InvalidRequest,
+    InvalidTransaction,
+    IsologError,
+    UnknownTopic,
+)
+from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
+from spark_stream.wire.topic_messages import DeleteTopic, TopicDescription
+
+_PLANS_MAX: Final = 100
+
+
+class Plan(Struct, frozen=True):
+    """The effect of an action on the present state, in sentences and as a table.
+
+    ``button``: the words of the button that applies it. ``typed``: a text that the user must type
+    before a destructive action. ``detail``: the input of ``apply``.
+    """
+
+    effect: str
+    button: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str | int | None, ...], ...] = ()
+    typed: str = ""
+    basis: Any = None
+    detail: Any = None
+
+    def shown(self, token: str) -> dict[str, Any]:
+        """Return the plan for the page."""
+        names = ("effect", "button", "columns", "rows", "typed")
+        return {"token": token} | {name: plain(getattr(self, name)) for name in names}
+
+
+class _Action(Struct, frozen=True, tag_field="action", forbid_unknown_fields=True):
+    """The base of actions."""
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        """Return the effect on the present state. Change nothing."""
+        raise NotImplementedError
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        """Carry out the plan. Return the outcome as a sentence."""
+        raise NotImplementedError
+
+
+class CreateTopic(_Action, tag="create-topic", frozen=True):
+    """Create a topic. ``columns``: in Spark's syntax, by default those of Kafka."""
+
+    topic: str
+    partitions: int | None = None
+    replication_factor: int | None = None
+    columns: str = ""
+    config: dict[str, str] = {}
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        columns = schema_text(parse_schema(self.columns)) if self.columns else "those of Kafka"
+        replicas = self.replication_factor or "the cluster's default"
+        rows = (
+            ("Partitions", self.partitions or 1),
+            ("Replication factor", replicas),
+            ("Columns", columns),
+            *sorted(self.config.items()),
+        )
+        effect = f"A new topic {self.topic} can be written to and read."
+        return Plan(effect, "Create the topic", ("Setting", "Value"), rows)
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        columns = self.columns or None
+        made = client.log.create_topic(
+            self.topic, self.partitions, self.replication_factor, columns, self.config
+        )
+        return f"Created topic {self.topic} with {_counted(len(made.partitions), 'partition')}."
+
+
+class AlterTopic(_Action, tag="alter-topic", frozen=True):
+    """Add partitions or columns, or change settings. ``columns``: the added ones, or ``schema``."""
+
+    topic: str
+    partitions: int | None = None
+    columns: str = ""
+    schema: str = ""
+    config: dict[str, str] = {}
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        if self.columns and self.schema:
+            raise InvalidOption("added columns and a schema exclude each other", hint="Give one.")
+        found, schema = client.topics.describe(self.topic), None
+        if self.schema:
+            schema = parse_altered(self.schema)
+        elif self.columns:
+            schema = _extended(found, self.columns)
+        rows: list[tuple[str | int | None, ...]] = []
+        if self.partitions is not None:
+            rows.append(("Partitions", len(found.partitions), self.partitions))
+        if schema is not None:
+            rows.append(("Columns", schema_text(found.schema), schema_text(schema)))
+        rows += [(name, found.config.get(name), value) for name, value in self.config.items()]
+        if not rows:
+            raise InvalidOption("nothing to change", hint="Fill in a field.")
+        effect = f"Topic {self.topic} changes for all its readers and writers, which continue."
+        if self.partitions is not None:
+            effect += " New records of a key may go to another partition than its old records."
+        basis = (found.id, len(found.partitions), found.schema_version, found.config)
+        return Plan(
+            effect,
+            "Alter the topic",
+            ("Setting", "Now", "New"),
+            tuple(rows),
+            basis=basis,
+            detail=schema,
+        )
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        client.log.alter_topic(self.topic, self.partitions, self.config, schema=plan.detail)
+        return f"Altered topic {self.topic}."
+
+
+class RemoveTopic(_Action, tag="delete-topic", frozen=True):
+    """Delete a topic, and no later topic of its name."""
+
+    topic: str
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        found = client.topics.describe(self.topic)
+        rows = tuple(
+            (each.partition, each.log_start_offset, each.log_end_offset, each.size)
+            for each in found.partitions
+        )
+        return Plan(
+            f"Topic {self.topic} and all its records are deleted from all brokers. This cannot be"
+            " undone.",
+            "Delete the topic",
+            ("Partition", "First offset", "End", "Bytes"),
+            rows,
+            typed=self.topic,
+            basis=found.id,
+        )
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        client.topics.drop(self.topic)
+        try:
+            client.connection.call(DeleteTopic(topic=self.topic, topic_id=plan.basis))
+        except UnknownTopic as error:
+            if "topic_id" in error.details:  # there is a later one
+                raise
+        return f"Deleted topic {self.topic}."
+
+
+class TrimTopic(_Action, tag="trim-topic", frozen=True):
+    """Delete the records before an offset, a time or ``latest``."""
+
+    topic: str
+    before: str
+    partitions: list[int] | None = None
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        place = position(self.before)
+        found = client.log.plan_trim(self.topic, place, partitions=self.partitions)
+        rows = []
+        for number, at in sorted(found.before.items()):
+            start = found.log_starts[number]
+            rows.append((number, start, max(start, at), max(0, at - start)))
+        return Plan(
+            f"{_counted(found.records, 'record')} of topic {self.topic} are deleted. No reader can"
+            " get them again.",
+            "Delete these records",
+            ("Partition", "First offset", "New first offset", "Deleted"),
+            tuple(rows),
+            typed=self.topic,
+            basis=(found.topic_id, dict(found.log_starts)),
+            detail=found,
+        )
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        client.log.trim(self.topic, plan.detail)
+        return f"Trimmed topic {self.topic}: {_counted(plan.detail.records, 'record')} deleted."
+
+
+class ResetConsumer(_Action, tag="reset-consumer", frozen=True):
+    """Move the positions of a client consumer or a group."""
+
+    consumer: str
+    to: str
+    topics: list[str] | None = None
+    partitions: list[int] | None = None
+    isolation: str = "read_uncommitted"
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        try:
+            isolation = Isolation(self.isolation)
+        except ValueError:
+            raise InvalidOption(f"{self.isolation!r} is not an isolation level") from None
+        place = position(self.to)
+        found = client.named.plan_reset(
+            self.consumer, place, self.topics, self.partitions, isolation
+        )
+        moves = [(at.topic, at.partition, at.before, at.after) for at in found.moved]
+        rows = tuple((*move, _change(move[2], move[3])) for move in moves)
+        ids = [each.topic_id for each in found.positions]
+        return Plan(
+            f"The next consumer of {self.consumer} starts at these offsets. A running consumer of"
+            " this name gets an error.",
+            "Reset the consumer",
+            ("Topic", "Partition", "From", "To", "Effect"),
+            rows,
+            basis=([move[:3] for move in moves], ids),
+            detail=found,
+        )
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        client.named.apply_reset(plan.detail, if_unmoved=True)
+        return f"Reset {self.consumer} in {_counted(len(plan.rows), 'partition')}."
+
+
+class AbortTransaction(_Action, tag="abort-transaction", frozen=True):
+    """Abort the open transaction of an id and a number."""
+
+    transactional_id: str
+    number: int
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        found = describe_transaction(client.connection, self.transactional_id)
+        if found.number != self.number or found.state != "open":
+            raise InvalidTransaction(
+                f"this transaction of {self.transactional_id!r} is not open",
+                hint="Reload the list.",
+            )
+        age_s = max(0, round(time.time() - found.began_ms / 1000))
+        owner = f", owned by {found.principal}" if found.principal else ""
+        rows = tuple((at.topic, at.partition, at.held_back) for at in found.partitions)
+        wrote = (
+            f"Its records in {_counted(len(rows), 'partition')} are never visible to"
+            " read_committed."
+            if rows
+            else "It has no records yet."
+        )
+        return Plan(
+            f"The transaction of {self.transactional_id}, open for {_counted(age_s, 'second')}"
+            f"{owner}, is aborted. {wrote} Its producer is fenced, and its next call fails. This"
+            " cannot be undone.",
+            "Abort the transaction",
+            ("Topic", "Partition", "Records held back") if rows else (),
+            rows,
+            basis=found.producer_id,
+        )
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        kill_transaction(client.connection, self.transactional_id, self.number)
+        return f"Aborted the transaction of {self.transactional_id}."
+
+
+class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
+    """Elect the first replica of each partition, in a topic or in all topics."""
+
+    topic: str = ""
+
+    def plan(self, client: ConsoleClient) -> Plan:
+        names = [self.topic] if self.topic else client.topics.names()
+        rows = tuple(
+            (name, each.partition, each.leader, each.replicas[0])
+            for name in names
+            for each in client.topics.describe(name).partitions
+            if each.leader != each.replicas[0] and each.replicas[0] in each.isr
+        )
+        effect = f"The leader of {_counted(len(rows), 'partition')} changes. Writers and readers"
+        return Plan(
+            f"{effect} continue at the new leader after a moment.",
+            "Elect the preferred leaders",
+            ("Topic", "Partition", "Leader", "New leader"),
+            rows,
+            basis=rows,
+        )
+
+    def apply(self, client: ConsoleClient, plan: Plan) -> str:
+        moved = client.log.elect_preferred_leaders(self.topic or None)
+        return f"Changed the leader of {_counted(moved, 'partition')}."
+
+
+Action = (
+    CreateTopic
+    | AlterTopic
+    | RemoveTopic
+    | TrimTopic
+    | ResetConsumer
+    | AbortTransaction
+    | ElectPreferred
+)
+_PARSER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Action)
+
+
+def parse_action(body: bytes) -> Action:
+    """Parse the body of a request for a plan.
+
+    Raises:
+        InvalidRequest: it is no action, or a parameter is missing or invalid.
+    """
+    try:
+        action: Action = _PARSER.decode(body)
+        return action
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not an action: {error}") from None
+
+
+class PlanChanged(Exception):
+    """The state has changed since the plan. ``plan``: a new plan, as it is shown."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        super().__init__("the state has changed since this plan")
+        self.plan = plan
+
+
+class PendingPlans:
+    """The latest plans of a visitor that are not applied. All threads may use it."""
+
+    def __init__(self, token: Callable[[], str] = secrets.token_urlsafe) -> None:
+        self._token = token
+        self._lock = threading.Lock()
+        self._plans: dict[str, tuple[Action, Plan]] = {}
+
+    def make(self, client: ConsoleClient, action: Action) -> dict[str, Any]:
+        """Plan an action, and keep the plan. Return the plan for the page."""
+        plan, token = action.plan(client), self._token()
+        with self._lock:
+            self._plans[token] = (action, plan)
+            while len(self._plans) > _PLANS_MAX:
+                del self._plans[next(iter(self._plans))]
+        return plan.shown(token)
+
+    def apply(self, client: ConsoleClient, token: str) -> str:
+        """Carry out a plan once. Return the outcome as a sentence.
+
+        Raises:
+            InvalidRequest: there is no such plan, or it was applied.
+            PlanChanged: the state has changed. Nothing is done.
+            IsologError: the action fails. ``details`` has ``applied``: "no" or "unknown".
+        """
+        with self._lock:
+            found = self._plans.pop(token, None)
+        if found is None:
+            raise InvalidRequest(
+                "this plan is applied already, or unknown",
+                hint="Look at the present state, and plan the action again.",
+            )
+        action, plan = found
+        applied = "no"
+        try:
+            if action.plan(client).basis != plan.basis:
+                raise PlanChanged(self.make(client, action))
+            applied = "unknown"
+            return action.apply(client, plan)
+        except IsologError as error:
+            error.details["applied"] = applied if error.retriable else "no"
+            raise
+
+
+def position(text: str) -> Place:
+    """Parse ``earliest``, ``latest``, an offset, or a time in ISO 8601, in UTC without a zone."""
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return moment.astimezone(UTC)  # fails for some times near the years 1 and 9999
+    except (ValueError, OverflowError):
+        raise InvalidOption(
+            f"a position is earliest, latest, an offset or a time, not {text[:50]!r}",
+            hint="A time is 2024-05-01 or 2024-05-01T12:30:00Z.",
+        ) from None
+
+
+def _extended(found: TopicDescription, columns: str) -> pa.Schema:
+    schema = found.schema
+    for each in parse_schema(columns):
+        schema = schema.append(each)
+    return schema
+
+
+def _change(before: int | None, after: int) -> str:
+    if before is None or before == after:
+        return "new position" if before is None else "unchanged"
+    if after > before:
+        return f"{_counted(after - before, 'record')} skipped"
+    return f"{_counted(before - after, 'record')} repeated"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
