@@ -147,9 +147,10 @@ def test_client_works(user: Shell, python: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("extra", [""], ids=["base"], indirect=True)
-def test_commands_for_spark_name_the_extra(user: Shell, tmp_path: Path):
+def test_commands_for_spark_name_the_wheel_with_the_extra(user: Shell, built: Path, tmp_path: Path):
+    (wheel,) = built.glob("*.whl")
     said = user.run(["isolog", "prepare-spark"], tmp_path, code=2)
-    assert "pip install 'isolog[spark]'" in said
+    assert f"{wheel}[spark]" in said.replace("\n", "")
 
 
 @pytest.mark.spark
