@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -267,3 +268,6 @@ def test_brokers_refuse_actions_without_permission_and_audit_others(tmp_path):
         with client_of(broker) as admin:
             admin.add_rule("allow", "alice", "delete", "topic:seen")
         done(console, "delete-topic", topic="seen")
+        lines = (broker.directory / "audit.log").read_text().splitlines()
+        acts = [json.loads(each) for each in lines if '"delete-topic"' in each]
+        assert ("alice", "done") in [(each["principal"], each["outcome"]) for each in acts]
