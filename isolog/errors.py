@@ -74,6 +74,7 @@ from spark_stream.errors import (
     UnsupportedFormat,
     UnsupportedType,
     UnsupportedVersion,
+    UserExists,
     WrongCluster,
 )
 
@@ -149,5 +150,6 @@ __all__ = [
     "UnsupportedFormat",
     "UnsupportedType",
     "UnsupportedVersion",
+    "UserExists",
     "WrongCluster",
 ]

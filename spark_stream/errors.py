@@ -64,6 +64,13 @@ class InvalidRequest(IsologError):
     hint = "Correct the request; the message names the field."
 
 
+class UserExists(InvalidRequest):
+    """A user of this name exists already."""
+
+    code = "USER_EXISTS"
+    hint = "`isolog user passwd` changes the password."
+
+
 class InvalidAssignment(IsologError):
     """Replicas were assigned to a broker that does not exist, or twice to one broker."""
 

@@ -223,7 +223,7 @@ class AccessClient:
         self._connection = connection
 
     def add_user(self, name: str, password: str) -> None:
-        """Add a user, or raise InvalidRequest if the name is taken."""
+        """Add a user, or raise UserExists."""
         self._put_user(name, password, is_new=True)
 
     def change_password(self, name: str, password: str) -> None:

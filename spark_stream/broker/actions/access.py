@@ -30,7 +30,7 @@ from spark_stream.access.rules import (
 )
 from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.cluster.access import QUOTAS, TOKENS, USERS, Token, User, encode, rule_key
-from spark_stream.errors import InvalidRequest, PermissionDenied, Unauthenticated
+from spark_stream.errors import InvalidRequest, PermissionDenied, Unauthenticated, UserExists
 from spark_stream.scripts.steps import DeleteRecord, Get, PutRecord, Script
 from spark_stream.wire.access_messages import (
     GRANTS_MAX,
@@ -83,9 +83,7 @@ def put_user(context: BrokerContext, asked: PutUser) -> None:
     if found is not None and found["version"] == request_id:
         return  # an earlier attempt of this request was carried out
     if found is not None and asked.is_new:
-        raise InvalidRequest(
-            f"user {asked.name!r} exists already", hint="`isolog user passwd` changes the password."
-        )
+        raise UserExists(f"user {asked.name!r} exists already")
     if found is None and not asked.is_new:
         raise InvalidRequest(
             f"there is no user {asked.name!r}", hint="`isolog user add` makes one."

@@ -33,7 +33,7 @@ from spark_stream.cli.options import (
     note,
 )
 from spark_stream.cli.output.texts import ago, as_json, cell, console, duration, visible, wall_ms
-from spark_stream.errors import InvalidOption
+from spark_stream.errors import InvalidOption, UserExists
 
 if TYPE_CHECKING:
     from spark_stream.client.administration import AccessClient
@@ -145,6 +145,12 @@ def add_user(
     conf: BrokerConf = None,
     bootstrap: Bootstrap = None,
     path: LogPath = None,
+    if_not_exists: Annotated[
+        bool,
+        typer.Option(
+            "--if-not-exists", help="Do not fail if the user exists, and keep the password."
+        ),
+    ] = False,
 ) -> None:
     """Add a user. Grant permissions with `isolog acl allow`, or by the setting `super_users`.
 
@@ -153,11 +159,17 @@ def add_user(
     isolog user add admin --metadata isolog-data/metadata.sqlite
     """
     password = _password(password_file, name)
-    if metadata is None:
-        with _client(bootstrap, path) as client:
-            client.add_user(name, password)
-    else:
-        _add_to_store(metadata_backend(metadata, conf), name, password)
+    try:
+        if metadata is None:
+            with _client(bootstrap, path) as client:
+                client.add_user(name, password)
+        else:
+            _add_to_store(metadata_backend(metadata, conf), name, password)
+    except UserExists:
+        if not if_not_exists:
+            raise
+        note(f"user {visible(name)} exists")
+        return
     note(f"added user {visible(name)}")
 
 
@@ -175,9 +187,7 @@ def _add_to_store(metadata: Backend, name: str, password: str) -> None:
     made = encode(User(name, hash_password(password), secrets.token_hex(8)))
     with closing(metadata.open_store()) as store:
         if store.put(USERS + name, made, 0) is None:
-            raise InvalidOption(
-                f"user {name!r} exists already", hint="Change the password: `isolog user passwd`."
-            )
+            raise UserExists(f"user {name!r} exists already")
 
 
 @users.command()

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import isolog
-from tests.cli.conftest import Call, run
+from spark_stream.cluster.stores.sqlite import SqliteStore
+from tests.cli.conftest import Call, Result, run
 from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.support import BrokerProcess
 
@@ -125,6 +126,30 @@ def test_a_password_file_may_begin_with_a_byte_order_mark(
     assert added.code == 0, added.err
     with isolog.connect(asking.address, user=name, password="long enough", timeout=10) as log:
         assert log.status().principal == name
+
+
+@pytest.mark.parametrize("place", ["broker", "store"])
+def test_adding_an_existing_user_may_keep_the_password(
+    asking: BrokerProcess, tmp_path: Path, place: str
+):
+    (tmp_path / "old").write_text("long enough")
+    (tmp_path / "new").write_text("another one")
+    store = tmp_path / "metadata.sqlite"
+    SqliteStore(store).close()
+    where = [] if place == "broker" else ["--metadata", str(store)]
+
+    def add(password: str, *more: str) -> Result:
+        file = str(tmp_path / password)
+        return run("user", "add", "twice", "--password-file", file, *where, *more)
+
+    assert add("old", "--if-not-exists").code == 0
+    refused = add("new")
+    assert (refused.code, "user 'twice' exists already" in refused.err) == (1, True)
+    kept = add("new", "--if-not-exists")
+    assert (kept.code, kept.err) == (0, "user twice exists\n")
+    if place == "broker":
+        with isolog.connect(asking.address, user="twice", password="long enough") as log:
+            assert log.status().principal == "twice"
 
 
 @pytest.mark.parametrize("given", ["file", "standard input", "ISOLOG_NEW_PASSWORD", "own"])

@@ -20,6 +20,7 @@ from isolog.errors import (
     RequestTimeout,
     UnknownConsumer,
     UnknownTransaction,
+    UserExists,
 )
 from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.link import BrokerLink
@@ -141,7 +142,7 @@ def test_a_change_of_access_that_is_wrong_is_refused_after_a_lost_answer(
 ):
     """A retry differs from a second request with the same name."""
     admin.add_user("mon", PASSWORD)
-    with pytest.raises(InvalidRequest, match="user 'mon' exists already"), losses.during():
+    with pytest.raises(UserExists, match="user 'mon' exists already"), losses.during():
         admin.add_user("mon", PASSWORD)
     with pytest.raises(InvalidRequest, match="there is no user 'eve'"), losses.during():
         admin.change_password("eve", PASSWORD)
