@@ -180,6 +180,14 @@ def test_peer_with_another_protocol_is_detected(loop: Loop) -> None:
     server.stop("done", 0.1)
 
 
+def connected_in_time(address: str) -> ClientChannel | None:
+    """Return a channel, or None if a busy machine made its HELLO too late for the server."""
+    try:
+        return ClientChannel(address, timeout_s=20)
+    except ConnectionLost:
+        return None
+
+
 def test_silent_connections_are_ended_and_use_no_thread(loop: Loop) -> None:
     sock = socket.create_server(("127.0.0.1", 0), backlog=500)
     address = f"127.0.0.1:{sock.getsockname()[1]}"
@@ -188,7 +196,7 @@ def test_silent_connections_are_ended_and_use_no_thread(loop: Loop) -> None:
     threads = threading.active_count()
     silent = [connected(address, time.monotonic() + 20, None) for _ in range(200)]
     eventually(lambda: server.connections == 200 or server.connections < 200)
-    channel = ClientChannel(address, timeout_s=20)
+    channel = eventually(lambda: connected_in_time(address))
     assert channel.call("echo", b"x", b"", 10).header == b"x"
     assert threading.active_count() <= threads + 1
     eventually(lambda: server.connections == 1)

@@ -112,7 +112,7 @@ def test_failed_abort_does_not_hide_the_first_error(
     gone = replace(writer._task.options.place, host="another-boot-id")
     writer._task = replace(writer._task, options=replace(writer._task.options, place=gone))
     writer.abort([None], 0)
-    assert "are not aborted" in caplog.text
+    assert "cannot abort the written rows" in caplog.text
 
 
 def test_checkpoint_of_another_log_is_not_reported_as_a_deleted_topic(

@@ -199,7 +199,7 @@ def test_unreadable_bytes_damage_only_their_batch(log):
 @pytest.mark.parametrize("flag", ["as the system can", "through memory"])
 def test_stored_bytes_equal_the_files(tmp_path, monkeypatch, flag):
     if flag == "through memory":
-        monkeypatch.setattr(disks, "_DIRECT", 0)
+        monkeypatch.setattr(disks, "DIRECT", 0)
     path = tmp_path / "file"
     content = bytes(range(251)) * 100
     path.write_bytes(content)

@@ -281,7 +281,7 @@ def test_transactional_id_continues_after_an_older_backup_is_restored(tmp_path, 
 
 @pytest.mark.parametrize(("limit", "warns"), [(256, True), (4096, False)])
 def test_low_limit_of_open_files_is_logged_at_the_start(caplog, monkeypatch, limit, warns):
-    monkeypatch.setattr(process.resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(process, "open_files_limit", lambda: limit)
     with caplog.at_level(logging.WARNING):
         process._warn_of_few_files(partitions=40)
     assert ("limit of open files is 256, but 40 partitions" in caplog.text) is warns

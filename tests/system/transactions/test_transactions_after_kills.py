@@ -142,7 +142,7 @@ def test_marker_lost_by_a_power_failure_is_written_again(
     (entries,) = (broker.directory / "topics").glob("t/*/0/*.entries")
     os.truncate(entries, entries.stat().st_size - ENTRY_SIZE)
     broker.restart()
-    assert "the marker of transaction" in broker.log_text()
+    assert "lost marker in t/0, of transaction 0" in broker.log_text()
     with broker.channel() as channel:
         whole = decision == "commit" and not moved_on
         assert bounds(channel, "t") == (2, 2, 2)
