@@ -180,10 +180,19 @@ class TopicsClient:
         config: dict[str, Any],
         assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | None = None,
+        topic_id: str | None = None,
     ) -> TopicDescription:
+        """Alter the topic with this id, by default the present one of the name.
+
+        A broker that hung may run the request late. It alters no later topic of the name.
+
+        Raises:
+            UnknownTopic: There is none, or it was deleted and created again.
+        """
         _check_schema(schema)
         request = AlterTopic.of(
             topic=checked_topic(topic),
+            topic_id=topic_id or self._id_of(topic),
             partitions=partitions,
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),

@@ -1,27 +1,25 @@
-"""The actions of the console. Each is planned, shown, and applied at most once.
+"""The actions of the console. Each is planned, shown, and applied at most once (``plans``).
 
 An action is a class whose fields are its parameters. ``plan`` reads the present state and returns
 its effect. ``apply`` carries out exactly that plan with the calls of the command line, as the user
-who has logged in, so the brokers check the permissions.
+who has logged in, so the brokers check the permissions. The calls name the ids of topics, so they
+have no effect on a topic that was created again after the plan.
 
-A plan is kept under a random token, and applying it takes it away. So a second click or a copied
-request has no effect. ``basis`` is the state that a plan depends on. If it has changed, the plan is
-not applied, and the answer has a new plan.
+``basis`` is the state that a plan depends on. If it has changed, the plan is not applied, and the
+answer has a new plan.
 """
 
 from __future__ import annotations
 
-import secrets
-import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
+from spark_stream.access.rules import Needs
 from spark_stream.client.administration import describe_transaction, kill_transaction
 from spark_stream.client.topics import Place
 from spark_stream.consistency.isolation import Isolation
@@ -29,21 +27,21 @@ from spark_stream.console.client import ConsoleClient, plain
 from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
+    InvalidTopic,
     InvalidTransaction,
-    IsologError,
     UnknownTopic,
 )
 from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
-from spark_stream.wire.topic_messages import DeleteTopic, TopicDescription
-
-_PLANS_MAX: Final = 100
+from spark_stream.wire import consumer_messages, topic_messages, transaction_messages
+from spark_stream.wire.cluster_messages import ElectPreferred as ElectPreferredLeaders
+from spark_stream.wire.topic_messages import TopicDescription
 
 
 class Plan(Struct, frozen=True):
     """The effect of an action on the present state, in sentences and as a table.
 
-    ``button``: the words of the button that applies it. ``typed``: a text that the user must type
-    before a destructive action. ``detail``: the input of ``apply``.
+    ``button``: the words of the button that applies it, "" if nothing would change. ``typed``: a
+    text that the user must type before a destructive action. ``detail``: the input of ``apply``.
     """
 
     effect: str
@@ -61,7 +59,9 @@ class Plan(Struct, frozen=True):
 
 
 class _Action(Struct, frozen=True, tag_field="action", forbid_unknown_fields=True):
-    """The base of actions."""
+    """The base of actions. ``needs``: the permissions of its main call, from the same fields."""
+
+    needs: ClassVar[Needs]
 
     def plan(self, client: ConsoleClient) -> Plan:
         """Return the effect on the present state. Change nothing."""
@@ -80,6 +80,7 @@ class CreateTopic(_Action, tag="create-topic", frozen=True):
     replication_factor: int | None = None
     columns: str = ""
     config: dict[str, str] = {}
+    needs: ClassVar[Needs] = topic_messages.CreateTopic.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
         columns = schema_text(parse_schema(self.columns)) if self.columns else "those of Kafka"
@@ -109,6 +110,7 @@ class AlterTopic(_Action, tag="alter-topic", frozen=True):
     columns: str = ""
     schema: str = ""
     config: dict[str, str] = {}
+    needs: ClassVar[Needs] = topic_messages.AlterTopic.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
         if self.columns and self.schema:
@@ -118,29 +120,43 @@ class AlterTopic(_Action, tag="alter-topic", frozen=True):
             schema = parse_altered(self.schema)
         elif self.columns:
             schema = _extended(found, self.columns)
+        count = len(found.partitions)
         rows: list[tuple[str | int | None, ...]] = []
         if self.partitions is not None:
-            rows.append(("Partitions", len(found.partitions), self.partitions))
+            if self.partitions < count:
+                raise InvalidTopic(
+                    f"topic {self.topic!r} has {count} partitions and cannot have fewer",
+                    hint="Give a greater number.",
+                    topic=self.topic,
+                )
+            rows.append(("Partitions", count, self.partitions))
         if schema is not None:
             rows.append(("Columns", schema_text(found.schema), schema_text(schema)))
         rows += [(name, found.config.get(name), value) for name, value in self.config.items()]
         if not rows:
             raise InvalidOption("nothing to change", hint="Fill in a field.")
-        effect = f"Topic {self.topic} changes for all its readers and writers, which continue."
-        if self.partitions is not None:
+        has_effect = any(now != new for _, now, new in rows)
+        effect = (
+            f"Topic {self.topic} changes for all its readers and writers, which continue."
+            if has_effect
+            else f"Topic {self.topic} stays as it is. It has these settings already."
+        )
+        if self.partitions is not None and self.partitions > count:
             effect += " New records of a key may go to another partition than its old records."
-        basis = (found.id, len(found.partitions), found.schema_version, found.config)
         return Plan(
             effect,
-            "Alter the topic",
+            "Alter the topic" if has_effect else "",
             ("Setting", "Now", "New"),
             tuple(rows),
-            basis=basis,
-            detail=schema,
+            basis=(found.id, count, found.schema_version, found.config),
+            detail=(found.id, schema),
         )
 
     def apply(self, client: ConsoleClient, plan: Plan) -> str:
-        client.log.alter_topic(self.topic, self.partitions, self.config, schema=plan.detail)
+        topic_id, schema = plan.detail
+        client.topics.alter(
+            self.topic, self.partitions, self.config, schema=schema, topic_id=topic_id
+        )
         return f"Altered topic {self.topic}."
 
 
@@ -148,6 +164,7 @@ class RemoveTopic(_Action, tag="delete-topic", frozen=True):
     """Delete a topic, and no later topic of its name."""
 
     topic: str
+    needs: ClassVar[Needs] = topic_messages.DeleteTopic.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
         found = client.topics.describe(self.topic)
@@ -168,7 +185,9 @@ class RemoveTopic(_Action, tag="delete-topic", frozen=True):
     def apply(self, client: ConsoleClient, plan: Plan) -> str:
         client.topics.drop(self.topic)
         try:
-            client.connection.call(DeleteTopic(topic=self.topic, topic_id=plan.basis))
+            client.connection.call(
+                topic_messages.DeleteTopic(topic=self.topic, topic_id=plan.basis)
+            )
         except UnknownTopic as error:
             if "topic_id" in error.details:  # there is a later one
                 raise
@@ -181,6 +200,7 @@ class TrimTopic(_Action, tag="trim-topic", frozen=True):
     topic: str
     before: str
     partitions: list[int] | None = None
+    needs: ClassVar[Needs] = topic_messages.TrimTopic.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
         place = position(self.before)
@@ -189,13 +209,18 @@ class TrimTopic(_Action, tag="trim-topic", frozen=True):
         for number, at in sorted(found.before.items()):
             start = found.log_starts[number]
             rows.append((number, start, max(start, at), max(0, at - start)))
-        return Plan(
+        effect = (
             f"{_counted(found.records, 'record')} of topic {self.topic} are deleted. No reader can"
-            " get them again.",
-            "Delete these records",
+            " get them again."
+            if found.records
+            else f"Topic {self.topic} has no records before this position. Nothing is deleted."
+        )
+        return Plan(
+            effect,
+            "Delete these records" if found.records else "",
             ("Partition", "First offset", "New first offset", "Deleted"),
             tuple(rows),
-            typed=self.topic,
+            typed=self.topic if found.records else "",
             basis=(found.topic_id, dict(found.log_starts)),
             detail=found,
         )
@@ -213,6 +238,7 @@ class ResetConsumer(_Action, tag="reset-consumer", frozen=True):
     topics: list[str] | None = None
     partitions: list[int] | None = None
     isolation: str = "read_uncommitted"
+    needs: ClassVar[Needs] = consumer_messages.TakeConsumer.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
         try:
@@ -226,10 +252,16 @@ class ResetConsumer(_Action, tag="reset-consumer", frozen=True):
         moves = [(at.topic, at.partition, at.before, at.after) for at in found.moved]
         rows = tuple((*move, _change(move[2], move[3])) for move in moves)
         ids = [each.topic_id for each in found.positions]
-        return Plan(
+        has_effect = any(before != after for _, _, before, after in moves)
+        effect = (
             f"The next consumer of {self.consumer} starts at these offsets. A running consumer of"
-            " this name gets an error.",
-            "Reset the consumer",
+            " this name gets an error."
+            if has_effect
+            else f"All positions of {self.consumer} stay as they are."
+        )
+        return Plan(
+            effect,
+            "Reset the consumer" if has_effect else "",
             ("Topic", "Partition", "From", "To", "Effect"),
             rows,
             basis=([move[:3] for move in moves], ids),
@@ -246,6 +278,7 @@ class AbortTransaction(_Action, tag="abort-transaction", frozen=True):
 
     transactional_id: str
     number: int
+    needs: ClassVar[Needs] = transaction_messages.KillTransaction.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
         found = describe_transaction(client.connection, self.transactional_id)
@@ -282,26 +315,45 @@ class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
     """Elect the first replica of each partition, in a topic or in all topics."""
 
     topic: str = ""
+    needs: ClassVar[Needs] = ElectPreferredLeaders.needs
 
     def plan(self, client: ConsoleClient) -> Plan:
-        names = [self.topic] if self.topic else client.topics.names()
-        rows = tuple(
-            (name, each.partition, each.leader, each.replicas[0])
-            for name in names
-            for each in client.topics.describe(name).partitions
-            if each.leader != each.replicas[0] and each.replicas[0] in each.isr
+        rows: list[tuple[str | int | None, ...]] = []
+        ids, not_in_sync = [], 0
+        for name in [self.topic] if self.topic else client.topics.names():
+            try:
+                topic = client.topics.describe(name)
+            except UnknownTopic:
+                if self.topic:
+                    raise
+                continue  # it was deleted a moment ago
+            others = [each for each in topic.partitions if each.leader != each.replicas[0]]
+            moving = [each for each in others if each.replicas[0] in each.isr]
+            not_in_sync += len(others) - len(moving)
+            rows += [(name, each.partition, each.leader, each.replicas[0]) for each in moving]
+            ids += [topic.id] if moving else []
+        effect = (
+            f"The leader of {_counted(len(rows), 'partition')} changes. Writers and readers"
+            " continue at the new leader after a moment."
+            if rows
+            else "No leader changes."
         )
-        effect = f"The leader of {_counted(len(rows), 'partition')} changes. Writers and readers"
+        if not_in_sync:
+            effect += f" {_counted(not_in_sync, 'preferred leader')} cannot lead: not in sync."
+        elif not rows:
+            effect += " Each partition has its preferred leader."
         return Plan(
-            f"{effect} continue at the new leader after a moment.",
-            "Elect the preferred leaders",
-            ("Topic", "Partition", "Leader", "New leader"),
-            rows,
-            basis=rows,
+            effect,
+            "Elect the preferred leaders" if rows else "",
+            ("Topic", "Partition", "Leader", "New leader") if rows else (),
+            tuple(rows),
+            basis=(rows, ids),
+            detail=ids,
         )
 
     def apply(self, client: ConsoleClient, plan: Plan) -> str:
-        moved = client.log.elect_preferred_leaders(self.topic or None)
+        call = ElectPreferredLeaders(topic_ids=plan.detail)
+        moved = client.connection.call(call).elected
         return f"Changed the leader of {_counted(moved, 'partition')}."
 
 
@@ -328,58 +380,6 @@ def parse_action(body: bytes) -> Action:
         return action
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not an action: {error}") from None
-
-
-class PlanChanged(Exception):
-    """The state has changed since the plan. ``plan``: a new plan, as it is shown."""
-
-    def __init__(self, plan: dict[str, Any]) -> None:
-        super().__init__("the state has changed since this plan")
-        self.plan = plan
-
-
-class PendingPlans:
-    """The latest plans of a visitor that are not applied. All threads may use it."""
-
-    def __init__(self, token: Callable[[], str] = secrets.token_urlsafe) -> None:
-        self._token = token
-        self._lock = threading.Lock()
-        self._plans: dict[str, tuple[Action, Plan]] = {}
-
-    def make(self, client: ConsoleClient, action: Action) -> dict[str, Any]:
-        """Plan an action, and keep the plan. Return the plan for the page."""
-        plan, token = action.plan(client), self._token()
-        with self._lock:
-            self._plans[token] = (action, plan)
-            while len(self._plans) > _PLANS_MAX:
-                del self._plans[next(iter(self._plans))]
-        return plan.shown(token)
-
-    def apply(self, client: ConsoleClient, token: str) -> str:
-        """Carry out a plan once. Return the outcome as a sentence.
-
-        Raises:
-            InvalidRequest: there is no such plan, or it was applied.
-            PlanChanged: the state has changed. Nothing is done.
-            IsologError: the action fails. ``details`` has ``applied``: "no" or "unknown".
-        """
-        with self._lock:
-            found = self._plans.pop(token, None)
-        if found is None:
-            raise InvalidRequest(
-                "this plan is applied already, or unknown",
-                hint="Look at the present state, and plan the action again.",
-            )
-        action, plan = found
-        applied = "no"
-        try:
-            if action.plan(client).basis != plan.basis:
-                raise PlanChanged(self.make(client, action))
-            applied = "unknown"
-            return action.apply(client, plan)
-        except IsologError as error:
-            error.details["applied"] = applied if error.retriable else "no"
-            raise
 
 
 def position(text: str) -> Place:

@@ -41,9 +41,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from spark_stream.client.connecting.access import Access
-from spark_stream.console.actions import PlanChanged, parse_action
+from spark_stream.console.actions import parse_action
 from spark_stream.console.guard import Guard, is_address
 from spark_stream.console.history import History
+from spark_stream.console.plans import PlanChanged
 from spark_stream.console.records import page, record
 from spark_stream.console.search import SearchRequest
 from spark_stream.console.sessions import IDLE_S, ConsoleSessions, LogLocation, Visitor

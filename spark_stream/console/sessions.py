@@ -19,10 +19,10 @@ from msgspec import Struct, field, structs
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.console.actions import PendingPlans
 from spark_stream.console.board import LiveBoard
 from spark_stream.console.client import ConsoleClient
 from spark_stream.console.history import History
+from spark_stream.console.plans import PendingPlans
 from spark_stream.errors import InvalidOption, IsologError, Unauthenticated
 
 IDLE_S: Final = 3600.0

@@ -117,9 +117,13 @@ class Elected(Message):
 
 
 class ElectPreferred(Call[Elected], name="elect-preferred", needs=on_cluster(ADMIN), once=True):
-    """Make the first replica of each partition its leader, by default in all topics."""
+    """Make the first replica of each partition its leader, by default in all topics.
+
+    ``topic_ids``: only in the topics with these ids. Those of deleted topics have no effect.
+    """
 
     topic: Name | None = None
+    topic_ids: list[str] | None = None
 
 
 class Decommission(Call[None], name="decommission", needs=on_cluster(ADMIN), once=True):

@@ -124,9 +124,13 @@ class AlterTopic(Call[TopicDescription], name="alter-topic", needs=on_topic(ALTE
 
     ``partitions``: the new number, never fewer. ``config``: the settings to change. ``schema_ipc``:
     the next schema, as a whole. ``assignment``: the ids of the brokers of each added partition.
+    With ``topic_id`` a request that arrives late alters no later topic of the name.
     """
 
+    HINTS: ClassVar[frozenset[str]] = frozenset({"topic_id"})
+
     topic: Name
+    topic_id: str | None = None
     partitions: int | None = None
     assignment: list[list[str]] | None = None
     config: dict[str, str] = {}

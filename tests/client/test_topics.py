@@ -29,7 +29,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.wire.messages import Call, Message
-from spark_stream.wire.topic_messages import DeleteTopic
+from spark_stream.wire.topic_messages import AlterTopic, DeleteTopic
 from tests.support import NUMBERS, numbers
 
 
@@ -96,19 +96,25 @@ def test_a_recreated_topic_has_another_id_and_no_records(log, topic):
 
 
 class Requests:
-    """The delete requests of clients. ``before`` is called before each of them."""
+    """The requests that delete or alter topics. ``before`` is called before each of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.deletes: list[Callable[[], object]] = []
+        self.sent: list[Callable[[], object]] = []
         self.before: Callable[[Message], object] = lambda _: None
         self._call = ClusterConnection.call
-        monkeypatch.setattr(ClusterConnection, "call", lambda *asked: self.pass_on(*asked))
 
-    def pass_on(self, connection: ClusterConnection, call: Call[Any], *more: Any) -> Any:
-        if isinstance(call, DeleteTopic):
-            self.deletes.append(partial(self._call, connection, call, *more))
+        def pass_on(*asked: Any, **more: Any) -> Any:
+            return self.pass_on(*asked, **more)
+
+        monkeypatch.setattr(ClusterConnection, "call", pass_on)
+
+    def pass_on(
+        self, connection: ClusterConnection, call: Call[Any], *rest: Any, **more: Any
+    ) -> Any:
+        if isinstance(call, (AlterTopic, DeleteTopic)):
+            self.sent.append(partial(self._call, connection, call, *rest, **more))
             self.before(call)
-        return self._call(connection, call, *more)
+        return self._call(connection, call, *rest, **more)
 
 
 @pytest.fixture
@@ -122,28 +128,41 @@ def test_a_late_delete_request_does_not_delete_a_recreated_topic(log, topic, req
     log.delete_topic(topic)
     later = log.create_topic(topic)
     with pytest.raises(UnknownTopic, match="deleted and created again"):
-        requests.deletes[0]()
+        requests.sent[0]()
     assert log.describe(topic).id == later.id
+
+
+def test_a_late_alter_request_does_not_alter_a_recreated_topic(log, topic, requests):
+    log.create_topic(topic)
+    log.alter_topic(topic, 2)
+    log.delete_topic(topic)
+    later = log.create_topic(topic)
+    with pytest.raises(UnknownTopic, match="deleted and created again"):
+        requests.sent[0]()
+    assert log.describe(topic) == later
 
 
 def test_a_retried_delete_of_a_deleted_topic_succeeds(log, topic, requests):
     log.create_topic(topic)
-    requests.before = lambda _: requests.deletes[0]()
+    requests.before = lambda _: requests.sent[0]()
     log.delete_topic(topic)
     assert topic not in log.topics()
 
 
-def test_a_broker_without_topic_ids_deletes_by_name(log, topic, monkeypatch):
+def test_a_broker_without_topic_ids_alters_and_deletes_by_name(log, topic, monkeypatch):
     """Such a broker is of the previous release."""
     answered = BrokerLink.call
 
     def passed(link: BrokerLink, call: Call[Any], *rest: Any) -> Any:
-        if isinstance(call, DeleteTopic) and b"topic_id" in call.to_bytes():
-            raise InvalidRequest("DeleteTopic: topic_id: unknown field", field="topic_id")
+        if isinstance(call, (AlterTopic, DeleteTopic)) and b"topic_id" in call.to_bytes():
+            raise InvalidRequest(
+                f"{type(call).__name__}: topic_id: unknown field", field="topic_id"
+            )
         return answered(link, call, *rest)
 
     log.create_topic(topic)
     monkeypatch.setattr(BrokerLink, "call", passed)
+    assert len(log.alter_topic(topic, 2).partitions) == 2
     log.delete_topic(topic)
     assert topic not in log.topics()
 

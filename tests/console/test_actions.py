@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.testclient import TestClient
 
 import isolog
+from spark_stream.client.connecting.access import OPEN
+from spark_stream.console.actions import (
+    AlterTopic,
+    ElectPreferred,
+    RemoveTopic,
+    ResetConsumer,
+    TrimTopic,
+    parse_action,
+)
+from spark_stream.console.client import ConsoleClient
+from spark_stream.console.sessions import LogLocation
 from tests.console.test_app_api import console_of, log_in
 from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
@@ -22,6 +35,12 @@ __all__ = ["log", "shared", "topic"]
 @pytest.fixture(scope="module")
 def console(shared: BrokerProcess) -> Iterator[TestClient]:
     with console_of(shared) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(shared: BrokerProcess) -> Iterator[ConsoleClient]:
+    with contextlib.closing(LogLocation(shared.address, None, OPEN).connect(OPEN)) as found:
         yield found
 
 
@@ -97,6 +116,35 @@ def test_deletion_spares_a_later_topic_of_the_name(console, log, ten):
     assert ten in log.topics()
     assert apply(console, answer.json()["plan"]).status_code == 200
     assert ten not in log.topics()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        AlterTopic(topic="TOPIC", partitions=3),
+        RemoveTopic(topic="TOPIC"),
+        TrimTopic(topic="TOPIC", before="2"),
+        ElectPreferred(topic="TOPIC"),
+        ResetConsumer(consumer="c-TOPIC", to="earliest"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_no_action_applies_to_a_topic_created_again_after_the_last_check(client, log, ten, action):
+    """The topic is replaced between the second plan and the calls."""
+    given = json.loads(msgspec.json.encode(action).replace(b"TOPIC", ten.encode()))
+    action = parse_action(json.dumps(given).encode())
+    planned = action.plan(client)
+    log.delete_topic(ten)
+    log.create_topic(ten, schema=NUMBERS)
+    with log.producer() as producer:
+        producer.append(ten, numbers(0, 10)).result()
+    later = log.describe(ten)
+    if isinstance(action, ElectPreferred):
+        assert action.apply(client, planned) == "Changed the leader of 0 partitions."
+    else:
+        with pytest.raises(isolog.errors.IsologError, match=r"created again|was deleted"):
+            action.apply(client, planned)
+    assert log.describe(ten) == later
 
 
 def test_trim_deletes_the_planned_records(console, log, ten):
@@ -176,10 +224,21 @@ def test_abort_applies_to_the_shown_transaction(console, log, ten):
             producer.commit_transaction()
 
 
-def test_election_without_a_moved_leader_changes_nothing(console, ten):
-    planned = plan(console, "elect-preferred", topic=ten)
-    assert planned["rows"] == []
-    assert apply(console, planned).json()["outcome"] == "Changed the leader of 0 partitions."
+@pytest.mark.parametrize(
+    ("action", "parameters", "effect"),
+    [
+        ("elect-preferred", {"topic": "TOPIC"}, "No leader changes. Each partition has its"),
+        ("alter-topic", {"topic": "TOPIC", "partitions": 1}, "TOPIC stays as it is"),
+        ("alter-topic", {"topic": "TOPIC", "config": {"compression": "none"}}, "stays as it is"),
+        ("trim-topic", {"topic": "TOPIC", "before": "earliest"}, "Nothing is deleted."),
+        ("reset-consumer", {"consumer": "c-TOPIC", "to": "5"}, "stay as they are."),
+    ],
+)
+def test_plans_without_effect_have_no_button(console, ten, action, parameters, effect):
+    named = json.loads(json.dumps(parameters).replace("TOPIC", ten))
+    planned = plan(console, action, **named)
+    assert (planned["button"], planned["typed"]) == ("", "")
+    assert effect.replace("TOPIC", ten) in planned["effect"]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +250,7 @@ def test_election_without_a_moved_leader_changes_nothing(console, ten):
         '{"action": "delete-topic", "topic": 5}',
         '{"action": "trim-topic", "topic": "a", "before": "yesterday"}',
         '{"action": "alter-topic", "topic": "TOPIC"}',
+        '{"action": "alter-topic", "topic": "TOPIC", "partitions": 0}',
         '{"action": "alter-topic", "topic": "TOPIC", "columns": "a int", "schema": "a int"}',
         '{"action": "create-topic", "topic": "a", "columns": "a strong"}',
         '{"action": "reset-consumer", "consumer": "c-TOPIC", "to": "0", "isolation": "x"}',

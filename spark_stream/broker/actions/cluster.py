@@ -274,6 +274,8 @@ def elect_preferred(context: BrokerContext, asked: ElectPreferred) -> Elected:
         if asked.topic
         else list(context.host.view.now.topics.values())
     )
+    if asked.topic_ids is not None:
+        topics = [each for each in topics if each.id in asked.topic_ids]
     alive = context.members.alive()
     places = [PartitionId(each.id, number) for each in topics for number in range(each.partitions)]
     outcomes = context.transactions.run(

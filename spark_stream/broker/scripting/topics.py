@@ -20,7 +20,7 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.scripting.driver import Driver
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.brokers import BrokerState
-from spark_stream.cluster.topics import Topic, check_name, check_partitions
+from spark_stream.cluster.topics import Topic, check_id, check_name, check_partitions
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.assignment import (
@@ -149,6 +149,7 @@ class TopicAdmin:
         """Return a function that makes the changed topic from the one on record.
 
         It raises:
+            UnknownTopic: the request is for an earlier topic of the name.
             InvalidTopic: Fewer partitions than there are, or too many. Or too many schemas.
             InvalidConfig: naming the setting.
             SchemaMismatch, UnsupportedType: as ``check_evolution``.
@@ -157,6 +158,7 @@ class TopicAdmin:
         name, schema = asked.topic, asked.schema
 
         def change(old: Topic) -> Topic:
+            check_id(old, asked.topic_id)
             new = replace(
                 old,
                 partitions=old.partitions if asked.partitions is None else asked.partitions,

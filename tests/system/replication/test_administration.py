@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 
 import pytest
 
@@ -19,7 +20,9 @@ from isolog.errors import (
     WrongCluster,
 )
 from isolog.testing import LocalCluster
+from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.values import Written
+from spark_stream.wire.cluster_messages import ElectPreferred
 from tests.support import NUMBERS, Channel, eventually, fetched, numbers
 from tests.system.replication.clusters import (
     CONF,
@@ -153,6 +156,9 @@ def test_preferred_leaders_are_elected_by_a_command(cluster, log, topic):
     eventually(lambda: partition(log, topic).leader not in (None, "1"))
     cluster.restart(1)
     await_in_sync(log, topic)
+    with closing(ClusterConnection(cluster.bootstrap)) as connection:
+        deleted = ElectPreferred(topic_ids=["of-a-deleted-topic"])
+        assert connection.call(deleted).elected == 0
     log.elect_preferred_leaders(topic)
     eventually(lambda: [partition(log, topic, n).leader for n in (0, 1)] == ["1", "2"])
     append_replicated(log, topic, 10, 5)
