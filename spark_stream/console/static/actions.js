@@ -67,7 +67,7 @@ function openAction(action, given) {
     ]);
     if (focus) dialog.querySelector("#action-title").focus();
   };
-  const cancel = () => h("button", { type: "button", disabled: state.busy, onclick: () => dialog.close() }, state.plan || fields.length ? "Cancel" : "Close");
+  const cancel = () => h("button", { type: "button", disabled: state.busy, onclick: () => dialog.close() }, state.plan?.button || (!state.plan && fields.length) ? "Cancel" : "Close");
 
   const form = () => h("form", { key: "form", onsubmit: onPlan },
     fields.map((field) => input(field)),
@@ -93,7 +93,7 @@ function openAction(action, given) {
       h("div", { class: "row end" },
         fields.length > 0 && h("button", { type: "button", disabled: state.busy, onclick: () => { state.plan = null; show({ focus: true }); } }, "Back"),
         cancel(),
-        h("button", { class: "danger", "aria-describedby": "effect", disabled: state.busy || !isConfirmed }, state.busy ? "Working…" : button)));
+        button && h("button", { class: "danger", "aria-describedby": "effect", disabled: state.busy || !isConfirmed }, state.busy ? "Working…" : button)));
   };
 
   const run = async (call) => {
@@ -148,6 +148,6 @@ function failure(error) {
     unknown: "The action may have been applied. Check the present state before you repeat it.",
   }[error.details?.applied];
   return h("div", { class: "notice bad" },
-    h("p", {}, h("strong", {}, sentence(error.message)), error.hint ? ` ${sentence(error.hint)}` : ""),
+    h("p", {}, h("strong", {}, sentence(error.message, error.details)), error.hint ? ` ${sentence(error.hint, error.details)}` : ""),
     effect && h("p", {}, effect), h("p", { class: "quiet" }, h("code", {}, error.code)));
 }

@@ -56,14 +56,18 @@ export function empty(text, more) {
 /** @param {{code?: string, message: string, hint?: string}} error @param {string} [what] still shown */
 export function trouble(error, what) {
   return h("div", { class: "notice bad", role: "group", "aria-label": "Error" },
-    h("p", {}, h("strong", {}, sentence(error.message)), error.hint ? ` ${sentence(error.hint)}` : ""),
+    h("p", {}, h("strong", {}, sentence(error.message, error.details)), error.hint ? ` ${sentence(error.hint, error.details)}` : ""),
     what && h("p", { class: "quiet" }, what),
     error.code && h("p", { class: "quiet" }, h("code", {}, error.code)));
 }
 
-/** @param {string} text */
-export function sentence(text) {
-  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+/**
+ * A text as a sentence. A name at its begin keeps its letters: one of the details of an error, or a
+ * word with other signs than letters. @param {string} text @param {Object<string, any>} [details]
+ */
+export function sentence(text, details = {}) {
+  const isName = !/^[a-z]+(-[a-z]+)*(['’]s)?[,.]?(\s|$)/.test(text) || Object.values(details).includes(text.split(/\s/, 1)[0]);
+  const whole = isName ? text : text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }
 
