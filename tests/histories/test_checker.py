@@ -32,6 +32,8 @@ VISIBLE = (
     "the_last_stable_offset_ignores_what_is_open",
 )
 """Planted bugs that change the results of clients within few runs."""
+SHOWN = {"readers_of_what_is_replicated_see_the_rest": 423}
+"""Seeds of bugs whose recorded seed breaks an invariant and changes no client's result."""
 GO = shutil.which("go")
 
 
@@ -86,7 +88,7 @@ def test_checker_finds_planted_bugs_without_the_invariants(
 ) -> None:
     monkeypatch.setattr(Invariant, "require", lambda *_: None)
     BUGS[name](monkeypatch)
-    for seed in [recorded()[name], *range(FEW)]:
+    for seed in [SHOWN.get(name, recorded()[name]), *range(FEW)]:
         run(draw(seed), histories=tmp_path)
     found = subprocess.run([checker, tmp_path], capture_output=True, text=True)
     assert found.returncode == 1, found.stdout
