@@ -7,4 +7,5 @@ table once (``rounds.py``).
 * ``delta/``: the log of one Delta table, without I/O. Offsets of a topic are part of its table.
 * ``steps.py``: the steps of a round, which a driver carries out.
 * ``rounds.py``: the round, as a script that may stop after each step.
+* ``reading.py``: rows of a table by their offsets, for readers below a log start.
 """

@@ -38,6 +38,7 @@ from spark_stream.lake.delta.table import (
     Table,
     application,
     first_actions,
+    first_application,
 )
 from spark_stream.lake.steps import (
     Cut,
@@ -239,6 +240,10 @@ def _commit(lake: Lake, table: Table, change: Change) -> Script[bool]:
         actions = [commit_info("WRITE", now_ms, mark, {"mode": "Append"})]
         actions += _schema_change(table, table_schema(topic.name, topic.schema))
         actions += _txns(topic.id, {p: at for p, at in ends.items() if at != have[p]}, now_ms)
+        for partition, log_start in topic.log_starts.items():
+            if have[partition] is None:
+                first = Txn(first_application(topic.id, partition), log_start, now_ms)
+                actions.append(Action(txn=first))
         actions += [Action(add=each) for each in change.files]
         try:
             yield from put(table, actions)

@@ -1,7 +1,8 @@
 """The state of one Delta table, as its log gives it version by version.
 
 **Offsets are part of the table.** The transaction of the application ``isolog:<topic id>:<p>`` has
-the next offset of partition ``p``, and every commit with its records moves it. So an offset and its
+the next offset of partition ``p``, and every commit with its records moves it. Another one has the
+first offset, from which the table is complete. So an offset and its
 records cannot differ, whoever compacts the table or writes its checkpoints.
 
 **A table that others changed** may lack records below its offsets. Such changes are restores,
@@ -47,6 +48,11 @@ _PLAIN_VERSIONS: Final = (1, 2)
 def application(topic_id: str, partition: int) -> str:
     """Return the application id whose version is the next offset of a partition."""
     return f"isolog:{topic_id}:{partition}"
+
+
+def first_application(topic_id: str, partition: int) -> str:
+    """Return the application id whose version is the first offset of a partition in the table."""
+    return f"isolog:{topic_id}:{partition}:first"
 
 
 @dataclass
@@ -124,6 +130,11 @@ class Table:
     def offset(self, topic_id: str, partition: int) -> int | None:
         """Return the next offset of a partition, or None if the table has no commit of it."""
         found = self.txns.get(application(topic_id, partition))
+        return None if found is None else found.version
+
+    def first_offset(self, topic_id: str, partition: int) -> int | None:
+        """Return the offset from which the table is complete, or None without a commit."""
+        found = self.txns.get(first_application(topic_id, partition))
         return None if found is None else found.version
 
     def number(self, application_id: str) -> int:

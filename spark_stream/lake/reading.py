@@ -1,0 +1,242 @@
+"""Rows of a table by their offsets: the part of a topic that its log may have removed.
+
+**Continuity** is judged by the offsets in the table's transactions, never by a count of rows: a
+range of offsets without rows has aborted records only. A table is complete from the first offset of
+its first commit to its present offset (:class:`Coverage`).
+
+**Order.** The rows of isolog's files are in the order of their offsets. Another program may have
+compacted files of several partitions into one, in any order. So row groups whose offsets overlap
+are read together and sorted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from spark_stream.lake.delta.actions import AddFile
+from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
+from spark_stream.lake.delta.table import Table
+from spark_stream.structs import INT64_MAX
+
+T = TypeVar("T")
+_ROWS_AT_ONCE: Final = 1 << 16
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ANY: Final = (-INT64_MAX, INT64_MAX)
+Interval = tuple[int, int]
+"""A first and a last value, inclusive."""
+
+
+class TableFiles(Protocol):
+    """The files of a location. Paths begin with the name of a table."""
+
+    def open_read(self, path: str, /) -> pa.NativeFile:
+        """Open a file. Raise FileNotFoundError if it does not exist."""
+        ...
+
+
+class Coverage(Struct, frozen=True):
+    """The offsets of a partition for which a table is complete: ``[first, end)``."""
+
+    first: int
+    end: int
+
+
+class Piece(Struct, frozen=True):
+    """A part of a range, with its source: a table, or else the log."""
+
+    start: int
+    end: int
+    in_table: bool
+
+
+def coverage(table: Table, topic_id: str, partition: int) -> Coverage | None:
+    """Return the coverage of a partition, or None if the table has no commit of it."""
+    end = table.offset(topic_id, partition)
+    first = table.first_offset(topic_id, partition)
+    return None if end is None or first is None or first > end else Coverage(first, end)
+
+
+def split(covered: Coverage | None, log_start: int, start: int, end: int) -> list[Piece]:
+    """Divide the range ``[start, end)`` between the table and the log.
+
+    Records that the log has are read from the log. A gap between table and log is part of the last
+    piece, so that the log reports it as removed.
+    """
+    if covered is None or not covered.first <= start < min(covered.end, log_start):
+        return [Piece(start, end, in_table=False)] if start < end else []
+    edge = min(covered.end, log_start, end)
+    pieces = [Piece(start, edge, in_table=True), Piece(edge, end, in_table=False)]
+    return [each for each in pieces if each.start < each.end]
+
+
+def read_rows(
+    files: TableFiles,
+    table: Table,
+    partition: int,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ``[start, end)`` of a partition in the order of their offsets.
+
+    The batches have the offset, and those of ``columns`` that a file has.
+
+    Raises:
+        FileNotFoundError: A file was removed after the table was read. Rows up to the last yielded
+            offset are complete.
+    """
+    names = list(dict.fromkeys([*columns, PARTITION, OFFSET]))
+    wanted = (start, end - 1)
+    found = []
+    for file in table.files.values():
+        partitions, offsets = _bounds(file)
+        if _overlap(partitions, (partition, partition)) and _overlap(offsets, wanted):
+            found.append((offsets, file))
+    for group in _chains(found, lambda each: each[0]):
+        units: list[_Unit] = []
+        for _, file in group:
+            units += _units(files, f"{table.at}/{unquote(file.path)}", partition, wanted)
+        for chain in _chains(units, lambda each: each.offsets):
+            rows = [each.read(names) for each in chain]
+            whole = rows[0] if len(rows) == 1 else pa.concat_tables(rows, promote_options="default")
+            yield from _in_order(whole, partition, start, end)
+
+
+def first_at(
+    files: TableFiles, table: Table, partition: int, time_us: int, start: int, end: int
+) -> int | None:
+    """Return the first offset in ``[start, end)`` whose record is not older than the time."""
+    moment = pa.scalar(time_us, pa.timestamp("us", "UTC"))
+    for batch in read_rows(files, _not_before(table, time_us), partition, start, end, [TIMESTAMP]):
+        later = batch.filter(pc.greater_equal(batch.column(TIMESTAMP), moment))
+        if later.num_rows:
+            offset: int = later.column(OFFSET)[0].as_py()
+            return offset
+    return None
+
+
+def stored_bytes(table: Table, partition: int, start: int, end: int) -> int:
+    """Return the approximate size of the rows of a range, in proportion to offsets of files."""
+    total = 0
+    for file in table.files.values():
+        partitions, (first, last) = _bounds(file)
+        if partitions == (partition, partition) and first <= last:
+            shared = min(end, last + 1) - max(start, first)
+            total += max(0, file.size * shared // (last + 1 - first))
+    return total
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _statistics(file: AddFile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the least and the greatest values of a file's columns. Empty if they are unknown."""
+    try:
+        found = json.loads(file.stats or "{}")
+        return found["minValues"], found["maxValues"]
+    except (ValueError, KeyError, TypeError):
+        return {}, {}
+
+
+def _bounds(file: AddFile) -> tuple[Interval, Interval]:
+    """Return the intervals of a file's partitions and offsets."""
+    least, most = _statistics(file)
+
+    def of(column: str) -> Interval:
+        low, high = least.get(column), most.get(column)
+        return (low, high) if isinstance(low, int) and isinstance(high, int) else _ANY
+
+    return of(PARTITION), of(OFFSET)
+
+
+def _not_before(table: Table, time_us: int) -> Table:
+    """Return the table without files whose records are all older than the time."""
+    # Statistics may be truncated to milliseconds.
+    moment = _EPOCH + timedelta(microseconds=time_us - 1000)
+    kept = {}
+    for path, file in table.files.items():
+        newest = _statistics(file)[1].get(TIMESTAMP)
+        try:
+            is_older = newest is not None and datetime.fromisoformat(newest) < moment
+        except (TypeError, ValueError):
+            is_older = False
+        if not is_older:
+            kept[path] = file
+    return Table(table.at, table.version, files=kept)
+
+
+class _Unit(Struct, frozen=True):
+    """A row group of a file. ``offsets``: by its statistics."""
+
+    file: Any
+    group: int
+    offsets: Interval
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        there = set(self.file.schema_arrow.names)
+        return self.file.read_row_group(self.group, [name for name in names if name in there])
+
+
+def _units(files: TableFiles, path: str, partition: int, wanted: Interval) -> list[_Unit]:
+    """Return the row groups of a file that may have wanted rows."""
+    import pyarrow.parquet as pq  # slow, and only needed here
+
+    # Spark may write timestamps as INT96.
+    file = pq.ParquetFile(files.open_read(path), coerce_int96_timestamp_unit="us")
+    found = []
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        partitions, offsets = _of_group(group, PARTITION), _of_group(group, OFFSET)
+        if _overlap(partitions, (partition, partition)) and _overlap(offsets, wanted):
+            found.append(_Unit(file, number, offsets))
+    return found
+
+
+def _of_group(group: Any, column: str) -> Interval:
+    for place in range(group.num_columns):
+        each = group.column(place)
+        if each.path_in_schema == column:
+            known = each.statistics
+            return _ANY if known is None or not known.has_min_max else (known.min, known.max)
+    return _ANY
+
+
+def _overlap(one: Interval, other: Interval) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
+
+
+def _chains(items: Iterable[T], interval: Callable[[T], Interval]) -> Iterator[list[T]]:
+    """Yield groups of items in order, so that items of two groups do not overlap."""
+    chain: list[T] = []
+    last = 0
+    for item in sorted(items, key=interval):
+        first, end = interval(item)
+        if chain and first > last:
+            yield chain
+            chain = []
+        last = end if not chain else max(last, end)
+        chain.append(item)
+    if chain:
+        yield chain
+
+
+def _in_order(whole: pa.Table, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows of row groups, sorted by their offsets."""
+    offsets, partitions = whole.column(OFFSET), whole.column(PARTITION)
+    inside = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+    inside = pc.and_(inside, pc.equal(partitions, partition))
+    if not pc.all(inside).as_py():
+        whole = whole.filter(inside)
+    offsets = whole.column(OFFSET).combine_chunks()
+    if len(offsets) > 1 and not pc.all(pc.less(offsets[:-1], offsets[1:])).as_py():
+        whole = whole.sort_by(OFFSET)
+    whole = whole.drop_columns([PARTITION])
+    yield from (each for each in whole.to_batches(_ROWS_AT_ONCE) if each.num_rows)

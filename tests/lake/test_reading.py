@@ -1,0 +1,164 @@
+"""Rows of a table by their offsets, whoever wrote its files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.lake.delta.actions import Action, Txn
+from spark_stream.lake.delta.table import Table, first_application
+from spark_stream.lake.reading import (
+    Coverage,
+    Piece,
+    coverage,
+    first_at,
+    read_rows,
+    split,
+    stored_bytes,
+)
+from tests.lake.tables import T0_US, Folder, commit, new_table, replace_files, rows_at
+
+TOPIC = "t-1"
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def filled(folder: Folder) -> Table:
+    """Return a table of offsets 0 to 40 of two partitions, without each fifth, in four files."""
+    table = new_table("orders", TOPIC, SCHEMA)
+    for first in (0, 20):
+        files = []
+        for partition in (0, 1):
+            places = [(partition, at) for at in range(first, first + 20) if at % 5]
+            rows = rows_at(places, n=[100 * p + at for p, at in places])
+            files.append(folder.write(f"orders/{partition}-{first}.parquet", rows, group_rows=4))
+        commit(table, TOPIC, {0: first + 20, 1: first + 20}, files)
+    return table
+
+
+def found(folder: Folder, table: Table, partition: int, start: int, end: int) -> list[int]:
+    rows = []
+    for batch in read_rows(folder, table, partition, start, end, ["n"]):
+        at = batch.column("_offset").to_pylist()
+        assert batch.column("n").to_pylist() == [100 * partition + each for each in at]
+        rows += at
+    return rows
+
+
+def expected(start: int, end: int) -> list[int]:
+    return [at for at in range(max(0, start), min(40, end)) if at % 5]
+
+
+def test_rows_of_a_range_are_in_order(folder: Folder) -> None:
+    table = filled(folder)
+    for partition in (0, 1):
+        for start, end in ((0, 40), (3, 4), (5, 6), (18, 23), (39, 60), (12, 12)):
+            assert found(folder, table, partition, start, end) == expected(start, end)
+
+
+def test_files_outside_the_range_are_not_opened(folder: Folder) -> None:
+    table = filled(folder)
+    found(folder, table, 1, 22, 30)
+    assert folder.opened == ["orders/1-20.parquet"]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_are_in_order_after_a_compaction_by_another_program(
+    folder: Folder, seed: int, statistics: bool
+) -> None:
+    table, draw = filled(folder), random.Random(seed)
+    paths = draw.sample(sorted(table.files), draw.choice([2, 3, 4]))
+    places = []
+    for path in paths:
+        partition, first = (int(each) for each in path.removesuffix(".parquet").split("-"))
+        places += [(partition, at) for at in range(first, first + 20) if at % 5]
+    draw.shuffle(places)
+    rows = rows_at(places, n=[100 * p + at for p, at in places])
+    cut = draw.randrange(1, len(places))
+    files = [
+        folder.write(f"orders/c{n}.parquet", part, statistics=statistics, group_rows=7)
+        for n, part in enumerate((rows.slice(0, cut), rows.slice(cut)))
+    ]
+    replace_files(table, paths, files)
+    for partition in (0, 1):
+        start, end = sorted((draw.randrange(41), draw.randrange(41)))
+        assert found(folder, table, partition, 0, 40) == expected(0, 40)
+        assert found(folder, table, partition, start, end) == expected(start, end)
+
+
+def test_a_file_without_a_new_column_has_rows_without_it(folder: Folder) -> None:
+    table = filled(folder)
+    batches = read_rows(folder, table, 0, 0, 40, ["n", "later"])
+    assert {each.schema.names[0] for each in batches} == {"n"}
+
+
+def test_a_removed_file_is_reported(folder: Folder) -> None:
+    table = filled(folder)
+    (folder.root / "orders/0-20.parquet").unlink()
+    rows = read_rows(folder, table, 0, 0, 40, ["n"])
+    before = [next(rows).num_rows for _ in range(5)]
+    assert sum(before) == len(expected(0, 20))
+    with pytest.raises(FileNotFoundError):
+        next(rows)
+
+
+def test_coverage_is_from_the_first_commit_to_the_present_offset(folder: Folder) -> None:
+    table = filled(folder)
+    assert coverage(table, TOPIC, 0) == Coverage(0, 40)
+    assert coverage(table, TOPIC, 2) is None
+    assert coverage(table, "t-2", 0) is None
+    first = Txn(first_application(TOPIC, 0), 12, 0)
+    table.apply(table.version + 1, [Action(txn=first)])
+    assert coverage(table, TOPIC, 0) == Coverage(12, 40)
+
+
+@pytest.mark.parametrize(
+    ("covered", "log_start", "start", "end", "pieces"),
+    [
+        (None, 10, 0, 20, [(0, 20, False)]),
+        (Coverage(0, 15), 10, 0, 20, [(0, 10, True), (10, 20, False)]),
+        (Coverage(0, 15), 10, 0, 8, [(0, 8, True)]),
+        (Coverage(0, 15), 10, 10, 20, [(10, 20, False)]),
+        (Coverage(0, 15), 10, 12, 20, [(12, 20, False)]),
+        (Coverage(3, 15), 10, 2, 20, [(2, 20, False)]),
+        (Coverage(3, 15), 10, 3, 20, [(3, 10, True), (10, 20, False)]),
+        (Coverage(0, 7), 10, 0, 20, [(0, 7, True), (7, 20, False)]),
+        (Coverage(0, 7), 10, 7, 20, [(7, 20, False)]),
+        (Coverage(0, 15), 10, 5, 5, []),
+    ],
+)
+def test_a_range_is_divided_between_table_and_log(
+    covered: Coverage | None,
+    log_start: int,
+    start: int,
+    end: int,
+    pieces: list[tuple[int, int, bool]],
+) -> None:
+    assert split(covered, log_start, start, end) == [Piece(*each) for each in pieces]
+
+
+def test_the_first_offset_of_a_time_is_found_by_statistics(folder: Folder) -> None:
+    table = filled(folder)
+    assert first_at(folder, table, 0, T0_US + 25_000_000, 0, 40) == 26
+    assert folder.opened == ["orders/0-20.parquet"]
+    assert first_at(folder, table, 0, T0_US, 0, 40) == 1
+    assert first_at(folder, table, 0, T0_US, 22, 40) == 22
+    assert first_at(folder, table, 0, T0_US + 23_000_001, 0, 40) == 24
+    assert first_at(folder, table, 0, T0_US + 39_000_000, 0, 39) is None
+    assert first_at(folder, table, 0, T0_US + 40_000_000, 0, 40) is None
+
+
+def test_sizes_are_in_proportion_to_offsets(folder: Folder) -> None:
+    table = filled(folder)
+    whole = sum(each.size for path, each in table.files.items() if path.startswith("0-"))
+    assert stored_bytes(table, 0, 0, 40) == whole
+    assert abs(stored_bytes(table, 0, 10, 30) - whole / 2) < whole / 10
+    assert stored_bytes(table, 2, 0, 40) == 0
