@@ -26,6 +26,8 @@ KAFKA_INSTALLED := .cache/kafka/.installed
 # An environment for each Python, for the oldest requirements, and for releases.
 PYTHON_VENV = $(CURDIR)/.cache/python/$(notdir $(PYTHON))
 FLOORS_VENV := $(CURDIR)/.cache/floors
+FLOORS_UV := VIRTUAL_ENV=$(FLOORS_VENV) $(FLOORS_VENV)/bin/uv --quiet pip
+FLOORS_OF := spark certs jwt console metrics
 RELEASE_VENV := $(CURDIR)/.cache/release
 
 # SPARK_HOME and PYTHONPATH of the calling shell would override the packages of .venv.
@@ -94,8 +96,9 @@ test-python:  ## Run the tests that need no Spark with another Python (PYTHON=py
 
 test-floors:  ## Run the same with the oldest requirements that setup.cfg permits (PYTHON, TESTS)
 	@$(PYTHON) -m venv $(FLOORS_VENV)
-	@$(PYTHON) scripts/floors.py > $(FLOORS_VENV)/floors.txt
-	@$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' -c $(FLOORS_VENV)/floors.txt
+	@$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(FLOORS_UV) compile --no-deps --resolution lowest-direct --no-emit-package pyspark $(FLOORS_OF:%=--extra %) setup.cfg > $(FLOORS_VENV)/floors.txt
+	@$(FLOORS_UV) install -e '.[test]' --constraint $(FLOORS_VENV)/floors.txt
 	@PATH="$(FLOORS_VENV)/bin:$$PATH" $(FLOORS_VENV)/bin/pytest $(or $(TESTS),tests) -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 release-check:  ## Build what a release has into build/release/, and check it

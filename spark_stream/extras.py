@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 from importlib.metadata import Distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -38,7 +39,7 @@ def install_command(extra: str, name: str = "isolog") -> str:
     else:
         if (_CHECKOUT / "setup.cfg").exists() or not all_found:
             wanted = [f"{_CHECKOUT}[{extra}]"]
-    return f"{_pip()} install {shlex.join(wanted)}"
+    return f"{_install()} {shlex.join(wanted)}"
 
 
 def _from_origin(recorded: dict[str, Any], wanted: str) -> list[str]:
@@ -73,9 +74,12 @@ def _requirements(found: Distribution, extra: str) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def _pip() -> str:
-    """Return pip, with the Python of this process if the shell's pip is that of another."""
+def _install() -> str:
+    """Return the installing command for the Python of this process. uv makes them without pip."""
+    python = shlex.quote(sys.executable)
+    if find_spec("pip") is None and shutil.which("uv") is not None:
+        return f"uv pip install --python {python}"
     here, found = Path(sys.executable).parent, shutil.which("pip")
     if found is not None and Path(found).parent == here:
-        return "pip"
-    return f"{shlex.quote(sys.executable)} -m pip"
+        return "pip install"
+    return f"{python} -m pip install"

@@ -35,7 +35,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "METADATA").write_text(METADATA)
     monkeypatch.syspath_prepend(folder.parent)
     monkeypatch.setattr(extras, "_CHECKOUT", folder.parent)
-    monkeypatch.setattr(extras, "_pip", lambda: "pip")
+    monkeypatch.setattr(extras, "_install", lambda: "pip install")
     return folder
 
 
@@ -94,6 +94,19 @@ def test_a_checkout_that_was_never_installed_is_named(installed: Path) -> None:
 def test_pip_of_another_python_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert install_command("certs").startswith(f"{shlex.quote(sys.executable)} -m pip install ")
+
+
+def test_uv_installs_into_an_environment_without_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    uv = tmp_path / "uv"
+    uv.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    python = shlex.quote(sys.executable)
+    assert install_command("certs").startswith(f"uv pip install --python {python} ")
+    uv.unlink()
+    assert install_command("certs").startswith(f"{python} -m pip install ")
 
 
 def test_other_texts_name_no_index() -> None:
