@@ -83,6 +83,16 @@ class Caller(Struct, frozen=True):
         allowed = self.granted or rules_of(self.grants)
         return allowed.allow(ANYBODY, operation, resource)
 
+    def may_any(self, rules: RuleSet, operation: Operation, among: Pattern) -> bool:
+        """Return whether the rules, and the caller's token, allow this on one of the names."""
+        if not among.is_prefix:
+            return self.may(rules, operation, Resource(among.kind, among.name))
+        if not (self.is_super or rules.allow_any(self.principal, operation, among)):
+            return False
+        if self.grants is None:
+            return True
+        return (self.granted or rules_of(self.grants)).allow_any(ANYBODY, operation, among)
+
 
 NOBODY: Final = Caller("nobody", KnownBy.OPEN)
 """A caller without permissions, for a request without a caller by a fault of the code."""

@@ -206,6 +206,20 @@ class RuleSet:
         enough = _DESCRIBING if operation is Operation.DESCRIBE else bit
         return bool(allowed & ~denied & enough) and not denied & _BIT[Operation.DESCRIBE]
 
+    def allow_any(self, principal: str, operation: Operation, among: Pattern) -> bool:
+        """Return whether the principal may do this on at least one name of the pattern.
+
+        It tries one name of each rule. If the rule has a prefix, no rule has exactly this name.
+        """
+        for who, pattern in self._effects:
+            shared = pattern.shared_with(among) if who in (principal, ANYBODY) else None
+            if shared is None:
+                continue
+            name = f"{shared.name}\0" if shared.is_prefix else shared.name
+            if self.allow(principal, operation, Resource(shared.kind, name)):
+                return True
+        return False
+
 
 RATE_MIN: Final = 1 << 10
 RATE_MAX: Final = 1 << 50

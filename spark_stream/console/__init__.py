@@ -9,6 +9,8 @@ of the user who has logged in, so it shows only data that this user may see.
 ``board``     polls the cluster, and sends changes to the streams
 ``problems``  problems in words, derived from the data of the board, without I/O
 ``actions``   planned changes of topics, consumers, transactions and leaders
+``plans``     the pending plans of a visitor, each applied at most once
+``permissions``  the permissions of a visitor for actions
 ``client``    requests to the brokers, and their answers as JSON values
 ``history``   the figures of the last day, in a ring of fixed size
 ``search``    the search for records over partitions, in short steps

@@ -10,6 +10,7 @@ the application.
 ``POST /api/active``        extend the session of an active user
 ``GET /api/stream``         server-sent events: the ``parts`` of the board, and a ``topic``
 ``GET /api/records``        a page of records
+``POST /api/permissions``   the reasons for which the user may not do actions
 ``POST /api/plan``          plan an action (``actions``), if changes are allowed
 ``POST /api/apply``         apply a plan by its ``token``, once
 ==========================  =====================================================================
@@ -44,6 +45,7 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.console.actions import parse_action
 from spark_stream.console.guard import Guard, is_address
 from spark_stream.console.history import History
+from spark_stream.console.permissions import check, parse_intents, refusals
 from spark_stream.console.plans import PlanChanged
 from spark_stream.console.records import page, record
 from spark_stream.console.search import SearchRequest
@@ -101,6 +103,7 @@ def create_app(sessions: ConsoleSessions, settings: ConsoleSettings) -> Starlett
         Route("/api/stream", api.stream),
         Route("/api/records", api.records),
         Route("/api/record", api.record),
+        Route("/api/permissions", api.permissions, methods=["POST"]),
         Route("/api/plan", api.plan, methods=["POST"]),
         Route("/api/apply", api.apply, methods=["POST"]),
         Route("/api/{rest:path}", _not_found),
@@ -159,10 +162,16 @@ class _Api:
             raise Unauthenticated("you are not logged in", hint="Log in.")
         return found
 
-    async def _call(self, request: Request, call: Callable[[Visitor], Any]) -> Any:
-        """Run a call of the visitor. End its session if the cluster rejects its credential."""
+    async def _call(
+        self, request: Request, call: Callable[[Visitor], Any], *, is_activity: bool = True
+    ) -> Any:
+        """Run a call of the visitor. End its session if the cluster rejects its credential.
+
+        ``is_activity``: it extends the session.
+        """
         visitor = self._visitor(request)
-        self._sessions.note_activity(visitor)
+        if is_activity:
+            self._sessions.note_activity(visitor)
         try:
             return await anyio.to_thread.run_sync(call, visitor)
         except Unauthenticated:
@@ -257,12 +266,22 @@ class _Api:
 
     # -- changes ----------------------------------------------------------------------------------
 
+    async def permissions(self, request: Request) -> Response:
+        """Return for each action the reason for which the user may not do it, or ""."""
+        needs = [each.needs for each in parse_intents(await request.body())]
+
+        def found(visitor: Visitor) -> list[str]:
+            return refusals(visitor.client.connection, needs)
+
+        return JSONResponse({"refusals": await self._call(request, found, is_activity=False)})
+
     async def plan(self, request: Request) -> Response:
         """Plan an action. Return its effect, and the token of the plan."""
         self._check_changes(request)
         action = parse_action(await request.body())
 
         def planned(visitor: Visitor) -> dict[str, Any]:
+            check(visitor.client.connection, action)
             return visitor.plans.make(visitor.client, action)
 
         return JSONResponse(await self._call(request, planned))

@@ -15,6 +15,7 @@ Principal = Annotated[str, Meta(min_length=1, max_length=255)]
 GRANTS_MAX: Final = 1_000
 LIFETIME_DAYS_MAX: Final = 36_500
 """The longest lifetime of a token that expires."""
+ResourceText = Annotated[str, Meta(max_length=300)]
 Secret = Annotated[str, Meta(max_length=4096)]
 
 
@@ -49,7 +50,7 @@ class GrantText(Message):
     """A permission of a token: an operation (or ``all``) on a resource, as texts."""
 
     operation: Annotated[str, Meta(max_length=32)]
-    resource: Annotated[str, Meta(max_length=300)]
+    resource: ResourceText
 
 
 class PutUser(Call[None], name="put-user", needs=on_cluster(ADMIN)):
@@ -192,6 +193,22 @@ class QuotaList(Description):
 
 class ListQuotas(Call[QuotaList], name="list-quotas", needs=on_cluster(ADMIN)):
     """List all quotas."""
+
+
+class Permissions(Description):
+    """The operations that the caller may do, by resource."""
+
+    operations: dict[str, list[Operation]]
+
+
+class GetPermissions(Call[Permissions], name="get-permissions", needs=anybody):
+    """Look up the caller's own permissions on resources such as ``topic:flights`` or ``cluster``.
+
+    ``topic:*`` has the operations that the caller may do on at least one topic. A resource need not
+    exist.
+    """
+
+    resources: Annotated[list[ResourceText], Meta(max_length=GRANTS_MAX)]
 
 
 class Decision(Description):

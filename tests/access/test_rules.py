@@ -96,6 +96,20 @@ def test_rules_allow_what_the_model_allows(rules, who, operation, resource):
     assert RuleSet(rules).allow(who, operation, resource) == model(rules, who, operation, resource)
 
 
+@given(
+    RULES,
+    st.sampled_from(Operation),
+    st.sampled_from(["", "a", "ab", "b"]),
+)
+def test_a_prefix_is_allowed_if_one_of_its_names_is(rules, operation, prefix):
+    """The names are those of the rules, and one beside each of them."""
+    names = [name for each in NAMES for name in (each, f"{each}!") if name.startswith(prefix)]
+    topics = [Resource(ResourceKind.TOPIC, each) for each in names]
+    allowed = any(model(rules, "alice", operation, each) for each in topics)
+    among = Pattern(ResourceKind.TOPIC, prefix, is_prefix=True)
+    assert RuleSet(rules).allow_any("alice", operation, among) == allowed
+
+
 @pytest.mark.rule("a denial of *describe* denies every operation on a resource", "access/rules.py")
 @given(
     RULES,

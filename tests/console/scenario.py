@@ -73,6 +73,7 @@ class Scenario:
         self._sink()
         self.member = log.consumer("greetings", group="mailing", processing_timeout=3_600)
         self.member.poll(30)
+        log.reset_consumer("importer", "earliest", topics="greetings")
         self._threads = [
             threading.Thread(target=self._guarded, args=(each,), daemon=True)
             for each in (self._load, self._follow)

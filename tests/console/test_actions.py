@@ -26,7 +26,7 @@ from spark_stream.console.client import ConsoleClient
 from spark_stream.console.sessions import LogLocation
 from tests.console.test_app_api import console_of, log_in
 from tests.secure_brokers import PASSWORD, asking_broker, client_of
-from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
+from tests.support import NUMBERS, BrokerProcess, eventually, log, numbers, shared, topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["log", "shared", "topic"]
@@ -53,6 +53,13 @@ def plan(console: TestClient, action: str, **parameters: Any) -> dict[str, Any]:
 
 def apply(console: TestClient, planned: dict[str, Any]) -> Any:
     return console.post("/api/apply", json={"token": planned["token"]})
+
+
+def permissions(console: TestClient, intents: list[dict[str, Any]]) -> list[str]:
+    answer = console.post("/api/permissions", json=intents)
+    assert answer.status_code == 200, answer.text
+    found: list[str] = answer.json()["refusals"]
+    return found
 
 
 def done(console: TestClient, action: str, **parameters: Any) -> str:
@@ -312,6 +319,22 @@ def test_brokers_refuse_actions_without_permission_and_audit_others(tmp_path):
             for operation in ("describe", "read"):
                 admin.add_rule("allow", "alice", operation, "topic:seen")
         assert log_in(console).status_code == 200
+        intents = [
+            {"action": "create-topic"},
+            {"action": "alter-topic", "topic": "seen"},
+            {"action": "trim-topic", "topic": "seen"},
+            {"action": "reset-consumer", "consumer": "c"},
+            {"action": "abort-transaction", "transactional_id": "t", "number": 3},
+            {"action": "elect-preferred"},
+        ]
+        assert permissions(console, intents) == [
+            "no permission to create any topic",
+            "no permission to alter topic:seen",
+            "no permission to delete topic:seen",
+            "no permission to read consumer:c",
+            "no permission to delete transaction:t",
+            "no permission to administer the cluster",
+        ]
         for action, parameters in (
             ("create-topic", {"topic": "new"}),
             ("alter-topic", {"topic": "seen", "partitions": 2}),
@@ -324,9 +347,13 @@ def test_brokers_refuse_actions_without_permission_and_audit_others(tmp_path):
             answer = console.post("/api/plan", json={"action": action} | parameters)
             if answer.status_code == 200:
                 answer = apply(console, answer.json())
-            assert answer.status_code in (403, 404), (action, answer.text)
+            assert answer.status_code == 403, (action, answer.text)
+            assert answer.json()["error"]["message"].startswith("no permission to")
         with client_of(broker) as admin:
             admin.add_rule("allow", "alice", "delete", "topic:seen")
+            admin.add_rule("allow", "alice", "create", "topic:alice-*")
+        eventually(lambda: permissions(console, intents)[0] == "")
+        assert permissions(console, intents)[1:3] == ["no permission to alter topic:seen", ""]
         done(console, "delete-topic", topic="seen")
         lines = (broker.directory / "audit.log").read_text().splitlines()
         acts = [json.loads(each) for each in lines if '"delete-topic"' in each]

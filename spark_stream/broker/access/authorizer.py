@@ -32,7 +32,14 @@ from spark_stream.access.callers import (
     sign_session,
     token_id_of,
 )
-from spark_stream.access.rules import Need, Operation, Resource, ResourceKind
+from spark_stream.access.rules import (
+    OPERATIONS,
+    Need,
+    Operation,
+    Pattern,
+    Resource,
+    ResourceKind,
+)
 from spark_stream.broker.access.audit import Audit
 from spark_stream.broker.access.jwts import JwtIssuer
 from spark_stream.cluster.access import Token
@@ -366,6 +373,11 @@ class Authorizer:
     def may(self, caller: Caller, operation: Operation, resource: Resource) -> bool:
         """Return whether the caller may do this."""
         return caller.may(self._view.now.access.rule_set, operation, resource)
+
+    def operations(self, caller: Caller, among: Pattern) -> list[Operation]:
+        """Return the operations that the caller may do on one of these resources."""
+        rules = self._view.now.access.rule_set
+        return [each for each in OPERATIONS[among.kind] if caller.may_any(rules, each, among)]
 
     def check(self, caller: Caller, needs: Sequence[Need], *, is_open: bool = False) -> None:
         """Check that the caller may do all of this.

@@ -41,12 +41,14 @@ from spark_stream.wire.access_messages import (
     CreateToken,
     Decision,
     DeleteUser,
+    GetPermissions,
     GrantText,
     ListQuotas,
     ListRules,
     ListTokens,
     ListUsers,
     OpenSession,
+    Permissions,
     PutUser,
     QuotaList,
     RemoveQuota,
@@ -334,6 +336,15 @@ def remove_quota(context: BrokerContext, asked: RemoveQuota) -> None:
 def list_quotas(context: BrokerContext, asked: ListQuotas) -> QuotaList:
     context.host.refresh()
     return QuotaList(quotas=dict(sorted(context.host.view.now.access.quotas.items())))
+
+
+@handles(GetPermissions)
+def get_permissions(context: BrokerContext, asked: GetPermissions) -> Permissions:
+    found = {
+        each: context.authorizer.operations(context.caller, Pattern.parse(each))
+        for each in asked.resources
+    }
+    return Permissions(operations=found)
 
 
 @handles(CheckAccess)

@@ -2,7 +2,9 @@
 // applies an action. The brokers check the permissions.
 
 import { post } from "./api.js";
+import { refusalOf } from "./permissions.js";
 import { h, patch } from "./dom.js";
+import { count } from "./format.js";
 import { announce, sentence, table } from "./widgets.js";
 
 const TOPIC = { name: "topic", label: "Name", required: true };
@@ -30,6 +32,10 @@ const ACTIONS = {
   "elect-preferred": { title: (given) => `Elect preferred leaders${given.topic ? ` of ${given.topic}` : ""}`, fields: [] },
 };
 
+/** The actions that take nothing away. */
+const SAFE = new Set(["create-topic", "alter-topic", "elect-preferred"]);
+
+const shown = (cell) => (cell === null ? "none" : typeof cell === "number" ? count(cell) : cell);
 const split = (text) => text.split(/[\s,]+/).filter(Boolean);
 const PARSE = {
   number: Number,
@@ -42,14 +48,19 @@ const PARSE = {
 };
 
 /**
- * A button that opens the dialog of an action, null in a read-only console.
+ * A button that opens the dialog of an action, null in a read-only console. Without the permission
+ * the button has the reason instead.
  * @param {any} session @param {string} action @param {string} words
  * @param {Object<string, any>} [given] parameters that the view fills in @param {string} [style]
  */
 export function actionButton(session, action, words, given = {}, style = "") {
   if (!session.allows_changes) return null;
-  return h("button", { type: "button", class: style, "aria-haspopup": "dialog", onclick: () => openAction(action, given) },
-    words, h("span", { class: "hidden" }, ` ${Object.values(given)[0] ?? ""}`), " …");
+  const { number, ...resource } = given;
+  const refusal = session.needs_login ? refusalOf({ action, ...resource }) : "";
+  const reason = refusal && `${sentence(refusal)} An administrator can allow it.`;
+  const onclick = () => (reason ? document.dispatchEvent(new CustomEvent("outcome", { detail: { outcome: reason, to: null } })) : openAction(action, given));
+  return h("button", { type: "button", class: style, "aria-haspopup": "dialog", "aria-disabled": reason ? "true" : null, title: reason || null, disabled: refusal === null, onclick },
+    words, h("span", { class: "hidden" }, ` ${Object.values(given)[0] ?? ""}`), " …", reason && h("span", { class: "hidden" }, ` ${reason}`));
 }
 
 function openAction(action, given) {
@@ -83,17 +94,18 @@ function openAction(action, given) {
 
   const confirmation = () => {
     const { effect, rows, columns, typed, button } = state.plan;
+    const isNumber = (place) => rows.every((row) => row[place] === null || typeof row[place] === "number");
     const isConfirmed = !typed || state.typed === typed;
     return h("form", { key: "plan", onsubmit: onApply },
       h("p", { id: "effect" }, effect),
-      rows.length > 0 && table("Effect", columns.map((each) => [each, ""]), rows.map((row, at) => h("tr", { key: String(at) },
-        row.map((cell, place) => h(place ? "td" : "th", place ? {} : { scope: "row" }, cell ?? "none"))))),
+      rows.length > 0 && table("Effect", columns.map((each, place) => [each, place && isNumber(place) ? "number" : ""]), rows.map((row, at) => h("tr", { key: String(at) },
+        row.map((cell, place) => h(place ? "td" : "th", place ? { class: isNumber(place) ? "number" : null } : { scope: "row" }, shown(cell)))))),
       typed && h("div", { class: "field" }, h("label", { for: "typed" }, "Type ", h("code", {}, typed), " to confirm"),
         h("input", { id: "typed", autocomplete: "off", spellcheck: "false", value: state.typed, oninput: (event) => { state.typed = event.target.value; show(); } })),
       h("div", { class: "row end" },
         fields.length > 0 && h("button", { type: "button", disabled: state.busy, onclick: () => { state.plan = null; show({ focus: true }); } }, "Back"),
         cancel(),
-        button && h("button", { class: "danger", "aria-describedby": "effect", disabled: state.busy || !isConfirmed }, state.busy ? "Working…" : button)));
+        button && h("button", { class: SAFE.has(action) ? "primary" : "danger", "aria-describedby": "effect", disabled: state.busy || !isConfirmed }, state.busy ? "Working…" : button)));
   };
 
   const run = async (call) => {

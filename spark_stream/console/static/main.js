@@ -2,6 +2,7 @@
 
 import { follow, get, post } from "./api.js";
 import { h, patch } from "./dom.js";
+import { forgetPermissions } from "./permissions.js";
 import { announce, sentence } from "./widgets.js";
 import * as cluster from "./views/cluster.js";
 import { consumer, consumers } from "./views/consumers.js";
@@ -239,6 +240,7 @@ function onActivity() {
 }
 
 async function begin({ focus = false } = {}) {
+  forgetPermissions();
   try {
     store.session = await get("/api/session");
     store.over = false;
@@ -261,6 +263,7 @@ document.addEventListener("outcome", (event) => {
   store.outcome = event.detail.outcome;
   rerender();
 });
+document.addEventListener("permissions", rerender);
 document.addEventListener("keydown", onKey);
 for (const name of ["keydown", "pointerdown"]) document.addEventListener(name, onActivity, { passive: true });
 window.addEventListener("popstate", () => open());

@@ -137,6 +137,7 @@ PERMISSIONS = {
     "add-rule": "admin cluster",
     "remove-rule": "admin cluster",
     "list-rules": "admin cluster",
+    "get-permissions": "",
     "check-access": "admin cluster",
     "set-quota": "admin cluster",
     "remove-quota": "admin cluster",

@@ -226,6 +226,7 @@ READS = {
     "describe-topic",
     "describe-transaction",
     "find-leaders",
+    "get-permissions",
     "list-brokers",
     "list-consumers",
     "list-offsets",

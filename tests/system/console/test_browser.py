@@ -56,7 +56,7 @@ VIEWS = {
         "/topics/flights/records?isolation=read_committed&filter=dep_delay+%3E+60&limit=20",
         ["committed", "dep_delay &gt; 60"],
     ),
-    "records-raw": ("/topics/greetings/records", ["\\xff\\xfe", "hello", '"lang"']),
+    "records-raw": ("/topics/greetings/records", ["\\xff\\xfe\\x00", "hello", '"lang"']),
     "records-open": (
         "/topics/flights/records?partition=0&order=oldest&limit=20&open=0:1&column=carrier&column=tags",
         ["Columns: 2 of 6", "array<string>", "Copy", "dep_delay"],
@@ -290,6 +290,89 @@ def test_theme_is_changed_and_stored(page, address):
     assert page.evaluate(ground) == dark
 
 
+# For each action its page, its button, what to type into its form, and a text of its plan.
+DIALOGS = {
+    "create": (
+        "/topics",
+        "Create a topic",
+        {"Name": "fares-2", "Columns": "fare double", "Settings": "retention.ms=3600000"},
+        "can be written to and read",
+    ),
+    "alter": (
+        "/topics/flights",
+        "Alter flights",
+        {"New number of partitions": "4", "Settings": "retention.ms=3600000"},
+        "may go to another partition",
+    ),
+    "alter-nothing": (
+        "/topics/flights",
+        "Alter flights",
+        {"New number of partitions": "3"},
+        "stays as it is",
+    ),
+    "trim": ("/topics/flights", "Trim flights", {"First position to keep": "100"}, "are deleted"),
+    "delete": ("/topics/flights", "Delete flights", {}, "This cannot be undone"),
+    "elect": ("/", "Elect preferred leaders", {}, "eader"),
+    "reset": ("/consumers/importer", "Reset importer", {"New position": "latest"}, "starts at"),
+    "reset-refused": (
+        "/consumers/mailing",
+        "Reset mailing",
+        {"New position": "latest"},
+        "group with members",
+    ),
+    "abort": ("/transactions", "Abort loader-1", {}, "never visible to read_committed"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", DIALOGS)
+def test_each_dialog_is_accessible_and_fits(browser, address, name, width, scheme):
+    """Its form, and the plan or the error after it. The dialog scrolls in one direction only."""
+    path, button, fields, words = DIALOGS[name]
+    with Opened(browser, width, scheme) as page:
+        page.goto(address + path)
+        settle(page)
+        page.get_by_role("button", name=button).first.click()
+        dialog = page.get_by_role("dialog")
+        if fields:
+            check_accessible(page)
+            for label, text in fields.items():
+                dialog.get_by_label(label, exact=True).fill(text)
+            page.screenshot(path=PICTURES / f"form-{name}-{width}-{scheme}.png")
+            dialog.get_by_role("button", name="Show the effect").click()
+        playwright.expect(dialog).to_contain_text(words)
+        check_accessible(page)
+        page.screenshot(path=PICTURES / f"plan-{name}-{width}-{scheme}.png")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        found = "document.querySelector('dialog')"
+        assert page.evaluate(f"{found}.scrollWidth <= {found}.clientWidth")
+
+
+def test_dialog_names_a_wrong_setting_as_it_is_written(page, address):
+    page.goto(f"{address}/topics/flights")
+    page.get_by_role("button", name="Alter flights").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Settings").fill("retention.ms=forever")
+    dialog.get_by_role("button", name="Show the effect").click()
+    dialog.get_by_role("button", name="Alter the topic").click()
+    alert = dialog.get_by_role("alert")
+    playwright.expect(alert).to_contain_text("Nothing was changed")
+    assert "Retention.ms" not in alert.text_content()
+    assert "retention.ms" in alert.text_content()
+
+
+def test_plan_without_effect_cannot_be_applied(page, address):
+    page.goto(f"{address}/topics/flights")
+    page.get_by_role("button", name="Alter flights").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("New number of partitions").fill("3")
+    dialog.get_by_role("button", name="Show the effect").click()
+    playwright.expect(dialog).to_contain_text("stays as it is")
+    names = [each.text_content() for each in dialog.get_by_role("button").all()]
+    assert names == ["Back", "Close"]
+
+
 def test_abort_button_needs_a_confirmation(page, address, scenario):
     page.goto(f"{address}/topics/flights/0")
     button = page.get_by_role("button", name="Abort loader-1")
@@ -396,6 +479,20 @@ def test_users_log_in_see_permitted_topics_and_log_out(browser, tmp_path: Path):
             playwright.expect(page.locator("#app")).to_contain_text("PERMISSION_DENIED")
             check_accessible(page)
             page.screenshot(path=PICTURES / "denied-390-light.png", full_page=True)
+            page.goto(f"{address}/topics/seen")
+            alter = page.get_by_role("button", name="Alter seen")
+            playwright.expect(alter).to_have_attribute("aria-disabled", "true")
+            check_accessible(page)
+            page.screenshot(path=PICTURES / "refused-390-light.png", full_page=True)
+            alter.click(force=True)
+            playwright.expect(page.locator("#app")).to_contain_text("No permission to alter")
+            with client_of(broker) as admin:
+                admin.add_rule("allow", "alice", "alter", "topic:seen")
+            playwright.expect(alter).not_to_have_attribute("aria-disabled", "true")
+            alter.click()
+            playwright.expect(page.get_by_role("dialog")).to_contain_text("New number")
+            page.get_by_role("button", name="Cancel").click()
+            page.goto(address)
             page.get_by_role("button", name="Log out alice").click()
             playwright.expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
             page.get_by_label("User").fill("alice")
