@@ -1,19 +1,20 @@
 // Small charts of the history of a day.
 
 import { h } from "./dom.js";
-import { clock, count } from "./format.js";
+import { clock } from "./format.js";
 
 const [WIDTH, HEIGHT] = [288, 40];
 
 /**
  * A figure over the last day, with its range in words. Times without samples are gaps.
  * @param {Array<number | null>} values the oldest first @param {number} endMs @param {number} stepMs
+ * @param {(value: number) => string} format of a value
  */
-export function chart(values, endMs, stepMs) {
+export function chart(values, endMs, stepMs, format) {
   const known = values.filter((each) => each !== null);
   if (!known.length) return h("span", { class: "quiet" }, "no data yet");
   const most = Math.max(1, ...known);
-  const [low, high] = [Math.min(...known), Math.max(...known)].map((each) => count(Math.round(each)));
+  const [low, high] = [Math.min(...known), Math.max(...known)].map((each) => format(Math.round(each)));
   const first = values.findIndex((each) => each !== null);
   const words = `${low === high ? low : `${low} to ${high}`} since ${clock(endMs - (values.length - first) * stepMs)}`;
   const lines = [];

@@ -66,3 +66,11 @@ export function clock(ms) {
 export function percent(value) {
   return `${Math.round(100 * value)} %`;
 }
+
+/** Text with visible control characters, and without changes of the direction of writing. @param {string} text */
+export function printable(text) {
+  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, (sign) => {
+    const code = sign.charCodeAt(0).toString(16);
+    return code.length > 2 ? `\\u${code}` : `\\x${code.padStart(2, "0")}`;
+  });
+}

@@ -33,14 +33,14 @@ export function render({ store }) {
   ];
 }
 
-const FIGURES = { alive: "Brokers alive", out_of_sync: "Replicas out of sync", offline: "Partitions without a leader",
-  records_per_s: "Records/s", lag: "Lag of all readers", oldest_open_s: "Oldest open transaction (s)" };
+const FIGURES = { alive: ["Brokers alive", count], out_of_sync: ["Replicas out of sync", count], offline: ["Partitions without a leader", count],
+  records_per_s: ["Records/s", count], lag: ["Lag of all readers", count], oldest_open_s: ["Oldest open transaction", duration] };
 
-/** The curves of the last day. A console of a cluster with logins has none. */
+/** The curves of the last day. */
 function lastDay(history) {
   if (!history) return null;
-  return section("Last day", facts(Object.entries(FIGURES).map(([name, words]) =>
-    [words, chart(history.figures[name], history.end_ms, history.step_ms)])));
+  return section("Last day", facts(Object.entries(FIGURES).map(([name, [words, format]]) =>
+    [words, chart(history.figures[name], history.end_ms, history.step_ms, format)])));
 }
 
 const ABOUT = { cluster: "the brokers", topics: "the topics", transactions: "transactions", consumers: "readers" };

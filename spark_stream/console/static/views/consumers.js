@@ -113,6 +113,6 @@ function shown(each) {
       ? table(`Positions of ${each.name}`, columns, each.partitions.map((at) => h("tr", { key: `${at.topic}/${at.partition}` },
         h("th", { scope: "row" }, link(`/topics/${encodeURIComponent(at.topic)}/${at.partition}`, at.topic)), h("td", { class: "number" }, at.partition),
         h("td", { class: "number" }, count(at.offset)), h("td", { class: "number" }, at.end === null ? "unknown" : count(at.end)), h("td", { class: "number" }, count(at.lag)), h("td", { class: "number" }, count(at.held_back)),
-        each.group ? h("td", {}, at.member ?? "none") : null)))
+        each.group ? h("td", {}, at.member ? name(at.member) : "none") : null)))
       : empty("No position reported yet."));
 }

@@ -104,7 +104,7 @@ function transactions(found, each, live, scale, store) {
         h("strong", {}, facts_ ? named(facts_.transactional_id) : `transaction ${one.transaction}`),
         h("span", { class: "quiet" }, facts_ ? ` ${facts_.principal ? `of ${facts_.principal}, ` : ""}open for ${age}` : " that is not in your list of transactions")),
       stripe(scale, one.first_offset, live.log_end, "open", `Open from offset ${count(one.first_offset)}`),
-      h("div", { class: "stripe-value" }, `from ${count(one.first_offset)} `,
+      h("div", { class: "stripe-value" }, `from ${count(one.first_offset)}, `,
         one.held_back > 0 && h("span", { class: holdsClass(store, facts_) }, `holds back ${counted(one.held_back, "record")} `),
         facts_ && abortButton(facts_, store.session)));
   }));

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { bytes, count, counted } from "../format.js";
+import { bytes, count, counted, printable } from "../format.js";
 import { badge, copyButton, facts, trouble } from "../widgets.js";
 
 const KEPT = 50; // whole records in the memory of the page
@@ -59,7 +59,7 @@ function whole(record) {
       h("dt", {}, each.name, " ", h("code", { class: "quiet" }, each.type)),
       h("dd", {}, each.text === null
         ? h("span", { class: "quiet" }, "null")
-        : h("pre", { tabindex: "0", role: "region", "aria-label": each.name }, each.text),
+        : h("pre", { tabindex: "0", role: "region", "aria-label": each.name }, printable(each.text)),
       each.omitted > 0 && h("p", { class: "quiet" }, `${counted(each.omitted, "more character")}. The code below reads all of them.`))))),
     record.json === null ? h("p", { class: "quiet" }, "The record is too long to be copied here.") : h("div", { class: "buttons" }, copyButton("record as JSON", record.json)));
 }

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { absolute, ago, count, counted, percent } from "../format.js";
+import { absolute, ago, count, counted, percent, printable } from "../format.js";
 import { announce, badge, empty, heading, link, section, snippet, table, trouble } from "../widgets.js";
 import { alone, opened, openRecord, placeOf } from "./record.js";
 
@@ -191,7 +191,7 @@ function record(row, typed, all, columns, context) {
     h("td", { class: "nowrap" }, row.timestamp === null ? "–" : h("time", { datetime: row.timestamp, title: absolute(row.moment) }, ago(row.moment))),
     h("td", { class: "nowrap" }, badge(row.held_back ? "held_back" : (row.state ?? "unknown"), row.transaction === null ? undefined : `in transaction ${row.transaction}`)),
     typed.map((each, number) => h("td", { class: columns[first + 3 + number][1] },
-      row.values[each.name] === null || row.values[each.name] === undefined ? h("span", { class: "quiet" }, "null") : h("div", { class: "value" }, row.values[each.name]))));
+      row.values[each.name] === null || row.values[each.name] === undefined ? h("span", { class: "quiet" }, "null") : h("div", { class: "value" }, printable(row.values[each.name])))));
 }
 
 function nothing({ loading, page }, query) {

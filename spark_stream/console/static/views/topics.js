@@ -10,9 +10,9 @@ export const topics = {
   title: () => "Topics",
   parts: ["topics"],
   render: ({ store, query, replace }) => [
-    heading("Topics", [h("label", { class: "search" }, h("span", { class: "hidden" }, "Find a topic"),
+    heading("Topics", h("div", { class: "row start" }, h("label", { class: "search" }, h("span", { class: "hidden" }, "Find a topic"),
       h("input", { type: "search", id: "find", placeholder: "Find a topic", value: query.get("find") ?? "", oninput: (event) => replace({ find: event.target.value }) })),
-      actionButton(store.session, "create-topic", "Create a topic")]),
+      actionButton(store.session, "create-topic", "Create a topic"))),
     shownPart(store, "topics", (value) => found(store, value.topics, (query.get("find") ?? "").toLowerCase())),
   ],
 };
@@ -40,13 +40,13 @@ export const topic = {
   parts: [],
   topic: (params) => params.topic,
   render: ({ store, params }) => [
-    heading(params.topic, h("div", { class: "row" }, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), changes(store.session, params.topic)), link("/topics", "Topics")),
+    heading(params.topic, h("div", { class: "row start" }, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), changes(store.session, params.topic)), link("/topics", "Topics")),
     shownPart(store, "topic", (found) => [notice(about(store, params.topic)), shown(found)]),
   ],
 };
 
 function changes(session, topic) {
-  return h("div", { class: "row" }, [["alter-topic", "Alter"], ["trim-topic", "Trim"], ["elect-preferred", "Elect leaders"], ["delete-topic", "Delete", "danger"]]
+  return h("div", { class: "buttons" }, [["alter-topic", "Alter"], ["trim-topic", "Trim"], ["elect-preferred", "Elect leaders"], ["delete-topic", "Delete", "danger"]]
     .map(([action, words, style]) => actionButton(session, action, words, { topic }, style)));
 }
 
