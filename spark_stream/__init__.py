@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from spark_stream.client.values import Record, Written
     from spark_stream.client.writing.producer import Producer
     from spark_stream.client.writing.transactional import TransactionalProducer
+    from spark_stream.consistency.lakes import LakeDescription, LakeTopic
     from spark_stream.wire.cluster_messages import (
         BrokerDescription,
         BrokerStatus,
@@ -34,6 +35,8 @@ __all__ = [
     "BrokerStatus",
     "ClusterDescription",
     "Consumer",
+    "LakeDescription",
+    "LakeTopic",
     "Log",
     "PartitionDescription",
     "Producer",
@@ -52,6 +55,8 @@ _PLACES: Final = {
     "BrokerStatus": "wire.cluster_messages",
     "ClusterDescription": "wire.cluster_messages",
     "Consumer": "client.reading.consumer",
+    "LakeDescription": "consistency.lakes",
+    "LakeTopic": "consistency.lakes",
     "Log": "client.log",
     "PartitionDescription": "wire.topic_messages",
     "Producer": "client.writing.producer",

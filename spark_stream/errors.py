@@ -397,6 +397,20 @@ class LakeUnavailable(IsologError):
     hint = "Check the location and its network. The worker tries again."
 
 
+class LakeExists(IsologError):
+    """A lake of this name exists already."""
+
+    code = "LAKE_EXISTS"
+    hint = "Choose another name, or drop the lake first. Its tables stay."
+
+
+class UnknownLake(IsologError):
+    """No lake has this name."""
+
+    code = "UNKNOWN_LAKE"
+    hint = "`isolog lake list` shows all lakes."
+
+
 class LakeStopped(IsologError):
     """A lake's worker writes nothing until a person has decided about a table or a topic."""
 

@@ -49,6 +49,7 @@ class ResourceKind(StrEnum):
     TOPIC = "topic"
     CONSUMER = "consumer"
     TRANSACTION = "transaction"
+    LAKE = "lake"
     CLUSTER = "cluster"
 
 
@@ -56,6 +57,7 @@ OPERATIONS: Final[Mapping[ResourceKind, tuple[Operation, ...]]] = {
     ResourceKind.TOPIC: tuple(each for each in Operation if each is not Operation.ADMIN),
     ResourceKind.CONSUMER: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
     ResourceKind.TRANSACTION: (Operation.WRITE, Operation.DELETE, Operation.DESCRIBE),
+    ResourceKind.LAKE: (Operation.WRITE, Operation.CREATE, Operation.DELETE, Operation.DESCRIBE),
     ResourceKind.CLUSTER: (Operation.DESCRIBE, Operation.ADMIN),
 }
 """The operations that each kind of resource has."""
@@ -113,8 +115,8 @@ class Pattern(NamedTuple):
         if not is_named or not name or _PREFIX in name[:-1]:
             raise InvalidRequest(
                 f"{text!r} is not a resource",
-                hint="A resource is topic:NAME, consumer:NAME, transaction:NAME or cluster; a * at"
-                " the end of a name stands for all names that begin so.",
+                hint="A resource is topic:NAME, consumer:NAME, transaction:NAME, lake:NAME or"
+                " cluster; a * at the end of a name stands for all names that begin so.",
             )
         if name.endswith(_PREFIX):
             return cls(ResourceKind(kind), name[:-1], is_prefix=True)
@@ -274,6 +276,11 @@ def on_consumer(operation: Operation) -> Needs:
     return OnField(operation, ResourceKind.CONSUMER, "consumer")
 
 
+def on_lake(operation: Operation) -> Needs:
+    """Need this for the request's ``lake``."""
+    return OnField(operation, ResourceKind.LAKE, "lake")
+
+
 def on_cluster(operation: Operation) -> Needs:
     """Need this for the cluster."""
     return OnCluster(operation)
@@ -299,6 +306,15 @@ def to_join_group(request: Any) -> Sequence[Need]:
     names = sorted(set(request.topics))
     return [
         *on_consumer(Operation.READ)(request),
+        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names),
+    ]
+
+
+def to_create_lake(request: Any) -> Sequence[Need]:
+    """Need to create the lake, and to read the topics."""
+    names = sorted(set(request.topics))
+    return [
+        *on_lake(Operation.CREATE)(request),
         *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names),
     ]
 

@@ -134,6 +134,10 @@ class AsyncLog(Asynchronous[blocking.Log]):
     describe_consumer = on_a_thread(blocking.Log.describe_consumer)
     delete_consumer = on_a_thread(blocking.Log.delete_consumer)
     reset_consumer = on_a_thread(blocking.Log.reset_consumer)
+    create_lake = on_a_thread(blocking.Log.create_lake)
+    lakes = on_a_thread(blocking.Log.lakes)
+    describe_lake = on_a_thread(blocking.Log.describe_lake)
+    drop_lake = on_a_thread(blocking.Log.drop_lake)
 
     read = on_a_thread(blocking.Log.read)
 

@@ -21,6 +21,7 @@ from spark_stream.client.administration import (
 from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient, MovedPosition
+from spark_stream.client.lakes import FILE_BYTES_DEFAULT, FRESHNESS_S_DEFAULT, LakesClient
 from spark_stream.client.options import known_options, level, refuse_unknown
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
@@ -30,6 +31,7 @@ from spark_stream.client.topics import Place, TopicsClient, checked_topic, resol
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption
 from spark_stream.sql.ddl import parse_altered, parse_schema
@@ -165,6 +167,7 @@ class Log(ProcessBound):
         self._connection = connection
         self._topics = TopicsClient(connection)
         self._consumers = ConsumersClient(connection, self._topics)
+        self._lakes = LakesClient(connection, self._topics)
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -537,6 +540,66 @@ class Log(ProcessBound):
         names = [topics] if isinstance(topics, str) else topics
         chosen = level(isolation)
         return self._consumers.reset(name, to, names, partitions, chosen, dry_run=dry_run)
+
+    # -- lakes ----------------------------------------------------------------------------------
+
+    def create_lake(
+        self,
+        name: str,
+        topics: str | Sequence[str],
+        location: str | os.PathLike[str],
+        *,
+        freshness: float = FRESHNESS_S_DEFAULT,
+        file_bytes: int = FILE_BYTES_DEFAULT,
+    ) -> LakeDescription:
+        """Create a lake: Delta tables with the committed records of topics.
+
+        A worker writes the tables: ``isolog lake run``.
+
+        Args:
+            name: The name of the lake.
+            topics: The topics. The table of a topic is the folder of its name in the location.
+            location: A folder, or the URL of one in an object store (``"s3://bucket/folder"``).
+                Keys are not part of it. The worker takes them from its environment.
+            freshness: Seconds between two versions of the tables, at least 1.
+            file_bytes: The size of a large file. Smaller adjacent files are merged.
+
+        Returns:
+            The lake.
+
+        Raises:
+            LakeExists: Another lake has the name.
+            UnknownTopic: There is no such topic.
+            UnsupportedType: Delta has no type for a column.
+            SchemaMismatch: Delta does not accept a column's name.
+            InvalidRequest: A setting is out of its range, or the location has keys.
+
+        Examples:
+            >>> topic = log.create_topic("trades", schema="id bigint, price double")
+            >>> log.create_lake("finance", "trades", "lake-of-trades").topics[0].name
+            'trades'
+        """
+        return self._lakes.create(name, topics, location, freshness, file_bytes)
+
+    def lakes(self) -> list[LakeDescription]:
+        """Return all lakes, sorted, with the offsets that their workers have recorded."""
+        return self._lakes.all()
+
+    def describe_lake(self, name: str) -> LakeDescription:
+        """Return a lake.
+
+        Raises:
+            UnknownLake: There is none with this name.
+        """
+        return self._lakes.describe(name)
+
+    def drop_lake(self, name: str) -> None:
+        """Drop a lake. Its tables stay where they are, and local retention waits for it no longer.
+
+        Raises:
+            UnknownLake: There is none with this name.
+        """
+        self._lakes.drop(name)
 
     # -- records --------------------------------------------------------------------------------
 

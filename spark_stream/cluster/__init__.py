@@ -10,6 +10,7 @@ Records of the store:
 ``partitions``    the leader, the ISR and the replicas of each partition
 ``transactions``  transactions, and unique numbers
 ``consumers``     named consumers, groups, named queries, and their sessions
+``lakes``         lakes: their topics, locations and recorded progress
 ``access``        users, tokens, rules and quotas
 
 Beside the store:

@@ -21,13 +21,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spark_stream.access.rules import Quota, Rule, RuleSet
-from spark_stream.cluster import access, brokers, partitions, topics
+from spark_stream.cluster import access, brokers, lakes, partitions, topics
 from spark_stream.cluster.access import QUOTAS, RULES, TOKENS, USERS, AccessRecords
 from spark_stream.cluster.brokers import BROKERS, CONTROLLER, Controller, RegisteredBroker
+from spark_stream.cluster.lakes import LAKES
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition
 from spark_stream.cluster.stores.store import Changes, MetadataStore, StoreRecord
 from spark_stream.cluster.topics import REMOVED, TOPICS, Topic
 from spark_stream.consistency.ids import BrokerId
+from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import IsologError
 from spark_stream.loggers import logger_of
 
@@ -36,7 +38,7 @@ logger = logger_of(__name__)
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES, QUOTAS)
+PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES, QUOTAS, LAKES)
 PAUSE_S: Final = 0.025
 """The pause between two refreshes. A refresh without changes takes some 10 us."""
 
@@ -54,6 +56,8 @@ class Snapshot(Struct, frozen=True):
     brokers: Mapping[BrokerId, RegisteredBroker] = field(default_factory=dict)
     controller: Controller | None = None
     access: AccessRecords = field(default_factory=AccessRecords)
+    lakes: Mapping[str, LakeDescription] = field(default_factory=dict)
+    """By name."""
 
     def topic(self, topic_id: str) -> Topic | None:
         """Return the topic of this id, or None."""
@@ -74,10 +78,12 @@ class News(Struct, frozen=True):
     brokers: frozenset[BrokerId] = frozenset()
     controller: bool = False
     access: bool = False
+    lakes: frozenset[str] = frozenset()
+    """By name."""
 
     def __bool__(self) -> bool:
         known = self.topics or self.partitions or self.brokers
-        return bool(known or self.controller or self.access)
+        return bool(known or self.controller or self.access or self.lakes)
 
 
 NO_NEWS: Final = News()
@@ -164,6 +170,7 @@ class _Update:
         self._tokens: dict[str, access.Token | None] = {}
         self._rules: dict[str, Rule | None] = {}
         self._quotas: dict[str, Quota | None] = {}
+        self._lakes: dict[str, LakeDescription | None] = {}
 
     def take(self, key: str, record: StoreRecord | None) -> None:
         """Apply a record, or its deletion (None). An unreadable one changes nothing.
@@ -202,6 +209,9 @@ class _Update:
         elif key.startswith(QUOTAS):
             quota = None if record is None else access.decode_quota(record.value)
             self._quotas[key.removeprefix(QUOTAS)] = quota
+        elif key.startswith(LAKES):
+            lake = None if record is None else lakes.decode(record.value)
+            self._lakes[key.removeprefix(LAKES)] = lake
 
     def snapshot(self, revision: int) -> Snapshot:
         """Return the earlier snapshot with all changes applied."""
@@ -222,6 +232,8 @@ class _Update:
             after = replace(after, controller=self._controllers[-1])
         if self._has_access:
             after = replace(after, access=self._access(self._before.access))
+        if self._lakes:
+            after = replace(after, lakes=_changed(self._before.lakes, self._lakes))
         return after
 
     @property
@@ -250,6 +262,7 @@ class _Update:
             brokers=frozenset(self._brokers),
             controller=bool(self._controllers),
             access=self._has_access,
+            lakes=frozenset(self._lakes),
         )
 
 

@@ -12,5 +12,6 @@ Folders, each of which imports only those above it:
 ``partition``     the core of a replica, with its high watermark, producers and transactions
 ``transactions``  a transaction's life, beyond one partition
 
+``lakes``         definitions of lakes, and the offsets below which tables have all records
 ``groups``        consumer groups: the assignment of partitions to members, and positions
 """

@@ -11,5 +11,6 @@ crash does.
 ``transactions``       a folder: transactions, named consumers, and sinks
 ``groups``             consumer groups: members join and leave, partitions are assigned
 ``topics``             a topic's record and files, and the left-overs of deleted topics
+``lakes``              lakes: creation, recorded progress, removal
 ``partition_records``  elections, moves of replicas, and log starts
 """

@@ -9,6 +9,7 @@ from spark_stream.wire import (
     access_messages,
     cluster_messages,
     consumer_messages,
+    lake_messages,
     stream_messages,
     topic_messages,
     transaction_messages,
@@ -22,6 +23,7 @@ _MODULES: Final = (
     transaction_messages,
     consumer_messages,
     access_messages,
+    lake_messages,
 )
 
 CALLS: Final[Mapping[str, type[Call[Any]]]] = {

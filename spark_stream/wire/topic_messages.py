@@ -12,6 +12,7 @@ from msgspec import Meta, structs
 from spark_stream.access.rules import Operation, described, on_topic, to_read_topics
 from spark_stream.consistency.entries import RecordRun
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lakes import TopicLake
 from spark_stream.errors import IsologError
 from spark_stream.schema.keys import DEFAULT_KEY, PARTITION_BY, split_names
 from spark_stream.schema.schemas import is_default
@@ -79,6 +80,7 @@ class TopicDescription(Description, kw_only=False):
         replication_factor: The number of replicas of each partition.
         schema_version: The number of alterations of the schema.
         added: The columns that alterations added.
+        lakes: The lakes with a table of the topic.
         warning: A risk, such as a single replica on a cluster of several brokers, or None.
     """
 
@@ -91,6 +93,7 @@ class TopicDescription(Description, kw_only=False):
     schema_version: int = 0
     added: tuple[str, ...] = ()
     warning: str | None = None
+    lakes: tuple[TopicLake, ...] = ()
 
     @property
     def partition_by(self) -> tuple[str, ...]:

@@ -16,14 +16,16 @@ from hypothesis.stateful import (
 )
 
 from isolog.errors import StorageFailure
-from spark_stream.cluster import brokers, partitions, topics
+from spark_stream.cluster import brokers, lakes, partitions, topics
 from spark_stream.cluster.brokers import BROKERS, CONTROLLER, Brokers, Controller, RegisteredBroker
+from spark_stream.cluster.lakes import LAKES
 from spark_stream.cluster.partitions import PARTITIONS, PartitionId, StoredPartition, put_of
 from spark_stream.cluster.stores.store import MetadataStore
 from spark_stream.cluster.topics import TOPICS, Topic
 from spark_stream.cluster.view import ClusterView, News, Snapshot
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.lakes import LakeDescription, LakeTopic
 from tests.examples import examples
 from tests.simulation.store import MemoryRecords, MemoryStore
 
@@ -60,6 +62,7 @@ def content(store: MetadataStore) -> Snapshot:
         seen = partitions.decode(record)
         numbered.setdefault(seen.id.topic_id, {})[seen.id.number] = seen
     held = store.get(CONTROLLER)
+    known = [lakes.decode(each.value) for each in store.list(LAKES)]
     return Snapshot(
         revision=store.changes(0).revision,
         topics={each.name: each for each in found},
@@ -67,6 +70,7 @@ def content(store: MetadataStore) -> Snapshot:
         partitions=numbered,
         brokers={BrokerId(each.id): each for each in Brokers(store).all()},
         controller=None if held is None else brokers.decode_controller(held.value),
+        lakes={each.name: each for each in known},
     )
 
 
@@ -218,6 +222,15 @@ class ViewMachine(RuleBasedStateMachine):
     def delete_controller(self):
         remove(self.store, CONTROLLER)
 
+    @rule(name=NAMES, offset=st.integers(0, 3))
+    def put_lake(self, name, offset):
+        made = LakeDescription(name, "l1", "/lake", (LakeTopic("a", "t1", {0: offset}),))
+        put(self.store, LAKES + name, lakes.encode(made))
+
+    @rule(name=NAMES)
+    def delete_lake(self, name):
+        remove(self.store, LAKES + name)
+
     @rule()
     def forget_deleted(self):
         self.records.forget_deleted()
@@ -231,12 +244,13 @@ class ViewMachine(RuleBasedStateMachine):
         assert _without_revision(view.now) == _without_revision(content(self.store))
         assert news.topics >= _differing(before.topics, view.now.topics)
         assert news.brokers >= _differing(before.brokers, view.now.brokers)
+        assert news.lakes >= _differing(before.lakes, view.now.lakes)
         assert news.partitions >= _differing(_flat(before), _flat(view.now))
         assert news.controller or before.controller == view.now.controller
 
 
 def _without_revision(seen: Snapshot) -> tuple:
-    return seen.topics, seen.names, seen.partitions, seen.brokers, seen.controller
+    return seen.topics, seen.names, seen.partitions, seen.brokers, seen.controller, seen.lakes
 
 
 def _flat(seen: Snapshot) -> dict[PartitionId, StoredPartition]:

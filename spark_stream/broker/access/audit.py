@@ -56,6 +56,7 @@ _NAMED: Final = (
     "resource",
     "transactional_id",
     "consumer",
+    "lake",
 )
 
 

@@ -10,14 +10,22 @@ from contextlib import contextmanager
 from typing import Final
 
 from spark_stream.broker.access.audit import ADMINISTRATIVE, CREDENTIALS, DONE, named_in
-from spark_stream.broker.actions import access, cluster, consumers, mapped, topics, transactions
+from spark_stream.broker.actions import (
+    access,
+    cluster,
+    consumers,
+    lakes,
+    mapped,
+    topics,
+    transactions,
+)
 from spark_stream.broker.actions.context import HANDLERS, BrokerContext
 from spark_stream.errors import InvalidRequest, IsologError, PermissionDenied
 from spark_stream.wire.access_messages import CreatedToken
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.messages import Message, to_bytes
 
-MODULES: Final = (access, cluster, consumers, mapped, topics, transactions)
+MODULES: Final = (access, cluster, consumers, lakes, mapped, topics, transactions)
 """The modules with the handlers."""
 
 

@@ -18,6 +18,7 @@ from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import RecordRun, end_within, stored_bytes
 from spark_stream.consistency.ids import BrokerId, Offset
 from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.consistency.lakes import TopicLake
 from spark_stream.consistency.replication.follower import NOWHERE, Spot, nearest
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.errors import (
@@ -174,6 +175,11 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
         replication_factor=topic.replication_factor,
         warning=lone_replica_warning(topic, context.members),
         schema_version=len(topic.earlier),
+        lakes=tuple(
+            TopicLake(lake.name, lake.id, lake.location)
+            for lake in context.host.view.now.lakes.values()
+            if any(each.id == topic.id for each in lake.topics)
+        ),
         added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
         partitions=tuple(
             partition_facts(

@@ -92,7 +92,8 @@ Resource = Annotated[
     str,
     typer.Argument(
         metavar="RESOURCE",
-        help="topic:NAME, consumer:NAME, transaction:NAME, or cluster. NAME* is a prefix.",
+        help="topic:NAME, consumer:NAME, transaction:NAME, lake:NAME, or cluster."
+        " NAME* is a prefix.",
         show_default=False,
     ),
 ]

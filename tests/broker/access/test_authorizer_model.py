@@ -35,6 +35,7 @@ from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import JoinGroup
+from spark_stream.wire.lake_messages import CreateLake
 from spark_stream.wire.messages import Message
 from spark_stream.wire.stream_messages import AppendTo, Fetch, FetchRange
 from tests.clocks import FakeClock
@@ -63,10 +64,10 @@ class _About:
 
     def __init__(self, kind: type[Message], name: str) -> None:
         fields = kind.__struct_fields__
-        for each in ("topic", "transactional_id", "consumer"):
+        for each in ("topic", "transactional_id", "consumer", "lake"):
             if each in fields:
                 setattr(self, each, name)
-        topic = name if kind is JoinGroup else _Named(name)
+        topic = name if kind in (JoinGroup, CreateLake) else _Named(name)
         self.topics = [topic] if "topics" in fields else []
         self.positions = [_Named(name)] if "positions" in fields else []
         self.owners = {name: "instance"} if "owners" in fields else {}
@@ -142,6 +143,11 @@ PERMISSIONS = {
     "set-quota": "admin cluster",
     "remove-quota": "admin cluster",
     "list-quotas": "admin cluster",
+    "create-lake": "create lake, read topic",
+    "list-lakes": "",
+    "describe-lake": "describe lake",
+    "record-lake-progress": "write lake",
+    "drop-lake": "delete lake",
     "fetch": "read topic, read topic",
     "append": "write topic",
     "append in a transaction": "write topic, write transaction",

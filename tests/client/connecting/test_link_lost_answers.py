@@ -223,12 +223,14 @@ READS = {
     "check-consumer",
     "consumer-position",
     "describe-cluster",
+    "describe-lake",
     "describe-topic",
     "describe-transaction",
     "find-leaders",
     "get-permissions",
     "list-brokers",
     "list-consumers",
+    "list-lakes",
     "list-offsets",
     "list-quotas",
     "list-rules",
@@ -258,11 +260,13 @@ OF_DATA = {
     "cancel-moves",
     "commit-position",
     "commit-transaction",
+    "create-lake",
     "create-topic",
     "delete-consumer",
     "delete-sink",
     "delete-topic",
     "drop-branch",
+    "drop-lake",
     "elect-preferred",
     "group-heartbeat",
     "init-transactions",
@@ -275,6 +279,7 @@ OF_DATA = {
     "pin-start",
     "recommission",
     "reader-heartbeat",
+    "record-lake-progress",
     "record-progress",
     "renew-batch",
     "renew-transaction",
@@ -309,6 +314,11 @@ def test_a_change_of_data_succeeds_if_its_answer_is_lost(asking: BrokerProcess, 
         _use_transactions(log, losses)
         _use_consumers(log, losses)
         with losses.during():
+            lake = log.create_lake("lost", "t", "/nowhere")
+            log._lakes.record_progress("lost", lake.id, {lake.topics[0].id: {0: 3}})
+            assert log.describe_lake("lost").topics[0].tiered == {0: 3}
+            log.drop_lake("lost")
+            assert log.lakes() == []
             assert log.trim("t", "latest", partitions=[0])[0] > 0
             log.delete_topic("t")
         assert log.topics() == []

@@ -1,0 +1,69 @@
+"""Handlers of calls on lakes."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from spark_stream.access.rules import ResourceKind
+from spark_stream.broker.actions.context import BrokerContext, handles
+from spark_stream.consistency.lakes import LakeDescription, LakeTopic
+from spark_stream.scripts import lakes
+from spark_stream.wire.lake_messages import (
+    CreateLake,
+    DescribeLake,
+    DropLake,
+    LakeList,
+    ListLakes,
+    RecordLakeProgress,
+)
+
+
+@handles(CreateLake)
+def create_lake(context: BrokerContext, asked: CreateLake) -> LakeDescription:
+    lake = LakeDescription(
+        asked.lake,
+        asked.lake_id,
+        asked.location,
+        tuple(LakeTopic(each, "") for each in sorted(asked.topics)),
+        asked.freshness_ms,
+        asked.file_bytes,
+        context.transactions.now_ms(),
+    )
+    return context.transactions.run(lakes.create(lake))
+
+
+@handles(ListLakes)
+def list_lakes(context: BrokerContext, asked: ListLakes) -> LakeList:
+    context.host.refresh()
+    return LakeList(
+        lakes=[
+            _shown(context, lake)
+            for name, lake in sorted(context.host.view.now.lakes.items())
+            if context.may_describe(ResourceKind.LAKE, name)
+        ]
+    )
+
+
+@handles(DescribeLake)
+def describe_lake(context: BrokerContext, asked: DescribeLake) -> LakeDescription:
+    context.host.refresh()
+    found = context.host.view.now.lakes.get(asked.lake)
+    if found is None:
+        raise lakes.unknown(asked.lake)
+    return _shown(context, found)
+
+
+def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
+    topics = [each for each in lake.topics if context.may_describe(ResourceKind.TOPIC, each.name)]
+    return replace(lake, topics=tuple(topics))
+
+
+@handles(RecordLakeProgress)
+def record_lake_progress(context: BrokerContext, asked: RecordLakeProgress) -> None:
+    now_ms = context.transactions.now_ms()
+    context.transactions.run(lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms))
+
+
+@handles(DropLake)
+def drop_lake(context: BrokerContext, asked: DropLake) -> None:
+    context.transactions.run(lakes.drop(asked.lake, asked.lake_id))

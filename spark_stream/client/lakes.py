@@ -1,0 +1,94 @@
+"""Requests about lakes."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.topics import TopicsClient, checked_topic
+from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, LakeDescription
+from spark_stream.directories import local_directory
+from spark_stream.errors import InvalidOption, UnknownLake
+from spark_stream.lake.delta.schema import table_schema
+from spark_stream.wire.lake_messages import (
+    CreateLake,
+    DescribeLake,
+    DropLake,
+    ListLakes,
+    RecordLakeProgress,
+)
+
+FRESHNESS_S_DEFAULT: Final = 60.0
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+class LakesClient:
+    """The lakes of a log."""
+
+    def __init__(self, connection: ClusterConnection, topics: TopicsClient) -> None:
+        self._connection = connection
+        self._topics = topics
+
+    def create(
+        self,
+        name: str,
+        topics: str | Sequence[str],
+        location: str | os.PathLike[str],
+        freshness: float,
+        file_bytes: int,
+    ) -> LakeDescription:
+        """Create a lake, if each topic can have a Delta table."""
+        names = [topics] if isinstance(topics, str) else list(topics)
+        for each in names:
+            table_schema(each, self._topics.describe(checked_topic(each)).schema)
+        request = CreateLake.of(
+            lake=name,
+            lake_id=secrets.token_hex(8),
+            topics=names,
+            location=_location(location),
+            freshness_ms=round(1_000 * freshness),
+            file_bytes=file_bytes,
+        )
+        return self._connection.call(request)
+
+    def all(self) -> list[LakeDescription]:
+        """Return the lakes that the caller may describe, by name."""
+        return self._connection.call(ListLakes()).lakes
+
+    def describe(self, name: str) -> LakeDescription:
+        """Return a lake."""
+        return self._connection.call(DescribeLake.of(lake=name))
+
+    def drop(self, name: str) -> None:
+        """Drop the lake that has this name at the time of the call."""
+        found = self.describe(name)
+        try:
+            self._connection.call(DropLake.of(lake=name, lake_id=found.id))
+        except UnknownLake:
+            return  # an earlier attempt of this call removed it
+
+    def record_progress(
+        self, name: str, lake_id: str, offsets: Mapping[str, Mapping[int, int]]
+    ) -> None:
+        """Record the offsets that were read back from the tables, by topic id."""
+        tiered = {each: dict(found) for each, found in offsets.items()}
+        self._connection.call(RecordLakeProgress.of(lake=name, lake_id=lake_id, tiered=tiered))
+
+
+def _location(given: str | os.PathLike[str]) -> str:
+    text = os.fspath(given)
+    if _URL.match(text) and not text.lower().startswith("file:"):
+        return text.rstrip("/")
+    try:
+        return str(local_directory(text, "location", None).absolute())
+    except InvalidOption as error:
+        raise InvalidOption(
+            error.message, hint="Give a folder, or a URL such as s3://BUCKET/FOLDER."
+        ) from None
+
+
+__all__ = ["FILE_BYTES_DEFAULT", "FRESHNESS_S_DEFAULT", "LakesClient"]

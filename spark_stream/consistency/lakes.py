@@ -1,0 +1,112 @@
+"""Lakes: their definitions, and the offsets that local retention may rely on.
+
+A lake copies topics into tables. Its worker records, by partition, the offset that it has read back
+from the table. Recorded offsets never move back. A topic with several lakes may remove local
+records only below the smallest of these offsets (:func:`tiered`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+from msgspec import Meta, field
+from msgspec.structs import replace
+
+from spark_stream.structs import Name, OffsetField, PartitionField, Positional, learn_types
+
+FRESHNESS_MS_MIN: Final = 1_000
+FRESHNESS_MS_DEFAULT: Final = 60_000
+FILE_BYTES_DEFAULT: Final = 128 << 20
+FreshnessField = Annotated[int, Meta(ge=FRESHNESS_MS_MIN, le=86_400_000)]
+FileBytesField = Annotated[int, Meta(ge=1 << 10, le=1 << 34)]
+LakeId = Annotated[str, Meta(pattern=r"\A[a-z0-9-]{1,64}\Z")]
+Tiered = dict[Name, dict[PartitionField, OffsetField]]
+"""By topic id and partition, the offset below which the table has all committed records."""
+
+
+class LakeTopic(Positional, forbid_unknown_fields=False, omit_defaults=False):
+    """A topic of a lake.
+
+    Attributes:
+        name: The name of the topic, which is also that of its table.
+        id: The id of the topic.
+        tiered: By partition, the offset that the worker has read back from the table.
+    """
+
+    name: Name
+    id: Name
+    tiered: dict[PartitionField, OffsetField] = field(default_factory=dict)
+
+
+class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=False):
+    """A lake: topics, and the location of their tables.
+
+    Attributes:
+        name: The name.
+        id: The id. A lake that is created again under the name has another one.
+        location: A folder, or the URL of one in an object store. It never has keys.
+        topics: The topics, sorted.
+        freshness_ms: The time between two rounds of the worker.
+        file_bytes: The size of a large file. Smaller adjacent files are merged.
+        created_ms: The time of its creation, in ms since the epoch.
+        recorded_ms: The time of the last recorded progress, or None.
+    """
+
+    name: Name
+    id: LakeId
+    location: str
+    topics: tuple[LakeTopic, ...]
+    freshness_ms: FreshnessField = FRESHNESS_MS_DEFAULT
+    file_bytes: FileBytesField = FILE_BYTES_DEFAULT
+    created_ms: int = 0
+    recorded_ms: int | None = None
+
+
+class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
+    """A lake, in the description of one of its topics.
+
+    Attributes:
+        name: The name.
+        id: The id.
+        location: The folder with the topic's table.
+    """
+
+    name: Name
+    id: LakeId
+    location: str
+
+
+def advanced(
+    lake: LakeDescription, offsets: Mapping[str, Mapping[int, int]], now_ms: int
+) -> LakeDescription:
+    """Return the lake with recorded progress. Smaller offsets and other topics change nothing."""
+    topics = tuple(
+        replace(
+            each,
+            tiered={
+                partition: max(each.tiered.get(partition, 0), found.get(partition, 0))
+                for partition in sorted(each.tiered.keys() | found.keys())
+            },
+        )
+        for each in lake.topics
+        for found in (offsets.get(each.id, {}),)
+    )
+    return replace(lake, topics=topics, recorded_ms=now_ms)
+
+
+def tiered(lakes: Iterable[LakeDescription], topic_id: str, partition: int) -> int | None:
+    """Return the offset below which every lake of a topic has all committed records.
+
+    None if the topic has no lake.
+    """
+    offsets = [
+        topic.tiered.get(partition, 0)
+        for lake in lakes
+        for topic in lake.topics
+        if topic.id == topic_id
+    ]
+    return min(offsets) if offsets else None
+
+
+learn_types(LakeDescription)

@@ -1,0 +1,107 @@
+"""Creation of lakes, recorded progress, and removal. Each is one compare-and-set of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from spark_stream.cluster.lakes import LAKES, decode, encode
+from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
+from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
+from spark_stream.scripts.steps import DeleteRecord, FindTopic, Get, PutRecord, Script
+
+
+def create(lake: LakeDescription) -> Script[LakeDescription]:
+    """Create a lake. Return the one that an earlier attempt with the same id created.
+
+    Raises:
+        LakeExists: Another lake has the name.
+        UnknownTopic: There is no such topic.
+        InvalidRequest: A location has keys, or a topic's name cannot name a table.
+    """
+    _check(lake)
+    topics = []
+    for each in lake.topics:
+        found = yield from FindTopic(each.name)
+        topics.append(LakeTopic(each.name, found.id))
+    key = LAKES + lake.name
+    made = LakeDescription(
+        lake.name,
+        lake.id,
+        lake.location,
+        tuple(topics),
+        lake.freshness_ms,
+        lake.file_bytes,
+        lake.created_ms,
+    )
+    while not (yield from PutRecord(key, encode(made), 0)):
+        record = yield from Get(key)
+        if record is None:
+            continue
+        present = decode(record.value)
+        if present.id == lake.id:
+            return present
+        raise LakeExists(f"there is a lake {lake.name!r} already", lake=lake.name)
+    return made
+
+
+def _check(lake: LakeDescription) -> None:
+    names = [each.name for each in lake.topics]
+    if not names or len(set(names)) < len(names):
+        raise InvalidRequest("a lake has one or more topics, each once", lake=lake.name)
+    hidden = [each for each in names if each.startswith("_")]
+    if hidden:
+        raise InvalidRequest(
+            f"the topic {hidden[0]!r} cannot have a table: programs hide folders that begin with _",
+            hint="Copy its records into a topic with another name.",
+            topic=hidden[0],
+        )
+    url = urlsplit(lake.location)
+    is_folder = not url.scheme and lake.location.startswith("/")
+    if not is_folder and not url.scheme:
+        raise InvalidRequest(
+            f"{lake.location!r} is no location", hint="Give an absolute folder or a URL."
+        )
+    if "@" in url.netloc or url.query:
+        raise InvalidRequest(
+            "a lake's location has no keys, because others can read it",
+            hint="Give the keys to the worker, in its environment.",
+            lake=lake.name,
+        )
+
+
+def record_progress(
+    name: str, lake_id: str, offsets: Mapping[str, Mapping[int, int]], now_ms: int
+) -> Script[None]:
+    """Record the offsets that a worker has read back from the tables, by topic id.
+
+    Raises:
+        UnknownLake: There is no lake with this name and id.
+    """
+    while True:
+        record = yield from Get(LAKES + name)
+        lake = None if record is None else decode(record.value)
+        if record is None or lake is None or lake.id != lake_id:
+            raise unknown(name)
+        after = encode(advanced(lake, offsets, now_ms))
+        if (yield from PutRecord(LAKES + name, after, record.version)):
+            return
+
+
+def drop(name: str, lake_id: str) -> Script[None]:
+    """Remove the lake's record. Its tables stay.
+
+    Raises:
+        UnknownLake: There is no lake with this name and id.
+    """
+    while True:
+        record = yield from Get(LAKES + name)
+        if record is None or decode(record.value).id != lake_id:
+            raise unknown(name)
+        if (yield from DeleteRecord(LAKES + name, record.version)):
+            return
+
+
+def unknown(name: str) -> UnknownLake:
+    """Return the error for a lake that does not exist."""
+    return UnknownLake(f"there is no lake {name!r}", lake=name)

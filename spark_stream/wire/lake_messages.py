@@ -1,0 +1,68 @@
+"""The calls about lakes."""
+
+from __future__ import annotations
+
+from spark_stream.access.rules import Operation, described, on_lake, to_create_lake
+from spark_stream.consistency.lakes import (
+    FileBytesField,
+    FreshnessField,
+    LakeDescription,
+    LakeId,
+    Tiered,
+)
+from spark_stream.structs import Name
+from spark_stream.wire.messages import Call, Message
+
+DESCRIBE, WRITE, DELETE = Operation.DESCRIBE, Operation.WRITE, Operation.DELETE
+
+
+class CreateLake(Call[LakeDescription], name="create-lake", needs=to_create_lake, once=True):
+    """Create a lake of topics. A worker writes their tables.
+
+    ``lake_id``: unique to this request. A retry succeeds if an earlier attempt created the lake.
+    ``location``: an absolute folder, or a URL without keys.
+    """
+
+    lake: Name
+    lake_id: LakeId
+    topics: list[Name]
+    location: Name
+    freshness_ms: FreshnessField
+    file_bytes: FileBytesField
+
+
+class LakeList(Message):
+    """The lakes, by name."""
+
+    lakes: list[LakeDescription]
+
+
+class ListLakes(Call[LakeList], name="list-lakes", needs=described):
+    """List the lakes that the caller may describe.
+
+    Topics that the caller may not describe are left out.
+    """
+
+
+class DescribeLake(Call[LakeDescription], name="describe-lake", needs=on_lake(DESCRIBE)):
+    """Describe a lake. Topics that the caller may not describe are left out."""
+
+    lake: Name
+
+
+class RecordLakeProgress(Call[None], name="record-lake-progress", needs=on_lake(WRITE)):
+    """Record the offsets that a worker has read back from the tables of a lake.
+
+    ``tiered``: by topic id and partition. Smaller offsets change nothing.
+    """
+
+    lake: Name
+    lake_id: LakeId
+    tiered: Tiered
+
+
+class DropLake(Call[None], name="drop-lake", needs=on_lake(DELETE), once=True):
+    """Remove a lake. Its tables stay where they are."""
+
+    lake: Name
+    lake_id: LakeId

@@ -1,0 +1,100 @@
+"""Definitions of lakes: creation, progress, removal, and their topics' descriptions."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import isolog
+from isolog.errors import (
+    InvalidOption,
+    InvalidRequest,
+    LakeExists,
+    SchemaMismatch,
+    UnknownLake,
+    UnknownTopic,
+    UnsupportedType,
+)
+
+
+@pytest.fixture
+def log(broker):
+    with isolog.connect(broker.address) as found:
+        yield found
+
+
+def test_a_lake_is_listed_and_is_in_the_description_of_its_topics(log):
+    ids = {each: log.create_topic(each).id for each in ("orders", "audit", "other")}
+    made = log.create_lake("shop", ["orders", "audit"], "s3://bucket/lake/", freshness=1)
+    assert [(each.name, each.id) for each in made.topics] == [
+        ("audit", ids["audit"]),
+        ("orders", ids["orders"]),
+    ]
+    assert (made.location, made.freshness_ms) == ("s3://bucket/lake", 1_000)
+    assert log.lakes() == [made] == [log.describe_lake("shop")]
+    found = log.describe("orders").lakes
+    assert [(each.name, each.id, each.location) for each in found] == [
+        ("shop", made.id, "s3://bucket/lake")
+    ]
+    assert log.describe("other").lakes == ()
+    log._lakes.record_progress("shop", made.id, {ids["orders"]: {0: 7}})
+    log._lakes.record_progress("shop", made.id, {ids["orders"]: {0: 3}})
+    assert [each.tiered for each in log.describe_lake("shop").topics] == [{}, {0: 7}]
+    log.drop_lake("shop")
+    assert log.lakes() == []
+    assert log.describe("orders").lakes == ()
+
+
+def test_a_relative_location_is_resolved_where_the_lake_is_created(log, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log.create_topic("t")
+    assert log.create_lake("l", "t", "tables").location == str(tmp_path / "tables")
+
+
+def test_a_name_has_one_lake_and_progress_is_only_that_of_the_present_one(log):
+    log.create_topic("t")
+    first = log.create_lake("l", "t", "/lake")
+    with pytest.raises(LakeExists, match="there is a lake 'l' already"):
+        log.create_lake("l", "t", "/lake")
+    log.drop_lake("l")
+    second = log.create_lake("l", "t", "/lake")
+    with pytest.raises(UnknownLake):
+        log._lakes.record_progress("l", first.id, {second.topics[0].id: {0: 1}})
+    assert log.describe_lake("l").topics[0].tiered == {}
+    log.drop_lake("l")
+    for call in (log.describe_lake, log.drop_lake):
+        with pytest.raises(UnknownLake, match="there is no lake 'l'"):
+            call("l")
+
+
+def test_topics_that_cannot_have_a_table_are_refused(log):
+    log.create_topic("times", schema=pa.schema([("at", pa.time64("us"))]))
+    log.create_topic("spaces", schema=pa.schema([("a b", pa.int64())]))
+    log.create_topic("_cuts")
+    log.create_topic("t")
+    for topics, error, text in (
+        ("times", UnsupportedType, "column 'at'"),
+        ("spaces", SchemaMismatch, "'a b'"),
+        ("_cuts", InvalidRequest, "begin with _"),
+        ("missing", UnknownTopic, "missing"),
+        (["t", "t"], InvalidRequest, "each once"),
+        ([], InvalidRequest, "one or more"),
+    ):
+        with pytest.raises(error, match=text):
+            log.create_lake("l", topics, "/lake")
+    assert log.lakes() == []
+
+
+def test_settings_and_locations_are_checked(log):
+    log.create_topic("t")
+    for location, settings, error in (
+        ("s3://key:secret@bucket/x", {}, InvalidRequest),
+        ("s3://bucket/x?secret=1", {}, InvalidRequest),
+        ("", {}, InvalidOption),
+        ("/lake", {"freshness": 0.5}, InvalidRequest),
+        ("/lake", {"file_bytes": 0}, InvalidRequest),
+    ):
+        with pytest.raises(error) as refused:
+            log.create_lake("l", "t", location, **settings)
+        assert "secret" not in str(refused.value)
+    assert log.lakes() == []
