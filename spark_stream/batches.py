@@ -253,6 +253,9 @@ def header_length(file: pa.Buffer) -> int | None:
 
 
 def schema_length(stream: pa.Buffer) -> int:
-    """Return the length of a stream's first message if it has no body (as a schema), else 0."""
+    """Return the length of a stream's first message without its body, or 0 without a message.
+
+    A schema has no body, so this is the length of its whole message, with its prefix of 8 bytes.
+    """
     mark, metadata = struct.unpack("<Ii", memoryview(stream)[:8])
     return 8 + int(metadata) if mark == 0xFFFFFFFF else 0

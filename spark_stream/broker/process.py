@@ -583,7 +583,7 @@ def serve(config: BrokerConfig) -> NoReturn:
     broker.heed_signals()  # a reader of the next line may send a signal
     print(f"isolog broker ready {broker.address}", flush=True)
     broker.run()
-    # A stream that a silent client keeps open cannot be ended from here, and the interpreter cannot
-    # exit while its thread runs. Everything is closed, so the process just ends.
+    # A Flight stream that a silent client keeps open has a thread, for which the interpreter would
+    # wait. Everything else is closed, so the process ends at once.
     logging.shutdown()
     os._exit(1 if broker.has_failed else 0)

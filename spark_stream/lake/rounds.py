@@ -186,9 +186,10 @@ def _starts(lake: Lake, topic: TopicState) -> dict[int, int | None]:
             )
         recorded = lake.cuts.offset(topic.id, partition)
         if recorded is not None and (at is None or at < recorded):
+            has = "has no offset" if at is None else f"ends at offset {at}"
             raise LakeStopped(
-                f"the table {table.at} ends at offset {at} of partition {partition}, before the"
-                f" last recorded cut ({recorded}): an older copy of it was restored",
+                f"the table {table.at} {has} of partition {partition}, before the last recorded cut"
+                f" ({recorded}): an older copy of it was restored",
                 hint="Restore the newer copy, or create a lake at another location.",
                 table=table.at,
                 partition=partition,

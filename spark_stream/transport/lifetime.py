@@ -91,9 +91,9 @@ class Lifetime:
         return left if timeout_s is None else min(left, timeout_s)
 
     def begin(self) -> None:
-        """Have the lifetime ended with a worker of ``multiprocessing``, which skips exit handlers.
+        """Register :func:`end_lifetime` in a worker of ``multiprocessing``.
 
-        Its end is :func:`end_lifetime`, as that of every interpreter.
+        Such a worker skips exit handlers. Every other interpreter calls it as an exit handler.
         """
         if self._has_end:
             return

@@ -5,7 +5,7 @@
 ``transaction_messages``, ``consumer_messages``  calls
 ``calls``          the table of all calls, made from their classes
 ``stream_messages``, ``replication_messages``  the streams of appends, fetches and replication
-``limits``         every limit in one place, with its reason
+``limits``         the limits that several modules share, each with its reason
 ``addresses``      the addresses of brokers
 ``allocator``      the memory of a process
 """

@@ -113,7 +113,10 @@ class CreateToken(Call[CreatedToken], name="create-token", needs=anybody):
 
 
 class OpenSession(Call[Authenticated], name="open-session", needs=anybody):
-    """Create a token that no broker stores, for the caller, with these grants and lifetime."""
+    """Create a token that no broker stores, for the caller.
+
+    It has at most these grants and this lifetime: those of a caller with a token limit them.
+    """
 
     grants: Annotated[list[GrantText], Meta(max_length=GRANTS_MAX)]
     lifetime_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)]

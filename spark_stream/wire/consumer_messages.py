@@ -62,7 +62,8 @@ class PinStart(Call[PinnedStart], name="pin-start", needs=on_consumer(READ)):
 class RecordProgress(Call[None], name="record-progress", needs=on_consumer(READ)):
     """Store the progress of a query's run.
 
-    CONSUMER_FENCED if another run has the name. ``claim``: the run also takes the name over.
+    CONSUMER_FENCED if another run has the name, unless ``claim`` is set: then this run takes the
+    name over.
     """
 
     consumer: Name

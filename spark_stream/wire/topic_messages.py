@@ -371,8 +371,9 @@ class ListOffsets(Call[ListedOffsets], name="list-offsets", needs=described):
 class CutTopic(Message):
     """A topic of a cut.
 
-    ``lower``: by partition the smallest offset (the reader's), by default the log start. ``upper``:
-    by partition the greatest, by default the last stable offset.
+    ``lower``: for each partition the offset of the reader. The cut is not below it. Its default is
+    the log start. ``upper``: for each partition the greatest offset of the cut. Its default is the
+    last stable offset.
     """
 
     topic: Name

@@ -79,8 +79,10 @@ def test_gain_above_1_is_better_in_any_unit():
     ]
     pairs += [(figure("p50", "ms", 1.0), figure("p50", "ms", 4.0))]
     assert compare(pairs) == [
-        Comparison("append", "rows/s", 200.0, 400.0, 2.0, 2.0, 2.0),
-        Comparison("p50", "ms", 1.0, 4.0, 0.25, 0.25, 0.25),
+        Comparison(
+            "append", "rows/s", old=200.0, new=400.0, gain=2.0, gain_least=2.0, gain_most=2.0
+        ),
+        Comparison("p50", "ms", old=1.0, new=4.0, gain=0.25, gain_least=0.25, gain_most=0.25),
     ]
 
 

@@ -64,6 +64,7 @@ def dead_disk(seed: int) -> Form:
 
 
 def test_a_leader_on_a_read_only_disk_hands_over():
+    """The invariant ``ALeaderThatCannotWriteHandsOver`` makes a leader that stays a finding."""
     findings = [run(dead_disk(seed)).finding for seed in SEEDS]
     assert not any(findings), findings
 

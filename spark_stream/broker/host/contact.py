@@ -41,8 +41,8 @@ class StoreContact:
     def try_refresh(self) -> None:
         """Read the earlier changes, or continue with the last view if the store does not answer.
 
-        In an outage the last view is better than none. The store then gets one request in
-        ``_AWAY_S`` at most.
+        In an outage the last view is better than none. After a failure the store gets no new
+        request for ``_AWAY_S``.
 
         Raises:
             MetadataUnavailable: as :meth:`check_may_answer`.

@@ -47,6 +47,8 @@ from spark_stream.errors import (
     BrokerStopping,
     IsologError,
     LeaderUnavailable,
+    MetadataLost,
+    MetadataUnavailable,
     NotLeader,
     UnknownTopic,
 )
@@ -107,6 +109,7 @@ class Host:
         self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
         self._applying = threading.RLock()
         self._refreshes_begun = self._refreshed = 0
+        self._failed_refresh: tuple[int, IsologError] | None = None
         self._unsettled: set[str] = set()
         """Names of topics that failed in the last round, or have a replica that will lead later."""
         self._promises = promises
@@ -308,7 +311,8 @@ class Host:
     def begin(self, serves: Callable[[], bool], links: FollowerLinks | None = None) -> None:
         """Start to lead and follow, as the partitions' records require.
 
-        ``serves`` returns whether this broker's lease lasts. No partition is led while it does not.
+        ``serves`` returns whether this broker's lease lasts. While it does not, a partition is led
+        only by promises of its followers (``consistency.replication.promises``).
         ``links``: the streams from leaders. Without them this broker follows no other.
         """
         with self._applying:
@@ -363,13 +367,22 @@ class Host:
     def refresh(self) -> None:
         """Read all changes that were made before this call, and act on them: a barrier.
 
-        With a metadata store on another host this costs a request, which concurrent callers share.
+        With a metadata store on another host this costs a request, which concurrent callers share,
+        also its failure.
         So no append, fetch or cut may need it.
         """
         asked_after = self._refreshes_begun
         with self._applying:
-            if self._refreshed <= asked_after:
+            if self._refreshed > asked_after:
+                return
+            failed = self._failed_refresh
+            if failed is not None and failed[0] > asked_after:
+                raise type(failed[1])(str(failed[1]))
+            try:
                 self._apply(fresh=True)
+            except (MetadataUnavailable, MetadataLost) as error:
+                self._failed_refresh = self._refreshes_begun, error
+                raise
 
     def _others_are_cut_off(self) -> bool:
         """Return whether a promise shows that other brokers are cut off from the store too.
@@ -495,14 +508,12 @@ class Host:
                 self.upkeep.forget(hosted.topic.id, number)
 
     def _close_for_good(self, partition: Partition, closing: CloseReason) -> None:
-        """Close a partition whose files will be removed. A failed fsync does not matter."""
+        """Close a partition that this broker no longer has. A failure does not stop it."""
         self._links.unfollow(partition.id)
         try:
             partition.close(closing)
         except IsologError as error:
-            logger.warning(
-                "closing %s failed; its files are removed anyway: %s", partition.name, error
-            )
+            logger.warning("cannot fsync %s before its close: %s", partition.name, error)
         self.counts.traffic.close(partition.topic, partition.number)
 
     def _remove_strays(self) -> None:

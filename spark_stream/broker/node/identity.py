@@ -90,7 +90,7 @@ class BrokerIdentity(Struct, frozen=True):
             raise Unauthenticated(
                 f"the caller has not proved that it is broker {caller} of cluster {self.cluster_id}"
                 f" and that its call is for the present run of broker {self.broker_id}",
-                hint="All brokers of a cluster have the secret of its metadata store.",
+                hint="Start both with the same setting `metadata`. That store has their secret.",
             )
 
     def answer_proof(self, nonce: str) -> str:
@@ -107,7 +107,7 @@ class BrokerIdentity(Struct, frozen=True):
             raise Unauthenticated(
                 f"the process that answers in the place of broker {broker_id} has not proved that"
                 f" it is a broker of cluster {self.cluster_id}",
-                hint="All brokers of a cluster have the secret of its metadata store.",
+                hint="Start both with the same setting `metadata`. That store has their secret.",
             )
 
 

@@ -51,7 +51,8 @@ class Members:
     def generation_of(self, broker: BrokerId) -> Generation | None:
         """Return the broker's generation, or None if it was not alive at the last check.
 
-        One that has started since then counts as alive: it may be in sync with a new topic.
+        A broker that has started since then counts as alive: it may already be an in-sync replica
+        of a topic that was created since.
         """
         known = self._view.now.brokers.get(broker)
         if known is not None and self._looked_at.get(broker) != known.incarnation:

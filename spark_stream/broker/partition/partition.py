@@ -611,8 +611,14 @@ class Partition:
 
     def _closing_error(self, closing: CloseReason) -> IsologError:
         """Return the error for calls to a replica that was closed for this reason."""
-        if closing in (CloseReason.TOPIC_DELETED, CloseReason.TOPIC_MISSING):
+        if closing is CloseReason.TOPIC_DELETED:
             return UnknownTopic(f"topic {self.topic!r} was deleted", topic=self.topic)
+        if closing is CloseReason.TOPIC_MISSING:
+            return UnknownTopic(
+                f"the metadata record of topic {self.topic!r} is missing",
+                hint="Its files stay. Restore the metadata store from a backup.",
+                topic=self.topic,
+            )
         if closing is CloseReason.MOVED:
             return self._state.not_leader()
         return BrokerStopping("the broker is shutting down")

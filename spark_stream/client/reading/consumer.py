@@ -562,8 +562,8 @@ class Consumer(ProcessBound):
             self._polling = None
 
         def round_left() -> float:
-            # A started round is read up to its cut, or a transaction would be seen in part. The
-            # next poll continues it.
+            # An iteration with read_atomic reads up to the present cut, because an earlier end
+            # would split a transaction. A poll may stop before: the next poll continues.
             return math.inf if self._atomic and not polls else patience.seconds_left()
 
         def left() -> float:

@@ -127,7 +127,11 @@ class Dispatcher:
                 reader.open(group, shared)
 
     def _group_of(self, sending: Sending) -> object:
-        """Return the key of fetches that may share a call: their columns, or their number."""
+        """Return the key of a fetch. Fetches with the same key share a call.
+
+        If calls may be shared, the key is the requested columns. Otherwise it is the fetch's own
+        number, so that each fetch has a separate call.
+        """
         if not self._together:
             return sending.fetch.number
         view = self._sources[sending.fetch.key].view

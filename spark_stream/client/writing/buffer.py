@@ -305,8 +305,8 @@ class Pending(Struct):
         return list(split(batch, places))
 
 
-# A single record should be fast: Arrow does not inspect a list, and constant arrays are created in
-# advance.
+# The fast path of a single record: its array is made from a buffer, because `pa.array` would
+# inspect a list. The arrays for "no key" and "no headers" are created in advance.
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:

@@ -251,10 +251,10 @@ class Replica:
         shared, start = agreement(history, self.history()), state.log_start.entry
         if shared is None and member in progress.maximal:
             # The follower has every committed entry, and only committed entries are evicted. So the
-            # logs agree up to the later start. The follower must not start from an empty log: a
-            # crash on the way would leave it in sync with only a part of its log. Any other
-            # follower starts from an empty log: since it evicted entries, committed ones may have
-            # been lost and replaced by others.
+            # logs agree up to the later start. The follower must not be emptied: a crash before it
+            # has fetched everything again would leave a member of the ISR with a part of its log.
+            # A follower outside the maximal ISR is emptied: after its retention removed entries, an
+            # unclean election may have replaced them, so nothing proves that the rest agrees.
             later = max(int(start), int(history.start))
             if later <= min(int(state.log_end.entry), int(history.end)):
                 shared = EntryIndex(later)

@@ -165,8 +165,9 @@ def agreement(one: EpochHistory, other: EpochHistory) -> EntryIndex | None:
         end = min(one.end_of(place), other.end_of(there), high)
         if end > low:
             return EntryIndex(end)
-    # No entry is shared: they are empty, or the first entries differ. Entry 0 has no entry before
-    # it.
+    # No common epoch was found. Logs that both start at entry 0 share no entry: one is empty, or
+    # the first entries differ. They agree at 0. Otherwise retention may have removed the common
+    # part.
     return EntryIndex(0) if low == 0 else None
 
 

@@ -49,8 +49,8 @@ class Option(Struct, Generic[T], frozen=True):
     """An option. As an attribute of :class:`ParsedOptions` it is the option's value, or None.
 
     ``default`` is the text that is parsed if the option is left out. The docs show ``shown``
-    instead, if it is set. ``in_table`` has the uses of the option in a table: None means ``uses``,
-    and NO_USE that a table cannot have it.
+    instead, if it is set. ``in_table``: the uses in which the option takes effect as an option of
+    a SQL table. None: the same as ``uses``. NO_USE: a table must not have it.
     """
 
     name: str

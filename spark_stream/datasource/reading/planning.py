@@ -253,7 +253,10 @@ class Planner:
                 )
 
     def _text_rule(self, columns: StructType, path: Sequence[str]) -> str | None:
-        """Return the rule of a column. If the query leaves it out, the topics have declared it."""
+        """Return the type by whose rules Spark compares a column's texts, or None.
+
+        For a column that the query does not select, it is the type that the topics declare.
+        """
         name = path[0].lower()
         if name in map(str.lower, columns.names):
             return text_rule(columns, path)

@@ -193,8 +193,8 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
             return []
         if self._named is not None:
             self._named.record(begin)  # a restarted query begins with this call
-        # A batch that is planned again after a restart was first planned over an earlier log: its
-        # start and its end may be above the log's present end.
+        # After a restart Spark plans the last micro-batch again. The log may have been truncated
+        # since, so the start and the end may be above the log's present end.
         losses = self._planner.losses
         planned = self._planned
         if planned is not None and planned.covers(begin, until):

@@ -10,6 +10,8 @@ it.
 it is unknown. That is a lineage of one claim (:mod:`spark_stream.consistency.replication.epochs`).
 Any other lineage is beside it as ``lineage``, ``[[epoch, end], …]``: when the query is below, or
 above, the offset that the log reported, or when records of several epochs are not replicated.
+``held_back`` is the number of records after the offset that an open transaction holds back. It is
+left out if there are none.
 """
 
 from __future__ import annotations

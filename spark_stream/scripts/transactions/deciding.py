@@ -466,7 +466,7 @@ class Consumers:
         return (yield from self.read_settled(consumer))
 
     def read_settled(self, consumer: str) -> Script[list[PositionOf]]:
-        """Return the positions of a named consumer, after finishing its decided transactions."""
+        """Return the positions of a named consumer, after finishing its committing transactions."""
         for record in (yield from FindTransactions(TransactionKey.CONSUMER, consumer)):
             if record.state is State.COMMITTING:
                 yield from self._finisher.finish(record)

@@ -129,10 +129,10 @@ def _store_for(name: str, mine: list[PositionOf], owners: Mapping[str, str]) -> 
 def store_decided(decided: Transaction) -> Script[None]:
     """Replace the stored positions by those of a committed transaction.
 
-    A late caller changes nothing. The transaction's record is read after the consumer's record and
-    before the write. If another script has finished the transaction by then, its record says so. If
-    one finishes it after that, and a later transaction moves the position, then the consumer's
-    record has changed, and the write fails.
+    A late caller changes nothing. The order is: read the consumer's record, read the transaction's
+    record, write the consumer's record. If the transaction is finished at the second step, nothing
+    is written. If it finishes later, and a later transaction moves the position, then the
+    compare-and-set of the third step fails.
     """
 
     for name, mine in _by_consumer(decided.positions).items():

@@ -389,8 +389,11 @@ def located_in(
         return None
     before = np.cumsum(counts) - counts
     places = np.repeat(firsts - before, counts) + np.arange(int(counts.sum()))
-    if (table[places]["kind"] != Kind.DATA).any():
-        raise InvalidRequest("an entry without a batch has no place in a file")
+    markers = places[table[places]["kind"] != Kind.DATA]
+    if len(markers):
+        raise InvalidRequest(
+            f"entry {segment.first.entry + int(markers[0])} has no batch, and no bytes in a file"
+        )
     if doubted:
         segment.check_batches(places)
     return segment.locate(places)

@@ -12,6 +12,7 @@ from isolog.errors import (
     DamagedSegment,
     InvalidConfig,
     LeaderUnavailable,
+    MetadataUnavailable,
     NotLeader,
     UnknownPartition,
     UnknownTopic,
@@ -153,20 +154,43 @@ class CountedLock:
         self._lock.release()
 
 
+def test_files_of_a_topic_without_a_record_stay(pair):
+    """The record may be lost, so its deletion is not proved."""
+    a, b = pair
+    make(a, "t", "b")
+    b.partition("t").append(numbers(0, 1))
+    replica, record = b.replica("t"), a.store.get(TOPICS + "t")
+    a.store.delete(record.key, record.version)
+    b.host.refresh()
+    with pytest.raises(UnknownTopic, match="the metadata record of topic 't' is missing"):
+        replica.append(numbers(1, 1))
+    b.driver.run(b.topics.removing_left_overs())
+    assert list(b.path.glob("topics/t/*/0/*.arrow"))
+
+
 @pytest.mark.rule("refreshes shared by callers", "broker/host/host.py")
-def test_concurrent_callers_share_a_refresh_that_begins_after_their_calls(pair, monkeypatch):
+@pytest.mark.parametrize("fails", [False, True])
+def test_concurrent_callers_share_a_refresh_that_begins_after_their_calls(pair, monkeypatch, fails):
     host = pair[0].host
-    begun, goes_on, lock = [], threading.Event(), CountedLock()
+    begun, failed, goes_on, lock = [], [], threading.Event(), CountedLock()
     original = host.view.refresh
 
     def slow(*, fresh: bool, known: bool):
         begun.append(fresh)
         goes_on.wait(30)
+        if fails and fresh:
+            raise MetadataUnavailable("no answer")
         return original(fresh=fresh, known=known)
+
+    def refresh():
+        try:
+            host.refresh()
+        except MetadataUnavailable:
+            failed.append(True)
 
     monkeypatch.setattr(host.view, "refresh", slow)
     monkeypatch.setattr(host, "_applying", lock)
-    threads = [threading.Thread(target=host.refresh) for _ in range(9)]
+    threads = [threading.Thread(target=refresh) for _ in range(9)]
     threads[0].start()
     eventually(lambda: begun == [True])
     for each in threads[1:]:
@@ -176,6 +200,7 @@ def test_concurrent_callers_share_a_refresh_that_begins_after_their_calls(pair, 
     for each in threads:
         each.join(30)
     assert begun == [True, True], "the first began before the others asked"
+    assert len(failed) == (9 if fails else 0)
     host.follow_store()
     assert begun == [True, True, False]
 
