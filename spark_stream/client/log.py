@@ -21,12 +21,13 @@ from spark_stream.client.administration import (
 from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient, MovedPosition
+from spark_stream.client.lake_tables import AUTO, NEVER, ONLY, LakeTables, checked_choice
 from spark_stream.client.lakes import FILE_BYTES_DEFAULT, FRESHNESS_S_DEFAULT, LakesClient
 from spark_stream.client.options import known_options, level, refuse_unknown
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.consumer import Consumer
 from spark_stream.client.reading.group_reader import PROCESSING_S, SESSION_S, GroupOptions, OnChange
-from spark_stream.client.reading.ranges import of_partitions, read_table, topic_spans
+from spark_stream.client.reading.ranges import of_partitions, read_table, table_spans, topic_spans
 from spark_stream.client.topics import Place, TopicsClient, checked_topic, resolve
 from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.transactional import TransactionalProducer
@@ -168,6 +169,7 @@ class Log(ProcessBound):
         self._topics = TopicsClient(connection)
         self._consumers = ConsumersClient(connection, self._topics)
         self._lakes = LakesClient(connection, self._topics)
+        self._tables = LakeTables(connection, self._topics)
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -676,6 +678,7 @@ class Log(ProcessBound):
         auto_commit: bool = True,
         on_assigned: OnChange | None = None,
         on_revoked: OnChange | None = None,
+        lake: str = AUTO,
         **unknown: Never,
     ) -> Consumer:
         """Create a consumer of one or more topics.
@@ -704,6 +707,9 @@ class Log(ProcessBound):
                 to another member. Otherwise only ``commit()`` and transactions store them.
             on_assigned: A function that gets ``[(topic, partition), ...]`` after an assignment.
             on_revoked: The same before partitions are revoked.
+            lake: ``"auto"``: read records that retention has removed from the table of a lake of
+                the topic, if one has them. The table has committed records only. ``"never"``: read
+                from the log only.
             unknown: Any other keyword is refused, with the name of the nearest option.
 
         Raises:
@@ -723,6 +729,7 @@ class Log(ProcessBound):
             [[{'id': 2, 'price': 7.5}]]
         """
         refuse_unknown("log.consumer", unknown, known_options(Log.consumer))
+        tables = self._tables if checked_choice(lake, AUTO, NEVER) == AUTO else None
         group_options = None
         if group is not None:
             group_options = GroupOptions(
@@ -742,6 +749,7 @@ class Log(ProcessBound):
             on_loss=on_loss,
             filter=filter,
             group=group_options,
+            tables=tables,
         )
 
     # One topic gives a table, a list of topics a dict of tables: overloads would give a type
@@ -758,6 +766,7 @@ class Log(ProcessBound):
         metadata: bool = False,
         headers: bool = False,
         partitions: Sequence[int] | None = None,
+        lake: str = AUTO,
     ) -> Any:
         """Read the visible records of a range as an Arrow table.
 
@@ -777,6 +786,9 @@ class Log(ProcessBound):
             metadata: Add ``_topic``, ``_partition``, ``_offset`` and ``_timestamp``.
             headers: Add the column ``headers`` for a topic with Kafka's columns.
             partitions: Only these partitions of each topic.
+            lake: ``"auto"``: read records that retention has removed from the table of a lake of
+                the topic, if one has them. The table has committed records only. ``"never"``: read
+                from the log only. ``"only"``: read from the table only, up to its present end.
 
         Returns:
             A ``pyarrow.Table`` with the columns of the topic. For a list of topics: a dict of
@@ -801,9 +813,21 @@ class Log(ProcessBound):
         """
         chosen = level(isolation)
         names = [topics] if isinstance(topics, str) else list(topics)
-        spans = topic_spans(
-            self._connection, self._topics, names, start, end, chosen, partitions=partitions
-        )
+        choice = checked_choice(lake, AUTO, NEVER, ONLY)
+        lakes = None if choice == NEVER else self._tables
+        if choice == ONLY:
+            spans = table_spans(self._topics, self._tables, names, start, end, partitions)
+        else:
+            spans = topic_spans(
+                self._connection,
+                self._topics,
+                names,
+                start,
+                end,
+                chosen,
+                partitions=partitions,
+                tables=lakes,
+            )
         tables = {}
         for name in names:
             span = spans[name]
@@ -815,7 +839,9 @@ class Log(ProcessBound):
                 headers=headers,
                 filter=filter,
             )
-            tables[name] = read_table(self._topics.router, view, span, chosen)
+            tables[name] = read_table(
+                self._topics.router, view, span, chosen, lakes, in_table=choice == ONLY
+            )
         return tables[topics] if isinstance(topics, str) else tables
 
     # -- the connection -------------------------------------------------------------------------

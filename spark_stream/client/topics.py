@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -352,16 +352,37 @@ def _check_agree(
             )
 
 
+class Places(Protocol):
+    """The offsets of places that may be below the log start (``client.lake_tables``)."""
+
+    def resolve(
+        self, name: str, place: Place, isolation: Isolation, default: str, /
+    ) -> dict[int, int]:
+        """Return the offset of a place in each partition."""
+        ...
+
+
 def resolve_with_lineages(
-    topics: TopicsClient, topic: str, place: Place, isolation: Isolation
+    topics: TopicsClient,
+    topic: str,
+    place: Place,
+    isolation: Isolation,
+    older: Places | None = None,
 ) -> tuple[dict[int, int], dict[int, Lineage]]:
     """Return the offset of ``place`` in each partition, and their lineages.
 
-    The lineage of an offset that a user names is unknown.
+    The lineage of an offset that a user names is unknown, and so is that of an offset in a table.
+    ``older``: for places below the log start.
     """
     if isinstance(place, str) and place in _NAMED:
         found = topics.offsets(topic, at=_NAMED[place], isolation=isolation)
-        return found.offsets, found.lineages
+        offsets = found.offsets
+        if older is not None:
+            offsets = older.resolve(topic, place, isolation, "earliest")
+        same = {n: each for n, each in found.lineages.items() if offsets[n] == found.offsets[n]}
+        return offsets, same
+    if older is not None:
+        return older.resolve(topic, place, isolation, "earliest"), {}
     return resolve(topics, topic, place, isolation, "earliest"), {}
 
 

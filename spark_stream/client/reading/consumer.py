@@ -25,6 +25,7 @@ from typing import Final, NoReturn, Self
 import pyarrow as pa
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.options import level
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.core import FAIL, LOSS_ERRORS, continue_at, fails_on
@@ -100,12 +101,14 @@ class Consumer(ProcessBound):
         on_loss: str = FAIL,
         filter: str | None = None,
         group: GroupOptions | None = None,
+        tables: LakeTables | None = None,
     ) -> None:
         if name is not None:
             check_name(name, "name")  # before any call
         self._connection = connection
         self._filter = filter
         self._topics = topics
+        self._tables = tables
         self._isolation = level(isolation)
         if group is not None:
             check_options(name, partitions, self._isolation)
@@ -115,7 +118,9 @@ class Consumer(ProcessBound):
         view = partial(View.of, columns=columns, metadata=metadata, headers=headers, filter=filter)
         self._subscription = Subscription(topics, selection, partitions, view)
         for topic in self._subscription.ids:
-            at, lineages = resolve_with_lineages(topics, topic, start, self._isolation)
+            at, lineages = resolve_with_lineages(
+                topics, topic, start, self._isolation, self._tables
+            )
             if group is not None:
                 continue  # the start is valid, and the group has the first positions
             chosen = self._subscription.chosen
@@ -724,7 +729,12 @@ class Consumer(ProcessBound):
 
     def _source(self, view: View, key: Key) -> Source:
         return Source(
-            self._topics.router, view, self._subscription.ids[key[0]], key[1], self._fetching
+            self._topics.router,
+            view,
+            self._subscription.ids[key[0]],
+            key[1],
+            self._fetching,
+            tables=self._tables,
         )
 
     def _stop_fetcher(self) -> None:

@@ -62,7 +62,8 @@ class RangeCore:
     ``lineage``: that of ``start``. ``checks``: fetch even if the range is empty, so that the leader
     checks that the log has or had such an offset. ``patience_s``: the seconds for retries. Without
     ``fail_on_loss`` the read continues with the remaining records if some were removed.
-    ``may_use_followers``: records may come from followers.
+    ``may_use_followers``: records may come from followers. ``has_table``: records below the log
+    start may be in a table, so their removal ends the range, and the shell reads them there.
 
     ===========  ===================================================  ==============
     state        event                                                then
@@ -74,6 +75,7 @@ class RangeCore:
     fetching     failed, retriable, patience is left                  pausing
     fetching     failed: records were removed, ``fail_on_loss`` off   ready
     fetching     failed otherwise: the error is raised                ended
+    ended        read below the log start from a table                ready
     fetching     a follower had no new records, or failed             ready, for the leader
     pausing      the pause has ended                                  ready
     ===========  ===================================================  ==============
@@ -104,6 +106,7 @@ class RangeCore:
         checks: bool = False,
         fail_on_loss: bool = True,
         may_use_followers: bool = False,
+        has_table: bool = False,
     ) -> None:
         self.position = start
         self.lineage = lineage
@@ -114,6 +117,7 @@ class RangeCore:
         self.at_follower = False
         """Whether the present fetch goes to a follower. Set by the shell."""
         self._may_use_followers = may_use_followers and not checks
+        self._has_table = has_table
         self._leader_next = False
         self._leader_until = 0.0
         self._fetched_from = start
@@ -171,6 +175,8 @@ class RangeCore:
         if self.at_follower:
             self._leader_until = now + FOLLOWER_PAUSE_S
             return None
+        if self._has_table and isinstance(error, OffsetEvicted):
+            raise error
         if isinstance(error, LOSS_ERRORS):
             self.position = continue_at(error, fail=self._fail_on_loss)
             self.lineage = NO_LINEAGE
@@ -458,6 +464,10 @@ class FetchCore(Generic[K]):
         if number >= found.first:
             found.items -= 1
             found.size -= size
+
+    def range_position(self, key: K) -> int:
+        """Return the offset up to which a range was received."""
+        return self._ranges[key].core.position
 
     def on_ended(self, call: int) -> None:
         """Record that all fetches of a call were answered."""

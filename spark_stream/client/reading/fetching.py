@@ -42,6 +42,7 @@ from spark_stream.batches import (
 )
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.routes import Route
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.reading.columns import Spans, View, offsets_of, runs_of
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
@@ -100,7 +101,7 @@ class Source(Struct, frozen=True):
     """A partition to read, under an isolation level, with the columns of a view.
 
     ``lineage``: that of the ends of ranges, if there is one. ``maps``: records may be read from the
-    log's files, if these are on this machine.
+    log's files, if these are on this machine. ``tables``: records below the log start may be there.
     """
 
     router: Router
@@ -110,6 +111,7 @@ class Source(Struct, frozen=True):
     isolation: Isolation
     lineage: Lineage = NO_LINEAGE
     maps: bool = True
+    tables: LakeTables | None = None
 
     def route(self) -> Route:
         """Return the route to the leader. Raise the errors of :meth:`Router.route`."""
@@ -190,6 +192,43 @@ def fetched_end(source: Source, facts: EndFacts) -> Fetched:
 def fetched_move(source: Source, offset: int) -> Fetched:
     """Return a move to the offset, where the next rows begin, without rows."""
     return Fetched(source.partition, offset, offset, empty_batch(source.view.schema))
+
+
+def fetched_from_table(source: Source, start: int, end: int) -> Iterator[Fetched] | None:
+    """Return the rows of ``[start, end)`` from a table of the topic. None if no table has them.
+
+    The last ``next`` is below ``end`` if the table ends before it.
+
+    Raises:
+        LakeUnavailable, LakeStopped: The table cannot be read.
+    """
+    view = source.view
+    if source.tables is None:
+        return None
+    rows = source.tables.read(
+        view.topic, source.topic_id, source.partition, start, end, view.requested, view.filter
+    )
+    return None if rows is None else _fetched_rows(source, rows, start)
+
+
+def _fetched_rows(
+    source: Source, rows: Iterator[tuple[int, pa.RecordBatch]], start: int
+) -> Iterator[Fetched]:
+    view = source.view
+    for following, batch in rows:
+        offsets = _offsets_sent(batch)
+        assert offsets is not None
+        base = int(offsets[0]) if len(offsets) else following
+        spans = runs_of(offsets) if len(offsets) else None
+        sent = batch.select(view.requested)
+        yield Fetched(
+            source.partition,
+            base,
+            following,
+            view.of_chunk(sent, source.partition, base, spans),
+            spans,
+            scattered=None if view.filter is None else offsets,
+        )
 
 
 def _offsets_sent(batch: pa.RecordBatch) -> npt.NDArray[np.int64] | None:

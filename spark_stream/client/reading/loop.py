@@ -28,6 +28,7 @@ from spark_stream.client.reading.core import (
     RangeFetch,
     RangeMoved,
     RangeOver,
+    continue_at,
 )
 from spark_stream.client.reading.dispatch import Dispatcher, Sending
 from spark_stream.client.reading.fetching import (
@@ -39,13 +40,14 @@ from spark_stream.client.reading.fetching import (
     decoded_rows,
     fetched_chunk,
     fetched_end,
+    fetched_from_table,
     fetched_move,
     mapped_rows,
 )
 from spark_stream.client.topics import Key
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
-from spark_stream.errors import InternalError, InvalidRequest, IsologError
+from spark_stream.errors import InternalError, InvalidRequest, IsologError, OffsetEvicted
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.client import CLIENT_LIMITS, client_loop
@@ -160,6 +162,8 @@ class Fetcher:
     ) -> None:
         self._ranges = ranges
         self._watch = watch
+        self._fail_on_loss = fail_on_loss
+        self._is_together = together
         self._max_bytes = max_bytes
         self._wait_ms = wait_ms
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -192,6 +196,7 @@ class Fetcher:
                     checks=wanted.checks or (wanted.end is not None and wanted.start > wanted.end),
                     fail_on_loss=fail_on_loss,
                     may_use_followers=wanted.source.isolation is not Isolation.READ_UNCOMMITTED,
+                    has_table=self._has_table(wanted),
                 )
                 for number, wanted in enumerate(ranges)
             },
@@ -262,6 +267,8 @@ class Fetcher:
                 if fetched is not None:
                     return self._current_key, fetched
                 self._current = None
+                if self._current_key not in self._unread:
+                    return None
             check_may_wait()
             try:
                 item = self._next_item(wait_s)
@@ -271,6 +278,10 @@ class Fetcher:
                 self.stop()
                 raise item
             if item is None or not self._is_current(item):
+                continue
+            if isinstance(item, RangeOver) and self._is_below_log(item):
+                assert isinstance(item.error, OffsetEvicted)
+                self._current, self._current_key = self._from_table(item.key, item.error), item.key
                 continue
             if isinstance(item, RangeOver):
                 self._unread.discard(item.key)
@@ -353,6 +364,34 @@ class Fetcher:
             self._read_unmapped(item.key, position, lineage)
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, address) from error
+
+    def _has_table(self, wanted: WantedRange) -> bool:
+        # Ranges that are read together end early, and are then read one by one.
+        return wanted.source.tables is not None and not self._is_together
+
+    def _is_below_log(self, item: RangeOver[int]) -> bool:
+        return isinstance(item.error, OffsetEvicted) and self._has_table(self._ranges[item.key])
+
+    def _from_table(self, key: int, error: OffsetEvicted) -> Iterator[Fetched]:
+        """Read a range from its table up to the log start. Then continue it at the leader."""
+        source, _, end, *_ = self._ranges[key]
+        with self._lock:
+            position = self._core.range_position(key)
+        log_start = error.details["log_start_offset"]
+        last = log_start if end is None else min(log_start, end)
+        found = fetched_from_table(source, position, last)
+        if found is None:
+            position = continue_at(error, fail=self._fail_on_loss)
+            yield fetched_move(source, position)
+        for fetched in found or ():
+            position = fetched.next
+            yield fetched
+        if end is not None and position >= end:
+            self._unread.discard(key)
+            return
+        with self._lock:
+            self._cancel(self._core.go_back(key, position, NO_LINEAGE))
+        self._advance()
 
     def _read_unmapped(self, key: int, position: int, lineage: Lineage) -> None:
         with self._lock:

@@ -12,8 +12,9 @@ from msgspec import Struct
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.threads import in_parallel
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.fetching import Fetched, Source, fetched_from_table
 from spark_stream.client.reading.loop import Fetcher, WantedRange
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve
 from spark_stream.consistency.isolation import Isolation
@@ -21,6 +22,7 @@ from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.errors import IsologError, OffsetEvicted, UnknownPartition
 from spark_stream.loggers import logger_of
 from spark_stream.wire.limits import FETCH_BYTES_DEFAULT
+from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
@@ -129,16 +131,28 @@ def topic_spans(
     isolation: Isolation,
     *,
     partitions: Sequence[int] | None = None,
+    tables: LakeTables | None = None,
 ) -> dict[str, TopicSpan]:
     """Return the span between two places of each topic. Under ``read_atomic`` the ends are a cut.
 
     ``partitions``: only these of each topic. Raise UnknownPartition if a topic lacks one.
+    ``tables``: the source of records below the log start.
     """
     known = {name: topics.describe(name) for name in names}
-    starts = {name: resolve(topics, name, start, isolation, "earliest") for name in names}
+    starts = {
+        name: resolve(topics, name, start, isolation, "earliest")
+        if tables is None
+        else tables.resolve(name, start, isolation, "earliest")
+        for name in names
+    }
     atomic = isolation is Isolation.READ_ATOMIC
     bound = Isolation.READ_COMMITTED if atomic else isolation
-    ends = {name: resolve(topics, name, end, bound, "latest") for name in names}
+    ends = {
+        name: resolve(topics, name, end, bound, "latest")
+        if tables is None
+        else tables.resolve(name, end, bound, "latest")
+        for name in names
+    }
     if atomic:
         ids = {name: topic.id for name, topic in known.items()}
         if isinstance(end, str):  # the latest cut
@@ -157,6 +171,38 @@ def topic_spans(
     return spans
 
 
+def table_spans(
+    topics: TopicsClient,
+    tables: LakeTables,
+    names: Sequence[str],
+    start: Place,
+    end: Place,
+    partitions: Sequence[int] | None,
+) -> dict[str, TopicSpan]:
+    """Return the span between two places of each topic's table.
+
+    Raises:
+        OffsetEvicted: No lake has the topic.
+        UnknownPartition: A topic lacks one of ``partitions``.
+    """
+    spans = {}
+    for name in names:
+        topic = topics.describe(name)
+        if not topic.lakes:
+            raise OffsetEvicted(
+                f"no lake has the topic {name!r}",
+                hint="Leave out lake='only', or create a lake of the topic.",
+                topic=name,
+            )
+        starts = tables.place_in_table(topic, start, EARLIEST)
+        ends = tables.place_in_table(topic, end, LATEST)
+        if partitions is not None:
+            of_partitions(name, {each.partition: 0 for each in topic.partitions}, partitions)
+            starts = {number: at for number, at in starts.items() if number in partitions}
+        spans[name] = TopicSpan(topic, starts, ends, from_earliest=False)
+    return spans
+
+
 def of_partitions(
     topic: str, offsets: Mapping[int, int], partitions: Iterable[int]
 ) -> dict[int, int]:
@@ -172,14 +218,28 @@ def of_partitions(
     return {number: offsets[number] for number in numbers}
 
 
-def read_table(router: Router, view: View, span: TopicSpan, isolation: Isolation) -> pa.Table:
-    """Return the visible records of a span as one table, partitions one after another."""
+def read_table(
+    router: Router,
+    view: View,
+    span: TopicSpan,
+    isolation: Isolation,
+    tables: LakeTables | None = None,
+    *,
+    in_table: bool = False,
+) -> pa.Table:
+    """Return the visible records of a span as one table, partitions one after another.
+
+    ``tables``: the source of records below the log start, or of all with ``in_table``.
+    """
     if isolation is Isolation.READ_ATOMIC:
         isolation = Isolation.READ_COMMITTED  # all transactions below a cut are decided
 
     def of_partition(number: int) -> list[pa.RecordBatch]:
-        source = Source(router, view, span.topic.id, number, isolation)
+        source = Source(router, view, span.topic.id, number, isolation, tables=tables)
         first, last = span.starts[number], span.ends[number]
+        if in_table:
+            rows = fetched_from_table(source, first, last) if first < last else None
+            return [each.batch for each in rows or () if each.batch.num_rows]
         if first >= last:  # empty, but the leader refuses an offset that never existed
             check_place(source, first, last)
         while True:

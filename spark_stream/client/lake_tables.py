@@ -1,0 +1,346 @@
+"""The tables of a log's topics, for records that retention has removed from the log.
+
+A reader below the log start continues in a table of the topic's lake, and returns to the log at its
+start. Tables have committed records only, so below the log start each isolation level returns
+these. Filters are applied here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+
+from spark_stream.batches import conformed
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.topics import Place, TopicsClient, resolve
+from spark_stream.client.values import to_microseconds
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lakes import TopicLake
+from spark_stream.errors import InvalidOption, LakeUnavailable, Unsupported
+from spark_stream.lake.delta.actions import Action, decoded, version_path
+from spark_stream.lake.delta.table import Table
+from spark_stream.lake.reading import Coverage, coverage, first_at, read_rows
+from spark_stream.schema.schemas import LEADER_COLUMNS, OFFSET, empty_batch
+from spark_stream.sql.filters import row_filter
+from spark_stream.sql.predicates import RowFilter
+from spark_stream.transport.lifetime import new_lock
+from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.topic_messages import TopicDescription
+
+AUTO: Final = "auto"
+NEVER: Final = "never"
+ONLY: Final = "only"
+_READS_MAX: Final = 5
+
+
+def checked_choice(choice: str, *accepted: str) -> str:
+    """Return the value of an option ``lake``. Raise InvalidOption for another one."""
+    if choice not in accepted:
+        raise InvalidOption(
+            f"lake takes {' | '.join(accepted)}, not {choice!r}", option="lake", value=choice
+        )
+    return choice
+
+
+class LocalFiles(Struct, frozen=True):
+    """The files of a lake in a folder."""
+
+    root: Path
+
+    def open_read(self, path: str, /) -> pa.NativeFile:
+        return pa.OSFile(str(self.root / path))
+
+    def read_version(self, table: Table) -> list[Action] | None:
+        """Return the actions of a table's next version, or None if it does not exist."""
+        number = table.version + 1
+        try:
+            data = (self.root / table.at / version_path(number)).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LakeUnavailable(f"cannot read the table {table.at}: {error}") from None
+        return decoded(table.at, number, data)
+
+
+def open_table(lake: TopicLake, topic: str) -> OpenTable:
+    """Open the table of a topic, at its last version."""
+    scheme, separator, rest = lake.location.partition("://")
+    if separator and scheme != "file":
+        raise Unsupported(f"the lake {lake.name!r} is at {lake.location}, not in a folder")
+    opened = OpenTable(lake, LocalFiles(Path(rest if separator else lake.location)), Table(topic))
+    opened.catch_up()
+    return opened
+
+
+class OpenTable(Struct):
+    """A topic's table in one lake, with the files of its location."""
+
+    lake: TopicLake
+    files: LocalFiles
+    table: Table
+
+    def catch_up(self) -> None:
+        """Apply the new versions of the table."""
+        while (actions := self.files.read_version(self.table)) is not None:
+            self.table.apply(self.table.version + 1, actions)
+
+
+Opener = Callable[[TopicLake, str], OpenTable]
+"""A function that opens the table of a lake and a topic."""
+
+
+class Covered(Struct, frozen=True):
+    """A table that has the records of a partition from an offset on."""
+
+    opened: OpenTable
+    offsets: Coverage
+
+
+class LakeTables:
+    """The tables of all topics of a log. Each is opened when a reader first needs it.
+
+    Raises, in all methods:
+        LakeUnavailable: The location of a lake did not answer.
+        LakeStopped: A table is not complete, or another topic's.
+    """
+
+    def __init__(
+        self, connection: ClusterConnection, topics: TopicsClient, opener: Opener | None = None
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._open = opener or open_table
+        self._lock = new_lock()
+        self._tables: dict[tuple[str, str], OpenTable] = {}
+
+    def of_topic(self, topic: TopicDescription, *, fresh: bool = False) -> list[OpenTable]:
+        """Return the tables of a topic, in each of its lakes. ``fresh``: at the last versions."""
+        found = []
+        for lake in topic.lakes:
+            key = lake.id, topic.id
+            opened = self._tables.get(key)
+            if opened is None:
+                opened = self._open(lake, topic.name)
+                with self._lock:
+                    opened = self._tables.setdefault(key, opened)
+            elif fresh:
+                opened.catch_up()
+            if opened.table.metadata is not None:  # else the worker has not created it yet
+                opened.table.check(self._connection.cluster_id or "", topic.id)
+            found.append(opened)
+        return found
+
+    def covering(self, name: str, topic_id: str, partition: int, offset: int) -> Covered | None:
+        """Return the table with the longest coverage from this offset on, or None."""
+        topic = self._topics.known(name)
+        for fresh in (False, True):
+            if fresh:
+                topic = self._topics.describe(name)
+            if topic.id != topic_id:
+                continue
+            found = [
+                Covered(each, covered)
+                for each in self.of_topic(topic, fresh=fresh)
+                if (covered := coverage(each.table, topic_id, partition)) is not None
+                and covered.first <= offset < covered.end
+            ]
+            if found:
+                return max(found, key=lambda each: each.offsets.end)
+        return None
+
+    def read(
+        self,
+        name: str,
+        topic_id: str,
+        partition: int,
+        start: int,
+        end: int,
+        columns: Sequence[str],
+        filter: str | None,
+    ) -> Iterator[tuple[int, pa.RecordBatch]] | None:
+        """Return the rows of ``[start, end)`` in batches, each with the offset after it.
+
+        Return None if no table has ``start``. The last batch may be empty. It has the end of the
+        table, if that is below ``end``. Batches have ``columns`` and the offset.
+        """
+        first = self.covering(name, topic_id, partition, start)
+        if first is None:
+            return None
+        schema = self._topics.known(name).schema
+        rows = _Rows(self, name, topic_id, partition, end, columns, filter, schema)
+        return rows.from_table(first, start)
+
+    def covered(self, topic: TopicDescription) -> dict[int, Covered]:
+        """Return the table with the most offsets of each partition, at its last version."""
+        found: dict[int, Covered] = {}
+        for opened in self.of_topic(topic, fresh=True):
+            for each in topic.partitions:
+                here = coverage(opened.table, topic.id, each.partition)
+                known = found.get(each.partition)
+                if here is not None and (known is None or known.offsets.end < here.end):
+                    found[each.partition] = Covered(opened, here)
+        return found
+
+    def place_in_table(self, topic: TopicDescription, place: Place, default: int) -> dict[int, int]:
+        """Return the offset of a place in each partition of the table.
+
+        ``default``: for partitions that a mapping omits. Partitions without a commit are left out.
+        """
+        found = {}
+        for number, each in self.covered(topic).items():
+            first, end = each.offsets.first, each.offsets.end
+            if isinstance(place, datetime):
+                moment, opened = to_microseconds(place), each.opened
+                at = first_at(opened.files, opened.table, number, moment, first, end)
+                found[number] = end if at is None else at
+                continue
+            chosen = place.get(number, default) if isinstance(place, Mapping) else place
+            named = {"earliest": first, EARLIEST: first, "latest": end, LATEST: end}
+            chosen = named.get(chosen, chosen)
+            if not isinstance(chosen, int) or chosen < 0:
+                raise InvalidOption(f"{chosen!r} is no place in a table")
+            found[number] = min(end, chosen)
+        return found
+
+    def first_offsets(
+        self, topic: TopicDescription, log_starts: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Return the first offset of each partition in the table, or in the log if that is less.
+
+        A table that ends before the log starts does not count.
+        """
+        return {
+            number: min([log_start, *(each.offsets.first for each in found)])
+            for number, log_start, found in self._before(topic, log_starts)
+        }
+
+    def first_at(
+        self, topic: TopicDescription, time_us: int, log_starts: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Return the first offset below the log start that is not older, where there is one."""
+        found: dict[int, int] = {}
+        for number, log_start, tables in self._before(topic, log_starts):
+            for opened, covered in ((each.opened, each.offsets) for each in tables):
+                at = first_at(opened.files, opened.table, number, time_us, covered.first, log_start)
+                if at is not None:
+                    found[number] = min(at, found.get(number, at))
+        return found
+
+    def _before(
+        self, topic: TopicDescription, log_starts: Mapping[int, int]
+    ) -> Iterator[tuple[int, int, list[Covered]]]:
+        """Yield partitions whose log start is above 0, with the tables that reach it."""
+        removed = {number: at for number, at in log_starts.items() if at}
+        tables = self.of_topic(topic) if removed else []
+        for fresh in (False, True):
+            found = {
+                number: [
+                    Covered(each, covered)
+                    for each in tables
+                    if (covered := coverage(each.table, topic.id, number)) is not None
+                    and covered.first < log_start <= covered.end
+                ]
+                for number, log_start in removed.items()
+            }
+            if fresh or all(found.values()) or not tables:
+                break
+            tables = self.of_topic(topic, fresh=True)
+        for number, log_start in log_starts.items():
+            yield number, log_start, found.get(number, [])
+
+    def resolve(
+        self, name: str, place: Place, isolation: Isolation, default: str
+    ) -> dict[int, int]:
+        """Return the offset of a place in each partition, in the table or in the log."""
+        found = resolve(self._topics, name, place, isolation, default)
+        topic = self._topics.known(name)
+        if not topic.lakes:
+            return found
+        earliest = set(found) if place == "earliest" else _named_earliest(place, found, default)
+        if not earliest and not isinstance(place, datetime):
+            return found
+        starts = self._topics.offsets(name, at=EARLIEST, isolation=isolation).offsets
+        if isinstance(place, datetime):
+            return found | self.first_at(topic, to_microseconds(place), starts)
+        firsts = self.first_offsets(topic, starts)
+        return found | {number: firsts[number] for number in earliest}
+
+
+def _named_earliest(place: Place, found: Mapping[int, int], default: str) -> set[int]:
+    if isinstance(place, Mapping):
+        left = EARLIEST if default == "earliest" else None
+        return {number for number in found if place.get(number, left) == EARLIEST}
+    return set(found) if place == EARLIEST else set()
+
+
+class _Rows(Struct):
+    """The rows of a range, from several versions of a table if files are merged in between."""
+
+    tables: LakeTables
+    name: str
+    topic_id: str
+    partition: int
+    end: int
+    columns: Sequence[str]
+    filter: str | None
+    schema: pa.Schema
+
+    def from_table(self, covered: Covered, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        position = start
+        for _ in range(_READS_MAX):
+            end = min(self.end, covered.offsets.end)
+            opened = covered.opened
+            try:
+                for batch in read_rows(
+                    opened.files, opened.table, self.partition, position, end, self._needed()
+                ):
+                    position = int(batch.column(OFFSET.name)[-1].as_py()) + 1
+                    yield position, self._matching(batch)
+            except FileNotFoundError:  # it was merged and removed
+                opened.catch_up()
+                found = self.tables.covering(self.name, self.topic_id, self.partition, position)
+                if found is None:
+                    break
+                covered = found
+                continue
+            if position < end:
+                yield end, empty_batch(self._schema([*self.columns, OFFSET.name]))
+            return
+        raise LakeUnavailable(
+            f"files of the table {covered.opened.table.at} are missing at offset {position} of"
+            f" partition {self.partition}",
+            hint="Somebody removed files that the table names. Restore them.",
+            table=covered.opened.table.at,
+        )
+
+    def _needed(self) -> list[str]:
+        names = [] if self._bound is None else self._bound.names
+        return list(dict.fromkeys([*self.columns, *names]))
+
+    @property
+    def _bound(self) -> RowFilter | None:
+        if self.filter is None:
+            return None
+        return row_filter(self.filter, self.name, self.schema, self.partition)
+
+    def _schema(self, names: Sequence[str]) -> pa.Schema:
+        """Return these columns as the log has them."""
+        chosen = dict.fromkeys(names)
+        return pa.schema(
+            self.schema.field(each) if each in self.schema.names else LEADER_COLUMNS[each]
+            for each in chosen
+        )
+
+    def _matching(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the matching rows, in the types of the topic."""
+        bound = self._bound
+        names = [*self._needed(), OFFSET.name]
+        rows = conformed(batch, self._schema(names))
+        if bound is not None:
+            rows = rows.filter(bound.keeps(rows.column, rows.num_rows))
+        return rows.select(list(dict.fromkeys([*self.columns, OFFSET.name])))
