@@ -383,6 +383,7 @@ class ServerOptions(Struct, frozen=True):
     allows_changes: bool = True
     idle_s: float = IDLE_S
     history: Path | None = None
+    history_token: Path | None = None
 
 
 def serve(
@@ -403,6 +404,7 @@ def serve(
     host, port = _listen_address(options.listen)
     needs_login, bootstrap = probe(place)
     is_secure, is_local, is_all = options.tls_cert is not None, host in _LOCAL, is_wildcard(host)
+    sampler = _sampler(place, options, needs_login)
     listener = _bound(host, port)
     port = listener.getsockname()[1]
     if not is_local and not is_secure:
@@ -423,17 +425,12 @@ def serve(
         cookie=f"isolog_console_{port}",  # browsers share cookies between ports
         is_secure=is_secure,
     )
-    if options.history is not None and needs_login:
-        listener.close()
-        raise InvalidOption(
-            "--history needs a cluster without authentication: a user could see the figures of"
-            " another one",
-            hint="Leave it out, and use Grafana.",
-            option="--history",
-        )
-    history = History(options.history)
     sessions = ConsoleSessions(
-        place, needs_login=needs_login, idle_s=options.idle_s, history=history
+        place,
+        needs_login=needs_login,
+        idle_s=options.idle_s,
+        history=History(options.history),
+        sampler=sampler,
     )
     config = uvicorn.Config(
         create_app(sessions, settings),
@@ -502,6 +499,24 @@ def probe(place: LogLocation) -> tuple[bool, str]:
         except Unauthenticated:
             needs_login = True
         return needs_login, place.bootstrap or client.connection.address
+
+
+def _sampler(place: LogLocation, options: ServerOptions, needs_login: bool) -> Access | None:
+    """Return the access of the board that takes the samples of the history, after a check."""
+    if not needs_login:
+        return None
+    if options.history_token is None:
+        if options.history is None:
+            return None
+        raise InvalidOption(
+            "--history needs a token, because the cluster has authentication",
+            hint="Give --history-token-file, with a token of a user who may describe the cluster.",
+            option="--history",
+        )
+    access = structs.replace(place.access, token_file=str(options.history_token))
+    with closing(place.connect(access)) as client:
+        client.cluster()
+    return access
 
 
 def without_credential(access: Access) -> Access:

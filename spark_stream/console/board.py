@@ -78,10 +78,18 @@ class Part(Struct, frozen=True):
 class LiveBoard:
     """The parts of one user. All coroutines run in one event loop."""
 
-    def __init__(self, client: ConsoleClient, history: History | None = None) -> None:
-        """``history``: the samples of earlier boards, and of this one."""
+    def __init__(
+        self, client: ConsoleClient, history: History | None = None, *, is_sampler: bool = True
+    ) -> None:
+        """``history``: the samples of earlier boards, and of this one if it is the sampler.
+
+        Otherwise another board takes the samples. Then the user sees them only if it may describe
+        the cluster.
+        """
         self._client = client
         self._history_of_day = history
+        self._is_sampler = is_sampler
+        self._shown_ms = 0
         self._parts: dict[str, Part] = {}
         self._values: dict[str, Any] = {}
         self._changed = asyncio.Condition()
@@ -234,11 +242,19 @@ class LiveBoard:
         }
 
     def _note_history(self, now_ms: int) -> bool:
-        """Add a sample to the history if one is due, and all parts have answered."""
+        """Add a sample if one is due, and all parts were polled. Return whether there is a new one.
+
+        A figure without a permission is unknown.
+        """
         history = self._history_of_day
-        if history is None or not history.is_due(now_ms) or not self._values.keys() >= set(_JUDGED):
+        if history is None or not self._values.keys() | self._errors.keys() >= set(_JUDGED):
             return False
-        history.add(sample_of_parts(self._values, self._errors, now_ms))
+        if self._is_sampler and history.is_due(now_ms):
+            history.add(sample_of_parts(self._values, self._errors, now_ms))
+        may_see = self._is_sampler or "cluster" not in self._errors
+        if not may_see or history.latest_ms == self._shown_ms:
+            return False
+        self._shown_ms = history.latest_ms
         self._values[HISTORY] = history.curves(now_ms)
         return True
 

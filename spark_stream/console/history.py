@@ -83,6 +83,11 @@ class History:
         """Return whether the next sample is due."""
         return now_ms // STEP_MS != self._latest_ms // STEP_MS
 
+    @property
+    def latest_ms(self) -> int:
+        """The time of the latest sample of this process, 0 without one."""
+        return self._latest_ms
+
     def add(self, sample: HistorySample) -> None:
         """Store a sample. Problems that do not fit into its slot are left out."""
         text = msgspec.json.encode(sample)

@@ -63,7 +63,11 @@ class Visitor(Struct, eq=False):
 
 
 class ConsoleSessions:
-    """The visitors of a console. Without ``needs_login`` there is exactly one."""
+    """The visitors of a console. Without ``needs_login`` there is exactly one.
+
+    ``sampler``: the access of the board that takes the samples of ``history`` if users log in.
+    Without it each visitor has a history of its session, in memory.
+    """
 
     def __init__(
         self,
@@ -72,19 +76,25 @@ class ConsoleSessions:
         needs_login: bool,
         idle_s: float = IDLE_S,
         history: History | None = None,
+        sampler: Access | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.needs_login = needs_login
         self._place = place
         self._idle_s = idle_s
-        self._history = None if needs_login else history or History()
+        self._history = history or History()
+        self._sampling = sampler
+        self._sampler: LiveBoard | None = None
         self._now = now
         self._visitors: dict[str, Visitor] = {}
         self._everybody: Visitor | None = None
         self._logins = anyio.CapacityLimiter(_LOGINS_AT_ONCE)
 
     def start(self) -> None:
-        """Start to poll if no login is needed."""
+        """Start to poll if no login is needed, or if there is a sampler."""
+        if self.needs_login and self._sampling is not None:
+            self._sampler = LiveBoard(self._place.connect(self._sampling), self._history)
+            self._sampler.start()
         if not self.needs_login:
             self._everybody = self._visitor(self._place.connect(self._place.access), "", ())
 
@@ -94,7 +104,9 @@ class ConsoleSessions:
         tls = self._place.access.tls
         if tls is not None:
             connects = (("tls.ca", tls.ca) if tls.ca else ("tls", "true"), *connects)
-        board = LiveBoard(client, self._history)
+        is_sampler = self._sampler is None
+        history = History() if self.needs_login and is_sampler else self._history
+        board = LiveBoard(client, history, is_sampler=is_sampler)
         board.start()
         return Visitor(principal, client, board, self._now(), connects)
 
@@ -176,3 +188,6 @@ class ConsoleSessions:
         if self._everybody is not None:
             await self._everybody.board.close()
             self._everybody = None
+        if self._sampler is not None:
+            await self._sampler.close()
+            self._sampler = None

@@ -17,16 +17,19 @@ from spark_stream.extras import install_hint
 from tests.certificates import HERE, Files
 from tests.cli.conftest import Call, call
 from tests.console.conftest import started_console
+from tests.secure_brokers import PASSWORD, asking_broker, client_of
 from tests.support import NUMBERS, BrokerProcess, log, numbers, shared, topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 __all__ = ["call", "log", "shared", "topic"]
 
 
-def events(address: str, query: str) -> Iterator[tuple[str, Any]]:
+def events(
+    address: str, query: str, cookies: httpx.Cookies | None = None
+) -> Iterator[tuple[str, Any]]:
     """Yield the events of the stream like a browser."""
     with (
-        httpx.Client(timeout=60) as client,
+        httpx.Client(timeout=60, cookies=cookies) as client,
         client.stream("GET", f"{address}/api/stream?{query}") as answer,
     ):
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -63,6 +66,43 @@ def test_stream_sends_changes_until_sigint(shared, log, topic, tmp_path):
         name, part = next(gone)
         assert (name, part["value"], part["error"]["code"]) == ("topic", None, "UNKNOWN_TOPIC")
     # The process has ended without errors despite an open stream: `started_console` checks.
+
+
+@pytest.mark.rule("the history of a secured cluster", "console/board.py", "console/sessions.py")
+def test_history_of_a_secured_cluster_is_for_those_who_may_describe_it(tmp_path, call):
+    """A token of the console takes the samples. Without one there is no file."""
+    token, kept = tmp_path / "token", tmp_path / "history"
+    with asking_broker(tmp_path) as broker:
+        with client_of(broker) as admin:
+            for name in ("monitor", "alice"):
+                admin.add_user(name, PASSWORD)
+                admin.add_rule("allow", name, "describe", "topic:*")
+            admin.add_rule("allow", "monitor", "describe", "cluster")
+            token.write_text(admin.create_token("monitor").token)
+        place = ("--bootstrap", broker.address, "--history", str(kept))
+        refused = call("console", *place, "--listen", "127.0.0.1:0")
+        assert (refused.code, "--history needs a token" in refused.err) == (2, True)
+        given = (*place, "--history-token-file", str(token))
+        with started_console(tmp_path, *given) as address:
+            seen = history_of(address, "root")
+            assert [each for each in seen["figures"]["alive"] if each is not None] == [1]
+            assert history_of(address, "alice") is None
+        assert len(kept.read_bytes()) > 1_000_000
+        with started_console(tmp_path, *place[:2]) as address:  # samples of the session
+            assert history_of(address, "root")["figures"]["alive"][-1] == 1
+
+
+def history_of(address: str, user: str) -> Any:
+    """Log in, and return the history, None if all parts were polled without permission for it."""
+    with httpx.Client(timeout=60, headers={"x-isolog-console": "1"}) as client:
+        body = {"user": user, "password": PASSWORD}
+        assert client.post(f"{address}/api/login", json=body).status_code == 200
+        for name, part in events(address, "parts=history,problems", client.cookies):
+            if name == "history":
+                return part["value"]
+            if name == "problems" and "may not" in part["value"]["unjudged"].get("cluster", ""):
+                return None
+    raise AssertionError("the stream ended")
 
 
 def test_console_serves_over_tls(shared, tmp_path):

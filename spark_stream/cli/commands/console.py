@@ -71,6 +71,17 @@ def console(
             show_default=False,
         ),
     ] = None,
+    history_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with a token for the samples of the history, if the cluster has"
+            " authentication. Users who may describe the cluster see the history.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve a web page with live partitions, records, transactions and consumers of the cluster.
 
@@ -109,6 +120,7 @@ def console(
             not read_only,
             60 * idle_minutes,
             history,
+            history_token_file,
         ),
         note,
         _print_ready,
