@@ -2,7 +2,8 @@
 
 isolog is not in an index yet. pip records the origin of a distribution that came from elsewhere in
 ``direct_url.json`` (PEP 610): a wheel, a checkout or a repository. The command names that origin
-again, with the extra. If the origin was removed, it names the requirements of the extra.
+again, with the extra. If the origin was removed, or is a repository of this machine, the command
+names the requirements of the extra.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ def install_command(extra: str, name: str = "isolog") -> str:
 
 
 def _from_origin(recorded: dict[str, Any], wanted: str) -> list[str]:
-    """Return pip's arguments for this origin. The list is empty if the origin was removed."""
+    """Return pip's arguments for this origin. The list is empty if pip cannot name it again."""
     url, vcs = recorded["url"], recorded.get("vcs_info")
     below = f"#subdirectory={recorded['subdirectory']}" if "subdirectory" in recorded else ""
-    if vcs is not None:
-        return [f"{wanted} @ {vcs['vcs']}+{url}@{vcs['commit_id']}{below}"]
     parts = urlsplit(url)
+    if vcs is not None:
+        # pip before 24.1 refuses an address without a host.
+        return [f"{wanted} @ {vcs['vcs']}+{url}@{vcs['commit_id']}{below}"] if parts.netloc else []
     if parts.scheme != "file":
         return [f"{wanted} @ {url}{below}"]
     from urllib.request import url2pathname  # it loads OpenSSL

@@ -69,6 +69,13 @@ def test_a_repository_is_named_with_the_installed_commit(installed: Path) -> Non
     )
 
 
+def test_requirements_replace_a_repository_of_this_machine(installed: Path) -> None:
+    """pip before 24.1 refuses a requirement whose address has no host."""
+    vcs = {"vcs": "git", "commit_id": "12ab"}
+    hint = command(installed, "small", url="file:///srv/logs.git", vcs_info=vcs)
+    assert hint == "pip install 'anyio>=4'"
+
+
 def test_a_wheel_of_a_server_is_named_by_its_address(installed: Path) -> None:
     url = "https://wheels.example.org/example-1-py3-none-any.whl"
     assert command(installed, url=url, archive_info={}) == f"pip install 'example[large] @ {url}'"
