@@ -91,14 +91,15 @@ test-etcd: venv java  ## Run the tests of etcd with other releases, built with G
 
 test-python:  ## Run the tests that need no Spark with another Python (PYTHON=python3.13, TESTS)
 	@$(PYTHON) -m venv $(PYTHON_VENV)
-	@$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@PATH="$(PYTHON_VENV)/bin:$$PATH" $(PYTHON_VENV)/bin/pytest $(or $(TESTS),tests) -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
+# The TestClient of Starlette 0.46 needs httpx, and later ones httpx2.
 test-floors:  ## Run the same with the oldest requirements that setup.cfg permits (PYTHON, TESTS)
 	@$(PYTHON) -m venv $(FLOORS_VENV)
 	@$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	@$(FLOORS_UV) compile --no-deps --resolution lowest-direct --no-emit-package pyspark $(FLOORS_OF:%=--extra %) setup.cfg > $(FLOORS_VENV)/floors.txt
-	@$(FLOORS_UV) install -e '.[test]' --constraint $(FLOORS_VENV)/floors.txt
+	@$(FLOORS_UV) install -e '.[dev]' httpx --constraint $(FLOORS_VENV)/floors.txt
 	@PATH="$(FLOORS_VENV)/bin:$$PATH" $(FLOORS_VENV)/bin/pytest $(or $(TESTS),tests) -m "$(FAST)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 release-check:  ## Build what a release has into build/release/, and check it

@@ -46,8 +46,6 @@ SIMPLE = [
     pa.binary(),
     pa.binary(16),
 ]
-# pyarrow 18 has none.
-NARROW = [pa.decimal32(9, 2), pa.decimal64(18, 2)] if hasattr(pa, "decimal32") else []
 CONVERTED = [
     (pa.timestamp("ns"), pa.timestamp("us")),
     (pa.timestamp("ns", "Asia/Tokyo"), pa.timestamp("us", "Asia/Tokyo")),
@@ -57,7 +55,8 @@ CONVERTED = [
     (pa.time64("us"), pa.time64("ns")),
     (pa.date64(), pa.date32()),
     (pa.uint64(), pa.decimal128(20, 0)),
-    *[(kind, pa.decimal128(kind.precision, 2)) for kind in NARROW],
+    (pa.decimal32(9, 2), pa.decimal128(9, 2)),
+    (pa.decimal64(18, 2), pa.decimal128(18, 2)),
     (pa.decimal256(38, 2), pa.decimal128(38, 2)),
     (pa.decimal128(5, -2), pa.decimal128(7, 0)),
     (pa.decimal128(2, 5), pa.decimal128(5, 5)),
@@ -382,7 +381,7 @@ FITTING = {
     pa.uint64(): [2**64 - 1, None],
     pa.decimal256(38, 2): [Decimal("1.25")],
     pa.decimal128(5, -2): [Decimal("1300")],
-    **{kind: [Decimal("1.25")] for kind in NARROW},
+    pa.decimal64(18, 2): [Decimal("1.25")],
     pa.large_string(): ["ü"],
     pa.string_view(): ["ü", None],
     pa.dictionary(pa.int8(), pa.string()): ["a", None, "a"],
