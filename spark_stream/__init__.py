@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spark_stream.client.writing.producer import Producer
     from spark_stream.client.writing.transactional import TransactionalProducer
     from spark_stream.consistency.lakes import LakeDescription, LakeTopic
+    from spark_stream.lake_worker.worker import LakeWorker
     from spark_stream.wire.cluster_messages import (
         BrokerDescription,
         BrokerStatus,
@@ -37,6 +38,7 @@ __all__ = [
     "Consumer",
     "LakeDescription",
     "LakeTopic",
+    "LakeWorker",
     "Log",
     "PartitionDescription",
     "Producer",
@@ -57,6 +59,7 @@ _PLACES: Final = {
     "Consumer": "client.reading.consumer",
     "LakeDescription": "consistency.lakes",
     "LakeTopic": "consistency.lakes",
+    "LakeWorker": "lake_worker.worker",
     "Log": "client.log",
     "PartitionDescription": "wire.topic_messages",
     "Producer": "client.writing.producer",

@@ -51,6 +51,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         file_bytes: The size of a large file. Smaller adjacent files are merged.
         created_ms: The time of its creation, in ms since the epoch.
         recorded_ms: The time of the last recorded progress, or None.
+        omitted: The number of topics that the caller may not describe.
     """
 
     name: Name
@@ -61,6 +62,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
     file_bytes: FileBytesField = FILE_BYTES_DEFAULT
     created_ms: int = 0
     recorded_ms: int | None = None
+    omitted: int = 0
 
 
 class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):

@@ -55,7 +55,7 @@ def describe_lake(context: BrokerContext, asked: DescribeLake) -> LakeDescriptio
 
 def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
     topics = [each for each in lake.topics if context.may_describe(ResourceKind.TOPIC, each.name)]
-    return replace(lake, topics=tuple(topics))
+    return replace(lake, topics=tuple(topics), omitted=len(lake.topics) - len(topics))
 
 
 @handles(RecordLakeProgress)

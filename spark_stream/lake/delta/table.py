@@ -137,6 +137,15 @@ class Table:
         found = self.txns.get(first_application(topic_id, partition))
         return None if found is None else found.version
 
+    def offsets(self, topic_id: str) -> dict[int, int]:
+        """Return the next offset of each partition that the table has."""
+        prefix = application(topic_id, 0)[:-1]
+        return {
+            int(number): each.version
+            for name, each in self.txns.items()
+            if name.startswith(prefix) and (number := name.removeprefix(prefix)).isdigit()
+        }
+
     def number(self, application_id: str) -> int:
         """Return the number of an application, or -1 if the table has none."""
         found = self.txns.get(application_id)

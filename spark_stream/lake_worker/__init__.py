@@ -1,0 +1,5 @@
+"""The worker of a lake: a client of the brokers that writes the tables.
+
+``driver``  carries out the steps of a round: cuts, rows, versions
+``worker``  rounds in a loop, merges of small files, recorded progress
+"""

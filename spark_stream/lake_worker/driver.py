@@ -1,0 +1,265 @@
+"""The driver of a lake's scripts: steps become calls to brokers and files in the location.
+
+**A round is bounded.** A partition contributes about ``round_bytes`` stored bytes, unless a larger
+transaction begins there. ``is_behind`` is set if the last cut was limited.
+
+**Lost records show.** A cut is never below ``lower``, so the driver compares the last stable offset
+of each partition with the table's offset first, and returns the smaller one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.fetching import Source
+from spark_stream.client.reading.ranges import read_range
+from spark_stream.client.topics import TopicsClient, cut_of
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lakes import LakeDescription
+from spark_stream.errors import IsologError, LakeUnavailable, UnknownTopic
+from spark_stream.lake import steps
+from spark_stream.lake.delta.actions import Action, AddFile, decoded, encoded, version_path
+from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP, table_schema
+from spark_stream.lake.delta.table import Table
+from spark_stream.lake.merging import range_of
+from spark_stream.lake.reading import read_rows
+from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
+from spark_stream.lake.steps import Script
+from spark_stream.lake.storage.files import write_rows
+from spark_stream.lake.storage.stores import LakeStore
+from spark_stream.schema.schemas import is_default
+from spark_stream.wire.messages import EARLIEST
+from spark_stream.wire.topic_messages import AskedTopic
+
+T = TypeVar("T")
+ROUND_BYTES: Final = 256 << 20
+
+
+class Driver:
+    """The driver of one worker, for one thread."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        topics: TopicsClient,
+        lake: LakeDescription,
+        store: LakeStore,
+        round_bytes: int = ROUND_BYTES,
+    ) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._lake = lake
+        self._store = store
+        self._round_bytes = round_bytes
+        self.is_behind = False
+        """Whether the last cut was limited, so that the next round need not wait."""
+
+    def run(self, script: Script[T]) -> T:
+        """Drive a script to its end. Raise its error."""
+        answer: Any = None
+        error: IsologError | None = None
+        while True:
+            try:
+                step = script.send(answer) if error is None else script.throw(error)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer, error = None, None
+            try:
+                answer = self._carry_out(step)
+            except IsologError as failed:
+                error = failed
+
+    def _carry_out(self, step: steps.Step[Any]) -> Any:
+        match step:
+            case steps.Now():
+                return time.time_ns() // 1_000_000
+            case steps.NewMark():
+                return secrets.token_hex(16)
+            case steps.DescribeTopics():
+                return self._describe()
+            case steps.FindCut(lower):
+                return self._find_cut(lower)
+            case steps.ReadVersion(table, version):
+                return self._read_version(table, version)
+            case steps.PutVersion(table, version, actions):
+                return self._store.put_if_absent(
+                    f"{table}/{version_path(version)}", encoded(actions)
+                )
+            case steps.WriteFiles(topic, ranges):
+                return self._write_files(topic, ranges)
+            case steps.WriteCut(cut):
+                return self._write_cut(cut)
+            case steps.MergeFiles(table, files):
+                return self._merge(table, files)
+            case steps.WriteCheckpoint():
+                return None
+        raise AssertionError(step)
+
+    # -- topics ---------------------------------------------------------------------------------
+
+    def _describe(self) -> dict[str, steps.TopicState]:
+        found = {}
+        for each in self._lake.topics:
+            try:
+                topic = self._topics.describe(each.name)
+            except UnknownTopic:
+                continue
+            if topic.id != each.id:
+                continue  # it was deleted and created again
+            starts = {}
+            for at in topic.partitions:
+                if at.log_start_offset is None:
+                    raise at.error or LakeUnavailable(f"partition {at.partition} has no leader")
+                starts[at.partition] = at.log_start_offset
+            found[topic.name] = steps.TopicState(topic.name, topic.id, topic.schema, starts)
+        return found
+
+    def _find_cut(self, lower: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
+        ids = {each.name: each.id for each in self._lake.topics}
+        bounds = self._topics.look_up(
+            [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
+        )
+        for error in bounds.unknown.values():
+            raise error
+        ends = {name: bounds.topics[name].offsets for name in lower}
+        upper = self._limits(lower, ends)
+        self.is_behind = any(at < ends[name].get(number, 0) for (name, number), at in upper.items())
+        flat = {(name, n): at for name, found in lower.items() for n, at in found.items()}
+        cut: dict[str, dict[int, int]] = {name: {} for name in lower}
+        found = cut_of(self._connection, ids, lower=flat, upper=upper)
+        for (name, number), at in found.items():
+            end = ends[name].get(number, at)
+            cut[name][number] = end if end < flat.get((name, number), 0) else at
+        return cut
+
+    def _limits(
+        self, lower: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
+    ) -> dict[tuple[str, int], int]:
+        """Return the offset of each partition that a round's bytes reach."""
+        budgets = {
+            name: {
+                number: (at, ends[name][number], self._round_bytes)
+                for number, at in found.items()
+                if at < ends[name].get(number, 0)
+            }
+            for name, found in lower.items()
+        }
+        asked = [
+            AskedTopic(topic=name, partitions=sorted(each), at=EARLIEST, budgets=each)
+            for name, each in budgets.items()
+            if each
+        ]
+        reached = self._topics.look_up(asked).topics if asked else {}
+        limits = {}
+        for name, found in lower.items():
+            for number, at in found.items():
+                limit = None
+                if number in budgets[name]:
+                    limit = reached[name].partitions[number].reached
+                limits[name, number] = ends[name].get(number, at) if limit is None else limit
+        return limits
+
+    # -- the location ---------------------------------------------------------------------------
+
+    def _read_version(self, table: str, version: int) -> list[Action] | None:
+        data = self._store.read(f"{table}/{version_path(version)}")
+        return None if data is None else decoded(table, version, data)
+
+    def _write_files(
+        self, topic: steps.TopicState, ranges: Mapping[int, tuple[int, int]]
+    ) -> list[AddFile]:
+        schema = table_schema(topic.name, topic.schema)
+        found = []
+        for partition, (first, end) in sorted(ranges.items()):
+            name = f"{partition:05d}-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
+            batches = self._rows(topic, partition, first, end)
+            file = write_rows(self._store, topic.name, name, schema, batches)
+            if file is not None:
+                found.append(file)
+        return found
+
+    def _rows(
+        self, topic: steps.TopicState, partition: int, first: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the committed rows of a range, with the columns of the table."""
+        view = View.of(topic.name, topic.schema, metadata=True, headers=True)
+        isolation = Isolation.READ_COMMITTED
+        source = Source(self._topics.router, view, topic.id, partition, isolation)
+        at = first
+        for fetched in read_range(source, first, end):
+            at = fetched.next
+            if fetched.batch.num_rows:
+                yield _with_places(fetched.batch, topic)
+        if at < end:
+            raise LakeUnavailable(
+                f"the leader of partition {partition} of topic {topic.name!r} returned records up"
+                f" to {at}, not {end}",
+                hint="The worker tries again.",
+            )
+
+    def _write_cut(self, cut: steps.Cut) -> AddFile:
+        rows = [
+            {
+                "cut": cut.number,
+                "time": cut.time_ms * 1_000,
+                "topic": each.topic,
+                "topic_id": each.topic_id,
+                "version": each.version,
+                "offsets": list(each.offsets.items()),
+            }
+            for each in cut.entries
+        ]
+        columns = {
+            field.name: pa.array([row[field.name] for row in rows], field.type)
+            for field in CUTS_SCHEMA
+        }
+        batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=CUTS_SCHEMA)
+        name = f"{cut.number:020d}-{secrets.token_hex(8)}.parquet"
+        file = write_rows(self._store, CUTS, name, CUTS_SCHEMA, [batch])
+        assert file is not None
+        return file
+
+    def _merge(self, table: str, files: list[AddFile]) -> AddFile:
+        import pyarrow.parquet as pq  # it takes 0.1 s
+
+        try:
+            found = []
+            for each in files:
+                with self._store.open_read(f"{table}/{unquote(each.path)}") as file:
+                    found.append(pq.read_schema(file))
+            schema = pa.unify_schemas(found)
+        except (OSError, pa.ArrowException) as error:
+            raise LakeUnavailable(f"a file of the table {table} cannot be read: {error}") from None
+        ranges = [at for each in files if (at := range_of(each)) is not None]
+        first, end = min(at.first for at in ranges), max(at.last for at in ranges) + 1
+        part, partition = (
+            Table(table, files={each.path: each for each in files}),
+            ranges[0].partition,
+        )
+        batches = (
+            each.append_column(PARTITION, pa.repeat(pa.scalar(partition, pa.int32()), len(each)))
+            for each in read_rows(self._store, part, partition, first, end, schema.names)
+        )
+        name = f"merged-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
+        merged = write_rows(self._store, table, name, schema, batches, data_change=False)
+        assert merged is not None
+        return merged
+
+
+def _with_places(batch: pa.RecordBatch, topic: steps.TopicState) -> pa.RecordBatch:
+    """Name the columns of a topic with Kafka's columns as those of its table."""
+    if not is_default(topic.schema):
+        return batch
+    names = {PARTITION: "partition", OFFSET: "offset", TIMESTAMP: "timestamp"}
+    fields = [*topic.schema.names, *names]
+    arrays = [batch.column(names.get(each, each)) for each in fields]
+    return pa.RecordBatch.from_arrays(arrays, names=fields)

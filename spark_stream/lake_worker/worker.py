@@ -1,0 +1,165 @@
+"""The worker of a lake: rounds in a loop. Several workers of one lake do no harm.
+
+A round that fails with a retriable error is repeated after a pause. A worker that is killed leaves
+files that no version has, and the next one continues from the tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from spark_stream.client.log import Log
+from spark_stream.errors import IsologError, LakeStopped, UnknownLake
+from spark_stream.lake.merging import merge_table
+from spark_stream.lake.rounds import Lake, run_round
+from spark_stream.lake.storage.stores import LakeStore, open_store
+from spark_stream.lake_worker.driver import ROUND_BYTES, Driver
+from spark_stream.loggers import logger_of
+
+logger = logger_of(__name__)
+
+_RETRY_S: Final = 1.0
+_OUTDATED_MAX: Final = 20
+Wait = Callable[[float], bool]
+"""A function that waits for some seconds. It returns whether the worker has to end."""
+
+
+class RoundResult(Struct, frozen=True):
+    """The tables after a round. ``behind``: the log has more committed records."""
+
+    versions: dict[str, int]
+    files: int
+    behind: bool
+
+
+class LakeWorker:
+    """The worker of one lake, for one thread.
+
+    Args:
+        log: The connection. Its user needs ``read`` on the topics, and ``write`` on the lake.
+        name: The name of the lake.
+        round_bytes: The stored bytes of a partition that one round copies.
+
+    Raises:
+        UnknownLake: There is no such lake.
+        LakeStopped: The user may not read all topics of the lake.
+        Unsupported: The location is of an unknown kind.
+
+    Examples:
+        >>> topic = log.create_topic("fares", schema="id bigint")
+        >>> with log.producer() as producer:
+        ...     written = producer.append("fares", pa.table({"id": [1, 2]}))
+        >>> lake = log.create_lake("taxis", "fares", "lake-of-fares")
+        >>> isolog.LakeWorker(log, "taxis").run_once()
+        >>> log.describe_lake("taxis").topics[0].tiered
+        {0: 2}
+    """
+
+    def __init__(self, log: Log, name: str, round_bytes: int = ROUND_BYTES) -> None:
+        self._log = log
+        self._connection = log._connection
+        self._lake = log.describe_lake(name)
+        if self._lake.omitted:
+            raise LakeStopped(
+                f"the worker's user may not read all topics of the lake {name!r}",
+                hint="Allow it: isolog acl allow USER read topic:NAME.",
+                lake=name,
+            )
+        self._store: LakeStore = open_store(self._lake.location)
+        self._round_bytes = round_bytes
+        self._reset()
+
+    def _reset(self) -> None:
+        """Drop all state in memory. The next round reads the tables again."""
+        self._driver = Driver(
+            self._connection, self._log._topics, self._lake, self._store, self._round_bytes
+        )
+        names = [each.name for each in self._lake.topics]
+        self._tables = Lake(self._lake.id, self._connection.cluster_id or "", names)
+        self._recorded: dict[str, dict[int, int]] = {}
+
+    def run(self, wait: Wait | None = None) -> None:
+        """Run rounds until the lake is dropped, or ``wait`` returns true.
+
+        Raises:
+            LakeStopped: A person has to decide about a table or a topic.
+            IsologError: Any other error that a retry does not mend.
+        """
+        wait = wait or _wait
+        while True:
+            started = time.monotonic()
+            pause = self._lake.freshness_ms / 1_000
+            try:
+                if self.round().behind:
+                    pause = 0.0
+            except UnknownLake:
+                logger.info("the lake %s was dropped; its worker ends", self._lake.name)
+                return
+            except IsologError as error:
+                if not error.retriable:
+                    raise
+                logger.warning("a round of the lake %s failed: %s", self._lake.name, error)
+                self._reset()
+                pause = _RETRY_S
+            if wait(max(0.0, pause - (time.monotonic() - started))):
+                return
+
+    def run_once(self) -> None:
+        """Copy all records that are committed at this time.
+
+        Raises: as :meth:`run`, and errors that a retry may mend.
+        """
+        while self.round().behind:
+            pass
+
+    def round(self) -> RoundResult:
+        """Run one round, merge small files, and record the tables' offsets.
+
+        Raises: as :meth:`run_once`.
+        """
+        for _ in range(_OUTDATED_MAX):
+            self._check()
+            if self._driver.run(run_round(self._tables)):
+                break
+        self._merge()
+        self._record()
+        tables = self._tables.tables
+        return RoundResult(
+            {name: table.version for name, table in tables.items()},
+            sum(len(table.files) for table in tables.values()),
+            self._driver.is_behind,
+        )
+
+    def _check(self) -> None:
+        """Raise UnknownLake if the lake was dropped, also if there is another one of the name."""
+        found = self._log.describe_lake(self._lake.name)
+        if found.id != self._lake.id:
+            raise UnknownLake(f"the lake {found.name!r} was dropped", lake=found.name)
+
+    def _merge(self) -> None:
+        cluster, file_bytes = self._tables.cluster, self._lake.file_bytes
+        for topic in self._lake.topics:
+            table = self._tables.tables[topic.name]
+            merged = self._driver.run(merge_table(table, cluster, topic.id, file_bytes))
+            if merged:
+                logger.info("merged %d files of the table %s", merged, topic.name)
+
+    def _record(self) -> None:
+        """Record the offsets that the versions in the location have: the tables were read there."""
+        found: dict[str, dict[int, int]] = {}
+        for topic in self._lake.topics:
+            table = self._tables.tables[topic.name]
+            table.check(self._tables.cluster, topic.id)
+            found[topic.id] = table.offsets(topic.id)
+        if found != self._recorded:
+            self._log._lakes.record_progress(self._lake.name, self._lake.id, found)
+            self._recorded = found
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

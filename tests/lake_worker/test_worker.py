@@ -1,0 +1,228 @@
+"""The worker of a lake over a real broker: rows, offsets, schemas, partitions and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import isolog
+from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
+from spark_stream.lake.delta.actions import encoded, version_path
+from spark_stream.lake.delta.table import first_actions
+from tests.lake_worker.lake_tables import rows_of, table_of
+
+NUMBERS = pa.schema([("n", pa.int32()), ("text", pa.string())])
+
+
+@pytest.fixture
+def log(broker):
+    with isolog.connect(broker.address) as found:
+        yield found
+
+
+def numbers(first: int, count: int) -> pa.Table:
+    values = range(first, first + count)
+    return pa.table({"n": pa.array(values, pa.int32()), "text": [f"no. {n}" for n in values]})
+
+
+def append(log: isolog.Log, topic: str, first: int, count: int, partition: int = 0) -> None:
+    with log.producer() as producer:
+        producer.append(topic, numbers(first, count), partition=partition).result(60)
+
+
+def check(log: isolog.Log, root: Path, topic: str) -> pa.Table:
+    """Check that the last version has the committed rows of the log, once, at their offsets."""
+    in_log = log.read(topic, isolation="read_committed", metadata=True)
+    in_table = rows_of(root, topic)
+    for column in ("_partition", "_offset", "_timestamp", "n", "text"):
+        assert in_table[column].to_pylist() == in_log[column].to_pylist(), column
+    return in_table
+
+
+def test_tables_have_the_committed_rows_at_their_offsets(log, tmp_path):
+    log.create_topic("t", partitions=2, schema=NUMBERS)
+    append(log, "t", 0, 100)
+    append(log, "t", 100, 50, partition=1)
+    producer = log.producer(transactional_id="x")
+    with producer:
+        producer.begin_transaction()
+        producer.append("t", numbers(1000, 10), partition=0).result(60)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.append("t", numbers(2000, 10), partition=1).result(60)
+        producer.commit_transaction()
+    lake = log.create_lake("l", "t", tmp_path / "lake")
+    isolog.LakeWorker(log, "l").run_once()
+    rows = check(log, tmp_path / "lake", "t")
+    assert rows.num_rows == 160
+    assert rows.schema.field("n").type == pa.int64()  # the widest type
+    bounds = log._topics.offsets("t", isolation="read_committed").offsets
+    assert log.describe_lake("l").topics[0].tiered == bounds
+    assert log.describe("t").lakes[0].location == lake.location
+
+
+def test_a_topic_with_kafkas_columns_has_a_table(log, tmp_path):
+    log.create_topic("k")
+    with log.producer() as producer:
+        producer.send("k", b"one", key="a", headers=[("h", b"1")]).result(60)
+        producer.send("k", b"two").result(60)
+    log.create_lake("l", "k", tmp_path)
+    isolog.LakeWorker(log, "l").run_once()
+    rows = rows_of(tmp_path, "k")
+    assert rows["value"].to_pylist() == [b"one", b"two"]
+    assert rows["key"].to_pylist() == [b"a", None]
+    assert rows["_offset"].to_pylist() == [0, 1]
+    assert rows["timestamp"].to_pylist() == rows["_timestamp"].to_pylist()
+    assert rows["headers"].to_pylist()[0] == [{"key": "h", "value": b"1"}]
+
+
+def test_a_cut_lists_versions_of_all_tables_that_divide_no_transaction(log, tmp_path):
+    for name in ("a", "b"):
+        log.create_topic(name, schema=NUMBERS)
+    log.create_lake("l", ["a", "b"], tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    with log.producer(transactional_id="x") as producer:
+        for at in range(5):
+            producer.begin_transaction()
+            for name in ("a", "b"):
+                producer.append(name, numbers(at * 7, 7), partition=0).result(60)
+            if at == 4:
+                worker.run_once()  # the transaction is open
+            producer.commit_transaction()
+            worker.run_once()
+    cuts: dict[int, dict[str, int]] = {}
+    for row in _cuts(tmp_path):
+        cuts.setdefault(row["cut"], {})[row["topic"]] = row["version"]
+    assert len(cuts) >= 5
+    for versions in cuts.values():
+        counts = {name: rows_of(tmp_path, name, at).num_rows for name, at in versions.items()}
+        assert counts["a"] == counts["b"]
+        assert counts["a"] % 7 == 0
+
+
+def _cuts(root: Path) -> list[dict[str, object]]:
+    import pyarrow.parquet as pq
+
+    return [
+        row
+        for path in table_of(root, "_cuts").files
+        for row in pq.read_table(root / "_cuts" / path).to_pylist()
+    ]
+
+
+def test_rounds_are_bounded_and_continue_without_a_pause(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    for at in range(20):
+        append(log, "t", at * 100, 100)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l", round_bytes=4_000)
+    results = [worker.round()]
+    while results[-1].behind:
+        results.append(worker.round())
+    assert len(results) > 3
+    assert check(log, tmp_path, "t").num_rows == 2_000
+
+
+def test_partitions_and_columns_are_added_between_rounds(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 10)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    log.alter_topic("t", partitions=2, schema=NUMBERS.append(pa.field("more", pa.float32())))
+    append(log, "t", 10, 10, partition=1)
+    with log.producer() as producer:
+        rows = numbers(20, 10).append_column("more", pa.array([1.5] * 10, pa.float32()))
+        producer.append("t", rows, partition=0).result(60)
+    worker.run_once()
+    rows = check(log, tmp_path, "t")
+    assert rows["more"].to_pylist() == [None] * 10 + [1.5] * 10 + [None] * 10
+
+
+def test_small_files_are_merged(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(9):
+        append(log, "t", at * 10, 10)
+        worker.run_once()
+    assert len(table_of(tmp_path, "t").files) < 5
+    assert check(log, tmp_path, "t").num_rows == 90
+
+
+def test_a_dropped_lake_ends_its_worker_and_another_of_its_name_is_left_alone(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    waits = []
+
+    def drop(seconds: float) -> bool:
+        waits.append(seconds)
+        log.drop_lake("l")
+        log.create_lake("l", "t", tmp_path)
+        return False
+
+    worker.run(drop)
+    assert len(waits) == 1
+    with pytest.raises(UnknownLake):
+        isolog.LakeWorker(log, "other")
+
+
+def test_a_worker_stops_at_a_topic_that_was_created_again(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 10)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    log.delete_topic("t")
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 100, 20)
+    for each in (worker, isolog.LakeWorker(log, "l")):
+        with pytest.raises(LakeStopped, match="was deleted"):
+            each.run()
+    assert rows_of(tmp_path, "t").num_rows == 10
+
+
+def test_a_worker_stops_at_a_folder_with_another_table(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    path = tmp_path / "t" / version_path(0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encoded(first_actions("t", pa.schema([("x", pa.int64())]), "id", {}, 0)))
+    log.create_lake("l", "t", tmp_path)
+    with pytest.raises(LakeStopped, match="another program"):
+        isolog.LakeWorker(log, "l").run()
+
+
+def test_a_worker_stops_where_retention_was_faster(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 10)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    append(log, "t", 10, 10)
+    log.trim("t", 15)
+    with pytest.raises(LakeStopped, match="retention removed records"):
+        worker.run()
+
+
+def test_a_location_that_refuses_is_reported_and_tried_again(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 10)
+    place = tmp_path / "lake"
+    place.write_text("a file, not a folder")
+    log.create_lake("l", "t", place)
+    worker = isolog.LakeWorker(log, "l")
+    with pytest.raises(LakeUnavailable, match="refused an operation: Not a directory"):
+        worker.run_once()
+    waits = []
+
+    def mend(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 1:
+            place.unlink()
+        return len(waits) == 2
+
+    worker.run(mend)
+    assert check(log, place, "t").num_rows == 10
