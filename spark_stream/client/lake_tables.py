@@ -7,7 +7,7 @@ these. Filters are applied here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from spark_stream.consistency.lakes import TopicLake
 from spark_stream.errors import InvalidOption, LakeUnavailable, Unsupported
 from spark_stream.lake.delta.actions import Action, decoded, version_path
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.reading import Coverage, coverage, first_at, read_rows
+from spark_stream.lake.reading import Coverage, coverage, first_at, read_rows, stored_bytes
 from spark_stream.schema.schemas import LEADER_COLUMNS, OFFSET, empty_batch
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.predicates import RowFilter
@@ -45,6 +45,17 @@ def checked_choice(choice: str, *accepted: str) -> str:
             f"lake takes {' | '.join(accepted)}, not {choice!r}", option="lake", value=choice
         )
     return choice
+
+
+def check_one_cut(topics: Collection[str], isolation: Isolation) -> None:
+    """Raise InvalidOption for an atomic read of several tables, whose ends may be of two cuts."""
+    if isolation is Isolation.READ_ATOMIC and len(topics) > 1:
+        raise InvalidOption(
+            "lake=only with read_atomic takes one topic: tables of several topics may end at"
+            " different cuts",
+            option="lake",
+            hint="Leave out lake=only. The log then has the cut.",
+        )
 
 
 class LocalFiles(Struct, frozen=True):
@@ -191,14 +202,11 @@ class LakeTables:
 
         ``default``: for partitions that a mapping omits. Partitions without a commit are left out.
         """
+        if isinstance(place, datetime):
+            return self.offsets_of_time(topic, to_microseconds(place))
         found = {}
         for number, each in self.covered(topic).items():
             first, end = each.offsets.first, each.offsets.end
-            if isinstance(place, datetime):
-                moment, opened = to_microseconds(place), each.opened
-                at = first_at(opened.files, opened.table, number, moment, first, end)
-                found[number] = end if at is None else at
-                continue
             chosen = place.get(number, default) if isinstance(place, Mapping) else place
             named = {"earliest": first, EARLIEST: first, "latest": end, LATEST: end}
             chosen = named.get(chosen, chosen)
@@ -206,6 +214,22 @@ class LakeTables:
                 raise InvalidOption(f"{chosen!r} is no place in a table")
             found[number] = min(end, chosen)
         return found
+
+    def offsets_of_time(self, topic: TopicDescription, time_us: int) -> dict[int, int]:
+        """Return the first offset of each partition of the table that is not older than a time."""
+        found = {}
+        for number, each in self.covered(topic).items():
+            first, end, opened = each.offsets.first, each.offsets.end, each.opened
+            at = first_at(opened.files, opened.table, number, time_us, first, end)
+            found[number] = end if at is None else at
+        return found
+
+    def stored_bytes(self, name: str, topic_id: str, partition: int, start: int, end: int) -> int:
+        """Return the approximate size of a range in the table, at least 1 if it has the start."""
+        covered = self.covering(name, topic_id, partition, start)
+        if covered is None:
+            return 0
+        return max(1, stored_bytes(covered.opened.table, partition, start, end))
 
     def first_offsets(
         self, topic: TopicDescription, log_starts: Mapping[int, int]

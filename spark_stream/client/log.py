@@ -21,7 +21,14 @@ from spark_stream.client.administration import (
 from spark_stream.client.connecting.access import access_of, bootstrap_of_profile
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient, MovedPosition
-from spark_stream.client.lake_tables import AUTO, NEVER, ONLY, LakeTables, checked_choice
+from spark_stream.client.lake_tables import (
+    AUTO,
+    NEVER,
+    ONLY,
+    LakeTables,
+    check_one_cut,
+    checked_choice,
+)
 from spark_stream.client.lakes import FILE_BYTES_DEFAULT, FRESHNESS_S_DEFAULT, LakesClient
 from spark_stream.client.options import known_options, level, refuse_unknown
 from spark_stream.client.reading.columns import View
@@ -816,6 +823,7 @@ class Log(ProcessBound):
         choice = checked_choice(lake, AUTO, NEVER, ONLY)
         lakes = None if choice == NEVER else self._tables
         if choice == ONLY:
+            check_one_cut(names, chosen)
             spans = table_spans(self._topics, self._tables, names, start, end, partitions)
         else:
             spans = topic_spans(

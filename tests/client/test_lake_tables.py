@@ -172,6 +172,8 @@ def test_only_the_table_is_read(lake: Lake) -> None:
     assert part.to_pylist() == expected
     with pytest.raises(OffsetEvicted, match="offset 360"):
         lake.log.read(lake.topic, start=10, isolation="read_committed")
+    with pytest.raises(InvalidOption, match="takes one topic"):
+        lake.log.read([lake.topic, "other"], isolation="read_atomic", lake="only")
 
 
 def consumed(lake: Lake, **options: Any) -> dict[int, list[dict[str, Any]]]:

@@ -282,6 +282,15 @@ class DeclaredSourceOptions(CommonOptions, frozen=True):
         values.boolean,
         "false",
     )
+    lake = Defaulted(
+        "lake",
+        Use.SOURCE,
+        "the source of records that retention has removed from the log: "
+        "[a table of the topic](../spark/read.md#records-that-retention-has-removed) if a lake has "
+        "one (`auto`), or none (`never`). With `only`, all records are read from the table",
+        values.lake,
+        "auto",
+    )
     mapped_reads = Defaulted(
         "mappedReads",
         Use.SOURCE,

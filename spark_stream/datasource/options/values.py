@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from spark_stream.client.connecting.connection import rack_of
+from spark_stream.client.lake_tables import AUTO, NEVER, ONLY, checked_choice
 from spark_stream.client.options import level
 from spark_stream.client.topics import checked_topic
 from spark_stream.client.values import to_microseconds
@@ -285,6 +286,11 @@ def assigned(name: str, text: str) -> dict[str, tuple[int, ...]]:
 def reading_level(name: str, text: str) -> Isolation:
     """Parse an isolation level of a source."""
     return level(text)
+
+
+def lake(name: str, text: str) -> str:
+    """Parse the source of records that retention has removed from the log."""
+    return checked_choice(text.strip().lower(), AUTO, NEVER, ONLY)
 
 
 def writing_level(name: str, text: str) -> Isolation:

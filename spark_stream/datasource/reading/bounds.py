@@ -160,14 +160,9 @@ def _offsets(
         else:
             found[number] = at if lineages else _within(planner, option, name, number, at, now)
     for moment, numbers in by_moment.items():
-        at_moment = planner.topics.offsets(
-            name,
-            timestamp_us=moment.microseconds,
-            isolation=planner.options.isolation,
-            partitions=numbers,
-        )
+        at_moment = planner.offsets_at(name, moment.microseconds, numbers)
         # Later records than the bounds are left for later, so that a cut stays a cut.
-        found |= {n: min(at, now.partitions[n].offset) for n, at in at_moment.offsets.items()}
+        found |= {n: min(at, now.partitions[n].offset) for n, at in at_moment.items()}
     return dict(sorted(found.items()))
 
 

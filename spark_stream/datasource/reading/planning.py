@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.lake_tables import ONLY, check_one_cut
 from spark_stream.client.reading.columns import View, shown_schema
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import DROPS_ABORTED, Isolation
@@ -22,6 +23,7 @@ from spark_stream.consistency.replication.epochs import Lineage
 from spark_stream.datasource.options import SourceOptions
 from spark_stream.datasource.options.query import Selection
 from spark_stream.datasource.reading.losses import Losses
+from spark_stream.datasource.reading.older_records import OlderRecords
 from spark_stream.datasource.spark.session import Grant, Session, locate, session
 from spark_stream.datasource.spark.types import check_nullability, text_rule, to_arrow, to_spark
 from spark_stream.datasource.values.limits import Place
@@ -80,6 +82,7 @@ class Planner:
         self._has_warned = False  # about uncommitted records: once per query
         self._dropped: set[str] = set()  # topics that were logged as no longer selected
         self._matching: tuple[str, ...] = ()  # the topics of a pattern that were seen last
+        self._older = OlderRecords(options)
 
     @property
     def _session(self) -> Session:
@@ -404,9 +407,12 @@ class Planner:
                 if not set(self._matching) <= set(names):  # there are new ones
                     names = list(dict.fromkeys([*names, *self._matching]))
                     continue
-            latest = looked.topics
+            latest = self._older.extended(looked.topics, seen)
             gone = looked.unknown.keys() & {each for at in seen for each in at}
             found = LogState(latest, frozenset(gone if by_pattern else looked.unknown))
+            if self.options.lake == ONLY:
+                check_one_cut(latest, self.options.isolation)
+                return found
             if not self.atomic or not latest:
                 return found
             # A transaction may span several topics. The cut is not above the bounds that were
@@ -427,31 +433,43 @@ class Planner:
 
         Ranges of a topic that was deleted in between are left out.
         """
+        in_tables = self._older.sizes(asked)
         found = self._measure(
-            AskedTopic.of(topic=name, sizes=places) for name, places in _by_topic(asked).items()
+            AskedTopic.of(topic=name, sizes=places)
+            for name, places in _by_topic(self._older.in_log(asked)).items()
         )
-        return {
+        sizes = {
             (name, n): each.size
             for name, at in found.items()
             for n, each in at.partitions.items()
             if each.size is not None
         }
+        for place, (size, first) in in_tables.items():
+            sizes[place] = size + sizes.get(place, (0, 0))[0], first
+        return sizes
 
     def reached(self, asked: list[Range], budgets: Mapping[Place, int]) -> dict[Place, int]:
         """Return the end of the whole records of each range within its budget of bytes."""
+        left, in_tables = self._older.reached(asked, budgets)
+        whole = [each for each in asked if (each.topic, each.partition) not in in_tables]
         found = self._measure(
             AskedTopic.of(
                 topic=name,
-                budgets={n: (*ends, budgets.get((name, n), 0)) for n, ends in places.items()},
+                budgets={n: (*ends, left.get((name, n), 0)) for n, ends in places.items()},
             )
-            for name, places in _by_topic(asked).items()
+            for name, places in _by_topic(self._older.in_log(whole)).items()
         )
-        return {
+        reached = {
             (name, n): each.reached
             for name, at in found.items()
             for n, each in at.partitions.items()
             if each.reached is not None
         }
+        return reached | in_tables
+
+    def offsets_at(self, name: str, time_us: int, numbers: list[int]) -> dict[int, int]:
+        """Return the first offset in each partition whose record is not older than a time."""
+        return self._older.offsets_at(name, time_us, numbers)
 
     def _measure(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
         return self.topics.look_up(list(asked)).topics
@@ -471,6 +489,9 @@ class Planner:
         above ``limited``, but never above ``ends``, which is a cut. The next micro-batch has the
         rest.
         """
+        if self.options.lake == ONLY:
+            return ends  # a table has no cuts below its last one
+        limited = self._older.above_tables(limited, ends)
         moving = {each.topic for each in ranges(begin, ends)}
         asked = {
             name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)

@@ -23,8 +23,9 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from spark_stream.client.lake_tables import NEVER, ONLY
 from spark_stream.client.reading.columns import View
-from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.fetching import Fetched, Source, fetched_from_table
 from spark_stream.client.reading.loop import WantedRange
 from spark_stream.client.reading.ranges import read_range, read_together
 from spark_stream.consistency.isolation import Bounds, Isolation
@@ -99,7 +100,10 @@ class RangeReader(Struct, frozen=True):
         """
         keep_free_memory()
         schema = to_arrow(self.schema)
-        if len(task) == 1:
+        if self.options.lake == ONLY:
+            for each in task:
+                yield from self._read_table(each, schema)
+        elif len(task) == 1:
             yield from self._read(task[0], schema)
         else:
             yield from join_small_batches(self._read_many(task, schema))
@@ -125,6 +129,27 @@ class RangeReader(Struct, frozen=True):
                     if fetched.batch.num_rows:
                         yield fitted(fetched.batch, schema)
                 yield from self._read(replace(asked, start=position), schema)
+
+    def _read_table(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read a range from its table alone."""
+        position = asked.start
+        try:
+            source = self._source(asked, schema, {})
+            for fetched in fetched_from_table(source, asked.start, asked.end) or ():
+                position = fetched.next
+                if fetched.batch.num_rows:
+                    yield fitted(fetched.batch, schema)
+        except UnknownTopic as error:
+            gone = lost_with_topic(asked, position, self._present_id(asked.topic))
+            self._report_loss(self._loss(asked, gone), error)
+            return
+        if position < asked.end:
+            message = (
+                f"{asked.topic}/{asked.partition}: no table has offsets {position} to"
+                f" {asked.end - 1}"
+            )
+            loss = self._loss(asked, message)
+            self._report_loss(loss, loss)
 
     def _read(self, asked: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         position = asked.start
@@ -173,6 +198,7 @@ class RangeReader(Struct, frozen=True):
             isolation,
             asked.lineage,
             self.options.mapped_reads,
+            None if self.options.lake == NEVER else log_session.tables,
         )
 
     def _view(self, topic: TopicDescription, schema: pa.Schema) -> View:

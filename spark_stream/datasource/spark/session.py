@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from spark_stream.client.administration import AccessClient
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.spark.place import Place
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
@@ -32,10 +33,11 @@ from spark_stream.wire.cluster_messages import GetStatus
 
 
 class Session(Struct, frozen=True):
-    """The connection of this process to a log, with the client for topics."""
+    """The connection of this process to a log, with the client for topics, and their tables."""
 
     connection: ClusterConnection
     topics: TopicsClient
+    tables: LakeTables
     cluster_id: str
 
 
@@ -213,7 +215,7 @@ def _connected(place: Place, create: bool) -> Session:
         ) from None
     topics = TopicsClient(connection)
     assert connection.cluster_id is not None
-    return Session(connection, topics, connection.cluster_id)
+    return Session(connection, topics, LakeTables(connection, topics), connection.cluster_id)
 
 
 def _check_host(place: Place) -> None:
