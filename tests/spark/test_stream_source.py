@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 import isolog
-from tests.spark.conftest import Queries
-from tests.spark.releases import passes_limits
+from tests.spark.conftest import Queries, ended
+from tests.spark.releases import passes_limits, plans_alone
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -348,3 +348,37 @@ def test_a_checkpoint_of_another_source_is_refused_by_name(
     add(log, topic, range(3, 6))
     with pytest.raises(StreamingQueryException, match="the checkpoint's offset is not isolog's"):
         queries.copy(queries.stream(topic), *out)
+
+
+@plans_alone
+def test_the_wrapper_of_available_now_continues_after_a_failed_run(
+    queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
+) -> None:
+    log.create_topic(topic, schema=NUMBERS)
+    conf = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+    found: list[list[int]] = []
+
+    def run(**options: object) -> str | None:
+        """Run to the end, and fail in the second micro-batch of all."""
+        writer = queries.stream(topic, **options).writeStream.foreachBatch(keep)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return ended(writer.trigger(availableNow=True).start())
+
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        found.append(sorted(row.n for row in batch.collect()))
+        assert len(found) != 2
+
+    queries.spark.conf.set(conf, "true")
+    try:
+        for first in (0, 10):
+            add(log, topic, range(first, first + 10))
+            failure = run()
+        assert "AssertionError" in str(failure)
+        add(log, topic, range(20, 30))
+        assert run() is None
+        tens = [list(range(first, first + 10)) for first in (0, 10, 10, 20)]
+        assert found == tens
+        assert "Remove the limits" in str(run(maxOffsetsPerTrigger=10))
+        assert found == tens
+    finally:
+        queries.spark.conf.unset(conf)

@@ -100,6 +100,7 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         self._target: dict[str, TopicOffsets] | None = None
         self._last_end: dict[str, Any] | None = None
         self._unassisted_plans = 0
+        self._continued = False
         name = self._planner.options.consumer
         self._named = None if name is None else NamedQuery(self._planner, name, lasting=True)
 
@@ -186,10 +187,12 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
 
     @with_spark_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        if self._unassisted_plans == 0:  # a restart: from now on the plans have the starts
-            self._last_end = end
         begin, until = self._planner.read_back(start), self._planner.read_back(end)
+        if self._unassisted_plans == 0:  # a restart: from now on the plans have the starts
+            self._last_end, self._continued = end, True
         if begin == until:
+            if self._unassisted_plans == 1 and not self._continued:
+                self._check_wrapped(until)
             return []
         if self._named is not None:
             self._named.record(begin)  # a restarted query begins with this call
@@ -206,6 +209,22 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
         new = until.keys() - begin.keys()
         readable = losses.readable(asked, now, new)
         return [InputPartition(each) for each in tasks(readable, self._planner.options.splitting)]
+
+    def _check_wrapped(self, checkpoint: Offsets) -> None:
+        """Check the end that Spark's wrapper of the trigger fixed without the checkpoint.
+
+        Raises:
+            Unsupported: the query has a limit, or the end is below the checkpoint's.
+        """
+        first, fixed = map(self._planner.read_back, (self.initialOffset(), self._last_end or {}))
+        if _have_equal_offsets(first, checkpoint):
+            return  # also the first micro-batch of a new query, without records
+        if self._planner.options.limits.any or any(ranges(fixed, _shared(checkpoint, fixed))):
+            raise Unsupported(
+                "the setting spark.sql.streaming.triggerAvailableNowWrapper.enabled: its"
+                " micro-batch would have a limit, or end before the checkpoint",
+                hint="Remove the limits, and keep the isolation level. Or set it to false.",
+            )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._ranges.read(partition.value)
@@ -231,6 +250,11 @@ def _have_equal_offsets(*offsets: Offsets) -> bool:
     """Return whether all have the same topics at the same offsets, in whatever lineages."""
     first, *others = ({name: (at.id, at.offsets) for name, at in each.items()} for each in offsets)
     return all(each == first for each in others)
+
+
+def _shared(offsets: Offsets, other: Offsets) -> dict[str, TopicOffsets]:
+    """Return the offsets of the topics that both have."""
+    return {name: at for name, at in offsets.items() if name in other and other[name].id == at.id}
 
 
 def _capped(begin: Offsets, ends: Offsets, target: Offsets) -> dict[str, TopicOffsets]:
