@@ -22,7 +22,9 @@ PER_TRIGGER = 150
 
 
 def main(log: str, checkpoints: str) -> None:
-    spark = session_builder("local[2]").getOrCreate()
+    spark = (
+        session_builder("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    )
     spark.sparkContext.setLogLevel("OFF")
 
     def stream(topic: str) -> DataFrame:
