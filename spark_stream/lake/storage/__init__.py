@@ -1,5 +1,6 @@
 """The location of a lake: its files, and the rows in them.
 
-* ``stores.py``: the files of a location, with atomic creation.
+* ``stores.py``: the files of a location, with atomic creation. ``objects.py``: those of S3.
+* ``statistics.py``: the statistics of a file in a Delta log.
 * ``files.py``: rows as Parquet files of a table.
 """

@@ -6,10 +6,8 @@ and timestamps delta encoding: 2.8 times faster than the defaults of pyarrow, an
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
-from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,13 +17,13 @@ import pyarrow.types as pt
 
 from spark_stream.batches import conformed
 from spark_stream.lake.delta.actions import AddFile
-from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
+from spark_stream.lake.delta.schema import OFFSET, TIMESTAMP
+from spark_stream.lake.storage.statistics import file_statistics
 from spark_stream.lake.storage.stores import LakeStore
 
 _GROUP_ROWS: Final = 1 << 20
 _GROUP_BYTES: Final = 64 << 20
 _DELTA: Final = "DELTA_BINARY_PACKED"
-_MEASURED: Final = (PARTITION, OFFSET, TIMESTAMP)
 
 
 def write_rows(
@@ -52,7 +50,8 @@ def write_rows(
         return None
     strings = [each.name for each in schema if pt.is_string(each.type)]
     delta = {each: _DELTA for each in (OFFSET, TIMESTAMP) if each in schema.names}
-    rows, extremes = 0, dict[str, tuple[Any, Any]]()
+    floating = [each.name for each in schema if pt.is_floating(each.type)]
+    not_numbers, footers = set[str](), list[Any]()
     with store.write(f"{table}/{name}") as file:
         with pq.ParquetWriter(
             file,
@@ -61,24 +60,22 @@ def write_rows(
             compression_level=1,
             use_dictionary=strings,
             column_encoding=delta,
+            metadata_collector=footers,
         ) as writer:
             for group in _groups(first, found, schema):
                 writer.write_table(group, row_group_size=_GROUP_ROWS)
-                rows += group.num_rows
-                _extend(extremes, group)
+                not_numbers |= {
+                    column
+                    for column in floating
+                    if column not in not_numbers and pc.any(pc.is_nan(group.column(column))).as_py()
+                }
         size = file.tell()
-    stats = {
-        "numRecords": rows,
-        "minValues": {column: _plain(least) for column, (least, _) in extremes.items()},
-        "maxValues": {column: _plain(most, up=True) for column, (_, most) in extremes.items()},
-        "nullCount": dict.fromkeys(extremes, 0),
-    }
     return AddFile(
         path=quote(name),
         size=size,
         modification_time=int(time.time() * 1000),
         data_change=data_change,
-        stats=json.dumps(stats),
+        stats=file_statistics(footers[0], schema, not_numbers),
     )
 
 
@@ -95,20 +92,3 @@ def _groups(
         waiting.append(conformed(batch, schema))
         rows, nbytes = rows + batch.num_rows, nbytes + waiting[-1].nbytes
     yield pa.Table.from_batches(waiting)
-
-
-def _extend(extremes: dict[str, tuple[Any, Any]], group: pa.Table) -> None:
-    for column in _MEASURED:
-        if column in group.schema.names:
-            found = pc.min_max(group.column(column))
-            least, most = found["min"].as_py(), found["max"].as_py()
-            before = extremes.get(column, (least, most))
-            extremes[column] = min(before[0], least), max(before[1], most)
-
-
-def _plain(value: Any, *, up: bool = False) -> Any:
-    """Return a statistic as JSON. Times have milliseconds. ``up``: round up, not down."""
-    if isinstance(value, datetime):
-        value += timedelta(microseconds=999 if up else 0)
-        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return value

@@ -2,24 +2,35 @@
 
 A version of a table is a file that must not exist yet: :meth:`LakeStore.put_if_absent`. On a local
 file system that is a complete temporary file, and a hard link with the final name. So a reader
-never sees a part of a version.
+never sees a part of a version. Object stores have a condition for it (``objects.py``).
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from spark_stream.errors import LakeUnavailable, Unsupported
+from spark_stream.errors import InvalidOption, LakeUnavailable, Unsupported
+from spark_stream.operating_system import sync
+from spark_stream.structs import Positional
 
-_TEMPORARY: Final = ".isolog-"
+TEMPORARY: Final = ".isolog-"
+"""The begin of the names of incomplete files."""
+
+
+class StoredFile(Positional):
+    """A file of a location. ``modified_ms``: milliseconds since 1970, by the store's clock."""
+
+    path: str
+    size: int
+    modified_ms: int
 
 
 class LakeStore(Protocol):
@@ -37,8 +48,20 @@ class LakeStore(Protocol):
         """Write a file that does not exist, durably. Return whether it was written."""
         ...
 
+    def put(self, path: str, data: bytes, /) -> None:
+        """Write or replace a small file, durably."""
+        ...
+
     def write(self, path: str, /) -> AbstractContextManager[BinaryIO]:
         """Write a new file: a context manager. The file exists once the context ends normally."""
+        ...
+
+    def list(self, prefix: str, /, after: str = "") -> Iterable[StoredFile]:
+        """Yield the files whose paths begin with a prefix and follow ``after``, in any order."""
+        ...
+
+    def delete(self, path: str, /) -> None:
+        """Delete a file, if it exists."""
         ...
 
     def open_read(self, path: str, /) -> pa.NativeFile:
@@ -47,16 +70,51 @@ class LakeStore(Protocol):
 
 
 def open_store(location: str) -> LakeStore:
-    """Return the store of a location.
+    """Return the store of a location: a folder, or the address of an object store.
 
     Raises:
-        Unsupported: The location is not a folder.
+        InvalidOption: The address has keys or parameters, or a package is missing.
+        Unsupported: The address is of an unknown kind.
     """
-    if urlsplit(location).scheme:
-        raise Unsupported(
-            f"this release writes no lake to {location}", hint="Create the lake in a folder."
+    parts = urlsplit(location)
+    if not parts.scheme:
+        return LocalStore(Path(location))
+    if parts.username is not None or parts.password is not None or parts.query:
+        raise InvalidOption(
+            "the location of a lake has keys or parameters, which all users of the log can read",
+            hint="Set them in the environment, for example AWS_ACCESS_KEY_ID.",
+            option="location",
         )
-    return LocalStore(Path(location))
+    if parts.scheme == "file":
+        return LocalStore(Path(unquote(parts.path)))
+    from spark_stream.lake.storage.objects import SCHEMES, ObjectStore
+
+    if parts.scheme not in SCHEMES:
+        raise Unsupported(
+            f"this release writes no lake to {location}",
+            hint=f"Use a folder, or an address that begins with {', '.join(sorted(SCHEMES))}.",
+        )
+    return ObjectStore(location)
+
+
+def check_store(store: LakeStore) -> None:
+    """Check that a location can be written, and refuses a file that exists.
+
+    Raises:
+        Unsupported: A second file replaced the first one, so that commits would be lost.
+        LakeUnavailable: The location did not answer, or refused.
+    """
+    path = f"_check-{secrets.token_hex(8)}"
+    try:
+        store.put_if_absent(path, b"1")
+        if store.put_if_absent(path, b"2") or store.read(path) != b"1":
+            raise Unsupported(
+                "the location of the lake replaces files that exist",
+                hint="Use a store with conditional writes (If-None-Match).",
+            )
+    finally:
+        with suppress(LakeUnavailable):
+            store.delete(path)
 
 
 class LocalStore:
@@ -81,13 +139,49 @@ class LocalStore:
             with self._temporary(final) as (temporary, file):
                 file.write(data)
                 _sync(file)
-                os.link(temporary, final)
+                try:
+                    os.link(temporary, final)
+                except FileExistsError:
+                    return False
             _sync_folder(final.parent)
-        except FileExistsError:
-            return False
         except OSError as error:
             raise _unavailable(self._root, error) from None
         return True
+
+    def put(self, path: str, data: bytes, /) -> None:
+        final = self._root / path
+        try:
+            with self._temporary(final) as (temporary, file):
+                file.write(data)
+                _sync(file)
+                temporary.replace(final)
+            _sync_folder(final.parent)
+        except OSError as error:
+            raise _unavailable(self._root, error) from None
+
+    def list(self, prefix: str, /, after: str = "") -> Iterator[StoredFile]:
+        found = list[StoredFile]()
+        try:
+            for folder, _, names in os.walk((self._root / prefix).parent, onerror=_raise):
+                for name in names:
+                    file = Path(folder, name)
+                    path = file.relative_to(self._root).as_posix()
+                    if path.startswith(prefix) and path > after:
+                        with suppress(FileNotFoundError):
+                            state = file.stat()
+                            modified_ms = state.st_mtime_ns // 1_000_000
+                            found.append(StoredFile(path, state.st_size, modified_ms))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _unavailable(self._root, error) from None
+        yield from found
+
+    def delete(self, path: str, /) -> None:
+        try:
+            (self._root / path).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unavailable(self._root, error) from None
 
     @contextmanager
     def write(self, path: str, /) -> Iterator[BinaryIO]:
@@ -107,13 +201,17 @@ class LocalStore:
     @contextmanager
     def _temporary(self, final: Path) -> Iterator[tuple[Path, BinaryIO]]:
         _make_folder(final.parent)
-        temporary = final.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        temporary = final.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
             with temporary.open("xb") as file:
                 yield temporary, file
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _make_folder(folder: Path) -> None:
@@ -127,13 +225,13 @@ def _make_folder(folder: Path) -> None:
 
 def _sync(file: BinaryIO) -> None:
     file.flush()
-    os.fsync(file.fileno())
+    sync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        sync(handle)
     finally:
         os.close(handle)
 
