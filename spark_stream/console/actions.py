@@ -29,10 +29,12 @@ from spark_stream.errors import (
     InvalidRequest,
     InvalidTopic,
     InvalidTransaction,
+    PermissionDenied,
     UnknownTopic,
 )
 from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
 from spark_stream.wire import consumer_messages, topic_messages, transaction_messages
+from spark_stream.wire.cluster_messages import DescribeCluster
 from spark_stream.wire.cluster_messages import ElectPreferred as ElectPreferredLeaders
 from spark_stream.wire.topic_messages import TopicDescription
 
@@ -319,7 +321,7 @@ class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
 
     def plan(self, client: ConsoleClient) -> Plan:
         rows: list[tuple[str | int | None, ...]] = []
-        ids, not_in_sync = [], 0
+        ids, unable, dead = [], 0, _dead_brokers(client)
         for name in [self.topic] if self.topic else client.topics.names():
             try:
                 topic = client.topics.describe(name)
@@ -328,8 +330,12 @@ class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
                     raise
                 continue  # it was deleted a moment ago
             others = [each for each in topic.partitions if each.leader != each.replicas[0]]
-            moving = [each for each in others if each.replicas[0] in each.isr]
-            not_in_sync += len(others) - len(moving)
+            moving = [
+                each
+                for each in others
+                if each.replicas[0] in each.isr and each.replicas[0] not in dead
+            ]
+            unable += len(others) - len(moving)
             rows += [(name, each.partition, each.leader, each.replicas[0]) for each in moving]
             ids += [topic.id] if moving else []
         effect = (
@@ -338,8 +344,8 @@ class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
             if rows
             else "No leader changes."
         )
-        if not_in_sync:
-            effect += f" {_counted(not_in_sync, 'preferred leader')} cannot lead: not in sync."
+        if unable:
+            effect += f" {_counted(unable, 'preferred leader')} cannot lead: dead or not in sync."
         elif not rows:
             effect += " Each partition has its preferred leader."
         return Plan(
@@ -397,6 +403,15 @@ def position(text: str) -> Place:
             f"a position is earliest, latest, an offset or a time, not {text[:50]!r}",
             hint="A time is 2024-05-01 or 2024-05-01T12:30:00Z.",
         ) from None
+
+
+def _dead_brokers(client: ConsoleClient) -> set[str]:
+    """Return the dead brokers, none if the user may not describe the cluster."""
+    try:
+        found = client.connection.call(DescribeCluster()).brokers
+    except PermissionDenied:
+        return set()
+    return {each.id for each in found if not each.alive}
 
 
 def _extended(found: TopicDescription, columns: str) -> pa.Schema:
