@@ -7,9 +7,9 @@ these. Filters are applied here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -17,14 +17,23 @@ from msgspec import Struct
 
 from spark_stream.batches import conformed
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.topics import Place, TopicsClient, resolve
+from spark_stream.client.topics import Key, Place, TopicsClient, resolve
 from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import TopicLake
-from spark_stream.errors import InvalidOption, LakeUnavailable, Unsupported
-from spark_stream.lake.delta.actions import Action, decoded, version_path
+from spark_stream.errors import InvalidOption, LakeUnavailable
+from spark_stream.lake.delta.actions import decoded, version_path
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.reading import Coverage, coverage, first_at, read_rows, stored_bytes
+from spark_stream.lake.reading import (
+    Coverage,
+    coverage,
+    first_at,
+    read_cuts,
+    read_rows,
+    stored_bytes,
+)
+from spark_stream.lake.rounds import CUTS
+from spark_stream.lake.storage.stores import LakeStore, open_store
 from spark_stream.schema.schemas import LEADER_COLUMNS, OFFSET, empty_batch
 from spark_stream.sql.filters import row_filter
 from spark_stream.sql.predicates import RowFilter
@@ -47,6 +56,23 @@ def checked_choice(choice: str, *accepted: str) -> str:
     return choice
 
 
+def greatest_cut(cuts: Sequence[Mapping[Key, int]], upper: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the greatest recorded cut that is nowhere above these offsets. Empty without one."""
+    for cut in reversed(cuts):
+        if all(cut.get(key, 0) <= at for key, at in upper.items()):
+            return {key: cut.get(key, 0) for key in upper}
+    return {}
+
+
+def least_cut(cuts: Sequence[Mapping[Key, int]], lower: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the least recorded cut above these offsets, and nowhere below. Empty without one."""
+    for cut in cuts:
+        found = {key: cut.get(key, 0) for key in lower}
+        if found != dict(lower) and all(found[key] >= at for key, at in lower.items()):
+            return found
+    return {}
+
+
 def check_one_cut(topics: Collection[str], isolation: Isolation) -> None:
     """Raise InvalidOption for an atomic read of several tables, whose ends may be of two cuts."""
     if isolation is Isolation.READ_ATOMIC and len(topics) > 1:
@@ -58,47 +84,45 @@ def check_one_cut(topics: Collection[str], isolation: Isolation) -> None:
         )
 
 
-class LocalFiles(Struct, frozen=True):
-    """The files of a lake in a folder."""
+class OpenTable:
+    """A topic's table in one lake, with the files of its location. Any thread may use it.
 
-    root: Path
+    ``table`` is a snapshot: :meth:`catch_up` replaces it, and changes no earlier one.
+    """
 
-    def open_read(self, path: str, /) -> pa.NativeFile:
-        return pa.OSFile(str(self.root / path))
+    def __init__(self, lake: TopicLake, files: LakeStore, name: str) -> None:
+        self.lake = lake
+        self.files = files
+        self.table = Table(name)
+        self._lock = new_lock(is_brief=False)
 
-    def read_version(self, table: Table) -> list[Action] | None:
-        """Return the actions of a table's next version, or None if it does not exist."""
-        number = table.version + 1
-        try:
-            data = (self.root / table.at / version_path(number)).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise LakeUnavailable(f"cannot read the table {table.at}: {error}") from None
-        return decoded(table.at, number, data)
+    def catch_up(self) -> None:
+        """Apply the new versions of the table."""
+        with self._lock:
+            table = self.table
+            while (data := self.files.read(self._path(table.version + 1))) is not None:
+                if table is self.table:
+                    table = copied(table)
+                number = table.version + 1
+                table.apply(number, decoded(table.at, number, data))
+            self.table = table
+
+    def _path(self, version: int) -> str:
+        return f"{self.table.at}/{version_path(version)}"
 
 
-def open_table(lake: TopicLake, topic: str) -> OpenTable:
+def open_table(lake: TopicLake, name: str) -> OpenTable:
     """Open the table of a topic, at its last version."""
-    scheme, separator, rest = lake.location.partition("://")
-    if separator and scheme != "file":
-        raise Unsupported(f"the lake {lake.name!r} is at {lake.location}, not in a folder")
-    opened = OpenTable(lake, LocalFiles(Path(rest if separator else lake.location)), Table(topic))
+    opened = OpenTable(lake, open_store(lake.location), name)
     opened.catch_up()
     return opened
 
 
-class OpenTable(Struct):
-    """A topic's table in one lake, with the files of its location."""
-
-    lake: TopicLake
-    files: LocalFiles
-    table: Table
-
-    def catch_up(self) -> None:
-        """Apply the new versions of the table."""
-        while (actions := self.files.read_version(self.table)) is not None:
-            self.table.apply(self.table.version + 1, actions)
+def copied(table: Table) -> Table:
+    """Return a copy of a table that can be changed by itself."""
+    return dataclasses.replace(
+        table, txns=dict(table.txns), files=dict(table.files), removed=dict(table.removed)
+    )
 
 
 Opener = Callable[[TopicLake, str], OpenTable]
@@ -133,18 +157,21 @@ class LakeTables:
         """Return the tables of a topic, in each of its lakes. ``fresh``: at the last versions."""
         found = []
         for lake in topic.lakes:
-            key = lake.id, topic.id
-            opened = self._tables.get(key)
-            if opened is None:
-                opened = self._open(lake, topic.name)
-                with self._lock:
-                    opened = self._tables.setdefault(key, opened)
-            elif fresh:
-                opened.catch_up()
+            opened = self._opened(lake, topic.name, topic.id, fresh=fresh)
             if opened.table.metadata is not None:  # else the worker has not created it yet
                 opened.table.check(self._connection.cluster_id or "", topic.id)
             found.append(opened)
         return found
+
+    def _opened(self, lake: TopicLake, name: str, of: str, *, fresh: bool) -> OpenTable:
+        opened = self._tables.get((lake.id, of))
+        if opened is None:
+            opened = self._open(lake, name)
+            with self._lock:
+                return self._tables.setdefault((lake.id, of), opened)
+        if fresh:
+            opened.catch_up()
+        return opened
 
     def covering(self, name: str, topic_id: str, partition: int, offset: int) -> Covered | None:
         """Return the table with the longest coverage from this offset on, or None."""
@@ -230,6 +257,32 @@ class LakeTables:
         if covered is None:
             return 0
         return max(1, stored_bytes(covered.opened.table, partition, start, end))
+
+    def recorded_cuts(self, ids: Mapping[str, str]) -> list[dict[Key, int]]:
+        """Return the cuts of a lake that has all of these topics (name and id), in their order.
+
+        A cut divides no transaction. The log has no others below its start.
+        """
+        topics = [self._topics.known(name) for name in ids]
+        lakes = [{lake.id: lake for lake in topic.lakes} for topic in topics]
+        for lake_id, lake in (lakes[0] if lakes else {}).items():
+            if not all(lake_id in each for each in lakes):
+                continue
+            opened = self._opened(lake, CUTS, lake_id, fresh=True)
+            if opened.table.metadata is None:
+                continue
+            opened.table.check(self._connection.cluster_id or "", lake_id)
+            names = {topic_id: name for name, topic_id in ids.items()}
+            return [
+                {
+                    (names[topic_id], number): at
+                    for topic_id, offsets in cut.items()
+                    if topic_id in names
+                    for number, at in offsets.items()
+                }
+                for cut in read_cuts(opened.files, opened.table)
+            ]
+        return []
 
     def first_offsets(
         self, topic: TopicDescription, log_starts: Mapping[int, int]

@@ -134,6 +134,23 @@ def stored_bytes(table: Table, partition: int, start: int, end: int) -> int:
     return total
 
 
+def read_cuts(files: TableFiles, cuts: Table) -> list[dict[str, dict[int, int]]]:
+    """Return the recorded cuts of a lake, the first one first: offsets by topic id and partition.
+
+    Raises:
+        FileNotFoundError: A file was removed after the table was read.
+    """
+    import pyarrow.parquet as pq  # slow, and only needed here
+
+    found: dict[int, dict[str, dict[int, int]]] = {}
+    for file in cuts.files.values():
+        with files.open_read(f"{cuts.at}/{unquote(file.path)}") as data:
+            rows = pq.read_table(data, columns=["cut", "topic_id", "offsets"]).to_pylist()
+        for row in rows:
+            found.setdefault(row["cut"], {})[row["topic_id"]] = dict(row["offsets"])
+    return [found[number] for number in sorted(found)]
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 

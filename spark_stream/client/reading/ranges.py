@@ -12,7 +12,7 @@ from msgspec import Struct
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.threads import in_parallel
-from spark_stream.client.lake_tables import LakeTables
+from spark_stream.client.lake_tables import LakeTables, greatest_cut
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetched_from_table
 from spark_stream.client.reading.loop import Fetcher, WantedRange
@@ -159,6 +159,8 @@ def topic_spans(
             cut = cut_of(connection, ids, lower=_by_key(starts))
         else:
             cut = cut_of(connection, ids, upper=_by_key(ends))
+            if tables is not None:
+                cut = _cut_below_log(topics, tables, known, cut)
         ends = {name: {} for name in names}
         for (name, number), offset in cut.items():
             ends[name][number] = offset
@@ -169,6 +171,22 @@ def topic_spans(
             first = of_partitions(name, first, partitions)
         spans[name] = TopicSpan(known[name], first, found, start == "earliest")
     return spans
+
+
+def _cut_below_log(
+    topics: TopicsClient,
+    tables: LakeTables,
+    known: Mapping[str, TopicDescription],
+    cut: dict[Key, int],
+) -> dict[Key, int]:
+    """Return a recorded cut instead of one below a log start, where the log has no transactions."""
+    if not any(topic.lakes for topic in known.values()):
+        return cut
+    starts = _by_key({name: topics.offsets(name, at=EARLIEST).offsets for name in known})
+    if all(cut[key] >= at for key, at in starts.items()):
+        return cut
+    ids = {name: topic.id for name, topic in known.items()}
+    return greatest_cut(tables.recorded_cuts(ids), cut) or dict.fromkeys(cut, 0)
 
 
 def table_spans(

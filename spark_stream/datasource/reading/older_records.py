@@ -11,12 +11,19 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from spark_stream.client.lake_tables import NEVER, ONLY, Covered, LakeTables
+from spark_stream.client.lake_tables import (
+    NEVER,
+    ONLY,
+    Covered,
+    LakeTables,
+    greatest_cut,
+    least_cut,
+)
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.options.query import SourceOptions
 from spark_stream.datasource.spark.session import session
 from spark_stream.datasource.values.limits import Place
-from spark_stream.datasource.values.offsets import Offsets, Range
+from spark_stream.datasource.values.offsets import Offsets, Range, TopicOffsets, known_offsets
 from spark_stream.wire.messages import EARLIEST
 from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets, TopicDescription
 
@@ -159,27 +166,54 @@ class OlderRecords:
             ends[place] = each.start + max(taken, min(1, budget))
         return left, ends
 
-    def above_tables(self, limited: Offsets, ends: Offsets) -> Offsets:
-        """Raise limits below a log start to the end of the table, which is a cut.
-
-        The log no longer has the transactions below its start, so it finds no cut there.
-        """
-        if not any(
+    def is_below_log(self, offsets: Offsets) -> bool:
+        """Return whether an offset is below the log start, where the log has no transactions."""
+        return any(
             at < self._log_starts.get((name, number), 0)
-            for name, topic in limited.items()
+            for name, topic in offsets.items()
             for number, at in topic.offsets.items()
-        ):
-            return limited
-        found = {}
-        for name, topic in limited.items():
-            covered = self._covered(self._topics.known(name), topic.id)
-            found[name] = topic.moved(
-                {
-                    number: min(
-                        ends[name].offsets[number],
-                        max(at, covered[number].offsets.end if number in covered else at),
-                    )
-                    for number, at in topic.offsets.items()
-                }
-            )
-        return found
+        )
+
+    def cut_below(self, ends: Offsets) -> Offsets:
+        """Return the greatest recorded cut of the lake that is nowhere above the ends."""
+        found = greatest_cut(self._cuts(ends), flat(ends))
+        return moved(ends, found or dict.fromkeys(flat(ends), 0))
+
+    def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
+        """Return the end of a micro-batch within the limit, at a recorded cut above the start.
+
+        If no cut is within the limit, it is the least one, or ``ends``.
+        """
+        start = {
+            (name, number): known_offsets(begin, name, topic.id).get(number, 0)
+            for name, topic in limited.items()
+            for number in topic.offsets
+        }
+        cuts = self._cuts(limited)
+        found = greatest_cut(cuts, flat(limited))
+        if not found or any(found[key] < at for key, at in start.items()) or found == start:
+            found = least_cut(cuts, start)
+        last = flat(ends)
+        if not found or any(at > last.get(key, at) for key, at in found.items()):
+            return ends
+        return moved(ends, found)
+
+    def _cuts(self, offsets: Offsets) -> list[dict[Place, int]]:
+        return self._tables.recorded_cuts({name: topic.id for name, topic in offsets.items()})
+
+
+def flat(offsets: Offsets) -> dict[Place, int]:
+    """Return the offsets by topic and partition."""
+    return {
+        (name, number): at
+        for name, topic in offsets.items()
+        for number, at in topic.offsets.items()
+    }
+
+
+def moved(offsets: Offsets, to: Mapping[Place, int]) -> dict[str, TopicOffsets]:
+    """Return the same partitions at other offsets."""
+    return {
+        name: topic.moved({n: to.get((name, n), at) for n, at in topic.offsets.items()})
+        for name, topic in offsets.items()
+    }

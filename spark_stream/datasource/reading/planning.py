@@ -476,6 +476,8 @@ class Planner:
 
     def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
         """Return the greatest cut that is nowhere above the ends."""
+        if self._older.is_below_log(ends):
+            return dict(self._older.cut_below(ends))
         cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
         return {
             name: topic.moved({number: cut[name][number] for number in topic.offsets})
@@ -491,7 +493,8 @@ class Planner:
         """
         if self.options.lake == ONLY:
             return ends  # a table has no cuts below its last one
-        limited = self._older.above_tables(limited, ends)
+        if self._older.is_below_log(limited):
+            return self._older.cut_between(begin, limited, ends)
         moving = {each.topic for each in ranges(begin, ends)}
         asked = {
             name: (topic.id, known_offsets(begin, name, topic.id), topic.offsets)

@@ -22,6 +22,7 @@ class LakeTopic:
     def __init__(self, log: isolog.Log, address: str, name: str, root: Path) -> None:
         self.log, self.address, self.name = log, address, name
         log.create_topic(name, partitions=3, schema=NUMBERS)
+        lake = LocalLake(log, [name], root)
         with log.producer(transactional_id=f"{name}-writer") as producer:
             for number in range(12):
                 producer.begin_transaction()
@@ -33,8 +34,7 @@ class LakeTopic:
                     producer.abort_transaction()
                 else:
                     producer.commit_transaction()
-        self.lake = LocalLake(log, [name], root)
-        self.lake.run()
+                lake.run()  # so the lake records a cut after each transaction
 
     def trim(self) -> None:
         self.log.trim(self.name, STARTS)
@@ -133,6 +133,20 @@ def test_an_atomic_stream_with_a_limit_divides_no_transaction(topic_of: LakeTopi
         parts = [{n - 10_000 * p for n in batch if n // 10_000 == p} for p in range(3)]
         assert parts[0] == parts[1] == parts[2]
     assert sorted(n for each in found for n in each) == sorted(topic_of.batch(**COMMITTED))
+    assert len(found) > 4
+
+
+def test_an_atomic_batch_that_ends_below_the_log_start_divides_no_transaction(
+    topic_of: LakeTopic,
+) -> None:
+    topic_of.trim()
+    name = topic_of.name
+    ends = f'{{"{name}":{{"0":100,"1":110,"2":130}}}}'
+    found = topic_of.batch(isolation="read_atomic", endingOffsets=ends)
+    parts = [{n - 10_000 * p for n in found if n // 10_000 == p} for p in range(3)]
+    assert parts[0] == parts[1] == parts[2]
+    table = topic_of.log.read(name, isolation="read_atomic", end={0: 100, 1: 110, 2: 130})
+    assert sorted(table.column("n").to_pylist()) == sorted(found)
 
 
 def test_removed_records_are_lost_without_the_lake(topic_of: LakeTopic) -> None:
