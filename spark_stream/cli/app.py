@@ -68,6 +68,7 @@ COMMANDS: Final = {
     ),
     "consumers": ("commands.consumers:app", "List, describe, reset and delete consumers."),
     "config": ("operating.setup:app", "Print or copy example configurations."),
+    "lake": ("commands.lake:app", "Copy topics into Delta tables."),
     "log": ("operating.stored_logs:app", "Inspect the files of a log, without a broker."),
     "sinks": ("commands.transactions:sinks", "List and delete the sinks of queries."),
     "topic": ("commands.topic:app", "Create, list, describe, alter, trim and delete topics."),

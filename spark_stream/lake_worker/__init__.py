@@ -2,4 +2,5 @@
 
 ``driver``  carries out the steps of a round: cuts, rows, versions
 ``worker``  rounds in a loop, merges of small files, recorded progress
+``status``  tables beside the log, cuts, and files to remove, for people
 """

@@ -194,6 +194,9 @@ LOOKING = [
     ["transactions", "describe", "id"],
     ["transactions", "abort", "id"],
     ["broker", "status"],
+    ["lake", "list"],
+    ["lake", "status", "l"],
+    ["lake", "run", "l"],
 ]
 
 

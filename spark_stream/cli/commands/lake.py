@@ -1,0 +1,287 @@
+"""``isolog lake``: create, list, status, run, versions, clean, drop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from spark_stream.cli.options import (
+    Bootstrap,
+    Listing,
+    LogPath,
+    Output,
+    Yes,
+    confirm,
+    counted,
+    log,
+    note,
+    position_of,
+)
+from spark_stream.cli.output.texts import ago, cell, console, duration, size_text, wall_ms
+from spark_stream.errors import InvalidOption
+
+app = typer.Typer(help="Copy topics into Delta tables.", no_args_is_help=True)
+
+LakeName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the lake.")]
+
+
+@app.command()
+def create(
+    name: LakeName,
+    topics: Annotated[
+        str, typer.Option(metavar="TOPIC,TOPIC", help="The topics, separated by commas.")
+    ],
+    location: Annotated[
+        str, typer.Option(metavar="DIR", help="Folder of the tables. It contains one per topic.")
+    ],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    freshness: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=1, help="Time between two versions of the tables."),
+    ] = 60,
+    file_bytes: Annotated[
+        int, typer.Option(metavar="BYTES", help="Size up to which adjacent files are merged.")
+    ] = 128 << 20,
+) -> None:
+    """Create a lake of topics. `isolog lake run` writes its tables.
+
+    \b
+    isolog lake create shop --topics orders,audit --location lake/ --path data/
+    """
+    with log(bootstrap, path) as opened:
+        names = [each.strip() for each in topics.split(",") if each.strip()]
+        made = opened.create_lake(name, names, location, freshness=freshness, file_bytes=file_bytes)
+    note(f"created lake {made.name} at {made.location}")
+
+
+@app.command("list")
+def list_(
+    bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
+) -> None:
+    """List the lakes.
+
+    \b
+    isolog lake list --path data/
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.lakes()
+    if output is Listing.JSON:
+        rows = [
+            {
+                "name": each.name,
+                "id": each.id,
+                "location": each.location,
+                "topics": [topic.name for topic in each.topics],
+                "freshness_ms": each.freshness_ms,
+                "file_bytes": each.file_bytes,
+                "created_ms": each.created_ms,
+                "recorded_ms": each.recorded_ms,
+            }
+            for each in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("name", "topics", "location", "freshness", "last recorded")
+    for each in found:
+        table.add_row(
+            cell(each.name),
+            cell(", ".join(topic.name for topic in each.topics)),
+            cell(each.location),
+            duration(each.freshness_ms / 1_000),
+            ago(each.recorded_ms, wall_ms()),
+        )
+    console().print(table)
+
+
+@app.command()
+def status(
+    name: LakeName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    output: Output = Listing.TABLE,
+) -> None:
+    """Show the tables of a lake, and the committed records that they lack.
+
+    The exit code is 1 if a person has to decide about a table.
+
+    \b
+    isolog lake status shop --path data/
+    """
+    from spark_stream.lake_worker.status import topics_of
+
+    with log(bootstrap, path) as opened:
+        found = list(topics_of(opened, opened.describe_lake(name)))
+    if output is Listing.JSON:
+        rows = [
+            {
+                "topic": each.topic,
+                "version": each.version,
+                "files": each.files,
+                "bytes": each.size,
+                "lag": each.lag,
+                "problem": each.problem,
+            }
+            for each in found
+        ]
+        print(json.dumps(rows, indent=2))
+    else:
+        table = Table("topic")
+        for column in ("version", "files", "size", "lag"):
+            table.add_column(column, justify="right")
+        for each in found:
+            table.add_row(
+                cell(each.topic),
+                str(each.version) if each.version >= 0 else "-",
+                str(each.files),
+                size_text(each.size),
+                "-" if each.lag is None else str(each.lag),
+            )
+        console().print(table)
+    problems = [each for each in found if each.problem is not None]
+    for each in problems:
+        note(f"{each.topic}: {each.problem}")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    name: LakeName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End after all committed records are in the tables.")
+    ] = False,
+) -> None:
+    """Write the tables of a lake, until the command is interrupted or the lake is dropped.
+
+    Several workers of one lake do no harm. A worker that was killed continues from the tables.
+
+    \b
+    isolog lake run shop --path data/ --once
+    """
+    from spark_stream.lake_worker.worker import LakeWorker
+
+    with log(bootstrap, path) as opened:
+        worker = LakeWorker(opened, name)
+        if once:
+            worker.run_once()
+            return
+        received: list[int] = []
+
+        def receive(number: int, _: object) -> None:
+            if received:
+                raise KeyboardInterrupt  # the second one ends a round that hangs
+            received.append(number)
+
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, receive)
+
+        def wait(seconds: float) -> bool:
+            end = time.monotonic() + seconds
+            while not received and (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+            return bool(received)
+
+        note(f"isolog lake ready {name}")
+        worker.run(wait)
+
+
+@app.command()
+def versions(
+    name: LakeName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only the last cut at or before this time (2024-05-01T12:30:00Z), or age (1h).",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = Listing.TABLE,
+) -> None:
+    """List the cuts of a lake, with the version of each table. They divide no transaction.
+
+    \b
+    isolog lake versions shop --path data/
+    isolog lake versions shop --path data/ --at 1h
+    """
+    from datetime import UTC, datetime
+
+    from spark_stream.lake_worker.status import cuts_of
+
+    moment = None if at is None else position_of("--at", at)
+    if moment is not None and not isinstance(moment, datetime):
+        raise InvalidOption(f"--at takes a time, not {at!r}", option="--at")
+    with log(bootstrap, path) as opened:
+        found = cuts_of(opened.describe_lake(name))
+    if moment is not None:
+        limit = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        found = [each for each in found if each.time <= limit][-1:]
+    if output is Listing.JSON:
+        rows = [
+            {"cut": each.number, "time": each.time.isoformat(), "versions": each.versions}
+            for each in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("cut", "time", "versions")
+    for each in found:
+        shown = ", ".join(f"{topic}@{version}" for topic, version in sorted(each.versions.items()))
+        table.add_row(str(each.number), each.time.isoformat(timespec="milliseconds"), cell(shown))
+    console().print(table)
+
+
+@app.command()
+def clean(
+    name: LakeName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    yes: Yes = False,
+) -> None:
+    """Remove files older than a day that no version of a table has ever had.
+
+    Workers that were killed leave such files.
+
+    \b
+    isolog lake clean shop --path data/ --yes
+    """
+    from spark_stream.lake_worker.status import orphans_of, remove_files
+
+    with log(bootstrap, path) as opened:
+        lake = opened.describe_lake(name)
+    found = orphans_of(lake, wall_ms())
+    if found:
+        total = size_text(sum(each.size for each in found))
+        confirm(
+            yes, f"Remove {counted(len(found), 'file')} ({total}) of lake {name}?", "remove them"
+        )
+        remove_files(lake, found)
+    note(f"removed {counted(len(found), 'file')} of lake {name}")
+
+
+@app.command()
+def drop(
+    name: LakeName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    yes: Yes = False,
+) -> None:
+    """Drop a lake. Its tables stay, its worker ends, and retention waits for it no longer.
+
+    \b
+    isolog lake drop shop --path data/ --yes
+    """
+    with log(bootstrap, path) as opened:
+        found = opened.describe_lake(name)
+        confirm(yes, f"Drop lake {name}? Its tables stay at {found.location}.", "drop it")
+        opened.drop_lake(name)
+    note(f"dropped lake {name}")

@@ -1,0 +1,121 @@
+"""The state of a lake for people: its tables beside the log, and its cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from spark_stream.client.log import Log
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.lakes import LakeDescription
+from spark_stream.errors import IsologError, LakeStopped, LakeUnavailable
+from spark_stream.lake.rounds import CUTS
+from spark_stream.lake.storage.cleaning import orphans
+from spark_stream.lake.storage.snapshots import read_table
+from spark_stream.lake.storage.stores import StoredFile, open_store
+
+
+class TopicStatus(Struct, frozen=True):
+    """A topic of a lake and its table.
+
+    ``lag``: the committed records that the table lacks, or None if the topic was deleted.
+    ``version``: that of the table, -1 without one. ``problem``: the reason why the worker stops.
+    """
+
+    topic: str
+    version: int
+    files: int
+    size: int
+    lag: int | None
+    problem: str | None
+
+
+class RecordedCut(Struct, frozen=True):
+    """A cut, with the version of each topic's table."""
+
+    number: int
+    time: datetime
+    versions: dict[str, int]
+
+
+def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
+    """Yield the status of each topic of a lake.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+    """
+    store = open_store(lake.location)
+    cluster = log._connection.cluster_id or ""
+    for topic in lake.topics:
+        table, problem = None, None
+        try:
+            table = read_table(store, topic.name)
+            if table.version >= 0:
+                table.check(cluster, topic.id)
+        except LakeStopped as stopped:
+            problem = stopped.message
+        lag = None
+        try:
+            found = log._topics.offsets(topic.name, isolation=Isolation.READ_COMMITTED)
+            if found.topic_id == topic.id:
+                have = {} if table is None else table.offsets(topic.id)
+                starts = found.log_start_offsets
+                lag = sum(
+                    max(0, end - have.get(number, starts[number]))
+                    for number, end in found.offsets.items()
+                )
+        except IsologError as error:
+            problem = problem or error.message
+        files = [] if table is None else list(table.files.values())
+        yield TopicStatus(
+            topic.name,
+            -1 if table is None else table.version,
+            len(files),
+            sum(each.size for each in files),
+            lag,
+            problem,
+        )
+
+
+def cuts_of(lake: LakeDescription) -> list[RecordedCut]:
+    """Return the recorded cuts of a lake, the oldest first.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+    """
+    import pyarrow.parquet as pq  # it takes 0.1 s
+
+    store = open_store(lake.location)
+    times: dict[int, datetime] = {}
+    versions: dict[int, dict[str, int]] = {}
+    for each in read_table(store, CUTS).files.values():
+        try:
+            with store.open_read(f"{CUTS}/{unquote(each.path)}") as file:
+                rows = pq.read_table(file, columns=["cut", "time", "topic", "version"]).to_pylist()
+        except OSError as error:
+            raise LakeUnavailable(f"a file of the table {CUTS} cannot be read: {error}") from None
+        for row in rows:
+            times[row["cut"]] = row["time"]
+            versions.setdefault(row["cut"], {})[row["topic"]] = row["version"]
+    return [RecordedCut(number, times[number], versions[number]) for number in sorted(times)]
+
+
+def orphans_of(lake: LakeDescription, now_ms: int) -> list[StoredFile]:
+    """Return the files older than a day that no version of a table of the lake has.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+    """
+    store = open_store(lake.location)
+    names = [*(each.name for each in lake.topics), CUTS]
+    return [file for name in names for file in orphans(store, name, now_ms)]
+
+
+def remove_files(lake: LakeDescription, files: list[StoredFile]) -> None:
+    """Remove files of a lake."""
+    store = open_store(lake.location)
+    for each in files:
+        store.delete(each.path)

@@ -1,0 +1,106 @@
+"""``isolog lake``: create, list, status, run, versions, clean, drop."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.cli.conftest import Call, Served
+from tests.lake_worker.lake_tables import rows_of
+
+
+@pytest.fixture
+def here(served: Served, call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Commands in this process with the address of the broker."""
+    monkeypatch.setenv("ISOLOG_BOOTSTRAP", served.bootstrap)
+    return call
+
+
+@pytest.fixture
+def lake(here: Call, served: Served, tmp_path: Path):
+    """The location of the lake ``l`` over a topic with 3 records."""
+    served.log.create_topic("of-lake", schema="n bigint")
+    with served.log.producer() as producer:
+        producer.append("of-lake", pa.table({"n": [1, 2, 3]})).result(60)
+    root = tmp_path / "tables"
+    made = here(
+        "lake", "create", "l", "--topics", "of-lake", "--location", str(root), "--freshness", "1"
+    )
+    assert (made.code, made.err) == (0, f"created lake l at {root}\n")
+    yield root
+    if "l" in [each.name for each in served.log.lakes()]:
+        served.log.drop_lake("l")
+    served.log.delete_topic("of-lake")
+
+
+def test_a_lake_is_created_listed_and_dropped(here, lake):
+    (listed,) = json.loads(here("lake", "list", "--output", "json").out)
+    assert (listed["name"], listed["topics"], listed["freshness_ms"]) == ("l", ["of-lake"], 1000)
+    assert "of-lake" in here("lake", "list").out
+    refused = here("lake", "create", "l", "--topics", "of-lake", "--location", str(lake))
+    assert refused.code == 1
+    assert "there is a lake 'l' already" in refused.err
+    assert here("lake", "drop", "l", "--yes").err == "dropped lake l\n"
+    assert here("lake", "list", "--output", "json").out == "[]\n"
+    assert here("lake", "status", "l").code == 1
+
+
+def test_status_shows_the_lag_and_versions_show_cuts(here, lake, served):
+    (before,) = json.loads(here("lake", "status", "l", "--output", "json").out)
+    assert (before["version"], before["lag"]) == (-1, 3)
+    assert here("lake", "run", "l", "--once").code == 0
+    (after,) = json.loads(here("lake", "status", "l", "--output", "json").out)
+    assert (after["lag"], after["files"], after["problem"]) == (0, 1, None)
+    assert "of-lake" in here("lake", "status", "l").out
+    assert rows_of(lake, "of-lake")["n"].to_pylist() == [1, 2, 3]
+    with served.log.producer() as producer:
+        producer.append("of-lake", pa.table({"n": [4]})).result(60)
+    between = time.time()
+    time.sleep(0.01)
+    here("lake", "run", "l", "--once")
+    cuts = json.loads(here("lake", "versions", "l", "--output", "json").out)
+    assert [each["cut"] for each in cuts] == [0, 1]
+    counts = [rows_of(lake, "of-lake", each["versions"]["of-lake"]).num_rows for each in cuts]
+    assert counts == [3, 4]
+    moment = (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(between)) + f".{int(between % 1 * 1e3):03}"
+    )
+    at = here("lake", "versions", "l", "--at", moment, "--output", "json")
+    assert [each["cut"] for each in json.loads(at.out)] == [0]
+    assert "of-lake@" in here("lake", "versions", "l").out
+    assert here("lake", "versions", "l", "--at", "earliest").code == 2
+
+
+def test_status_fails_if_a_person_has_to_decide(here, lake, served):
+    here("lake", "run", "l", "--once")
+    with served.log.producer() as producer:
+        producer.append("of-lake", pa.table({"n": [4]})).result(60)
+    for each in (lake / "of-lake" / "_delta_log").glob("*1.json"):
+        each.write_text("no actions")
+    shown = here("lake", "status", "l")
+    assert shown.code == 1
+    assert "cannot be read" in shown.err
+    stopped = here("lake", "run", "l", "--once")
+    assert stopped.code == 1
+    assert "version 1 of the table of-lake cannot be read" in stopped.err
+
+
+def test_clean_removes_only_old_files_that_no_version_has(here, lake):
+    here("lake", "run", "l", "--once")
+    kept = sorted((lake / "of-lake").glob("*.parquet"))
+    old, young = lake / "of-lake" / "old.parquet", lake / "of-lake" / "young.parquet"
+    for each in (old, young):
+        each.write_bytes(b"of a killed worker")
+    two_days_ago = time.time() - 2 * 86_400
+    for each in (old, *kept):
+        os.utime(each, (two_days_ago, two_days_ago))
+    assert here("lake", "clean", "l").code == 2  # a terminal is needed
+    assert here("lake", "clean", "l", "--yes").err == "removed 1 file of lake l\n"
+    assert not old.exists()
+    assert young.exists()
+    assert sorted((lake / "of-lake").glob("*.parquet")) == sorted([*kept, young])
