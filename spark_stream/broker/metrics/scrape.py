@@ -255,6 +255,19 @@ class Scrape:
                 yield Consumed(name, kind, isolation, place, each.offset, lag)
 
     @cached_property
+    def lakes(self) -> dict[tuple[str, ...], int]:
+        """The lag of each lake in the partitions that are led here."""
+        found: dict[tuple[str, ...], int] = {}
+        for lake in self.host.view.now.lakes.values():
+            topics = {each.id: each.tiered for each in lake.topics}
+            found[(lake.name,)] = sum(
+                max(0, int(bounds.last_stable_offset) - topics[at.topic_id].get(at.number, 0))
+                for at, bounds in self.led.values()
+                if at.topic_id in topics
+            )
+        return found
+
+    @cached_property
     def consumers(self) -> dict[tuple[str, ...], tuple[int, int, int]]:
         """The sums of positions, lags and held-back records, by consumer, kind and isolation."""
         found: dict[tuple[str, ...], tuple[int, int, int]] = {}

@@ -541,6 +541,11 @@ class ConsumerFigures(Figures, subject=Subject.CONSUMERS):
         " hung, and did not leave. Take `sum` over brokers",
         "consumer",
     )
+    lake_lag_records: ByLabels = gauge(
+        "Committed records that a lake's worker has not read back from its tables, in partitions"
+        " that the broker leads. Take `sum` over brokers",
+        "lake",
+    )
     sink_committed_batch: ByLabels = gauge(
         "The last batch that a query's sink has committed; -1 before the first. Every broker shows"
         " it: take `max`",
@@ -556,6 +561,7 @@ class ConsumerFigures(Figures, subject=Subject.CONSUMERS):
             consumer_position_records={key: at for key, (at, _, _) in consumers.items()},
             consumer_state=scrape.states,
             group_lost_members=_by_name(scrape.counts.lost_members.read()),
+            lake_lag_records=scrape.lakes,
             sink_committed_batch={
                 (each.transactional_id, each.query): each.committed_batch for each in scrape.sinks
             },

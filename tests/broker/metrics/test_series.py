@@ -177,6 +177,16 @@ def test_lag_counts_the_records_of_the_isolation_level(shown, client, ten):
     assert found("isolog_consumer_partition_lag_records", **who, **place) == 0
 
 
+def test_the_lag_of_a_table_counts_to_the_last_stable_offset(shown, client, ten):
+    lake = client.create_lake("tables", ten, "/nowhere")
+    client._lakes.record_progress("tables", lake.id, {lake.topics[0].id: {0: 4}})
+    shown.core.host.refresh()
+    ends = client._topics.offsets(ten, isolation="read_committed").offsets
+    found = scraped(shown.metrics_address)
+    assert found("isolog_lake_lag_records", lake="tables") == sum(ends.values()) - 4
+    client.drop_lake("tables")
+
+
 @pytest.mark.rule("the state of a reader in metrics", "broker/metrics/scrape.py")
 def test_metrics_show_the_state_that_clients_show(shown, client, ten):
     driver = shown.core.driver
