@@ -80,8 +80,19 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Remove the names of internal modules, which the reference shows as titles of types."""
-    return _INTERNAL_TITLE.sub("", output)
+    """Remove the internal modules in titles of types, and name the search for screen readers."""
+    return _INTERNAL_TITLE.sub("", _with_named_search(output))
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Name the search on the page of a missing address."""
+    return _with_named_search(output) if template_name == "404.html" else output
+
+
+def _with_named_search(output: str) -> str:
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"').replace(
+        'id="__search"', 'id="__search" aria-label="Search"'
+    )
 
 
 def _is_of_repository(source: str) -> bool:

@@ -1,0 +1,180 @@
+"""The site in a real browser: pages fit a phone and are accessible, and searches find them.
+
+Pictures of some pages are stored in ``build/pages/``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]
+
+PHONE, DESK = 390, 1280
+PICTURES = ROOT / "build" / "pages"
+SHOWN = (
+    *("index", "tutorial", "how-to/replay", "kafka-terms", "benchmarks", "operations"),
+    *("spark/write", "api/log", "reference/settings", "reference/errors", "vocabulary"),
+    *("concepts/failover", "decisions/0199-the-reference-is-generated-and-the-site-is-offline"),
+)
+TERMS, WORDS, SHARE = "kafka-terms.html", "vocabulary.html", "how-to/share-a-topic.html"
+SEARCHES = {
+    "acks": TERMS,
+    "auto.offset.reset": TERMS,
+    "backpressure": TERMS,
+    "compaction": TERMS,
+    "consumer group": SHARE,
+    "consumer lag": TERMS,
+    "coordinator": WORDS,
+    "dead letter": "spark/write.html",
+    "delete topic": "reference/commands.html",
+    "exactly once": "spark/write.html",
+    "failOnDataLoss": "spark/failures.html",
+    "group.id": TERMS,
+    "high watermark": TERMS,
+    "idempotent producer": TERMS,
+    "increase partitions": TERMS,
+    "ISR": TERMS,
+    "isolation.level": TERMS,
+    "last stable offset": WORDS,
+    "lease": WORDS,
+    "max.poll.interval.ms": TERMS,
+    "min.insync.replicas": TERMS,
+    "offset reset": TERMS,
+    "partition key": TERMS,
+    "quota": "security.html",
+    "rack awareness": TERMS,
+    "rebalance": SHARE,
+    "replication factor": "how-to/three-brokers.html",
+    "retention": TERMS,
+    "schema registry": "spark/schemas.html",
+    "startingOffsets": "reference/options.html",
+    "tombstone": TERMS,
+    "unclean leader election": TERMS,
+    "zombie fencing": TERMS,
+}
+TOO_WIDE = """() => document.documentElement.scrollWidth > innerWidth
+  ? [...document.querySelectorAll("article *")]
+      .filter(each => each.getBoundingClientRect().right > innerWidth)
+      .slice(0, 3).map(each => each.outerHTML.slice(0, 200))
+      .concat(`${document.documentElement.scrollWidth} pixels`)
+  : []"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+        timeout=300,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def page_names(site: Path) -> list[str]:
+    found = (each.relative_to(site).with_suffix("").as_posix() for each in site.rglob("*.html"))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (DESK, "light")])
+def test_every_page_fits_and_is_accessible(
+    site: Path, browser: Any, width: int, scheme: str
+) -> None:
+    """No page scrolls sideways, and axe reports no serious violation."""
+    size = {"width": width, "height": 900}
+    page = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    wrong: dict[str, list[Any]] = {}
+    names = page_names(site)
+    assert len(names) > 100
+    for name in names:
+        page.goto(f"file://{site}/{name}.html")
+        faults: list[Any] = page.evaluate(TOO_WIDE)
+        faults += serious_violations(page)
+        if faults:
+            wrong[name] = faults
+        if name in SHOWN:
+            path = PICTURES / f"{name.replace('/', '-')}-{width}-{scheme}.png"
+            page.screenshot(path=path)
+    page.close()
+    assert wrong == {}
+
+
+def serious_violations(page: Any) -> list[Any]:
+    return [
+        (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
+        for each in axe.Axe().run(page).response["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def test_contents_and_search_work_on_a_phone(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": PHONE, "height": 900})
+    page.goto(f"file://{site}/operations.html")
+    page.locator("label[for=__drawer].md-header__button").click()
+    page.locator(".md-sidebar--primary label[for=__toc]").first.click()
+    page.get_by_role("link", name="When a broker dies").locator("visible=true").first.click()
+    page.wait_for_url("**operations.html#when-a-broker-dies")
+    page.locator("label[for=__search].md-header__button").click()
+    assert "vocabulary.html" in search(page, "last stable offset")[0]
+    page.close()
+
+
+def test_search_finds_the_terms_of_kafka(site: Path, browser: Any) -> None:
+    """The page about a term is among the first three results, and no decision is."""
+    page = browser.new_page(viewport={"width": DESK, "height": 900})
+    page.goto(f"file://{site}/index.html")
+    page.locator(".md-search__input").click()
+    found = {words: search(page, words)[:3] for words in SEARCHES}
+    page.close()
+    assert {
+        words: found[words] for words, name in SEARCHES.items() if name not in found[words]
+    } == {}
+    assert [each for first in found.values() for each in first if "decisions/" in each] == []
+
+
+def search(page: Any, words: str) -> list[str]:
+    """Return the names of the found pages, the best one first."""
+    line = page.locator(".md-search__input")
+    line.fill("")
+    line.press("Backspace")
+    playwright.expect(page.locator(".md-search-result__item")).to_have_count(0, timeout=60_000)
+    line.press_sequentially(words[:-1])
+    first = page.locator(".md-search-result__item").first
+    playwright.expect(first).to_be_visible(timeout=60_000)
+    line.press_sequentially(words[-1])
+    page.wait_for_timeout(500)
+    links = page.locator(".md-search-result__item > a:first-of-type")
+    return [
+        each.partition("?")[0].partition("#")[0].removeprefix(page.url.rpartition("/")[0] + "/")
+        for each in links.evaluate_all("all => all.map(each => each.href)")
+    ]
