@@ -13,9 +13,14 @@ import pytest
 
 from spark_stream.testing.guard import start_time
 from spark_stream.testing.local_etcd import etcd_binary
-from tests.support import alive, eventually
+from tests.support import alive, eventually, native
 
 pytestmark = pytest.mark.slow  # each test starts brokers
+
+PORTABLE = """
+import os
+os.environ["ISOLOG_PORTABLE"] = "1"
+"""
 
 LOCAL_CLUSTER = """
 import sys, time
@@ -68,6 +73,7 @@ def pids_of(script: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]
     "script",
     [
         pytest.param(LOCAL_CLUSTER, id="LocalCluster"),
+        pytest.param(PORTABLE + LOCAL_CLUSTER, id="LocalCluster without /proc"),
         pytest.param(
             LOCAL_ETCD,
             id="LocalEtcd",
@@ -95,6 +101,7 @@ def test_guard_kills_processes_of_a_killed_test(script: str, tmp_path: Path) -> 
             os.kill(each, signal.SIGKILL)
 
 
+@native  # it has no start times
 def test_start_time_differs_for_a_reused_process_id() -> None:
     """The guard therefore kills no unrelated process."""
     mine = start_time(os.getpid())
