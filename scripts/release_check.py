@@ -38,6 +38,8 @@ def problems_of_source(version: str) -> list[str]:
     heading = re.compile(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", re.MULTILINE)
     if not heading.search((ROOT / "CHANGELOG.md").read_text("utf-8")):
         problems.append(f"CHANGELOG.md has no date for {version}")
+    if "not on PyPI" in (ROOT / "README.md").read_text("utf-8"):
+        problems.append("README.md states that isolog is not on PyPI")
     if not runpy.run_path(str(ROOT / "setup.py"))["SOURCE"]:
         problems.append("SOURCE in setup.py has no public repository")
     if run("git", "status", "--porcelain"):
