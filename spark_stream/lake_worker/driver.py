@@ -26,14 +26,16 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import IsologError, LakeUnavailable, UnknownTopic
 from spark_stream.lake import steps
-from spark_stream.lake.delta.actions import Action, AddFile, decoded, encoded, version_path
+from spark_stream.lake.delta.actions import AddFile, encoded, version_path
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP, table_schema
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.merging import range_of
 from spark_stream.lake.reading import read_rows
 from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
 from spark_stream.lake.steps import Script
+from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
+from spark_stream.lake.storage.snapshots import read_version
 from spark_stream.lake.storage.stores import LakeStore
 from spark_stream.schema.schemas import is_default
 from spark_stream.wire.messages import EARLIEST
@@ -89,7 +91,7 @@ class Driver:
             case steps.FindCut(lower):
                 return self._find_cut(lower)
             case steps.ReadVersion(table, version):
-                return self._read_version(table, version)
+                return read_version(self._store, table, version)
             case steps.PutVersion(table, version, actions):
                 return self._store.put_if_absent(
                     f"{table}/{version_path(version)}", encoded(actions)
@@ -100,8 +102,8 @@ class Driver:
                 return self._write_cut(cut)
             case steps.MergeFiles(table, files):
                 return self._merge(table, files)
-            case steps.WriteCheckpoint():
-                return None
+            case steps.WriteCheckpoint(table):
+                return write_checkpoint(self._store, table)
         raise AssertionError(step)
 
     # -- topics ---------------------------------------------------------------------------------
@@ -169,10 +171,6 @@ class Driver:
         return limits
 
     # -- the location ---------------------------------------------------------------------------
-
-    def _read_version(self, table: str, version: int) -> list[Action] | None:
-        data = self._store.read(f"{table}/{version_path(version)}")
-        return None if data is None else decoded(table, version, data)
 
     def _write_files(
         self, topic: steps.TopicState, ranges: Mapping[int, tuple[int, int]]

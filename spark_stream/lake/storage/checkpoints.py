@@ -1,0 +1,171 @@
+"""Checkpoints of a table: its state at a version in one Parquet file, for readers of all kinds.
+
+A checkpoint of isolog has a mark in its footer. **The state of any other checkpoint is not used**:
+its writer does not check for changes that stop a worker, for example a restored older version.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from io import BytesIO
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from spark_stream.errors import LakeStopped
+from spark_stream.lake.delta.actions import LAST_CHECKPOINT, Action, checkpoint_path
+from spark_stream.lake.delta.table import Table
+from spark_stream.lake.storage.stores import LakeStore
+
+TOMBSTONES_MS: Final = 7 * 24 * 3_600_000
+"""The age up to which removed files are part of a checkpoint: Delta's default."""
+
+_MARK: Final = {b"isolog": b"1"}
+_TEXTS: Final = pa.map_(pa.string(), pa.string())
+_LIST: Final = pa.list_(pa.string())
+_SCHEMA: Final = pa.schema(
+    {
+        "protocol": pa.struct(
+            {
+                "minReaderVersion": pa.int32(),
+                "minWriterVersion": pa.int32(),
+                "readerFeatures": _LIST,
+                "writerFeatures": _LIST,
+            }
+        ),
+        "metaData": pa.struct(
+            {
+                "id": pa.string(),
+                "name": pa.string(),
+                "description": pa.string(),
+                "format": pa.struct({"provider": pa.string(), "options": _TEXTS}),
+                "schemaString": pa.string(),
+                "partitionColumns": _LIST,
+                "configuration": _TEXTS,
+                "createdTime": pa.int64(),
+            }
+        ),
+        "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
+        "add": pa.struct(
+            {
+                "path": pa.string(),
+                "partitionValues": _TEXTS,
+                "size": pa.int64(),
+                "modificationTime": pa.int64(),
+                "dataChange": pa.bool_(),
+                "stats": pa.string(),
+            }
+        ),
+        "remove": pa.struct(
+            {
+                "path": pa.string(),
+                "deletionTimestamp": pa.int64(),
+                "dataChange": pa.bool_(),
+                "extendedFileMetadata": pa.bool_(),
+                "partitionValues": _TEXTS,
+                "size": pa.int64(),
+            }
+        ),
+    }
+)
+
+
+class _LastCheckpoint(msgspec.Struct):
+    version: int
+    size: int = 0
+
+
+def write_checkpoint(store: LakeStore, table: Table, now_ms: int | None = None) -> None:
+    """Write the state of a table as a checkpoint of its version.
+
+    A table whose files have deletion vectors, which isolog does not write, gets none.
+
+    Raises:
+        LakeUnavailable: The location did not answer, or refused.
+    """
+    import pyarrow.parquet as pq  # it takes 0.1 s
+
+    if any(each.deletion_vector not in (None, msgspec.UNSET) for each in table.files.values()):
+        return
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    rows = [_row(each) for each in _actions(table, now_ms)]
+    schema = _SCHEMA
+    if table.protocol is None or table.protocol.writer_features is None:
+        # Readers reject a list of features, even a null, in older versions of the protocol.
+        kept = [each for each in schema.field("protocol").type if "Features" not in each.name]
+        schema = schema.set(0, pa.field("protocol", pa.struct(kept)))
+    found = pa.Table.from_pylist(rows, schema).replace_schema_metadata(_MARK)
+    buffer = BytesIO()
+    pq.write_table(found, buffer, compression="snappy")
+    store.put_if_absent(f"{table.at}/{checkpoint_path(table.version)}", buffer.getvalue())
+    last = _LastCheckpoint(table.version, len(rows))
+    store.put(f"{table.at}/{LAST_CHECKPOINT}", msgspec.json.encode(last))
+
+
+def _actions(table: Table, now_ms: int) -> Iterable[Action]:
+    yield Action(protocol=table.protocol)
+    yield Action(metadata=table.metadata)
+    yield from (Action(txn=each) for each in table.txns.values())
+    yield from (Action(add=each) for each in table.files.values())
+    for each in table.removed.values():
+        if (each.deletion_timestamp or 0) > now_ms - TOMBSTONES_MS:
+            yield Action(remove=each)
+
+
+def _row(action: Action) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(action)
+    if action.add is not None or action.remove is not None:
+        (inner,) = row.values()
+        inner["dataChange"] = False
+        inner["partitionValues"] = list((inner.get("partitionValues") or {}).items())
+    if action.metadata is not None:
+        inner = row["metaData"]
+        inner["configuration"] = list(inner["configuration"].items())
+        inner["format"]["options"] = list(inner["format"]["options"].items())
+    return row
+
+
+def read_checkpoint(store: LakeStore, name: str, limit: int | None = None) -> Table | None:
+    """Return a table from its last checkpoint, or None without one of isolog.
+
+    ``limit``: the last version to use.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+        LakeStopped: The checkpoint is damaged.
+    """
+    import pyarrow.parquet as pq  # it takes 0.1 s
+
+    try:
+        text = store.read(f"{name}/{LAST_CHECKPOINT}")
+        version = -1 if text is None else msgspec.json.decode(text, type=_LastCheckpoint).version
+        if version < 0 or (limit is not None and version > limit):
+            return None
+        data = store.read(f"{name}/{checkpoint_path(version)}")
+        if data is None:
+            return None
+        found = pq.read_table(pa.BufferReader(data))
+        if b"isolog" not in (found.schema.metadata or {}):
+            return None
+        table = Table(name)
+        actions = [_action(row) for row in found.to_pylist(maps_as_pydicts="strict")]
+        table.restore(version, actions)
+    except (ValueError, pa.ArrowException) as error:
+        raise LakeStopped(
+            f"the checkpoint of the table {name} cannot be read: {error}",
+            hint=f"Delete the file {LAST_CHECKPOINT} of the table. The versions have its state.",
+            table=name,
+        ) from None
+    return table
+
+
+def _action(row: dict[str, Any]) -> Action:
+    return msgspec.convert(_without_nulls(row), Action)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value

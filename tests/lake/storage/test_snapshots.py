@@ -1,0 +1,180 @@
+"""Tables with checkpoints, in their own reader and in those of others, at each version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from decimal import Decimal
+
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from spark_stream.errors import LakeStopped
+from spark_stream.lake.delta.actions import (
+    LAST_CHECKPOINT,
+    Action,
+    RemoveFile,
+    Txn,
+    checkpoint_path,
+    commit_info,
+    encoded,
+    version_path,
+)
+from spark_stream.lake.delta.schema import table_schema
+from spark_stream.lake.delta.table import first_actions
+from spark_stream.lake.storage.checkpoints import write_checkpoint
+from spark_stream.lake.storage.files import write_rows
+from spark_stream.lake.storage.snapshots import read_table
+from spark_stream.lake.storage.stores import open_store
+
+COLUMNS = {
+    "n": pa.int32(),
+    "text": pa.string(),
+    "share": pa.float64(),
+    "price": pa.decimal128(10, 2),
+    "moment": pa.timestamp("us", "UTC"),
+}
+ZONELESS = COLUMNS | {"local": pa.timestamp("us")}
+
+
+def rows(schema: pa.Schema, first: int) -> pa.RecordBatch:
+    values = {
+        "n": [first, None, first + 2],
+        "text": ["a" * 40, "b", None],
+        "share": [0.5, float("nan") if first else 1.5, 2.5],
+        "price": [Decimal("1.25"), Decimal("-3.50"), None],
+        "moment": [1_001, 2_002, 3_003],
+        "local": [1_001, 2_002, 3_003],
+        "_partition": [0, 0, 0],
+        "_offset": [first, first + 1, first + 2],
+        "_timestamp": [1_001, 2_002, 3_003],
+    }
+    return pa.record_batch([pa.array(values[f.name], f.type) for f in schema], schema=schema)
+
+
+def build(store, columns, versions: int = 12, checkpoint_at: int = 10):
+    schema = table_schema("t", pa.schema(columns))
+    configuration = {"isolog.cluster": "c", "isolog.topic.id": "i", "isolog.lake": "l"}
+    actions = [
+        commit_info("CREATE TABLE", 1, "m"),
+        *first_actions("t", schema, "id", configuration, 1),
+    ]
+    table = read_table(store, "t")
+    for version in range(versions):
+        if version:
+            name = f"0-{version}.parquet"
+            file = write_rows(store, "t", name, schema, [rows(schema, version * 3)])
+            actions = [commit_info("WRITE", version, "m"), Action(add=file)]
+            actions.append(Action(txn=Txn("isolog:i:0", version * 3 + 3)))
+        assert store.put_if_absent(f"t/{version_path(version)}", encoded(actions))
+        table = read_table(store, "t")
+        if version == checkpoint_at:
+            write_checkpoint(store, table)
+    return table
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, ZONELESS], ids=["plain", "zoneless"])
+def test_others_read_each_version(tmp_path, columns):
+    """deltalake and polars return the rows of each version, also from a checkpoint alone."""
+    build(open_store(str(tmp_path)), columns)
+    for version in range(1, 12):
+        found = DeltaTable(tmp_path / "t", version=version)
+        assert found.transaction_version("isolog:i:0") == version * 3 + 3
+        offsets = polars.read_delta(str(tmp_path / "t"), version=version)["_offset"].sort()
+        assert offsets.to_list() == list(range(3, version * 3 + 3))
+    for version in range(10):
+        (tmp_path / "t" / version_path(version)).unlink()
+    assert DeltaTable(tmp_path / "t").version() == 11
+    frame = polars.scan_delta(str(tmp_path / "t"))
+    assert frame.filter(polars.col("_offset") >= 33).collect().height == 3
+    assert frame.filter(polars.col("text") > "a" * 40).collect().height == 11
+
+
+def test_a_checkpoint_has_the_state_of_the_versions(tmp_path):
+    """Its reader returns the same state without the versions below it."""
+    store = open_store(str(tmp_path))
+    whole = build(store, ZONELESS)
+    for version in range(10):
+        (tmp_path / "t" / version_path(version)).unlink()
+    found = read_table(store, "t")
+    assert found.version == 11
+    for name in ("protocol", "metadata", "txns", "removed", "stopped"):
+        assert getattr(found, name) == getattr(whole, name), name
+    assert list(found.files) == list(whole.files)
+    found.check("c", "i")
+    assert read_table(store, "t", 10).version == 10
+
+
+def test_removed_files_of_the_last_week_are_in_a_checkpoint(tmp_path):
+    """Readers of older versions need these files, so that others do not delete them."""
+    store = open_store(str(tmp_path))
+    table = build(store, COLUMNS, versions=3)
+    week = 7 * 24 * 3_600_000
+    table.removed = {
+        "new": RemoveFile("new", deletion_timestamp=week + 2, partition_values={}, size=1),
+        "old": RemoveFile("old", deletion_timestamp=1, partition_values={}, size=1),
+    }
+    write_checkpoint(store, table, now_ms=week + 3)
+    assert list(read_table(store, "t").removed) == ["new"]
+
+
+def test_a_checkpoint_of_another_writer_is_not_used(tmp_path):
+    """After a restore it would hide the rows that were removed."""
+    store = open_store(str(tmp_path))
+    build(store, COLUMNS, versions=4, checkpoint_at=99)
+    found = DeltaTable(tmp_path / "t")
+    found.restore(2)
+    found.create_checkpoint()
+    assert (tmp_path / "t" / LAST_CHECKPOINT).exists()
+    with pytest.raises(LakeStopped, match="restored"):
+        read_table(store, "t").check("c", "i")
+
+
+def test_removed_first_versions_stop_a_reader_without_a_checkpoint(tmp_path):
+    """Without the stop a worker would create the table a second time, below its versions."""
+    store = open_store(str(tmp_path))
+    build(store, COLUMNS, versions=4, checkpoint_at=99)
+    for version in range(2):
+        (tmp_path / "t" / version_path(version)).unlink()
+    with pytest.raises(LakeStopped, match="first versions of the table t were removed"):
+        read_table(store, "t")
+
+
+def test_a_damaged_checkpoint_stops_with_its_remedy(tmp_path):
+    """The versions have the state, so the remedy is the deletion of a file."""
+    store = open_store(str(tmp_path))
+    build(store, COLUMNS)
+    (tmp_path / "t" / checkpoint_path(10)).write_bytes(b"damaged")
+    with pytest.raises(LakeStopped, match="checkpoint of the table t"):
+        read_table(store, "t")
+    (tmp_path / "t" / LAST_CHECKPOINT).unlink()
+    assert read_table(store, "t").version == 11
+
+
+def test_statistics_have_certain_bounds_only(tmp_path):
+    """A column with NaN has none. Long texts are truncated, times rounded outwards."""
+    store = open_store(str(tmp_path))
+    schema = table_schema("t", pa.schema(ZONELESS))
+    file = write_rows(store, "t", "a.parquet", schema, [rows(schema, 7)])
+    assert file is not None
+    stats = json.loads(file.stats)
+    assert stats["numRecords"] == 3
+    assert stats["nullCount"] | {"n": 1, "text": 1, "price": 1, "share": 0} == stats["nullCount"]
+    least, most = stats["minValues"], stats["maxValues"]
+    assert "share" not in least
+    assert (least["n"], most["n"]) == (7, 9)
+    assert (least["_offset"], most["_offset"]) == (7, 9)
+    assert least["text"] == "a" * 32
+    assert (least["price"], most["price"]) == (-3.5, 1.25)
+    assert (least["moment"], most["moment"]) == (
+        "1970-01-01T00:00:00.001Z",
+        "1970-01-01T00:00:00.004Z",
+    )
+    assert least["local"] == "1970-01-01T00:00:00.001"
+    assert pq.read_table(tmp_path / "t/a.parquet").num_rows == 3
+    shutil.rmtree(tmp_path / "t")
+    assert write_rows(store, "t", "b.parquet", schema, []) is None
+    assert not (tmp_path / "t").exists()
