@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -93,7 +94,9 @@ def test_status_fails_if_a_person_has_to_decide(here, lake, served):
 def test_clean_removes_only_old_files_that_no_version_has(here, lake):
     here("lake", "run", "l", "--once")
     kept = sorted((lake / "of-lake").glob("*.parquet"))
-    old, young = lake / "of-lake" / "old.parquet", lake / "of-lake" / "young.parquet"
+    old, young = (
+        kept[0].with_name(re.sub("[0-9a-f]{16}[.]", f"{n:016x}.", kept[0].name)) for n in (1, 2)
+    )
     for each in (old, young):
         each.write_bytes(b"of a killed worker")
     two_days_ago = time.time() - 2 * 86_400
