@@ -14,8 +14,8 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -168,12 +168,23 @@ def _typed(path: Path, error: OSError, **details: Any) -> IsologError:
     return StorageFailure(f"{path}: {error.strerror or error}", **details)
 
 
-@contextmanager
-def _named(path: Path, **details: Any) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _typed(path, error, **details) from error
+class _Named:
+    """A block whose ``OSError`` becomes an isolog error that names the path.
+
+    With ``contextmanager`` of Python 3.12 and 3.13 the error would be in a reference cycle, which
+    keeps mapped files in memory until the next garbage collection.
+    """
+
+    def __init__(self, path: Path, **details: Any) -> None:
+        self._path = path
+        self._details = details
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError):
+            raise _typed(self._path, error, **self._details) from error
 
 
 def _write_fully(descriptor: int, position: int, parts: Sequence[Part]) -> int:
@@ -254,7 +265,7 @@ class OsFile:
             raise _typed(file.path, error) from error
 
     def cut(self, size: int) -> None:
-        with _named(self._file.path):
+        with _Named(self._file.path):
             held = self._file.descriptor()
             os.ftruncate(held.number, size)
 
@@ -272,14 +283,14 @@ class OsFile:
             raise _typed(self._file.path, error) from error
 
     def flush(self) -> None:
-        with _named(self._file.path):
+        with _Named(self._file.path):
             held = self._file.descriptor()
             with self._forces.time() if self._forces else nullcontext():
                 sync_data(held.number)
         self._started = self._end or None
 
     def identity(self) -> tuple[int, int]:
-        with _named(self._file.path):
+        with _Named(self._file.path):
             return self._file.identity()
 
     def close(self) -> None:
@@ -303,7 +314,7 @@ class OsDisk:
 
     def create(self, path: Path) -> DiskFile:
         """Create an empty file. An existing file of that name is replaced, not truncated."""
-        with _named(path):
+        with _Named(path):
             try:
                 number = os.open(path, _NEW, 0o600)
             except FileExistsError:
@@ -313,7 +324,7 @@ class OsDisk:
 
     def map(self, path: Path) -> pa.Buffer:
         """Map the whole file for reading. The mapping exists as long as the buffer."""
-        with _named(path):
+        with _Named(path):
             if path.stat().st_size == 0:
                 return pa.py_buffer(b"")
             with pa.memory_map(str(path), "r") as source:
@@ -325,25 +336,25 @@ class OsDisk:
         The page cache is unchanged, for the readers of records. If a file system does not support
         this, the bytes come through the cache.
         """
-        with _named(path):
+        with _Named(path):
             return stored_bytes(path, position, length)
 
     def identity(self, path: Path) -> tuple[int, int]:
-        with _named(path):
+        with _Named(path):
             found = path.stat()
         return found.st_dev, found.st_ino
 
     def stamp(self, path: Path) -> str:
-        with _named(path), path.open("rb") as file:
+        with _Named(path), path.open("rb") as file:
             found = os.fstat(file.fileno())
             return f"{found.st_ino} {generation_of(file.fileno())} {found.st_mtime_ns}"
 
     def size(self, path: Path) -> int:
-        with _named(path):
+        with _Named(path):
             return path.stat().st_size
 
     def stored_size(self, path: Path) -> int:
-        with _named(path):
+        with _Named(path):
             found = path.stat()
             if found.st_size - found.st_blocks * 512 < _HOLE_BYTES:
                 return found.st_size
@@ -355,7 +366,7 @@ class OsDisk:
 
     def names(self, directory: Path) -> list[str]:
         """List the names in the directory. A missing directory has none."""
-        with _named(directory):
+        with _Named(directory):
             try:
                 return sorted(os.listdir(directory))
             except FileNotFoundError:
@@ -374,7 +385,7 @@ class OsDisk:
             return
         for attempt in range(_ATTEMPTS_MAX):
             try:
-                with _named(path):
+                with _Named(path):
                     self._make_directory(path)
                 return
             except StorageFailure as error:
@@ -384,7 +395,7 @@ class OsDisk:
 
     def _is_made(self, path: Path) -> bool:
         """Make the directory, unless its parent is missing. Return whether it exists then."""
-        with _named(path):
+        with _Named(path):
             try:
                 path.mkdir(mode=0o700, exist_ok=True)
             except FileNotFoundError:
@@ -410,7 +421,7 @@ class OsDisk:
         The content is then on the disk. Its name is on the disk after ``sync_directory``.
         """
         fresh = path.with_name(path.name + ".new")
-        with _named(path):
+        with _Named(path):
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 _write_fully(descriptor, 0, parts)
@@ -423,7 +434,7 @@ class OsDisk:
             os.replace(fresh, path)
 
     def rename(self, path: Path, new: Path) -> None:
-        with _named(path):
+        with _Named(path):
             os.replace(path, new)
 
     def link(self, path: Path, new: Path) -> None:
@@ -434,7 +445,7 @@ class OsDisk:
             self.write_whole(new, [self.map(path)])
 
     def remove(self, path: Path) -> None:
-        with _named(path):
+        with _Named(path):
             path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
@@ -443,7 +454,7 @@ class OsDisk:
         The nearest existing parent gets an fsync even if the directory itself does not exist: the
         process of an earlier removal may have died before its fsync.
         """
-        with _named(path), suppress(FileNotFoundError):
+        with _Named(path), suppress(FileNotFoundError):
             shutil.rmtree(path)
         self.sync_directory(next(each for each in path.parents if each.is_dir()))
 
@@ -453,10 +464,10 @@ class OsDisk:
             path.rmdir()
 
     def sync_directory(self, path: Path) -> None:
-        with _named(path):
+        with _Named(path):
             descriptor = os.open(path, os.O_RDONLY)
         try:
-            with _named(path, unforced=True):
+            with _Named(path, unforced=True):
                 sync(descriptor)
         finally:
             os.close(descriptor)
