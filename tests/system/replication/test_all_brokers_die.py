@@ -8,11 +8,12 @@ import pytest
 
 from isolog.testing import LocalCluster
 from spark_stream.storage.log.high_watermarks import NAME
-from tests.support import NUMBERS, eventually, numbers
+from tests.support import NUMBERS, eventually, native, numbers
 
 pytestmark = pytest.mark.slow  # starts three brokers
 
 
+@native  # without a boot id, a kill counts as a restart of the machine
 @pytest.mark.parametrize("isolation", ["read_replicated", "read_committed"])
 def test_committed_records_are_readable_below_min_insync_replicas(tmp_path, isolation):
     with LocalCluster(3, folder=tmp_path) as cluster:
