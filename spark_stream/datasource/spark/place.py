@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spark_stream.client.connecting.access import OPEN, Access, access_of, bootstrap_of_profile
-from spark_stream.datasource.spark.workers import IN_A_WORKER, driver_jvm
+from spark_stream.datasource.spark.workers import driver_jvm, in_a_worker
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption
 from spark_stream.operating_system import boot_id
@@ -157,7 +157,7 @@ def driver_directory() -> Path:
     Raises:
         InvalidOption: It cannot be determined.
     """
-    if IN_A_WORKER not in os.environ:
+    if not in_a_worker():
         return Path.cwd()
     try:
         jvm = driver_jvm()

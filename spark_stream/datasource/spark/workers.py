@@ -28,8 +28,9 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from spark_stream.errors import InternalError, IsologError
 from spark_stream.operating_system import peer_has_closed
 
-IN_A_WORKER: Final = "SPARK_PYTHON_RUNTIME"
-"""The variable that Spark sets for its Python processes, planners and tasks alike."""
+_OF_WORKERS: Final = {"SPARK_PYTHON_RUNTIME", "PYTHON_WORKER_FACTORY_SECRET"}
+"""Variables that Spark sets for its Python processes, planners and tasks alike. 4.0 has only the
+second one."""
 
 PUSHES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 """The worker that passes filters to a batch reader, which returns those that it does not take."""
@@ -73,6 +74,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def in_a_worker() -> bool:
+    """Return whether this is a Python process of Spark, such as a planner or a task."""
+    return not _OF_WORKERS.isdisjoint(os.environ)
+
+
 @contextmanager
 def _plain() -> Iterator[None]:
     try:
@@ -80,7 +86,7 @@ def _plain() -> Iterator[None]:
     except InternalError:
         raise
     except IsologError:
-        if IN_A_WORKER in os.environ:
+        if in_a_worker():
             os.environ[HIDES] = "1"
         raise
 

@@ -13,7 +13,7 @@ from isolog.errors import InvalidOption
 from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.spark import place
 from spark_stream.datasource.spark.place import Place, directory, driver_directory
-from spark_stream.datasource.spark.workers import IN_A_WORKER
+from spark_stream.datasource.spark.workers import in_a_worker
 from spark_stream.operating_system import boot_id
 
 UUID = str(uuid.UUID(int=7))
@@ -41,8 +41,17 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, *parents: Process) -> None:
         def parents(self) -> list[Any]:
             return list(parents)
 
-    monkeypatch.setenv(IN_A_WORKER, "PYTHON_WORKER")
+    monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
     monkeypatch.setattr(place.psutil, "Process", Here)
+
+
+@pytest.mark.parametrize("variable", ["SPARK_PYTHON_RUNTIME", "PYTHON_WORKER_FACTORY_SECRET"])
+def test_workers_of_each_release_are_detected(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    assert not in_a_worker()
+    monkeypatch.setenv(variable, "1")
+    assert in_a_worker()
 
 
 def test_an_empty_path_is_not_the_working_directory() -> None:
