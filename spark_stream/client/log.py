@@ -603,7 +603,7 @@ class Log(ProcessBound):
         return self._lakes.describe(name)
 
     def drop_lake(self, name: str) -> None:
-        """Drop a lake. Its tables stay where they are, and local retention waits for it no longer.
+        """Drop a lake. Its tables stay. Local retention waits for the other lakes of a topic only.
 
         Raises:
             UnknownLake: There is none with this name.

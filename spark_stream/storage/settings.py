@@ -55,6 +55,8 @@ class LogSettings(Struct, frozen=True):
     segment_entries: Annotated[int, AllowedRange(16, 1 << 22)] = 1 << 18
     retention_ms: Annotated[int, AllowedRange(100, 10**15, unlimited=True)] = -1
     retention_bytes: Annotated[int, AllowedRange(1, 10**18, unlimited=True)] = -1
+    local_retention_ms: Annotated[int, AllowedRange(100, 10**15, unlimited=True)] = -1
+    local_retention_bytes: Annotated[int, AllowedRange(1, 10**18, unlimited=True)] = -1
     flush: Flush = Flush.NONE
     flush_ms: Annotated[int, AllowedRange(10, 10**9)] = 1_000
     compression: Compression = Compression.NONE
@@ -62,6 +64,21 @@ class LogSettings(Struct, frozen=True):
     replica_lag_time_max_ms: Annotated[int, AllowedRange(100, 10**9)] = 10_000
     unclean_leader_election: bool = False
     partition_by: tuple[str, ...] = ()
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether the log keeps each record until the table of a lake has it."""
+        return max(self.local_retention_ms, self.local_retention_bytes) >= 0
+
+    @property
+    def kept_ms(self) -> int:
+        """The time for which the log keeps a record, or -1."""
+        return max(self.retention_ms, self.local_retention_ms)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The size that the log keeps, or -1."""
+        return max(self.retention_bytes, self.local_retention_bytes)
 
 
 def _setting(field: str) -> str:
@@ -87,7 +104,30 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
             guess = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(SETTINGS)}"
             raise InvalidConfig(f"unknown setting {name!r}{guess}", setting=name)
         changed[SETTINGS[name]] = _parse(name, value)
+    _choose_retention(changed, {SETTINGS[name] for name in values})
     return LogSettings(**changed)
+
+
+_RETENTIONS: Final = (
+    {"retention_ms", "retention_bytes"},
+    {"local_retention_ms", "local_retention_bytes"},
+)
+
+
+def _choose_retention(settings: dict[str, Any], given: set[str]) -> None:
+    """Drop the kind of retention that the base has if the given settings have the other kind."""
+    limited = [{each for each in kind if settings[each] >= 0} for kind in _RETENTIONS]
+    if not all(limited):
+        return
+    bases = [kind for kind in limited if not kind & given]
+    if len(bases) != 1:
+        raise InvalidConfig(
+            "retention.* and local.retention.* exclude each other",
+            hint="local.retention.* removes records that the table of a lake has. Set retention.ms"
+            " and retention.bytes to -1.",
+            setting="local.retention.ms",
+        )
+    settings.update(dict.fromkeys(bases[0], -1))
 
 
 def shown_settings(settings: LogSettings) -> dict[str, str]:

@@ -23,6 +23,8 @@ NUMBERS = {
     "segment.entries": (16, 1 << 22),
     "retention.ms": (100, 10**15),
     "retention.bytes": (1, 10**18),
+    "local.retention.ms": (100, 10**15),
+    "local.retention.bytes": (1, 10**18),
     "flush.ms": (10, 10**9),
     "min.insync.replicas": (1, 1000),
     "replica.lag.time.max.ms": (100, 10**9),
@@ -58,7 +60,7 @@ def test_number_refuses_other_values(name, bad):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_minus_one_means_no_limit_if_allowed(name):
-    if name.startswith("retention."):
+    if "retention." in name:
         assert getattr(parse_settings({name: "-1"}), SETTINGS[name]) == -1
     else:
         with pytest.raises(InvalidConfig, match=name):
@@ -121,6 +123,22 @@ def test_other_settings_keep_their_values():
     changed = parse_settings({"segment.ms": "1000"}, base)
     assert (changed.segment_bytes, changed.flush, changed.segment_ms) == (1 << 20, "batch", 1000)
     assert parse_settings({}, base) == base
+
+
+@pytest.mark.parametrize("unit", ["ms", "bytes"])
+def test_retention_of_the_log_and_beside_a_table_exclude_each_other(unit):
+    with pytest.raises(InvalidConfig, match="exclude each other"):
+        parse_settings({"retention.bytes": "1000", f"local.retention.{unit}": "1000"})
+
+
+def test_retention_of_a_topic_replaces_the_other_kind_of_the_broker():
+    old, local = LogSettings(retention_ms=1_000), LogSettings(local_retention_ms=1_000)
+    found = parse_settings({"local.retention.bytes": "1000"}, old)
+    assert (found.retention_ms, found.local_retention_bytes) == (-1, 1_000)
+    found = parse_settings({"retention.bytes": "1000"}, local)
+    assert (found.local_retention_ms, found.retention_bytes) == (-1, 1_000)
+    assert parse_settings({"segment.ms": "1000"}, local).local_retention_ms == 1_000
+    assert parse_settings({"local.retention.bytes": "-1"}, old).retention_ms == 1_000
 
 
 @given(

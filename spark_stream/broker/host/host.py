@@ -37,6 +37,7 @@ from spark_stream.consistency.control.election import LogEnd
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.entries import MADE_UP, greatest_numbers
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
+from spark_stream.consistency.lakes import tiered
 from spark_stream.consistency.partition.effects import ProposeIsr, ProposeRecord
 from spark_stream.consistency.partition.progress import GenerationOf
 from spark_stream.consistency.replication.epochs import EpochHistory
@@ -106,7 +107,7 @@ class Host:
         self._generation_of = generation_of
         self._recent_room = MemoryRoom(settings.recent_bytes)
         self.counts = counts
-        self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path))
+        self.upkeep = Upkeep(clock, marks or CommittedMarks(directory.path), self._tiered)
         self._applying = threading.RLock()
         self._refreshes_begun = self._refreshed = 0
         self._failed_refresh: tuple[int, IsologError] | None = None
@@ -409,8 +410,19 @@ class Host:
         if news or self._unsettled:
             self._close_gone()
             self._reconcile(self._topics_of(news))
+        if news.lakes:
+            self._note_tiered()
         if fresh:
             self._refreshed = max(self._refreshed, number)
+
+    def _tiered(self, topic_id: str, partition: int) -> int:
+        return tiered(self.view.now.lakes.values(), topic_id, partition) or 0
+
+    def _note_tiered(self) -> None:
+        """Visit the partitions whose segments a table may have released."""
+        for each in self.open_replicas():
+            if each.log.format.settings.needs_table:
+                self.upkeep.note(each)
 
     def _topics_of(self, news: News) -> list[Topic]:
         """Return the topics that changed."""

@@ -8,7 +8,7 @@ due. The cost of a round grows with the number of due partitions only.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable, Set
+from collections.abc import Callable, Hashable, Iterable, Set
 from typing import Final, Generic, TypeVar
 
 from spark_stream.broker.partition.partition import Partition
@@ -68,8 +68,15 @@ _FLUSH_PAUSE_S: Final = 0.1
 class Upkeep:
     """The upkeep of partitions: one thread does the housekeeping, and another one the fsyncs."""
 
-    def __init__(self, clock: Clock, marks: CommittedMarks) -> None:
+    def __init__(
+        self, clock: Clock, marks: CommittedMarks, tiered: Callable[[str, int], int]
+    ) -> None:
+        """Create the upkeep.
+
+        ``tiered``: by topic id and partition, the offset up to which tables have all records.
+        """
         self._clock = clock
+        self._tiered = tiered
         self._marks = marks
         self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
@@ -113,7 +120,7 @@ class Upkeep:
         for partition in looked_at:
             due: float | None = now  # after an error the next round retries
             try:
-                due = partition.housekeep()
+                due = partition.housekeep(self._tiered(partition.topic_id, partition.number))
             except IsologError as error:
                 logger.error("housekeeping of %s failed: %s", partition.name, error)
             if due is not None:

@@ -569,9 +569,10 @@ class Partition:
                 due = None
             return due
 
-    def housekeep(self) -> int | None:
+    def housekeep(self, tiered: int = 0) -> int | None:
         """Roll and remove due segments, and remove expired producers.
 
+        ``tiered``: the offset up to which the tables of lakes have all records.
         Return the next due time by the steady clock, in microseconds. None: nothing will become due
         by time alone.
         """
@@ -584,7 +585,7 @@ class Partition:
             now = self._clock.steady_us()
             try:
                 state = self.core.bounds_state
-                self.log.housekeep(now, state.removable, state.trimmed)
+                self.log.housekeep(now, state.removable, state.trimmed, Offset(tiered))
             finally:  # segments may have been removed before an error
                 self.core.evict(self.log.start)
             dues = (self.core.forget_producers(now), self.log.housekeeping_due())

@@ -585,10 +585,17 @@ class PartitionLog:
 
     # -- housekeeping ---------------------------------------------------------------------------
 
-    def housekeep(self, now: int, last_stable_offset: Offset, trimmed: Offset = _FIRST) -> int:
+    def housekeep(
+        self,
+        now: int,
+        last_stable_offset: Offset,
+        trimmed: Offset = _FIRST,
+        tiered: Offset = _FIRST,
+    ) -> int:
         """Apply retention and roll an old active segment. Return the number of removed segments.
 
-        ``trimmed``: no segment is kept below this offset. Does nothing once the log has ``failed``.
+        ``trimmed``: no segment is kept below this offset. ``tiered``: the offset up to which tables
+        have all records. Does nothing once the log has ``failed``.
 
         Raises:
             DiskFull, StorageFailure: some segments may have been removed. Or as for
@@ -597,21 +604,21 @@ class PartitionLog:
         if self.failed is not None:
             return 0
         self.check_files()
-        gone = self._evict(now, last_stable_offset, trimmed)  # first: a roll may need the space
+        limits = int(last_stable_offset), int(trimmed), int(tiered)
+        gone = self._evict(now, *limits)  # first: a roll may need the space
         settings, last = self.format.settings, self._active.last_appended
         hidden = self._active.first.offset < self._active.end.offset <= trimmed
         old = self._expired(now, settings.segment_ms) or is_too_old(settings, last, now)
         if not (old or hidden):
             return gone
         self.roll()
-        return gone + self._evict(now, last_stable_offset, trimmed)
+        return gone + self._evict(now, *limits)
 
-    def _evict(self, now: int, last_stable_offset: Offset, trimmed: Offset) -> int:
+    def _evict(self, now: int, limit: int, trimmed: int, tiered: int) -> int:
         """Remove the segments that retention does not keep, and return their number."""
         settings, closed = self.format.settings, self._closed
         facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
-        limit, size = int(last_stable_offset), self._active.size
-        gone = removable(facts, size, settings, now, limit, int(trimmed))
+        gone = removable(facts, self._active.size, settings, now, limit, trimmed, tiered)
         for place, segment in enumerate(closed[:gone], 1):
             if place == len(closed):
                 self._active.make_ready()  # it becomes the only record of the log's start
@@ -637,8 +644,8 @@ class PartitionLog:
     def housekeeping_due(self) -> int | None:
         """Return the time of the next work of :meth:`housekeep` because of age, or None.
 
-        Microseconds, on the clock of the appends. A removal that is held back by the last stable
-        offset stays due.
+        Microseconds, on the clock of the appends. A removal that is held back, by the last stable
+        offset or a table, stays due.
         """
         if self.failed is not None:
             return None

@@ -66,22 +66,26 @@ def removable(
     now: int,
     limit: int,
     trimmed: int = 0,
+    tiered: int = 0,
 ) -> int:
     """Return the number of the oldest closed segments to remove, by trim, by age and by size.
 
     A segment is removed only as a whole, only after all older ones, and never if it has an offset
     at or above ``limit`` (the last stable offset). By size, the log keeps at least
-    ``retention.bytes``. Below the offset ``trimmed`` no segment is kept.
+    ``retention.bytes``. Below the offset ``trimmed`` no segment is kept. By ``local.retention.*``
+    a segment is removed only below the offset ``tiered``, up to which tables have all records.
     """
     total = active_size + sum(segment.size for segment in closed)
-    oldest_kept = None if settings.retention_ms < 0 else now - settings.retention_ms * 1000
+    oldest_kept = None if settings.kept_ms < 0 else now - settings.kept_ms * 1000
+    removed_by_policy = min(limit, tiered) if settings.needs_table else limit
     gone = 0
     for segment in closed:
         last = segment.last_appended
         too_old = oldest_kept is not None and (last is None or last < oldest_kept)
-        too_much = 0 <= settings.retention_bytes <= total - segment.size
-        hidden = segment.end_offset <= trimmed
-        if segment.end_offset > limit or not (too_old or too_much or hidden):
+        too_much = 0 <= settings.kept_bytes <= total - segment.size
+        by_policy = (too_old or too_much) and segment.end_offset <= removed_by_policy
+        hidden = segment.end_offset <= min(limit, trimmed)
+        if not (by_policy or hidden):
             break
         total -= segment.size
         gone += 1
@@ -90,7 +94,7 @@ def removable(
 
 def is_too_old(settings: LogSettings, last: int | None, now: int) -> bool:
     """Return whether even the newest record, appended at ``last``, is past its retention."""
-    return 0 <= settings.retention_ms * 1000 < now - last if last is not None else False
+    return 0 <= settings.kept_ms * 1000 < now - last if last is not None else False
 
 
 def due_by_age(
@@ -103,8 +107,8 @@ def due_by_age(
     microseconds.
     """
     ends = [] if first is None else [first + settings.segment_ms * 1000]
-    if settings.retention_ms >= 0:
-        retained = settings.retention_ms * 1000
+    if settings.kept_ms >= 0:
+        retained = settings.kept_ms * 1000
         ends += [each + retained for each in (last, oldest) if each is not None]
     return min(ends) + 1 if ends else None
 

@@ -177,9 +177,9 @@ def test_an_idle_broker_visits_no_partition(topics, monkeypatch):
     looked: list[int] = []
     housekeep = Partition.housekeep
 
-    def count(partition: Partition) -> int | None:
+    def count(partition: Partition, tiered: int) -> int | None:
         looked.append(partition.number)
-        return housekeep(partition)
+        return housekeep(partition, tiered)
 
     monkeypatch.setattr(Partition, "housekeep", count)
     topics.host.upkeep.housekeep()

@@ -41,13 +41,18 @@ def bases(log: PartitionLog) -> list[int]:
     retention_bytes=st.integers(-1, 500),
     limit=st.integers(0, 90),
     trimmed=st.integers(0, 90),
+    tiered=st.none() | st.integers(0, 90),
 )
 def test_oldest_segments_are_removed_one_by_one(
-    closed, active_size, retention_s, retention_bytes, limit, trimmed
+    closed, active_size, retention_s, retention_bytes, limit, trimmed, tiered
 ):
+    """``tiered``: None for ``retention.*``, an offset for ``local.retention.*``."""
     now = 100 * SECOND
-    settings = LogSettings(
-        retention_ms=retention_s * 1000 if retention_s >= 0 else -1, retention_bytes=retention_bytes
+    retention_ms = retention_s * 1000 if retention_s >= 0 else -1
+    settings = (
+        LogSettings(retention_ms=retention_ms, retention_bytes=retention_bytes)
+        if tiered is None
+        else LogSettings(local_retention_ms=retention_ms, local_retention_bytes=retention_bytes)
     )
     facts = [
         SegmentFacts(size, None if at is None else at * SECOND, 10 * (number + 1))
@@ -62,10 +67,11 @@ def test_oldest_segments_are_removed_one_by_one(
         )
         too_much = retention_bytes >= 0 and left_without_it >= retention_bytes
         hidden = oldest.end_offset <= trimmed
-        if oldest.end_offset > limit or not (aged or too_much or hidden):
+        held = tiered is not None and oldest.end_offset > tiered
+        if oldest.end_offset > limit or not (((aged or too_much) and not held) or hidden):
             break
         gone += 1
-    assert removable(facts, active_size, settings, now, limit, trimmed) == gone
+    assert removable(facts, active_size, settings, now, limit, trimmed, tiered or 0) == gone
 
 
 # -- the log ---------------------------------------------------------------------------------------
