@@ -55,7 +55,8 @@ def read(
 ) -> list[int]:
     topic = SimpleNamespace(id="id", name="t", schema=NUMBERS, schema_version=0)
     router = SimpleNamespace(timeout_s=30.0)
-    here = SimpleNamespace(topics=SimpleNamespace(known=lambda name: topic, router=router))
+    topics = SimpleNamespace(known=lambda name: topic, router=router)
+    here = SimpleNamespace(topics=topics, tables=None)
     monkeypatch.setattr(reader, "session", lambda place: here)
     monkeypatch.setattr(reader, "read_range", leader.read_range)
     chosen = source_options({"path": "x", "subscribe": "t", **options})

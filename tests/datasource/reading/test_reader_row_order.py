@@ -30,7 +30,8 @@ def read(leaders: Leaders, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Read a task of all partitions."""
     topic = SimpleNamespace(id="id", name="t", schema=NUMBERS, schema_version=0)
     topics = SimpleNamespace(known=lambda name: topic, router=leaders)
-    monkeypatch.setattr(reader, "session", lambda place: SimpleNamespace(topics=topics))
+    here = SimpleNamespace(topics=topics, tables=None)
+    monkeypatch.setattr(reader, "session", lambda place: here)
     options = source_options({"path": "x", "subscribe": "t"})
     task = tuple(Range("t", "id", n, 0, rows) for n, rows in enumerate(leaders.rows))
     with leaders:

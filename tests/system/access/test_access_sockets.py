@@ -52,6 +52,8 @@ SAMPLES: dict[str, Any] = {
     "effect": "allow",
     "entries": [],
     "epoch": 0,
+    "file_bytes": 1 << 20,
+    "freshness_ms": 1_000,
     "grants": [],
     "id": "0000",
     "instance": "instance",
@@ -75,6 +77,7 @@ SAMPLES: dict[str, Any] = {
     "query": "query",
     "quota": {},
     "resource": "topic:nothing",
+    "resources": ["topic:nothing"],
     "run": "run",
     "runs": [{"indexes": [0, 1], "epoch": 0}],
     "selection": "topics",
@@ -82,6 +85,7 @@ SAMPLES: dict[str, Any] = {
     "start": None,
     "starting": "",
     "timeout_ms": 1_000,
+    "tiered": {},
     "token": "x",
     "topic_id": "x",
 }
@@ -121,7 +125,7 @@ def requests() -> Iterator[Request]:
             }
             if name == "atomic-cut" or name == "list-offsets":
                 given["topics"] = [{"topic": on}]
-            elif name == "join-group":
+            elif name in ("join-group", "create-lake"):
                 given["topics"] = [on]
             elif name == "commit-position":
                 given["owners"] = {on: "instance"}
