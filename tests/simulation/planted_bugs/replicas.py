@@ -224,8 +224,8 @@ def retention_takes_what_is_undecided(patch: Patch) -> None:
     """As it is where the leader's rules do not hold it back."""
     original = PartitionLog.housekeep
 
-    def housekeep(self: PartitionLog, now: int, _: Any, trimmed: Any) -> int:
-        return original(self, now, self.end.offset, trimmed)
+    def housekeep(self: PartitionLog, now: int, _: Any, *limits: Any) -> int:
+        return original(self, now, self.end.offset, *limits)
 
     patch.setattr(PartitionLog, "housekeep", housekeep)
     patch.setattr(
