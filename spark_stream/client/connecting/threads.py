@@ -115,7 +115,8 @@ class CallPool:
 
     def _take(self) -> tuple[Hashable, Callable[..., None], tuple[Any, ...]] | None:
         """Return a waiting call whose key has no running call. The caller holds the lock."""
-        found = next((each for each in self._waiting if each[0] not in self._busy), None)
+        waiting = list(self._waiting)  # a garbage collection on this thread may add a call
+        found = next((each for each in waiting if each[0] not in self._busy), None)
         if found is not None:
             self._waiting.remove(found)
             self._busy.add(found[0])

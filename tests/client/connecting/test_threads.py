@@ -64,3 +64,25 @@ def test_a_call_is_refused_without_a_thread(monkeypatch):
     pool.add("b", lambda: None)
     pool.await_idle(20)
     assert not called.is_set()
+
+
+def test_call_may_be_added_while_a_thread_looks_for_one():
+    """A garbage collection may do this on the thread that already holds the lock."""
+    pool, done = CallPool(1, "calls-of-a-test"), threading.Event()
+
+    class Collected:
+        adds = False
+
+        def __hash__(self) -> int:
+            if self.adds:
+                self.adds = False
+                pool.add("of a finalizer", done.set)
+            return 0
+
+    busy = Collected()
+    with pool._changed:
+        pool._busy.add(busy)
+        busy.adds = True
+        pool._waiting.append((busy, int, ()))
+    pool.add("first", int)
+    assert done.wait(10)
