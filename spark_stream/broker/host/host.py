@@ -378,7 +378,7 @@ class Host:
                 return
             failed = self._failed_refresh
             if failed is not None and failed[0] > asked_after:
-                raise type(failed[1])(str(failed[1]))
+                raise failed[1].again()
             try:
                 self._apply(fresh=True)
             except (MetadataUnavailable, MetadataLost) as error:
