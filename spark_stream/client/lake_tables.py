@@ -22,7 +22,6 @@ from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import TopicLake
 from spark_stream.errors import InvalidOption, LakeUnavailable
-from spark_stream.lake.delta.actions import decoded, version_path
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import (
     Coverage,
@@ -33,6 +32,7 @@ from spark_stream.lake.reading import (
     stored_bytes,
 )
 from spark_stream.lake.rounds import CUTS
+from spark_stream.lake.storage.snapshots import read_table, refresh
 from spark_stream.lake.storage.stores import LakeStore, open_store
 from spark_stream.schema.schemas import LEADER_COLUMNS, OFFSET, empty_batch
 from spark_stream.sql.filters import row_filter
@@ -90,32 +90,25 @@ class OpenTable:
     ``table`` is a snapshot: :meth:`catch_up` replaces it, and changes no earlier one.
     """
 
-    def __init__(self, lake: TopicLake, files: LakeStore, name: str) -> None:
+    def __init__(self, lake: TopicLake, files: LakeStore, table: Table) -> None:
         self.lake = lake
         self.files = files
-        self.table = Table(name)
+        self.table = table
         self._lock = new_lock(is_brief=False)
 
     def catch_up(self) -> None:
         """Apply the new versions of the table."""
         with self._lock:
-            table = self.table
-            while (data := self.files.read(self._path(table.version + 1))) is not None:
-                if table is self.table:
-                    table = copied(table)
-                number = table.version + 1
-                table.apply(number, decoded(table.at, number, data))
-            self.table = table
-
-    def _path(self, version: int) -> str:
-        return f"{self.table.at}/{version_path(version)}"
+            table = copied(self.table)
+            refresh(self.files, table)
+            if table.version != self.table.version:
+                self.table = table
 
 
 def open_table(lake: TopicLake, name: str) -> OpenTable:
     """Open the table of a topic, at its last version."""
-    opened = OpenTable(lake, open_store(lake.location), name)
-    opened.catch_up()
-    return opened
+    files = open_store(lake.location)
+    return OpenTable(lake, files, read_table(files, name))
 
 
 def copied(table: Table) -> Table:
