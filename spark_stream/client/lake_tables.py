@@ -268,10 +268,10 @@ class LakeTables:
             names = {topic_id: name for name, topic_id in ids.items()}
             return [
                 {
-                    (names[topic_id], number): at
-                    for topic_id, offsets in cut.items()
-                    if topic_id in names
-                    for number, at in offsets.items()
+                    (names[each.topic_id], number): at
+                    for each in cut.entries
+                    if each.topic_id in names
+                    for number, at in each.offsets.items()
                 }
                 for cut in read_cuts(opened.files, opened.table)
             ]

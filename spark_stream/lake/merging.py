@@ -6,13 +6,12 @@ it. It is dropped if another version has removed one of its files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Final
 
 from spark_stream.errors import LakeUnavailable
 from spark_stream.lake.delta.actions import Action, AddFile, RemoveFile, commit_info
-from spark_stream.lake.delta.schema import OFFSET, PARTITION
+from spark_stream.lake.delta.statistics import ANY, bounds
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.steps import MergeFiles, NewMark, Now, Script
 from spark_stream.lake.versions import catch_up, put
@@ -32,14 +31,10 @@ class FileRange(Positional):
 
 def range_of(file: AddFile) -> FileRange | None:
     """Return the range of a file by its statistics, or None if they are of several partitions."""
-    try:
-        stats = json.loads(file.stats or "")
-        least, most = stats["minValues"], stats["maxValues"]
-        if least[PARTITION] != most[PARTITION]:
-            return None
-        return FileRange(least[PARTITION], least[OFFSET], most[OFFSET])
-    except (ValueError, KeyError, TypeError):
+    (partition, last_partition), offsets = bounds(file)
+    if partition != last_partition or offsets == ANY:
         return None
+    return FileRange(partition, *offsets)
 
 
 def merge_table(

@@ -11,7 +11,6 @@ are read together and sorted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeVar
@@ -21,17 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from spark_stream.lake.delta.actions import AddFile
+from spark_stream.errors import LakeUnavailable
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
+from spark_stream.lake.delta.statistics import ANY, Interval, bounds, statistics
 from spark_stream.lake.delta.table import Table
-from spark_stream.structs import INT64_MAX
+from spark_stream.lake.steps import Cut, CutEntry
 
 T = TypeVar("T")
 _ROWS_AT_ONCE: Final = 1 << 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_ANY: Final = (-INT64_MAX, INT64_MAX)
-Interval = tuple[int, int]
-"""A first and a last value, inclusive."""
 
 
 class TableFiles(Protocol):
@@ -49,32 +46,11 @@ class Coverage(Struct, frozen=True):
     end: int
 
 
-class Piece(Struct, frozen=True):
-    """A part of a range, with its source: a table, or else the log."""
-
-    start: int
-    end: int
-    in_table: bool
-
-
 def coverage(table: Table, topic_id: str, partition: int) -> Coverage | None:
     """Return the coverage of a partition, or None if the table has no commit of it."""
     end = table.offset(topic_id, partition)
     first = table.first_offset(topic_id, partition)
     return None if end is None or first is None or first > end else Coverage(first, end)
-
-
-def split(covered: Coverage | None, log_start: int, start: int, end: int) -> list[Piece]:
-    """Divide the range ``[start, end)`` between the table and the log.
-
-    Records that the log has are read from the log. A gap between table and log is part of the last
-    piece, so that the log reports it as removed.
-    """
-    if covered is None or not covered.first <= start < min(covered.end, log_start):
-        return [Piece(start, end, in_table=False)] if start < end else []
-    edge = min(covered.end, log_start, end)
-    pieces = [Piece(start, edge, in_table=True), Piece(edge, end, in_table=False)]
-    return [each for each in pieces if each.start < each.end]
 
 
 def read_rows(
@@ -97,7 +73,7 @@ def read_rows(
     wanted = (start, end - 1)
     found = []
     for file in table.files.values():
-        partitions, offsets = _bounds(file)
+        partitions, offsets = bounds(file)
         if _overlap(partitions, (partition, partition)) and _overlap(offsets, wanted):
             found.append((offsets, file))
     for group in _chains(found, lambda each: each[0]):
@@ -127,51 +103,39 @@ def stored_bytes(table: Table, partition: int, start: int, end: int) -> int:
     """Return the approximate size of the rows of a range, in proportion to offsets of files."""
     total = 0
     for file in table.files.values():
-        partitions, (first, last) = _bounds(file)
+        partitions, (first, last) = bounds(file)
         if partitions == (partition, partition) and first <= last:
             shared = min(end, last + 1) - max(start, first)
             total += max(0, file.size * shared // (last + 1 - first))
     return total
 
 
-def read_cuts(files: TableFiles, cuts: Table) -> list[dict[str, dict[int, int]]]:
-    """Return the recorded cuts of a lake, the first one first: offsets by topic id and partition.
+def read_cuts(files: TableFiles, cuts: Table) -> list[Cut]:
+    """Return the recorded cuts of a lake, the first one first.
 
     Raises:
-        FileNotFoundError: A file was removed after the table was read.
+        LakeUnavailable: A file cannot be read, or was removed after the table was read.
     """
     import pyarrow.parquet as pq  # slow, and only needed here
 
-    found: dict[int, dict[str, dict[int, int]]] = {}
+    found: dict[int, Cut] = {}
     for file in cuts.files.values():
-        with files.open_read(f"{cuts.at}/{unquote(file.path)}") as data:
-            rows = pq.read_table(data, columns=["cut", "topic_id", "offsets"]).to_pylist()
+        try:
+            with files.open_read(f"{cuts.at}/{unquote(file.path)}") as data:
+                rows = pq.read_table(data).to_pylist()
+        except OSError as error:
+            raise LakeUnavailable(
+                f"a file of the table {cuts.at} cannot be read: {error}"
+            ) from None
         for row in rows:
-            found.setdefault(row["cut"], {})[row["topic_id"]] = dict(row["offsets"])
+            time_ms = (row["time"] - _EPOCH) // timedelta(milliseconds=1)
+            cut = found.setdefault(row["cut"], Cut(row["cut"], time_ms, []))
+            offsets = dict(row["offsets"])
+            cut.entries.append(CutEntry(row["topic"], row["topic_id"], row["version"], offsets))
     return [found[number] for number in sorted(found)]
 
 
 # -- files ----------------------------------------------------------------------------------------
-
-
-def _statistics(file: AddFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the least and the greatest values of a file's columns. Empty if they are unknown."""
-    try:
-        found = json.loads(file.stats or "{}")
-        return found["minValues"], found["maxValues"]
-    except (ValueError, KeyError, TypeError):
-        return {}, {}
-
-
-def _bounds(file: AddFile) -> tuple[Interval, Interval]:
-    """Return the intervals of a file's partitions and offsets."""
-    least, most = _statistics(file)
-
-    def of(column: str) -> Interval:
-        low, high = least.get(column), most.get(column)
-        return (low, high) if isinstance(low, int) and isinstance(high, int) else _ANY
-
-    return of(PARTITION), of(OFFSET)
 
 
 def _not_before(table: Table, time_us: int) -> Table:
@@ -180,7 +144,7 @@ def _not_before(table: Table, time_us: int) -> Table:
     moment = _EPOCH + timedelta(microseconds=time_us - 1000)
     kept = {}
     for path, file in table.files.items():
-        newest = _statistics(file)[1].get(TIMESTAMP)
+        newest = statistics(file)[1].get(TIMESTAMP)
         try:
             is_older = newest is not None and datetime.fromisoformat(newest) < moment
         except (TypeError, ValueError):
@@ -222,8 +186,8 @@ def _of_group(group: Any, column: str) -> Interval:
         each = group.column(place)
         if each.path_in_schema == column:
             known = each.statistics
-            return _ANY if known is None or not known.has_min_max else (known.min, known.max)
-    return _ANY
+            return ANY if known is None or not known.has_min_max else (known.min, known.max)
+    return ANY
 
 
 def _overlap(one: Interval, other: Interval) -> bool:

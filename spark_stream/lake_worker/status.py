@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
-from urllib.parse import unquote
 
 from msgspec import Struct
 
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
-from spark_stream.errors import IsologError, LakeStopped, LakeUnavailable
+from spark_stream.errors import IsologError, LakeStopped
+from spark_stream.lake.reading import read_cuts
 from spark_stream.lake.rounds import CUTS
+from spark_stream.lake.steps import Cut
 from spark_stream.lake.storage.cleaning import orphans
 from spark_stream.lake.storage.snapshots import read_table
 from spark_stream.lake.storage.stores import StoredFile, open_store
@@ -31,14 +31,6 @@ class TopicStatus(Struct, frozen=True):
     size: int
     lag: int | None
     problem: str | None
-
-
-class RecordedCut(Struct, frozen=True):
-    """A cut, with the version of each topic's table."""
-
-    number: int
-    time: datetime
-    versions: dict[str, int]
 
 
 def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
@@ -80,27 +72,14 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         )
 
 
-def cuts_of(lake: LakeDescription) -> list[RecordedCut]:
+def cuts_of(lake: LakeDescription) -> list[Cut]:
     """Return the recorded cuts of a lake, the oldest first.
 
     Raises:
         LakeUnavailable: The location did not answer.
     """
-    import pyarrow.parquet as pq  # it takes 0.1 s
-
     store = open_store(lake.location)
-    times: dict[int, datetime] = {}
-    versions: dict[int, dict[str, int]] = {}
-    for each in read_table(store, CUTS).files.values():
-        try:
-            with store.open_read(f"{CUTS}/{unquote(each.path)}") as file:
-                rows = pq.read_table(file, columns=["cut", "time", "topic", "version"]).to_pylist()
-        except OSError as error:
-            raise LakeUnavailable(f"a file of the table {CUTS} cannot be read: {error}") from None
-        for row in rows:
-            times[row["cut"]] = row["time"]
-            versions.setdefault(row["cut"], {})[row["topic"]] = row["version"]
-    return [RecordedCut(number, times[number], versions[number]) for number in sorted(times)]
+    return read_cuts(store, read_table(store, CUTS))
 
 
 def orphans_of(lake: LakeDescription, now_ms: int) -> list[StoredFile]:

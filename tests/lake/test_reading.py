@@ -12,11 +12,9 @@ from spark_stream.lake.delta.actions import Action, Txn
 from spark_stream.lake.delta.table import Table, first_application
 from spark_stream.lake.reading import (
     Coverage,
-    Piece,
     coverage,
     first_at,
     read_rows,
-    split,
     stored_bytes,
 )
 from tests.lake.tables import T0_US, Folder, commit, new_table, replace_files, rows_at
@@ -118,31 +116,6 @@ def test_coverage_is_from_the_first_commit_to_the_present_offset(folder: Folder)
     first = Txn(first_application(TOPIC, 0), 12, 0)
     table.apply(table.version + 1, [Action(txn=first)])
     assert coverage(table, TOPIC, 0) == Coverage(12, 40)
-
-
-@pytest.mark.parametrize(
-    ("covered", "log_start", "start", "end", "pieces"),
-    [
-        (None, 10, 0, 20, [(0, 20, False)]),
-        (Coverage(0, 15), 10, 0, 20, [(0, 10, True), (10, 20, False)]),
-        (Coverage(0, 15), 10, 0, 8, [(0, 8, True)]),
-        (Coverage(0, 15), 10, 10, 20, [(10, 20, False)]),
-        (Coverage(0, 15), 10, 12, 20, [(12, 20, False)]),
-        (Coverage(3, 15), 10, 2, 20, [(2, 20, False)]),
-        (Coverage(3, 15), 10, 3, 20, [(3, 10, True), (10, 20, False)]),
-        (Coverage(0, 7), 10, 0, 20, [(0, 7, True), (7, 20, False)]),
-        (Coverage(0, 7), 10, 7, 20, [(7, 20, False)]),
-        (Coverage(0, 15), 10, 5, 5, []),
-    ],
-)
-def test_a_range_is_divided_between_table_and_log(
-    covered: Coverage | None,
-    log_start: int,
-    start: int,
-    end: int,
-    pieces: list[tuple[int, int, bool]],
-) -> None:
-    assert split(covered, log_start, start, end) == [Piece(*each) for each in pieces]
 
 
 def test_the_first_offset_of_a_time_is_found_by_statistics(folder: Folder) -> None:

@@ -225,18 +225,24 @@ def versions(
         found = cuts_of(opened.describe_lake(name))
     if moment is not None:
         limit = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        found = [each for each in found if each.time <= limit][-1:]
+        found = [each for each in found if each.time_ms <= limit.timestamp() * 1_000][-1:]
+    shown = [(each, datetime.fromtimestamp(each.time_ms / 1_000, UTC)) for each in found]
     if output is Listing.JSON:
         rows = [
-            {"cut": each.number, "time": each.time.isoformat(), "versions": each.versions}
-            for each in found
+            {
+                "cut": each.number,
+                "time": recorded.isoformat(),
+                "versions": {of.topic: of.version for of in each.entries},
+            }
+            for each, recorded in shown
         ]
         print(json.dumps(rows, indent=2))
         return
     table = Table("cut", "time", "versions")
-    for each in found:
-        shown = ", ".join(f"{topic}@{version}" for topic, version in sorted(each.versions.items()))
-        table.add_row(str(each.number), each.time.isoformat(timespec="milliseconds"), cell(shown))
+    for each, recorded in shown:
+        at_text = recorded.isoformat(timespec="milliseconds")
+        of_tables = ", ".join(sorted(f"{of.topic}@{of.version}" for of in each.entries))
+        table.add_row(str(each.number), at_text, cell(of_tables))
     console().print(table)
 
 
