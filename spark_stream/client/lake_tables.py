@@ -203,7 +203,8 @@ class LakeTables:
         if first is None:
             return None
         schema = self._topics.known(name).schema
-        rows = _Rows(self, name, topic_id, partition, end, columns, filter, schema)
+        bound = None if filter is None else row_filter(filter, name, schema, partition)
+        rows = _Rows(self, name, topic_id, partition, end, columns, bound, schema)
         return rows.from_table(first, start)
 
     def covered(self, topic: TopicDescription) -> dict[int, Covered]:
@@ -357,7 +358,7 @@ class _Rows(Struct):
     partition: int
     end: int
     columns: Sequence[str]
-    filter: str | None
+    filter: RowFilter | None
     schema: pa.Schema
 
     def from_table(self, covered: Covered, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -389,14 +390,8 @@ class _Rows(Struct):
         )
 
     def _needed(self) -> list[str]:
-        names = [] if self._bound is None else self._bound.names
+        names = [] if self.filter is None else self.filter.names
         return list(dict.fromkeys([*self.columns, *names]))
-
-    @property
-    def _bound(self) -> RowFilter | None:
-        if self.filter is None:
-            return None
-        return row_filter(self.filter, self.name, self.schema, self.partition)
 
     def _schema(self, names: Sequence[str]) -> pa.Schema:
         """Return these columns as the log has them."""
@@ -408,9 +403,8 @@ class _Rows(Struct):
 
     def _matching(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the matching rows, in the types of the topic."""
-        bound = self._bound
         names = [*self._needed(), OFFSET.name]
         rows = conformed(batch, self._schema(names))
-        if bound is not None:
-            rows = rows.filter(bound.keeps(rows.column, rows.num_rows))
+        if self.filter is not None:
+            rows = rows.filter(self.filter.keeps(rows.column, rows.num_rows))
         return rows.select(list(dict.fromkeys([*self.columns, OFFSET.name])))
