@@ -1,34 +1,19 @@
 """The steps of a round: each kind is a struct, which a script yields: ``yield from Read(...)``.
 
-A driver carries a step out and sends its answer into the script, or throws an ``IsologError``. A
-script may end at each step, with its process. ``scripts.steps`` has the same form for brokers.
+A driver carries a step out and sends its answer into the script, or throws an ``IsologError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
 
 import pyarrow as pa
 
 from spark_stream.lake.delta.actions import Action, AddFile
 from spark_stream.lake.delta.table import Table
+from spark_stream.steps import Script as Script
+from spark_stream.steps import Step
 from spark_stream.structs import Positional
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Step(Positional, Generic[T_co]):
-    """A request of a script, answered with a ``T_co``."""
-
-    def __iter__(self) -> Generator[Step[Any], Any, T_co]:
-        """Yield the step. Return its answer."""
-        answer: T_co = yield self
-        return answer
-
-
-Script = Generator[Step[Any], Any, T]
 
 
 class ReadVersion(Step[list[Action] | None]):

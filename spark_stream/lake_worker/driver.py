@@ -24,7 +24,7 @@ from spark_stream.client.reading.ranges import read_range
 from spark_stream.client.topics import TopicsClient, cut_of
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
-from spark_stream.errors import IsologError, LakeUnavailable, UnknownTopic
+from spark_stream.errors import LakeUnavailable, UnknownTopic
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import AddFile, encoded, version_path
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP, table_schema
@@ -32,12 +32,12 @@ from spark_stream.lake.delta.table import Table
 from spark_stream.lake.merging import range_of
 from spark_stream.lake.reading import read_rows
 from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
-from spark_stream.lake.steps import Script
 from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
 from spark_stream.lake.storage.snapshots import read_version
 from spark_stream.lake.storage.stores import LakeStore
 from spark_stream.schema.schemas import is_default
+from spark_stream.steps import Script, Step, run_script
 from spark_stream.wire.messages import EARLIEST
 from spark_stream.wire.topic_messages import AskedTopic
 
@@ -66,21 +66,9 @@ class Driver:
 
     def run(self, script: Script[T]) -> T:
         """Drive a script to its end. Raise its error."""
-        answer: Any = None
-        error: IsologError | None = None
-        while True:
-            try:
-                step = script.send(answer) if error is None else script.throw(error)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            answer, error = None, None
-            try:
-                answer = self._carry_out(step)
-            except IsologError as failed:
-                error = failed
+        return run_script(script, self._carry_out)
 
-    def _carry_out(self, step: steps.Step[Any]) -> Any:
+    def _carry_out(self, step: Step[Any]) -> Any:
         match step:
             case steps.Now():
                 return time.time_ns() // 1_000_000

@@ -7,9 +7,9 @@ driver throws into the script.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
@@ -22,26 +22,12 @@ from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import IsologError
+from spark_stream.steps import Script as Script
+from spark_stream.steps import Step as Step
 from spark_stream.structs import Positional
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 FIRST_EPOCH: Final = LeaderEpoch(0)
-
-
-class Step(Positional, Generic[T_co]):
-    """A request of a script, answered with a ``T_co``.
-
-    Kinds of steps are defined here. ``broker.scripting.driver`` carries them out.
-    """
-
-    def __iter__(self) -> Generator[Step[Any], Any, T_co]:
-        """Yield the step. Return its answer."""
-        answer: T_co = yield self
-        return answer
-
-
-Script = Generator[Step[Any], Any, T]
 
 
 # -- the metadata store ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.partition.partition import Partition
@@ -63,6 +63,7 @@ from spark_stream.scripts.steps import (
     Together,
     WriteMarkers,
 )
+from spark_stream.steps import run_script
 
 T = TypeVar("T")
 _LOOKS: Final = 2  # how often the leader of a step is looked up
@@ -91,19 +92,7 @@ class Driver:
 
     def run(self, script: Script[T]) -> T:
         """Run the script. Return its result, or raise its error."""
-        try:
-            step = next(script)
-            while True:
-                try:
-                    answer = self._answer(step)
-                except Exception as error:  # foreseen or not: the script may owe an answer
-                    step = script.throw(error)
-                else:
-                    step = script.send(answer)
-        except StopIteration as ended:
-            return cast(T, ended.value)
-        finally:
-            script.close()
+        return run_script(script, self._answer)
 
     def _answer(self, step: Step[Any]) -> Any:
         if isinstance(step, _REMOTE):
