@@ -59,6 +59,7 @@ def object_server() -> Iterator[ObjectServer]:
 
         inner = DomainDispatcherApplication(create_backend_app)
         found = ObjectServer("", Faults())
+        carried_out = threading.Lock()  # moto checks If-None-Match and stores in two steps
 
         def application(environ: dict[str, Any], start: Any) -> Any:
             faults = found.faults
@@ -71,12 +72,13 @@ def object_server() -> Iterator[ObjectServer]:
                 return [b""]
             if chance < faults.refused + faults.lost:
                 faults.count += 1
-                answer = inner(environ, lambda *_: lambda _: None)
-                for _ in answer:
-                    pass
+                with carried_out:
+                    for _ in inner(environ, lambda *_: lambda _: None):
+                        pass
                 start("500 Internal Server Error", [("Content-Length", "0")])
                 return [b""]
-            return inner(environ, start)
+            with carried_out:
+                return inner(environ, start)
 
         server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
         thread = threading.Thread(target=server.serve_forever, name="object-server")
