@@ -1,9 +1,9 @@
 """Rules, quotas, and the permissions that a request needs.
 
 A rule allows or denies a principal an operation on a resource. Deny wins over allow, and operations
-that no rule allows are denied. Read, write, alter and delete imply describe, if they are allowed
-and not denied. For the caller, a resource exists only if the caller may describe it: a rule that
-denies describing a resource denies every other operation on it too.
+that no rule allows are denied. Read, write, alter, delete and admin imply describe, if they are
+allowed and not denied. For the caller, a resource exists only if the caller may describe it: a rule
+that denies describing a resource denies every other operation on it too.
 """
 
 from __future__ import annotations
@@ -151,9 +151,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 _BIT: Final = {each: 1 << place for place, each in enumerate(Operation)}
 _ALL: Final = sum(_BIT.values())
-INCLUDING_DESCRIBE: Final = frozenset(
-    {Operation.DESCRIBE, Operation.READ, Operation.WRITE, Operation.ALTER, Operation.DELETE}
-)
+INCLUDING_DESCRIBE: Final = frozenset(Operation) - {Operation.CREATE}
 """The operations that imply *describe*."""
 _DESCRIBING: Final = sum(_BIT[each] for each in INCLUDING_DESCRIBE)
 

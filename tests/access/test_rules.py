@@ -20,6 +20,7 @@ from spark_stream.access.callers import (
 )
 from spark_stream.access.rules import (
     ANYBODY,
+    THE_CLUSTER,
     Effect,
     Operation,
     Pattern,
@@ -38,6 +39,7 @@ DESCRIBING = {
     Operation.ALTER,
     Operation.DELETE,
     Operation.DESCRIBE,
+    Operation.ADMIN,
 }
 
 
@@ -129,10 +131,15 @@ def test_a_denial_of_describing_denies_everything(rules, who, operation, resourc
     st.sampled_from(sorted(DESCRIBING)),
     st.builds(Resource, st.sampled_from(ResourceKind), st.sampled_from(NAMES)),
 )
-def test_read_write_alter_and_delete_imply_describe(rules, operation, resource):
+def test_all_operations_except_create_imply_describe(rules, operation, resource):
     found = RuleSet(rules)
     if found.allow("alice", operation, resource):
         assert found.allow("alice", Operation.DESCRIBE, resource)
+
+
+def test_an_administrator_of_the_cluster_may_describe_it():
+    rules = RuleSet([Rule("alice", Effect.ALLOW, Operation.ADMIN, Pattern.parse("cluster"))])
+    assert rules.allow("alice", Operation.DESCRIBE, THE_CLUSTER)
 
 
 @pytest.mark.rule("the operations that imply *describe*", "access/rules.py")

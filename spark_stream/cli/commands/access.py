@@ -333,7 +333,7 @@ def allow(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
 ) -> None:
-    """Allow an operation on a resource. Read, write, alter and delete imply describe.
+    """Allow an operation on a resource. Read, write, alter, delete and admin imply describe.
 
     Rules that deny take precedence. `isolog acl check` shows the result.
 
