@@ -53,7 +53,7 @@ class Controlling:
         self._no_moves: int | None = None  # the revision at which no move was under way
 
     def rounds(self) -> Script[None]:
-        """Run one round, step by step."""
+        """Run one round, step by step. ``Members.check_alive`` begins it."""
         now = self._host.view.now
         held = now.controller
         if not self._seat.holds(held):
@@ -64,9 +64,9 @@ class Controlling:
             if taken is None:
                 return
             logger.info("this broker is the controller, in term %d", taken.term)
-        alive = self._members.alive()
-        if self._seen == (now.revision, alive) and self._may_rest():
+        if self._seen == (now.revision, self._members.checked) and self._may_rest():
             return
+        alive = self._members.alive()
         due = [each for each in self._partitions() if needs_leader(each.stored.record, alive)]
         log_changes((yield from elect_leaders(due, alive, self._members.registered())))
         leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]

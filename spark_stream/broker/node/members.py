@@ -48,6 +48,11 @@ class Members:
         self._looked_at = looked_at
         return before != self._alive
 
+    @property
+    def checked(self) -> Alive:
+        """The living brokers at the last check."""
+        return self._alive
+
     def generation_of(self, broker: BrokerId) -> Generation | None:
         """Return the broker's generation, or None if it was not alive at the last check.
 

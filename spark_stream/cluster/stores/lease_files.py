@@ -31,6 +31,7 @@ class LeaseFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._paths: dict[str, str] = {}
         self._make_folder()
 
     def lock_id(self, broker_id: str, directory: Path) -> FileIdLock:
@@ -41,8 +42,11 @@ class LeaseFiles:
         return LeaseFile(self._path(broker_id), _checked(incarnation), duration_s)
 
     def read(self, broker_id: str) -> Renewal | None:
-        path = self._path(broker_id)
-        with _named(path):
+        # Each broker reads all leases ten times a second.
+        path = self._paths.get(broker_id)
+        if path is None:
+            path = self._paths[broker_id] = str(self._path(broker_id))
+        try:
             while True:
                 try:
                     descriptor = os.open(path, os.O_RDONLY)
@@ -56,6 +60,8 @@ class LeaseFiles:
                         return None
                 finally:
                     os.close(descriptor)
+        except OSError as error:
+            raise _unavailable(path, error) from error
 
     def running(self) -> list[str]:
         return running_brokers(self.folder)
@@ -166,8 +172,12 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MetadataUnavailable(
-            f"lease {path}: {error.strerror}",
-            hint="Its folder must be there, and the broker must be allowed to write to it.",
-            path=str(path),
-        ) from error
+        raise _unavailable(str(path), error) from error
+
+
+def _unavailable(path: str, error: OSError) -> MetadataUnavailable:
+    return MetadataUnavailable(
+        f"lease {path}: {error.strerror}",
+        hint="Its folder must be there, and the broker must be allowed to write to it.",
+        path=path,
+    )
