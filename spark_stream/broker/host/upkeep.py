@@ -61,8 +61,8 @@ class Agenda(Generic[K]):
 
 logger = logger_of(__name__)
 
-# Changed partitions are visited at least this often, even if no topic has flush=interval.
-_FLUSH_PAUSE_S: Final = 0.1
+_FLUSH_PAUSE_S: Final = 0.1  # changed partitions are visited at least this often
+_REST_S: Final = 0.5  # without a topic with flush=interval
 
 
 class Upkeep:
@@ -81,7 +81,7 @@ class Upkeep:
         self._chores: Agenda[Partition] = Agenda()  # housekeeping, by the steady clock
         self._forces: Agenda[Partition] = Agenda()  # by flush.ms, by the monotonic clock
         self._ticks: Agenda[Partition] = Agenda()  # in-sync checks, by the steady clock
-        self._flush_pause_s = _FLUSH_PAUSE_S
+        self._flush_pause_s = _REST_S
         self._remembering = threading.Lock()  # a stopping broker does it too
         self._forces_marks = False
 
@@ -111,7 +111,7 @@ class Upkeep:
     def note_settings(self, settings: Iterable[LogSettings]) -> None:
         """Visit changed partitions as often as the least ``flush.ms`` requires."""
         intervals = [each.flush_ms / 1000 for each in settings if each.flush is Flush.INTERVAL]
-        self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals])
+        self._flush_pause_s = min([_FLUSH_PAUSE_S, *intervals]) if intervals else _REST_S
 
     def housekeep(self) -> None:
         """Roll and remove segments by age where due. A failing partition does not stop others."""
