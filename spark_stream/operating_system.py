@@ -16,7 +16,9 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -294,6 +296,92 @@ def own_memory(process: psutil.Process) -> int:
     """Return the resident bytes of a process (RSS), on Linux without those that a file backs."""
     seen = process.memory_info()
     return int(seen.rss - (_native(seen, "shared") or 0))
+
+
+# -- changes of files ------------------------------------------------------------------------------
+
+# inotify(7). The events of a write, of a close after it, and of a name that appears or goes.
+_CHANGED: Final = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200
+_UNWATCHED: Final = 0x4000 | 0x8000  # events were lost, or the folder is gone
+_EVENT: Final = struct.Struct("iIII")
+_POLL_S: Final = 0.025
+
+
+class FolderWatch:
+    """A wait for changes of the files in a folder whose names have a prefix.
+
+    Without inotify, each wait ends after 25 ms at most. Changes by memory maps are not reported.
+    One thread waits. Any thread may wake it.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        """Watch from now on."""
+        self._prefix = os.fsencode(prefix)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._events = _inotify(folder)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after a change since the last wait, a wake, or this time.
+
+        It may return earlier. After :meth:`wake` it returns immediately.
+        """
+        import select
+
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            poll = select.poll()
+            poll.register(self._reader, select.POLLIN)
+            if self._events is None:
+                poll.poll(1000 * min(left_s, _POLL_S))
+                return
+            poll.register(self._events, select.POLLIN)
+            found = poll.poll(1000 * left_s)
+            if not found or any(descriptor == self._reader for descriptor, _ in found):
+                return
+            if self._has_changed():
+                return
+
+    def _has_changed(self) -> bool:
+        """Read all events. Return whether one is of a watched file."""
+        assert self._events is not None
+        content, at, changed = os.read(self._events, 1 << 16), 0, False
+        while at < len(content):
+            _, mask, _, length = _EVENT.unpack_from(content, at)
+            at += _EVENT.size + length
+            changed |= content[at - length : at].startswith(self._prefix)
+            if mask & _UNWATCHED:
+                os.close(self._events)
+                self._events = None
+                return True
+        return changed
+
+    def wake(self) -> None:
+        """End the present wait, and all later ones."""
+        with suppress(BlockingIOError):
+            os.write(self._writer, b"0")
+
+    def close(self) -> None:
+        """Close the descriptors. No thread may wait."""
+        for each in (self._reader, self._writer, self._events):
+            if each is not None:
+                os.close(each)
+
+
+def _inotify(folder: Path) -> int | None:
+    """Return a descriptor with the events of the folder's files. None: there are none to have."""
+    begin, watch = _of_libc("inotify_init1"), _of_libc("inotify_add_watch")
+    if begin is None or watch is None:
+        return None
+    descriptor: int = begin(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:  # the user has no more of them
+        return None
+    if watch(descriptor, os.fsencode(folder), _CHANGED) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 # -- sockets and processes -------------------------------------------------------------------------

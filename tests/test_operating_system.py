@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ import pytest
 from spark_stream import operating_system
 from spark_stream.errors import InvalidConfig
 from spark_stream.operating_system import (
+    FolderWatch,
     boot_id,
     drop_pages,
     end,
@@ -380,3 +383,72 @@ def test_a_variable_hides_each_call_of_linux() -> None:
 def test_epoll_is_used_where_it_is(portable: bool) -> None:
     with operating_system.new_selector() as selector:
         assert isinstance(selector, selectors.EpollSelector) is not portable
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[FolderWatch]:
+    found = FolderWatch(tmp_path, "store")
+    yield found
+    found.close()
+
+
+def waited_s(watch: FolderWatch, timeout_s: float) -> float:
+    before = time.monotonic()
+    watch.wait(timeout_s)
+    return time.monotonic() - before
+
+
+@pytest.mark.skipif(PORTABLE, reason="only Linux reports changes")
+def test_a_wait_ends_with_a_change_of_a_file_with_the_prefix(
+    watch: FolderWatch, tmp_path: Path
+) -> None:
+    """A write, a new name, a move and a deletion are changes. Each ends one wait."""
+    log = tmp_path / "store-wal"
+    with log.open("ab", buffering=0) as file:
+        watch.wait(60)
+        file.write(b"x")
+        watch.wait(60)
+    watch.wait(60)  # the close
+    log.rename(tmp_path / "other")
+    watch.wait(60)
+    (tmp_path / "other").rename(log)
+    watch.wait(60)
+    log.unlink()
+    watch.wait(60)
+    (tmp_path / "another").touch()
+    assert waited_s(watch, 0.2) >= 0.2
+
+
+@pytest.mark.skipif(PORTABLE, reason="only Linux reports changes")
+def test_a_wait_for_a_removed_folder_becomes_a_poll(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    watch = FolderWatch(folder, "store")
+    folder.rmdir()
+    for _ in range(3):
+        watch.wait(60)
+    watch.close()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_wake_ends_all_waits(
+    tmp_path: Path, is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the system reports no changes."""
+    if not is_native:
+        monkeypatch.setattr(operating_system, "_of_libc", lambda _: None)
+    watch = FolderWatch(tmp_path, "store")
+    waiting = threading.Thread(target=watch.wait, args=(60,))
+    waiting.start()
+    watch.wake()
+    waiting.join()
+    watch.wait(60)
+    watch.close()
+
+
+def test_a_wait_without_inotify_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operating_system, "_of_libc", lambda _: lambda *_: -1)
+    watch = FolderWatch(tmp_path, "store")
+    for _ in range(3):
+        watch.wait(60)
+    watch.close()

@@ -97,6 +97,7 @@ _CERTIFICATES_S: Final = 1.0
 _STORE_MARK_S: Final = 2.0  # a crash of this broker hides the changes of the store in this time
 _ACCESS_S: Final = 1.0
 _REPEAT_S: Final = 2.0
+_QUIET_S: Final = 0.5  # without a reported change, the store is read this often
 _CLIENTS_LEAST: Final = 64  # connections that a broker should be able to take
 _FLUSH_SECONDS: Final = 0.1  # the first pause; the task returns the next ones
 
@@ -392,7 +393,7 @@ class Broker:
         undo.callback(self._stop_asked.set)
         run(core.beginning())
         # ``recovering`` may wait for followers, and they for leaders: so these tasks start first.
-        self._tasks.start("watcher", PAUSE_S, core.host.follow_store)
+        self._tasks.start("watcher", PAUSE_S, self._follow_store)
         self._tasks.start("proposals", 0.0, self._put_proposals)
         self._tasks.start("controller", ROUND_S, self._control)
         self._tasks.start("observer", PROBE_S, core.observer.probing)
@@ -412,6 +413,12 @@ class Broker:
         self._tasks.start("access", _ACCESS_S, self._authorizer.recheck)
         self._tasks.start("memory", LOOK_S, FreeMemory().release)
         self._tasks.start("scrub", BEGIN_S, self._scrub.look)
+
+    def _follow_store(self) -> None:
+        """Act on the next change of the store. Without one, look again after a while."""
+        if self.core.host.is_settled:
+            self._store.await_change(_QUIET_S)
+        self.core.host.follow_store()
 
     def _control(self) -> Script[None]:
         """Run the controller's round. Repeat a change if the store did not take the last one.
@@ -484,6 +491,7 @@ class Broker:
             ended = threading.Thread(target=self._end_flight, name="shutdown", daemon=True)
             ended.start()
             ended.join(_GRACE_SECONDS)
+        self._store.stop_waiting()
         self._tasks.join(_GRACE_SECONDS)
         if in_order:
             with contextlib.suppress(IsologError):  # on an error the next start cannot vouch

@@ -40,7 +40,7 @@ _V = TypeVar("_V")
 
 PREFIXES: Final = (TOPICS, PARTITIONS, BROKERS, CONTROLLER, USERS, TOKENS, RULES, QUOTAS, LAKES)
 PAUSE_S: Final = 0.025
-"""The pause between two refreshes. A refresh without changes takes some 10 us."""
+"""The least pause between two refreshes."""
 
 
 class Snapshot(Struct, frozen=True):

@@ -392,6 +392,11 @@ class Host:
         """
         return self._promises() or any(each.leads for each in self.open_replicas())
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all topics have the state that the store has for them."""
+        return not self._unsettled
+
     def follow_store(self, *, known: bool = False) -> None:
         """Act on changes that the store has announced. To be called again and again.
 

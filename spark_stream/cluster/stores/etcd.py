@@ -250,6 +250,14 @@ class EtcdStore:
             found = self._recent.after(since)
             return None if found is None else (max(since, self._feed.seen), found)
 
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until the watch has a change since the last wait, or for this time."""
+        self._feed.await_change(timeout_s)
+
+    def stop_waiting(self) -> None:
+        """End the present wait, and all later ones."""
+        self._feed.stop_waiting()
+
     @property
     def lost(self) -> MetadataLost | None:
         """The reason why all calls fail, if etcd has lost changes."""

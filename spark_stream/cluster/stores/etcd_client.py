@@ -489,6 +489,8 @@ class EtcdFeed:
         self._thread: threading.Thread | None = None
         self._watch: EtcdWatch | None = None
         self._closed = False
+        self._awaited = 0
+        self._waits = True
 
     def start(self, revision: int, listener: FeedListener) -> None:
         """Follow the changes after a revision, unless it follows some already."""
@@ -521,6 +523,20 @@ class EtcdFeed:
                 self._watch.end()
         if self.seen < revision:
             raise MetadataUnavailable(f"a watch of etcd has not reached revision {revision}")
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait for a change since the last wait, or for this time. For one thread."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.seen > self._awaited or not self._waits or self._closed, timeout_s
+            )
+            self._awaited = self.seen
+
+    def stop_waiting(self) -> None:
+        """End the present :meth:`await_change`, and all later ones."""
+        with self.changed:
+            self._waits = False
+            self.changed.notify_all()
 
     def restart(self) -> None:
         """End the watch. The next one begins with a check."""

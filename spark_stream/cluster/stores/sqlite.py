@@ -69,6 +69,7 @@ from spark_stream.errors import (
     UnsupportedFormat,
 )
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import FolderWatch
 
 logger = logger_of(__name__)
 
@@ -154,6 +155,7 @@ class SqliteStore:
                     # later.
                     self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
             undo.pop_all()
+        self._watch = FolderWatch(path.parent, path.name)
         self._looking = threading.Lock()
         self._lost: MetadataLost | None = None
 
@@ -240,6 +242,12 @@ class SqliteStore:
             self._nothing = Changes(changes.revision, {}, complete=changes.revision == 0)
             return changes
 
+    def await_change(self, timeout_s: float) -> None:
+        self._watch.wait(timeout_s)  # each commit writes to the write-ahead log
+
+    def stop_waiting(self) -> None:
+        self._watch.wake()
+
     def _none_since(self, since: int) -> Changes:
         """Return no changes: a read of an overwritten file may mix the content of two files."""
         if since == 0:
@@ -268,6 +276,7 @@ class SqliteStore:
             if self._closed:
                 return
             self._closed = True
+            self._watch.close()
             self._look(takes=False)
             if self._place.is_overwritten:
                 # Closing the connections would write their log into the file's new content.

@@ -130,6 +130,15 @@ class DurableStore(MetadataStore, Protocol):
     def mark(self) -> str | None:
         """The newest state that was read, as a text for the next opening. Files have none."""
 
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until records may have changed since the last wait, or for this time.
+
+        It may return earlier, without a change. Only one thread may wait.
+        """
+
+    def stop_waiting(self) -> None:
+        """End the present wait, and all later ones."""
+
     def replace_identity(self) -> None:
         """Mark the records as others: all of them were replaced while no broker ran."""
 
@@ -179,6 +188,8 @@ class TimedStore:
         self._errors = errors
         self.write_failure: StorageFailure | None = None
         """The error of the last change, if the store did not take it. None otherwise."""
+        self.await_change = store.await_change
+        self.stop_waiting = store.stop_waiting
         self.write_back = store.write_back
         self.replace_identity = store.replace_identity
         self.close = store.close

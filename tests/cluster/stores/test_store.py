@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -117,3 +118,20 @@ def test_write_failure_lasts_until_a_successful_change(tmp_path: Path):
         assert timed.put("big", {}, 0) is not None
         assert timed.write_failure is None
     assert errors.read() == {"write": 1}
+
+
+@pytest.mark.parametrize("kind", OF_PROCESSES)
+def test_a_wait_ends_with_a_change_of_another_store(kind, tmp_path):
+    """The next read returns the change. A stopped wait ends immediately."""
+    opened = STORES[kind](tmp_path)
+    with closing(opened()) as store, closing(opened()) as other:
+        for number in range(3):
+            before = store.changes(0).revision
+            changed = threading.Timer(0.01, other.put, (f"k{number}", {}, 0))
+            changed.start()
+            while not (found := store.changes(before, fresh=False).changed):
+                store.await_change(60.0)
+            assert list(found) == [f"k{number}"]
+            changed.join()
+        store.stop_waiting()
+        store.await_change(60.0)
