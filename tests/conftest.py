@@ -17,7 +17,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from spark_stream.testing import local_cluster
-from tests.examples import choose, is_quick
+from tests.examples import choose, is_quick, mark_further
 from tests.forks import popen
 from tests.support import broker, channel, log, shared, topic
 
@@ -67,7 +67,8 @@ def folder_of(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT / "tests").parts[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_further(items, whole=not any("::" in each for each in config.args))
     for item in items:
         starts = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if starts or folder_of(item) in SLOW_FOLDERS:

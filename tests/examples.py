@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
+
+T = TypeVar("T")
 
 _FEW = "ISOLOG_FEW_EXAMPLES"
 _PART = 5
@@ -34,6 +36,32 @@ def examples(number: int) -> int:
     return min(number, max(_LEAST, number // _PART)) if is_quick() else number
 
 
+def part(cases: Sequence[T]) -> Sequence[T]:
+    """Return all cases in ``make test-all``, and each fifth one in ``make test``."""
+    return cases[::_PART] if is_quick() else cases
+
+
 def the_first(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Return all cases as parameters. Only the first runs in ``make test``."""
     return [cases[0], *(pytest.param(*case, marks=pytest.mark.full) for case in cases[1:])]
+
+
+def mark_further(items: Sequence[pytest.Item], *, whole: bool) -> None:
+    """Give ``full`` to cases that ``@pytest.mark.quick("a part of an id", ...)`` does not name.
+
+    Raises:
+        pytest.UsageError: a file is collected whole, and a part is in the id of none of its cases.
+    """
+    missing: dict[tuple[str, str], bool] = {}
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if mark is None or not isinstance(item, pytest.Function):
+            continue
+        parts = {part: f"-{part}-" in f"-{item.callspec.id}-" for part in mark.args}
+        if not any(parts.values()):
+            item.add_marker("full")
+        for part, is_here in parts.items():
+            place = (item.nodeid.partition("[")[0], part)
+            missing[place] = missing.get(place, True) and not is_here
+    if whole and (wrong := [place for place, is_missing in missing.items() if is_missing]):
+        raise pytest.UsageError(f"no case has this part in its id: {wrong}")

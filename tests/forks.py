@@ -1,7 +1,8 @@
-"""Brokers as forks of one process that has loaded their modules: ``python -m tests.forks FD``.
+"""Brokers and commands as forks of one process with their modules: ``python -m tests.forks FD``.
 
-The start of a broker process takes 1.5 s of processor time, mostly for imports, and the tests start
-hundreds of them. ``make test`` forks them, ``make test-all`` starts each as a new process.
+The start of a broker process takes 1.5 s of processor time, mostly for imports, and that of a
+command 1 s. The tests start hundreds of them. ``make test`` forks them, ``make test-all`` starts
+each as a new process.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
 
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 from tests.examples import is_quick
 
 MODULES = ("spark_stream.broker", "tests.faults")
+COMMANDS = "isolog"
 _REQUEST_BYTES = 1 << 17
 
 
@@ -35,7 +38,7 @@ _REQUEST_BYTES = 1 << 17
 class Fork:
     """A forked broker, with the methods of ``subprocess.Popen`` that tests need."""
 
-    def __init__(self, forks: Forks, pid: int, stdout: TextIO) -> None:
+    def __init__(self, forks: Forks, pid: int, stdout: TextIO | None) -> None:
         self._forks = forks
         self.pid = pid
         self.stdout = stdout
@@ -89,16 +92,39 @@ class Forks:
     ) -> Fork:
         """Start ``python -m`` with these arguments, and a pipe as its standard output."""
         reading, writing = os.pipe()
+        pid = self._begin(arguments, [writing, stderr.fileno()], environment)
+        os.close(writing)
+        return Fork(self, pid, os.fdopen(reading))
+
+    def run(
+        self, arguments: Sequence[str], stdin: bytes, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run ``python -m`` with these arguments until its end."""
+        with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+            given.write(stdin)
+            given.seek(0)
+            streams = [each.fileno() for each in (given, out, err)]
+            fork = Fork(self, self._begin(arguments, streams, environment), None)
+            try:
+                code = fork.wait(timeout)
+            finally:
+                fork.kill()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(list(arguments), code, out.read(), err.read())
+
+    def _begin(
+        self, arguments: Sequence[str], streams: Sequence[int], environment: Mapping[str, str]
+    ) -> int:
+        """Return the process id of a fork. Its last standard streams are these."""
         asked = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
         with self._lock:
-            message = json.dumps(asked).encode()
-            socket.send_fds(self._socket, [message], [writing, stderr.fileno()])
-            os.close(writing)
+            socket.send_fds(self._socket, [json.dumps(asked).encode()], streams)
             while not self._begun:
                 self._take()
             pid = self._begun.pop()
             self.ended.pop(pid, None)  # of an earlier process with this id
-        return Fork(self, pid, os.fdopen(reading))
+        return pid
 
     def receive(self, seconds: float) -> None:
         """Receive the messages of this time."""
@@ -133,6 +159,16 @@ def popen(
     return subprocess.Popen(command, stderr=stderr, env=env, **more)
 
 
+def run_command(
+    arguments: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``isolog`` with these arguments. In ``make test`` it is a fork."""
+    if is_quick():
+        return forks().run([COMMANDS, *arguments], stdin, env, timeout)
+    command = [sys.executable, "-m", COMMANDS, *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=timeout)
+
+
 # -- the forking process ---------------------------------------------------------------------------
 
 
@@ -157,11 +193,14 @@ def serve(asking: socket.socket) -> str | None:
             _tell_ends(asking, alive)
         if asking not in ready:
             continue
-        message, passed, _, _ = socket.recv_fds(asking, _REQUEST_BYTES, 2)
+        message, passed, _, _ = socket.recv_fds(asking, _REQUEST_BYTES, 3)
         if not message:
             for each in alive:
                 os.kill(each, signal.SIGKILL)
             return None
+        asked = json.loads(message)
+        if asked["arguments"][0] == COMMANDS:
+            load_commands()
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -170,11 +209,21 @@ def serve(asking: socket.socket) -> str | None:
             for end in (woken, wakes):
                 os.close(end)
             asking.close()
-            return _become(json.loads(message), passed)
+            return _become(asked, passed)
         alive.add(pid)
         for each in passed:
             os.close(each)
         asking.send(json.dumps({"pid": pid}).encode())
+
+
+@cache
+def load_commands() -> None:
+    """Load the modules of the commands at the first of them, for all later ones."""
+    from spark_stream.cli.app import COMMANDS as PLACES
+
+    for place, _ in PLACES.values():
+        importlib.import_module(f"spark_stream.cli.{place.partition(':')[0]}")
+    gc.freeze()
 
 
 def _tell_ends(asking: socket.socket, alive: set[int]) -> None:
@@ -192,7 +241,7 @@ def _tell_ends(asking: socket.socket, alive: set[int]) -> None:
 
 def _become(asked: dict[str, object], passed: list[int]) -> str:
     """Turn the fork into a new process. Return the module to run."""
-    for number, each in zip((1, 2), passed, strict=True):
+    for number, each in zip(range(3 - len(passed), 3), passed, strict=True):
         os.dup2(each, number)
         os.close(each)
     os.environ.clear()

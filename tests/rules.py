@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,11 @@ class Rule:
     text: str
     places: tuple[str, ...]
     tests: list[str] = field(default_factory=list)
+    quick: list[str] = field(default_factory=list)
+    """The tests that ``make test`` runs."""
 
 
+@cache
 def rules() -> list[Rule]:
     """Return all rules, sorted by the first file that decides them.
 
@@ -43,21 +47,37 @@ def rules() -> list[Rule]:
         source = path.read_text()
         if "mark.rule(" not in source:
             continue
-        for name, text, places in _marks(ast.parse(source)):
+        tree = ast.parse(source)
+        is_full = any("mark.full" in each for each in _marks_of_module(tree))
+        for node, text, places in _marks(tree):
             rule = found.setdefault(text, Rule(text, places))
             if rule.places != places:
-                raise ValueError(f"{path.name}::{name}: {text!r} is decided in {rule.places}")
-            rule.tests.append(f"{path.relative_to(ROOT / 'tests')}::{name}")
+                raise ValueError(f"{path.name}::{node.name}: {text!r} is decided in {rule.places}")
+            test = f"{path.relative_to(ROOT / 'tests')}::{node.name}"
+            rule.tests.append(test)
+            if not is_full and not any(map(_is_full, node.decorator_list)):
+                rule.quick.append(test)
     return sorted(found.values(), key=lambda rule: (rule.places, rule.text))
 
 
-def _marks(tree: ast.Module) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def _marks_of_module(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
+                yield ast.unparse(value)
+
+
+def _is_full(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator) == "pytest.mark.full"
+
+
+def _marks(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, str, tuple[str, ...]]]:
     """Yield (test, rule, files) of each mark in a module."""
     for node in ast.walk(tree):
         for each in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.rule":
                 text, *places = (ast.literal_eval(argument) for argument in each.args)
-                yield node.name, text, tuple(places)
+                yield node, text, tuple(places)
 
 
 def page() -> str:

@@ -14,6 +14,7 @@ import pytest
 
 import isolog
 from spark_stream.cli.app import execute
+from tests.forks import run_command
 from tests.support import BrokerProcess
 
 COMMAND = [sys.executable, "-m", "isolog"]
@@ -31,10 +32,9 @@ class Result:
 
 def run(*arguments: str, stdin: str | bytes = b"", **variables: str) -> Result:
     """Run ``isolog`` with these arguments. ``variables`` are added to the environment."""
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin.encode() if isinstance(stdin, str) else stdin,
-        capture_output=True,
+    done = run_command(
+        arguments,
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         timeout=TIMEOUT_S,
         env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1"} | variables,
     )

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 import isolog
 from spark_stream.client.connecting.access import OPEN
+from spark_stream.console import sessions
 from spark_stream.console.actions import (
     AlterTopic,
     ElectPreferred,
@@ -287,7 +288,8 @@ def test_plans_need_the_consoles_page_and_a_console_with_changes(shared, console
         assert other.get("/api/session").json()["allows_changes"] is False
 
 
-def test_broker_that_dies_after_the_plan_leaves_nothing_half_done(tmp_path):
+def test_broker_that_dies_after_the_plan_leaves_nothing_half_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "_TIMEOUT_S", 1.5)
     with BrokerProcess(tmp_path / "log") as broker, console_of(broker) as console:
         with broker.connect() as log:
             log.create_topic("kept", schema=NUMBERS)

@@ -12,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import isolog
+from spark_stream.console import sessions
 from tests.console.test_actions import apply, done, plan
 from tests.console.test_app_api import console_of, log_in
 from tests.secure_brokers import PASSWORD, asking_broker, client_of
@@ -123,6 +124,7 @@ def console(asking: BrokerProcess) -> Iterator[TestClient]:
         yield found
 
 
+@pytest.mark.quick("create-topic", "trim-topic", "abort-transaction")
 @pytest.mark.parametrize("action", CASES)
 def test_action_needs_no_other_permissions(asking, root, action):
     case, topic, user = CASES[action], f"may-{action}", f"user-{action}"
@@ -162,6 +164,15 @@ def test_two_plans_applied_in_parallel_have_the_effect_of_one(console, root, act
         assert case.state(root, topic) == case.after
 
 
+@pytest.mark.quick(
+    "create-topic-0.008",
+    "alter-topic-0.0",
+    "trim-topic-0.0",
+    "delete-topic-0.008",
+    "reset-consumer-0.008",
+    "abort-transaction-0.0",
+    "elect-preferred-0.008",
+)
 @pytest.mark.parametrize("delay_s", [0.0, 0.008])
 @pytest.mark.parametrize("action", CASES)
 def test_broker_that_dies_during_an_action_leaves_all_of_it_or_none(crashing, action, delay_s):
@@ -191,9 +202,11 @@ def test_broker_that_dies_during_an_action_leaves_all_of_it_or_none(crashing, ac
 
 @pytest.fixture(scope="module")
 def crashing(tmp_path_factory) -> Iterator[tuple[BrokerProcess, TestClient, isolog.Log]]:
-    with (
-        BrokerProcess(tmp_path_factory.mktemp("crashing") / "log") as broker,
-        console_of(broker) as console,
-        broker.connect(timeout=60) as log,
-    ):
-        yield broker, console, log
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "_TIMEOUT_S", 1.5)
+        with (
+            BrokerProcess(tmp_path_factory.mktemp("crashing") / "log") as broker,
+            console_of(broker) as console,
+            broker.connect(timeout=60) as log,
+        ):
+            yield broker, console, log

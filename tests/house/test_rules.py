@@ -28,6 +28,10 @@ def test_files_of_a_rule_exist() -> None:
         assert missing == [], rule.text
 
 
+def test_make_test_runs_a_test_of_each_rule() -> None:
+    assert [each.text for each in rules() if not each.quick] == []
+
+
 def test_architecture_is_one_page_and_its_files_exist() -> None:
     assert len(ARCHITECTURE.split()) <= 1_300
     named = set(re.findall(r"`([\w./-]+\.(?:py|md|toml))`", ARCHITECTURE))

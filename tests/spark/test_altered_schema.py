@@ -67,6 +67,7 @@ def test_a_batch_read_has_old_and_new_rows_in_the_present_schema(
     assert_df_equality(before, narrow, ignore_row_order=True)
 
 
+@pytest.mark.full  # planning: tests/datasource/reading/test_planning_altered_schema.py
 def test_query_continues_over_an_alteration_and_has_the_new_column_after_a_restart(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_query_continues_over_an_alteration_and_has_the_new_column_after_a_resta
     assert named.to_pylist() == [{"id": n, "x": float(n), "name": f"name {n}"} for n in (10, 11)]
 
 
+@pytest.mark.full  # without a JVM: tests/schema/test_evolution.py
 def test_queries_that_start_later_have_a_new_field_of_a_struct(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_query_fails_at_a_value_outside_its_types_with_the_remedy(
     assert queries.read(topic).agg(f.max("id")).first()[0] == 1 << 40
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/spark/test_types.py
 def test_dataframe_of_the_old_schema_still_fits(
     queries: Queries, spark: SparkSession, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

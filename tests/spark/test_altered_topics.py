@@ -35,6 +35,7 @@ def test_partitions_added_while_a_query_is_stopped_are_read_from_their_start(
     assert sorted(int(bytes(row.key)) for row in rows) == list(range(80))
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/options/test_query_selection.py
 def test_a_running_query_reads_and_fills_partitions_that_are_added(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def state(log: isolog.Log, name: str) -> ReaderState:
     return found.state
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_named_query.py
 def test_a_query_between_two_runs_has_stopped_although_it_lags(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def assert_each_row_once(log: isolog.Log, topic: str, dead: str) -> None:
     assert counts == {(batch, "NULL_VALUE"): BAD // 3 for batch in range(3)}
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_bad_rows_dead_letters.py
 def test_restarted_query_writes_no_duplicate_letter(
     queries: Queries, log: isolog.Log, topic: str, dead: str, partly_bad: str, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def to_table(queries: Queries, to: str, checkpoint: Path) -> StreamingQuery:
     return writer.option("path", queries.path).option("topic", to).toTable(table)
 
 
+@pytest.mark.quick("named")
 @pytest.mark.parametrize("start", [named, by_arguments, to_table])
 def test_a_named_streaming_query_writes(
     start: Start, queries: Queries, topic: str, tmp_path: Path

@@ -177,6 +177,7 @@ def test_orders_find_their_payments(
     assert paid() == [1, 2]
 
 
+@pytest.mark.full  # ranges of time: test_times.py
 def test_a_range_of_time_goes_to_parquet_and_may_be_repeated(
     shared_path: Path,
     log: isolog.Log,

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import isolog
-from tests.examples import the_first
+from tests.examples import part, the_first
 from tests.spark.conftest import Queries, ended
 from tests.spark.releases import pushes_filters
 
@@ -99,7 +99,8 @@ def test_spark_pushes_filters_only_with_its_setting_and_our_option(
         for condition in taken:
             found = queries.read(topic, pushFilters=pushes).where(condition)
             assert filters(found) != pushes, str(condition)
-            same(found, rows.where(condition))
+        for condition in part(taken):
+            same(queries.read(topic, pushFilters=pushes).where(condition), rows.where(condition))
         mixed = queries.read(topic, pushFilters=pushes).where(
             "n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'"
         )

@@ -16,6 +16,7 @@ from tests.spark.conftest import Queries
 from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, wait_until
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_limits.py
 def test_maximum_and_minimum_of_records_and_maximum_of_bytes_hold_together(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

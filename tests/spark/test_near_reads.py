@@ -12,6 +12,7 @@ from tests.support import NUMBERS, eventually
 from tests.system.replication.clusters import CONF, append_replicated, await_in_sync
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_near.py
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     "isolation",

@@ -71,6 +71,7 @@ def copy(queries: Queries, log: isolog.Log, topic: str, tmp_path: Path) -> Copy:
     return Copy(queries, log, topic, tmp_path)
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_transactions.py
 def test_a_batch_planned_with_other_rows_is_a_different_replay(copy: Copy) -> None:
     """There are more rows now, so the batch is planned with other rows. The loss is reported."""
     copy.add(*range(10))

@@ -43,6 +43,7 @@ def test_a_pattern_without_a_match_needs_columns(queries: Queries, topic: str) -
             read(None, subscribePattern=f"{topic}-.+")
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/options/test_query_selection.py
 def test_only_assigned_partitions_are_read(
     queries: Queries, log: isolog.Log, topic: str, spark: SparkSession, tmp_path: Path
 ) -> None:

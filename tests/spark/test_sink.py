@@ -181,6 +181,7 @@ def test_write_without_topic_or_topic_column_is_refused(
         queries.write(spark.sql(TEN), None)
 
 
+@pytest.mark.quick("true-read_committed", "false-read_uncommitted")
 @pytest.mark.parametrize(
     ("transactional", "isolation"),
     [
@@ -222,6 +223,7 @@ def test_a_stream_copies_a_topic_to_another(
     assert copied["twice"].to_pylist() == [2 * n for n in copied["n"].to_pylist()]
 
 
+@pytest.mark.full  # Spark makes the rows of a mode, and the test above appends
 def test_complete_mode_appends_the_whole_result_and_for_each_batch_the_changed_rows(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

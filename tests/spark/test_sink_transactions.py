@@ -42,6 +42,7 @@ def test_a_micro_batch_without_rows_begins_no_transaction(
         transactions.describe_transaction(f"query/{query.id}")
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_identity.py
 def test_sink_id_names_the_transactions_and_belongs_to_one_query(
     queries: Queries,
     transactions: isolog.Log,
@@ -100,6 +101,7 @@ def test_a_restored_old_checkpoint_is_refused(
 # -- one transaction ------------------------------------------------------------------------------
 
 
+@pytest.mark.full  # the test below has a failure in one topic
 def test_rows_to_several_topics_in_one_micro_batch_are_one_transaction(
     queries: Queries,
     log: isolog.Log,
@@ -187,6 +189,7 @@ def test_only_the_attempt_in_the_commit_messages_is_committed(
     assert log.read(target).num_rows == 30
 
 
+@pytest.mark.full  # a stream without them: test_sink.py
 def test_without_transactions_rows_are_written_at_least_once(
     queries: Queries,
     log: isolog.Log,

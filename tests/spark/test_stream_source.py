@@ -92,6 +92,7 @@ def test_available_now_with_a_limit_reaches_its_target_and_stops(
     assert read_back(spark, out[0]) == list(range(1000))
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_limits_sharing.py
 @passes_limits
 def test_a_limit_is_shared_out_by_backlog(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
@@ -145,6 +146,7 @@ def test_a_stream_starts_at_explicit_offsets(
     assert read_back(spark, out[0]) == [7, 8, 9, *range(10, 20)]
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_bounds.py
 def test_latest_starts_after_the_present_records(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def test_latest_starts_after_the_present_records(
         running.stop()
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_named_query.py
 def test_a_start_at_latest_is_pinned_before_the_first_record_is_read(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
 ) -> None:
@@ -181,6 +184,7 @@ def test_a_start_at_latest_is_pinned_before_the_first_record_is_read(
     assert read_back(spark, out[0]) == list(range(10, 30))
 
 
+@pytest.mark.full  # test_failover.py has a query that follows
 def test_a_continuous_query_follows_and_stops_promptly(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -228,6 +232,7 @@ def evict(log: isolog.Log, topic: str) -> int:
 RETAINED = {"segment.bytes": 65536, "retention.bytes": 65536}
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_losses_messages.py
 @pytest.mark.parametrize("fail", BOTH)
 def test_records_removed_by_retention_are_reported_or_skipped(
     spark: SparkSession,
@@ -258,6 +263,7 @@ def test_records_removed_by_retention_are_reported_or_skipped(
         assert seen[10:] == list(range(seen[10], 60_010))
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_losses_messages.py
 @pytest.mark.parametrize("fail", BOTH)
 def test_topic_deleted_and_created_again_is_detected_by_its_id(
     spark: SparkSession,
@@ -282,6 +288,7 @@ def test_topic_deleted_and_created_again_is_detected_by_its_id(
         assert read_back(spark, out[0]) == [*range(10), *range(100, 120)]
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_planning_deleted_topics.py
 @pytest.mark.parametrize("fail", BOTH)
 def test_a_topic_deleted_while_the_query_runs_is_reported(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, fail: bool
@@ -305,6 +312,7 @@ def test_a_topic_deleted_while_the_query_runs_is_reported(
         running.stop()
 
 
+@pytest.mark.full  # Spark joins streams like those of the tests above
 def test_two_streams_can_be_joined(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -316,6 +324,7 @@ def test_two_streams_can_be_joined(
     assert read_back(spark, tmp_path / "out") == list(range(1, 10))
 
 
+@pytest.mark.full  # a watermark reads a column, as other queries do
 def test_a_watermark_uses_the_records_timestamp(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -334,6 +343,7 @@ def test_a_watermark_uses_the_records_timestamp(
     assert sum(read_back(spark, tmp_path / "out")) == 3
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/values/test_offsets.py
 def test_a_checkpoint_of_another_source_is_refused_by_name(
     queries: Queries, log: isolog.Log, topic: str, out: tuple[Path, Path]
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_table_is_read_and_written_with_one_set_of_options(
     assert queries.read(topic).count() == 7
 
 
+@pytest.mark.full  # the test above has a table
 def test_a_temporary_view_is_read_and_written_with_one_set_of_options(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, table: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_temporary_view_is_read_and_written_with_one_set_of_options(
     assert numbers(spark, f"SELECT n FROM {table}_table") == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/options/test_catalog_tables.py
 def test_declared_columns_bring_their_options_in_a_comment(
     spark: SparkSession, queries: Queries, topic: str, table: str
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_start_and_an_end_by_time_apply_to_each_partition(queries: Queries, da
     assert values(frame) == [0, 1, 3]
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_bounds.py
 def test_a_stream_starts_at_a_time(
     queries: Queries, spark: SparkSession, days: str, tmp_path: Path, log: isolog.Log
 ) -> None:

@@ -40,6 +40,7 @@ def both(log: isolog.Log, pair: tuple[str, str], transactional_id: str, first: i
         producer.append(pair[1], rows(range(first + SIZE // 2, first + SIZE)))
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_stream_reader_not_visible_yet.py
 def test_aborted_rows_are_skipped_without_data_loss(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_stream_that_starts_at_latest_starts_at_a_cut(
     assert latest == initial
 
 
+@pytest.mark.quick("25-batches0")
 @pytest.mark.parametrize(("limit", "batches"), [(25, [20, 20]), (3, [10] * 4)])
 def test_a_limited_micro_batch_holds_whole_transactions(
     spark: SparkSession,
@@ -161,6 +163,7 @@ def test_a_limited_micro_batch_holds_whole_transactions(
     assert read_back(spark, tmp_path / "out") == list(range(40))
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_atomic.py
 def test_atomic_stream_reads_a_transaction_after_its_decision(
     spark: SparkSession, queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -178,6 +181,7 @@ def test_atomic_stream_reads_a_transaction_after_its_decision(
     assert read_back(spark, out[0]) == [*range(2 * SIZE), *range(100, 110)]
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_atomic.py
 def test_a_union_of_parts_of_one_stream_is_one_source_and_splits_no_transaction(
     queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield found
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_losses_truncation.py
 def test_query_on_a_truncated_log_reports_the_loss_and_continues_there(
     spark: SparkSession, queries: Queries, broker: BrokerProcess, topic: str, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_nulls_of_every_type_round_trip(spark: SparkSession, queries: Queries, t
     assert_df_equality(queries.read(topic).orderBy("long_"), nullable.orderBy("long_"))
 
 
+@pytest.mark.full  # the tests above have every type in a batch
 def test_a_stream_copies_values_of_every_type(
     spark: SparkSession, queries: Queries, topic: str, tmp_path
 ) -> None:
@@ -81,6 +82,7 @@ def chars(spark: SparkSession, tmp_path: Path) -> Iterator[DataFrame]:
     spark.sql("drop table chars")
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/spark/test_types.py
 @has_time
 def test_declared_types_and_vectors_are_read_back(
     spark: SparkSession, queries: Queries, topic: str, chars: DataFrame

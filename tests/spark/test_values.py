@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import DataFrame
 
 import isolog
@@ -64,6 +65,7 @@ def test_nulls_unicode_headers_and_times_before_1970_are_copied_unchanged(
             assert row.moment == (moment - MOMENTS[3]) // timedelta(microseconds=1)
 
 
+@pytest.mark.full  # test_sink_transactions.py has a micro-batch without rows
 def test_a_query_continues_after_micro_batches_without_rows(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

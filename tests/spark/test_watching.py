@@ -33,6 +33,7 @@ def scraped(listener: LagListener) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/test_watching_lag.py
 @passes_limits
 def test_a_listener_shows_the_lag_under_the_querys_isolation_level(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, listener: LagListener
@@ -73,6 +74,7 @@ def drawn(screen: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.file.getvalue())
 
 
+@pytest.mark.full  # the test below has a bar, which it must not show
 def test_a_query_and_a_batch_job_each_have_a_progress_bar(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

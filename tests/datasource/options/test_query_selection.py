@@ -15,6 +15,12 @@ from spark_stream.datasource.reading.planning import Planner
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, eventually, numbers
 
+EARLIER = {
+    "test_pattern_selects_new_topics_while_the_query_runs_and_after_a_restart",
+    "test_limit_holds_for_a_topic_created_after_a_restart_without_topics",
+    "test_topic_found_late_begins_at_its_log_start",
+}
+
 
 def made(log: isolog.Log, topic: str, first: int, count: int, partitions: int = 1) -> str:
     """A topic with ``count`` numbers in each partition, on from ``first``."""

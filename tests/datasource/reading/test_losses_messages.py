@@ -12,6 +12,10 @@ from isolog.errors import DataLoss
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, eventually, numbers
 
+EARLIER = {
+    "test_message_names_records_removed_before_the_plan",
+}
+
 SMALL = {"segment.bytes": 65536, "retention.bytes": 65536}
 
 

@@ -14,6 +14,10 @@ from tests.brokers import append_entries, truncate_log
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, BrokerProcess, numbers
 
+EARLIER = {
+    "test_truncated_log_is_reported_with_partition_range_and_epochs",
+}
+
 
 def epoch(broker: BrokerProcess, topic: str) -> int:
     with broker.connect() as log:
@@ -63,6 +67,7 @@ def test_truncated_log_is_reported_with_partition_range_and_epochs(broker, made,
     assert caught.value.details["partition"] == 0
 
 
+@pytest.mark.quick("90-40", "90-41")
 @pytest.mark.parametrize(("grown", "limit"), [(90, 40), (40, None), (90, 41)])
 def test_truncated_log_is_read_if_the_next_end_equals_the_start(broker, topic, grown, limit):
     with broker.connect() as log:
@@ -80,6 +85,7 @@ def test_truncated_log_is_read_if_the_next_end_equals_the_start(broker, topic, g
     assert found == list(range(1000, 1000 + grown))
 
 
+@pytest.mark.quick("90")
 @pytest.mark.parametrize("grown", [0, 90])
 def test_without_fail_on_data_loss_all_later_records_are_read(broker, made, grown, caplog):
     query = Query(broker.address, made, failOnDataLoss=False)

@@ -276,6 +276,11 @@ from spark_stream.datasource.reading import named_query as naming
 from tests.conftest import ROOT
 from tests.datasource.sources import Query
 
+EARLIER = {
+    "test_query_that_failed_in_its_first_batch_restarts_at_its_first_start",
+    "test_recorded_start_takes_precedence_over_options_with_a_warning",
+}
+
 naming.is_worker = lambda module: True
 query = Query(sys.argv[1], sys.argv[2], consumer=sys.argv[2])
 query.batch()
@@ -293,6 +298,7 @@ os.kill(os.getpid(), signal.SIGTERM) if sys.argv[3] == "terminated" else query.r
 """
 
 
+@pytest.mark.quick("terminated")
 @pytest.mark.parametrize("ended", ["terminated", "stopped"])
 def test_a_second_sigterm_does_not_lose_the_end_of_a_query(shared, log, ten, ended):
     command = [sys.executable, "-c", RUN, shared.address, ten, ended]

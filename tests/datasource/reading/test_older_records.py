@@ -13,6 +13,10 @@ from tests.datasource.sources import Query, batch_read
 from tests.lake.local_lake import LocalLake
 from tests.support import NUMBERS, numbers
 
+EARLIER = {
+    "test_a_checkpoint_that_points_into_the_table_continues_there",
+}
+
 STARTS = {0: 240, 1: 241, 2: 200}
 
 
@@ -68,6 +72,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.quick("{'filter': 'n > 50 and n < 20100'}", "{'isolation': 'read_atomic'}")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_batch_query_returns_the_same_rows_in_the_same_order(
     topic_of: LakeTopic, options: dict[str, Any]
@@ -94,6 +99,7 @@ def test_uncommitted_records_are_returned_only_from_the_log(topic_of: LakeTopic)
     assert len(topic_of.batch()) == 810 + 30 + 30 + 40
 
 
+@pytest.mark.quick("{}-limit1", "{'filter': 'n > 50 and n < 20100'}-limit2")
 @pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": 100}, {"minOffsetsPerTrigger": 20}])
 @pytest.mark.parametrize("options", [{}, {"filter": "n > 50 and n < 20100"}], ids=str)
 def test_a_stream_has_the_same_batches_as_before_the_trim(

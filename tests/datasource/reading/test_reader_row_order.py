@@ -20,6 +20,10 @@ from tests.datasource.sources import Query, batch_read
 from tests.examples import examples
 from tests.support import NUMBERS, numbers
 
+EARLIER = {
+    "test_a_replayed_micro_batch_has_the_tasks_of_its_first_attempt",
+}
+
 
 @pytest.fixture(autouse=True)
 def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

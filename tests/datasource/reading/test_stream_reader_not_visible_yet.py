@@ -19,6 +19,10 @@ from spark_stream.client.writing.transactional import TransactionalProducer
 from tests.datasource.sources import Query
 from tests.support import NUMBERS, numbers
 
+EARLIER = {
+    "test_a_batch_of_an_aborted_transaction_alone_is_empty",
+}
+
 
 @pytest.fixture
 def producer(log: isolog.Log, topic: str) -> Iterator[TransactionalProducer]:
@@ -55,6 +59,7 @@ def read_beside(query: Query, end: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, found
 
 
+@pytest.mark.quick("read_committed-True")
 @pytest.mark.parametrize(("isolation", "fail"), [("read_committed", True), ("read_atomic", False)])
 def test_batch_names_the_blocking_transaction_and_skips_no_record(
     shared, topic, producer, isolation, fail

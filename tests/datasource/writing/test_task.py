@@ -83,6 +83,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.quick("one that is empty last")
 @pytest.mark.parametrize("order", ORDERS)
 def test_tasks_that_end_further_apart_than_the_timeout_commit(
     shared: BrokerProcess, log: isolog.Log, target: str, order: str
@@ -141,6 +142,11 @@ def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
     assert written(log, target) == list(range(10))
 
 
+@pytest.mark.rule(
+    "the time for which the transaction of a dead driver holds readers back",
+    "datasource/writing/transactions.py",
+    "scripts/transactions/finishing.py",
+)
 def test_the_transaction_of_a_query_without_workers_times_out_after_the_option(
     shared: BrokerProcess,
     log: isolog.Log,
@@ -246,6 +252,11 @@ def test_neither_a_failed_job_nor_its_late_task_blocks_readers(
 # -- numbered batches -----------------------------------------------------------------------------
 
 
+@pytest.mark.rule(
+    "a micro-batch is written once",
+    "consistency/transactions/sinks.py",
+    "datasource/writing/transactions.py",
+)
 def test_a_numbered_batch_is_written_once_whatever_is_replayed(
     shared: BrokerProcess, log: isolog.Log, target: str
 ) -> None:

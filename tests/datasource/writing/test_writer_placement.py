@@ -69,6 +69,7 @@ def check_placed(log: isolog.Log, topic: str, columns: tuple[str, ...]) -> None:
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.quick("by the topic", "id,name-by both")
 @pytest.mark.rule("the key columns of a typed topic, and their types", "schema/keys.py")
 @pytest.mark.parametrize("way", ["client", "sink", "command line"])
 @pytest.mark.parametrize("named", ["by the topic", "by the writer", "by both"])
@@ -239,6 +240,7 @@ def users(count: int) -> pa.RecordBatch:
     return pa.record_batch([found, dotted, list(range(count))], schema=USERS)
 
 
+@pytest.mark.quick("True-user.zip,a.b", "False-user.id")
 @pytest.mark.parametrize("way", ["client", "sink", "command line"])
 @pytest.mark.parametrize("key", ["user.id", "user.zip,a.b", "`a.b`"])
 @pytest.mark.parametrize("by_topic", [True, False])
