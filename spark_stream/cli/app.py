@@ -39,6 +39,10 @@ COMMANDS: Final = {
         "commands.consume:consume",
         "Print the records of a topic that are visible at the isolation level.",
     ),
+    "sql": (
+        "commands.sql:sql",
+        "Run a statement of DuckDB's SQL in which topics are tables.",
+    ),
     "bench": (
         "operating.bench:bench",
         "Write to a topic and read from it. Print the throughput and percentiles of the latencies.",

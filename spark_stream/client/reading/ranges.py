@@ -236,6 +236,44 @@ def of_partitions(
     return {number: offsets[number] for number in numbers}
 
 
+def read_partition(
+    router: Router,
+    view: View,
+    span: TopicSpan,
+    number: int,
+    isolation: Isolation,
+    tables: LakeTables | None = None,
+    *,
+    in_table: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the visible records of a partition of a span, in batches of at least one row.
+
+    ``tables``: the source of records below the log start, or of all with ``in_table``.
+    """
+    if isolation is Isolation.READ_ATOMIC:
+        isolation = Isolation.READ_COMMITTED  # all transactions below a cut are decided
+    source = Source(router, view, span.topic.id, number, isolation, tables=tables)
+    first, last = span.starts[number], span.ends[number]
+    if in_table:
+        rows = fetched_from_table(source, first, last) if first < last else None
+        yield from (each.batch for each in rows or () if each.batch.num_rows)
+        return
+    if first >= last:  # empty, but the leader refuses an offset that never existed
+        check_place(source, first, last)
+    while True:
+        try:
+            for each in read_range(source, first, last):
+                first = each.next
+                if each.batch.num_rows:
+                    yield each.batch
+            return
+        except OffsetEvicted as error:
+            left = error.details.get("log_start_offset")
+            if not span.from_earliest or left is None:
+                raise
+            first = left  # the read starts at the earliest record that is left
+
+
 def read_table(
     router: Router,
     view: View,
@@ -245,30 +283,12 @@ def read_table(
     *,
     in_table: bool = False,
 ) -> pa.Table:
-    """Return the visible records of a span as one table, partitions one after another.
-
-    ``tables``: the source of records below the log start, or of all with ``in_table``.
-    """
-    if isolation is Isolation.READ_ATOMIC:
-        isolation = Isolation.READ_COMMITTED  # all transactions below a cut are decided
+    """Return the records of :func:`read_partition` as one table, partitions one after another."""
 
     def of_partition(number: int) -> list[pa.RecordBatch]:
-        source = Source(router, view, span.topic.id, number, isolation, tables=tables)
-        first, last = span.starts[number], span.ends[number]
-        if in_table:
-            rows = fetched_from_table(source, first, last) if first < last else None
-            return [each.batch for each in rows or () if each.batch.num_rows]
-        if first >= last:  # empty, but the leader refuses an offset that never existed
-            check_place(source, first, last)
-        while True:
-            try:
-                found = (each.batch for each in read_range(source, first, last))
-                return [batch for batch in found if batch.num_rows]
-            except OffsetEvicted as error:
-                left = error.details.get("log_start_offset")
-                if not span.from_earliest or left is None:
-                    raise
-                first = left  # the read starts at the earliest record that is left
+        return list(
+            read_partition(router, view, span, number, isolation, tables, in_table=in_table)
+        )
 
     parts = in_parallel(of_partition, sorted(span.starts), _READERS_MAX)
     return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)

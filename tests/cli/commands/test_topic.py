@@ -197,6 +197,7 @@ LOOKING = [
     ["lake", "list"],
     ["lake", "status", "l"],
     ["lake", "run", "l"],
+    ["sql", "SELECT 1"],
 ]
 
 

@@ -1,0 +1,259 @@
+"""``isolog sql``: a statement of DuckDB's SQL in which topics are tables."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Shape, connection
+from spark_stream.cli.terminal import standard_output
+from spark_stream.errors import InvalidOption, InvalidRequest, UnknownTopic
+from spark_stream.extras import install_hint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_stream.cli.output.formats import Writer
+    from spark_stream.client.reading.datasets import TopicDatasets
+
+_ROWS: Final = 1 << 14  # of a batch of the result
+_UNKNOWN_TABLE: Final = re.compile(
+    r'Table with name "?(?P<name>.+?)"? does not exist!'
+    r'|No files found that match the pattern "(?P<file>[^"]+)"',
+    re.DOTALL,
+)
+_ARROW: Final = frozenset(
+    {
+        *("boolean", "tinyint", "smallint", "integer", "bigint", "hugeint", "float", "double"),
+        *("utinyint", "usmallint", "uinteger", "ubigint", "decimal", "varchar", "blob", "uuid"),
+        *("date", "time", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns"),
+        *("timestamp with time zone", "list", "struct", "map"),
+    }
+)
+"""The types whose values each format can have. Values of others become texts."""
+_QUOTES: Final = 'Put double quotes around a name with dots or dashes: SELECT * FROM "my-topic".'
+
+
+class ResultShape(StrEnum):
+    """Output formats of a result."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def sql(
+    statement: Annotated[
+        str,
+        typer.Argument(
+            metavar="STATEMENT", help="The statement, such as a SELECT.", show_default=False
+        ),
+    ],
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    isolation: Isolation = "read_committed",
+    output: Annotated[
+        ResultShape | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Output format. Default: a table on a terminal, else JSON lines.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a statement of DuckDB's SQL in which topics are tables.
+
+    All topics of a statement are read up to the ends at its start, with
+    --isolation read_atomic up to one cut. Removed records are read from the tables of lakes.
+    Needs the extra sql.
+
+    \b
+    isolog sql "SELECT carrier, count(*) FROM flights GROUP BY ALL"
+    isolog sql 'SELECT * FROM "my-topic" WHERE _offset > 500' -o csv
+    isolog sql "FROM flights" -o parquet > flights.parquet
+    """
+    duckdb = _duckdb()
+    default = ResultShape.TABLE if sys.stdout.isatty() else ResultShape.JSON
+    shape = output or default
+    if shape in (ResultShape.ARROW, ResultShape.PARQUET) and sys.stdout.isatty():
+        raise InvalidOption(
+            f"the format {shape} cannot go to a terminal", hint="Use a file or a pipe."
+        )
+    with connection(bootstrap, path) as opened:
+        from spark_stream.client.options import level
+        from spark_stream.client.reading.datasets import TopicDatasets
+        from spark_stream.client.topics import TopicsClient
+
+        datasets = TopicDatasets(opened, TopicsClient(opened), level(isolation))
+        with duckdb.connect() as database, _plain_errors(duckdb, datasets):
+            # Otherwise an unknown table is looked up among the variables of this module.
+            database.execute("SET python_enable_replacements = false; SET TimeZone = 'UTC'")
+            result = _result(duckdb, database, datasets, statement)
+            if result is not None:
+                with standard_output() as sink:
+                    _write(_convertible(result), shape, sink, utf8=datasets.are_default)
+
+
+def _duckdb() -> ModuleType:
+    try:
+        return import_module("duckdb")
+    except ImportError:
+        raise InvalidOption(
+            "isolog sql needs the package duckdb", hint=install_hint("sql")
+        ) from None
+
+
+@contextmanager
+def _plain_errors(duckdb: Any, datasets: TopicDatasets) -> Iterator[None]:
+    """Raise errors of the statement, and of the read that it made, as errors of isolog.
+
+    Raises:
+        InvalidOption: The statement is wrong.
+        InvalidRequest: It failed.
+        IsologError: A topic could not be read.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        if datasets.error is not None:
+            raise datasets.error from None
+        message = str(error).partition("\n\nLINE")[0]
+        if isinstance(error, duckdb.ProgrammingError):
+            raise InvalidOption(message, hint=_QUOTES) from None
+        raise InvalidRequest(message, hint="Change the statement.") from None
+
+
+def _result(duckdb: Any, database: Any, datasets: TopicDatasets, statement: str) -> Any:
+    """Prepare a statement. Each table that DuckDB does not find is looked up as a topic.
+
+    Raises:
+        UnknownTopic: There is no such topic.
+    """
+    known: set[str] = set()
+    while True:
+        try:
+            return database.sql(statement)
+        except duckdb.Error as error:
+            found = _UNKNOWN_TABLE.search(str(error))
+            name = None if found is None else found["name"] or found["file"]
+            if name is None or name in known:
+                raise
+            known.add(name)
+            database.register(name, datasets.open(_topic(datasets, name)))
+
+
+def _topic(datasets: TopicDatasets, name: str) -> str:
+    """Return the topic with this name, also if only the case differs."""
+    from spark_stream.schema.schemas import meant
+
+    topics = datasets.topics.names()
+    same = [each for each in topics if each.lower() == name.lower()]
+    if name in topics:
+        return name
+    if len(same) == 1:
+        return same[0]
+    raise UnknownTopic(f"there is no topic {name!r}{meant(name, topics)}", topic=name)
+
+
+def _convertible(result: Any) -> Any:
+    """Return a result whose columns have different names, and types that each format has."""
+    names = _unique(result.columns)
+    simple = [_is_simple(kind) for kind in result.types]
+    if all(simple) and names == result.columns:
+        return result
+    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    return result.project(
+        ", ".join(
+            f"#{number}{'' if as_it_is else '::VARCHAR'} AS {name}"
+            for number, (name, as_it_is) in enumerate(zip(quoted, simple, strict=True), 1)
+        )
+    )
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Return the names, each later one of the same name with a number."""
+    found: list[str] = []
+    for name in names:
+        number, free = 1, name
+        while free in found:
+            free = f"{name}_{number}"
+            number += 1
+        found.append(free)
+    return found
+
+
+def _is_simple(kind: Any) -> bool:
+    if kind.id not in _ARROW:
+        return False
+    if kind.id not in ("list", "struct", "map"):
+        return True
+    return all(_is_simple(part) for _, part in kind.children)
+
+
+def _write(result: Any, shape: ResultShape, sink: BinaryIO, *, utf8: bool) -> None:
+    from spark_stream.cli.output.formats import writer_of
+
+    # DuckDB 1.5 renamed the method.
+    stream = getattr(result, "to_arrow_reader", None) or result.fetch_record_batch
+    reader = stream(_ROWS)
+    writer: Writer
+    if shape is ResultShape.PARQUET:
+        writer = _Parquet(sink, reader.schema)
+    else:
+        writer = writer_of(Shape(shape), sink, reader.schema, utf8=utf8)
+    sink.flush()
+    for batch in reader:
+        writer.write(batch)
+        sink.flush()
+    writer.close()
+    sink.flush()
+
+
+class _Parquet:
+    """A Parquet file, which is complete after :meth:`close`."""
+
+    def __init__(self, sink: BinaryIO, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(_Counted(sink), schema, compression="zstd")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Counted:
+    """A sink with its position, which a pipe does not have."""
+
+    closed = False
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self._sink = sink
+        self._position = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._sink.write(data)
+        self._position += size
+        return size
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        self._sink.flush()
