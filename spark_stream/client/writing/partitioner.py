@@ -29,6 +29,7 @@ field of a struct is null where the struct is.
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -44,6 +45,8 @@ _SEED: Final = np.uint32(0x9747B28C)
 _M: Final = np.uint32(0x5BD1E995)
 _R: Final = np.uint32(24)
 _WORD: Final = np.dtype("<u4")
+_SCALAR_BYTES: Final = 128
+_ONE_WORD: Final = struct.Struct("<I")
 _BLOCK_ROWS: Final = 8192  # intermediate results stay in the processor's cache
 _CHUNK_WORDS: Final = 16  # words of a key that are gathered together
 _KEY_ROWS: Final = 1 << 16  # bounds the memory for the bytes of keys
@@ -53,6 +56,25 @@ Hashes = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.signedinteger]
 Part = tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]
 """A partition, its rows, and their indexes in the whole batch."""
+
+
+def routed(
+    batch: pa.RecordBatch, columns: Sequence[str], partitions: int, keyless: int
+) -> list[tuple[int, pa.RecordBatch, int]]:
+    """Split a batch by its key columns. The rows of each part keep their order.
+
+    Return each partition, its rows, and the index of the first of them. Records without a key go to
+    ``keyless``.
+    """
+    if partitions == 1:
+        return [(0, batch, 0)]
+    if batch.num_rows == 1:  # the fixed costs of NumPy are above those of one hash
+        key = key_bytes(batch, columns)[0].as_py()
+        if key is None or len(key) <= _SCALAR_BYTES:
+            place = keyless if key is None else (murmur2_of(key) & 0x7FFFFFFF) % partitions
+            return [(place, batch, 0)]
+    places = partitions_by(batch, columns, partitions, keyless)
+    return [(place, part, int(at[0])) for place, part, at in split(batch, places)]
 
 
 def partitions_by(
@@ -191,6 +213,19 @@ def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatc
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def murmur2_of(key: bytes) -> int:
+    """Return murmur2 of one key."""
+    multiplier, mask = int(_M), 0xFFFFFFFF
+    hashed, whole = int(_SEED) ^ len(key), len(key) & ~3
+    for (word,) in _ONE_WORD.iter_unpack(key[:whole]):
+        word = word * multiplier & mask
+        hashed = hashed * multiplier & mask ^ (word ^ word >> 24) * multiplier & mask
+    if whole < len(key):
+        hashed = (hashed ^ int.from_bytes(key[whole:], "little")) * multiplier & mask
+    hashed = (hashed ^ hashed >> 13) * multiplier & mask
+    return hashed ^ hashed >> 15
 
 
 def murmur2(keys: pa.Array) -> Hashes:

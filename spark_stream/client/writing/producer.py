@@ -35,7 +35,7 @@ from spark_stream.client.writing.batches import (
 )
 from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.client.writing.loop import Settings
-from spark_stream.client.writing.partitioner import partitions_by, split
+from spark_stream.client.writing.partitioner import routed
 from spark_stream.client.writing.sender import Sender
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.consistency.transactions.transactions import PositionOf
@@ -268,8 +268,7 @@ class Producer(ProcessBound):
         if partition is not None or not columns:
             parts = [(keyless if partition is None else partition, rows, 0)]
         else:
-            places = partitions_by(rows, columns, count, keyless)
-            parts = [(place, part, int(at[0])) for place, part, at in split(rows, places)]
+            parts = routed(rows, columns, count, keyless)
         return self._sender.append(known, parts, size)
 
     def _fitted(self, topic: str, batch: ArrowData) -> tuple[TopicDescription, pa.RecordBatch]:

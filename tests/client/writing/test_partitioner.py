@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_stream.client.writing.partitioner import murmur2, partitions_of
+from spark_stream.client.writing.partitioner import murmur2, murmur2_of, partitions_of, routed
 from tests.examples import examples
 
 
-def murmur2_of(key: bytes) -> int:
+def reference_of(key: bytes) -> int:
     """Return MurmurHash2, 32 bit, by Austin Appleby, with Kafka's seed."""
     multiplier, mask = 0x5BD1E995, 0xFFFFFFFF
     hashed = 0x9747B28C ^ len(key)
@@ -43,7 +43,7 @@ KAFKAS = {
 
 
 def test_the_hashes_are_those_that_kafka_publishes():
-    assert [signed(murmur2_of(key)) for key in KAFKAS] == list(KAFKAS.values())
+    assert [signed(reference_of(key)) for key in KAFKAS] == list(KAFKAS.values())
     hashes = murmur2(pa.array(list(KAFKAS), pa.binary()))
     assert [signed(int(each)) for each in hashes] == list(KAFKAS.values())
 
@@ -59,7 +59,8 @@ def test_every_key_has_the_hash_of_the_reference_algorithm(keys, before, after, 
     """Also in a slice, and for empty keys."""
     array = pa.array([b"before"] * before + keys + [b"after"] * after, kind)
     hashes = murmur2(array.slice(before, len(keys)))
-    assert hashes.tolist() == [murmur2_of(key) for key in keys]
+    assert hashes.tolist() == [reference_of(key) for key in keys]
+    assert [murmur2_of(key) for key in keys] == hashes.tolist()
 
 
 @settings(max_examples=examples(100))
@@ -67,7 +68,7 @@ def test_every_key_has_the_hash_of_the_reference_algorithm(keys, before, after, 
 def test_keys_of_one_length_have_the_hashes_of_the_reference_algorithm(length, data, before, kind):
     keys = data.draw(st.lists(st.binary(min_size=length, max_size=length), max_size=9))
     array = pa.array([b"odd"] * before + keys, kind).slice(before)
-    assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
+    assert murmur2(array).tolist() == [reference_of(key) for key in keys]
 
 
 @settings(max_examples=examples(100))
@@ -78,7 +79,7 @@ def test_hashing_does_not_read_past_the_last_key(keys, shift):
     size = sum(len(key) for key in keys)
     moved = pa.py_buffer(b"." * shift + b"".join(keys)).slice(shift, size)
     array = pa.Array.from_buffers(pa.binary(), len(keys), [None, whole.buffers()[1], moved])
-    assert murmur2(array).tolist() == [murmur2_of(key) for key in keys]
+    assert murmur2(array).tolist() == [reference_of(key) for key in keys]
 
 
 def test_hashing_does_not_read_outside_of_the_buffer_for_invalid_offsets():
@@ -92,12 +93,12 @@ def test_hashing_does_not_read_outside_of_the_buffer_for_invalid_offsets():
 def test_keys_of_several_blocks_have_the_reference_hash(longest):
     """Blocks with keys of one length, and of several."""
     keys = [b"%07d" % number for number in range(9_000)] + [b"%0*d" % (longest, 7)] * 9_000
-    assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]
+    assert murmur2(pa.array(keys)).tolist() == [reference_of(key) for key in keys]
 
 
 @given(st.lists(st.text(max_size=9)), st.sampled_from([pa.string(), pa.large_string()]))
 def test_a_text_has_the_hash_of_its_utf8(keys, kind):
-    assert murmur2(pa.array(keys, kind)).tolist() == [murmur2_of(key.encode()) for key in keys]
+    assert murmur2(pa.array(keys, kind)).tolist() == [reference_of(key.encode()) for key in keys]
 
 
 @settings(max_examples=examples(100))
@@ -111,7 +112,7 @@ def test_null_keys_go_to_the_keyless_partition(keys, before, partitions, kind):
     array = pa.array([b"before"] * before + keys, kind).slice(before)
     found = partitions_of(array, partitions, keyless=partitions - 1)
     assert found.tolist() == [
-        partitions - 1 if key is None else (murmur2_of(key) & 0x7FFFFFFF) % partitions
+        partitions - 1 if key is None else (reference_of(key) & 0x7FFFFFFF) % partitions
         for key in keys
     ]
 
@@ -119,7 +120,7 @@ def test_null_keys_go_to_the_keyless_partition(keys, before, partitions, kind):
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
 def test_null_keys_among_texts_go_to_the_keyless_partition(kind):
     found = partitions_of(pa.array(["foobar", None, ""], kind), 7, keyless=3).tolist()
-    assert found == [murmur2_of(b"foobar") % (1 << 31) % 7, 3, murmur2_of(b"") % (1 << 31) % 7]
+    assert found == [reference_of(b"foobar") % (1 << 31) % 7, 3, reference_of(b"") % (1 << 31) % 7]
 
 
 def test_an_empty_key_is_a_key():
@@ -128,4 +129,15 @@ def test_an_empty_key_is_a_key():
 
 def test_one_long_key_among_short_ones_has_the_reference_hash():
     keys = [b"k%d" % number for number in range(500)] + [b"x" * 4099]
-    assert murmur2(pa.array(keys)).tolist() == [murmur2_of(key) for key in keys]
+    assert murmur2(pa.array(keys)).tolist() == [reference_of(key) for key in keys]
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+@pytest.mark.parametrize("key", [None, b"", b"foobar", b"x" * 128, b"x" * 129])
+def test_one_record_has_the_partition_that_it_has_among_others(key, partitions):
+    keyless = partitions - 1
+    alone = pa.record_batch({"key": pa.array([key], pa.binary())})
+    among = pa.record_batch({"key": pa.array([b"foobar", key], pa.binary())})
+    [(place, rows, first)] = routed(alone, ["key"], partitions, keyless)
+    assert (rows, first) == (alone, 0)
+    assert place == partitions_of(among["key"], partitions, keyless)[1]

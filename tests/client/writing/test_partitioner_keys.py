@@ -24,7 +24,7 @@ from spark_stream.schema.keys import (
     same_columns,
     split_names,
 )
-from tests.client.writing.test_partitioner import murmur2_of
+from tests.client.writing.test_partitioner import reference_of
 from tests.examples import examples
 
 EPOCH = datetime(1970, 1, 1)
@@ -118,7 +118,7 @@ def test_whole_columns_give_each_record_the_bytes_and_the_partition_of_the_model
     assert has_keys(batch, batch.schema.names) == any(key is not None for key in keys)
     placed = partitions_by(batch, batch.schema.names, count, keyless=count - 1).tolist()
     assert placed == [
-        count - 1 if key is None else (murmur2_of(key) & 0x7FFFFFFF) % count for key in keys
+        count - 1 if key is None else (reference_of(key) & 0x7FFFFFFF) % count for key in keys
     ]
 
 
@@ -146,7 +146,7 @@ def test_keys_beyond_the_first_block_get_kafkas_partition():
     batch = pa.record_batch({"n": pa.array(range(70_000))})
     placed = partitions_by(batch, ["n"], 5, keyless=0)
     for row in (0, 65_535, 65_536, 69_999):
-        assert placed[row] == (murmur2_of(struct.pack(">q", row)) & 0x7FFFFFFF) % 5
+        assert placed[row] == (reference_of(struct.pack(">q", row)) & 0x7FFFFFFF) % 5
 
 
 @pytest.mark.parametrize(
