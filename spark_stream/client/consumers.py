@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.leaders import Partitions, describe_partitions
 from spark_stream.client.reading.named_reader import check_name
 from spark_stream.client.topics import Key, Place, TopicsClient, cut_of, resolve_with_lineages
@@ -45,9 +46,12 @@ class ResetPlan(Struct, frozen=True):
 class ConsumersClient:
     """The consumers' names of a connection's log."""
 
-    def __init__(self, connection: ClusterConnection, topics: TopicsClient) -> None:
+    def __init__(
+        self, connection: ClusterConnection, topics: TopicsClient, tables: LakeTables
+    ) -> None:
         self._connection = connection
         self._topics = topics
+        self._tables = tables
 
     def all(self) -> list[ConsumerDescription]:
         """Return all names, sorted, with their positions and lags."""
@@ -166,14 +170,15 @@ class ConsumersClient:
     def _places(
         self, topic: str, topic_id: str, to: Place, isolation: Isolation
     ) -> tuple[dict[int, int], dict[int, Lineage]]:
-        """Return the offset of each partition, between the log's start and its end."""
+        """Return the offset of each partition, between the first record and the log's end."""
         if to == "latest" and isolation is Isolation.READ_ATOMIC:
             cut = cut_of(self._connection, {topic: topic_id})
             return {number: offset for (_, number), offset in cut.items()}, {}
-        offsets, lineages = resolve_with_lineages(self._topics, topic, to, isolation)
+        offsets, lineages = resolve_with_lineages(self._topics, topic, to, isolation, self._tables)
         if isinstance(to, int | Mapping):
             bounds = self._topics.offsets(topic)
             first, last = bounds.log_start_offsets, bounds.offsets
+            first = self._tables.first_offsets(self._topics.known(topic), first)
             offsets = {
                 number: max(first[number], min(offset, last[number]))
                 for number, offset in offsets.items()

@@ -329,11 +329,11 @@ class LakeTables:
     ) -> dict[int, int]:
         """Return the offset of a place in each partition, in the table or in the log."""
         found = resolve(self._topics, name, place, isolation, default)
-        topic = self._topics.known(name)
-        if not topic.lakes:
-            return found
         earliest = set(found) if place == "earliest" else _named_earliest(place, found, default)
-        if not earliest and not isinstance(place, datetime):
+        if not any(found[number] for number in earliest) and not isinstance(place, datetime):
+            return found
+        topic = self._topics.describe(name)  # a lake may be new
+        if not topic.lakes:
             return found
         starts = self._topics.offsets(name, at=EARLIEST, isolation=isolation).offsets
         if isinstance(place, datetime):

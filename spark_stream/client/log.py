@@ -174,9 +174,9 @@ class Log(ProcessBound):
     def __init__(self, connection: ClusterConnection) -> None:
         self._connection = connection
         self._topics = TopicsClient(connection)
-        self._consumers = ConsumersClient(connection, self._topics)
         self._lakes = LakesClient(connection, self._topics)
         self._tables = LakeTables(connection, self._topics)
+        self._consumers = ConsumersClient(connection, self._topics, self._tables)
 
     # -- topics ---------------------------------------------------------------------------------
 

@@ -436,19 +436,25 @@ def named_resolved(
 
 
 def offsets_of(
-    topics: TopicsClient, places: Mapping[Key, int | datetime], isolation: Isolation
+    topics: TopicsClient,
+    places: Mapping[Key, int | datetime],
+    isolation: Isolation,
+    older: Places | None = None,
 ) -> dict[Key, int]:
-    """Return the offset of each partition, after a look-up of the moments among the places."""
-    moments: dict[tuple[str, int], list[int]] = defaultdict(list)
+    """Return the offset of each partition, after a look-up of the moments among the places.
+
+    ``older``: for moments below the log start.
+    """
+    moments: dict[tuple[str, datetime], list[int]] = defaultdict(list)
     found = {}
     for (topic, number), place in places.items():
         if isinstance(place, datetime):
-            moments[topic, to_microseconds(place)].append(number)
+            moments[topic, place].append(number)
         else:
             found[topic, number] = int(place)
     for (topic, moment), numbers in moments.items():
-        at = topics.offsets(topic, timestamp_us=moment, isolation=isolation, partitions=numbers)
-        found.update({(topic, number): at.offsets[number] for number in numbers})
+        at, _ = resolve_with_lineages(topics, topic, moment, isolation, older)
+        found.update({(topic, number): at[number] for number in numbers})
     return found
 
 

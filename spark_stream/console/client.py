@@ -24,6 +24,7 @@ from msgspec import Struct
 from spark_stream.client.administration import list_transactions, with_refusals
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.consumers import ConsumersClient
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.leaders import (
     Partitions,
     PartitionSeen,
@@ -67,7 +68,7 @@ class ConsoleClient:
         self.connection = connection
         self.topics = TopicsClient(connection)
         self.log = Log(connection)
-        self.named = ConsumersClient(connection, self.topics)
+        self.named = ConsumersClient(connection, self.topics, LakeTables(connection, self.topics))
         self.answers: RecentSamples[tuple[str, str], float | None] = RecentSamples(ANSWERS_S)
         """The latencies of each broker and call. None: no answer in time."""
         self._started_s: dict[str, float] = {}

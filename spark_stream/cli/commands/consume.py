@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_stream.cli.output.formats import Template, Writer
+    from spark_stream.client.lake_tables import LakeTables
     from spark_stream.client.reading.columns import View
     from spark_stream.client.reading.fetching import Source
     from spark_stream.client.topics import Place, TopicsClient
@@ -142,6 +143,7 @@ def consume(
     isolog consume flights --isolation read_committed -o arrow > f.arrows
     """
     from spark_stream.cli.output.formats import Template, writer_of
+    from spark_stream.client.lake_tables import LakeTables
     from spark_stream.client.options import level
     from spark_stream.client.reading.columns import View
     from spark_stream.client.topics import TopicsClient
@@ -165,7 +167,7 @@ def consume(
         names = _columns(topic, schema, shape, template, columns, metadata)
         view = View.of(topic, schema, names, filter=filter_)
         wanted = RangeRequest(topic, chosen, tuple(partition or ()), first, last, follow)
-        spans = wanted.spans(topics, view)
+        spans = wanted.spans(topics, view, LakeTables(opened, topics))
         batches = followed(spans, _check_reader) if follow else bounded(spans)
         batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
         with standard_output() as sink:
@@ -309,8 +311,10 @@ class RangeRequest(Struct, frozen=True):
     end: Place | None
     follow: bool
 
-    def spans(self, topics: TopicsClient, view: View) -> list[Span]:
+    def spans(self, topics: TopicsClient, view: View, tables: LakeTables) -> list[Span]:
         """Return the current offsets of the range in each partition.
+
+        ``tables``: the source of records below the log start.
 
         Raises:
             UnknownPartition: a requested partition does not exist.
@@ -326,25 +330,25 @@ class RangeRequest(Struct, frozen=True):
                     topic=self.topic,
                     partition=number,
                 )
-        starts = self._resolved(topics, self.start)
+        starts = self._resolved(topics, tables, self.start)
         end = "latest" if self.end is None and not self.follow else self.end
-        ends = {} if end is None else self._resolved(topics, end)
+        ends = {} if end is None else self._resolved(topics, tables, end)
         return [
             Span(
-                Source(topics.router, view, known.id, number, self.isolation),
+                Source(topics.router, view, known.id, number, self.isolation, tables=tables),
                 starts[number],
                 ends.get(number),
             )
             for number in sorted(set(self.partitions) or range(count))
         ]
 
-    def _resolved(self, topics: TopicsClient, position: Place) -> Mapping[int, int]:
-        from spark_stream.client.topics import resolve
-
+    def _resolved(
+        self, topics: TopicsClient, tables: LakeTables, position: Place
+    ) -> Mapping[int, int]:
         if not isinstance(position, int) or position >= 0:
-            return resolve(topics, self.topic, position, self.isolation, "earliest")
+            return tables.resolve(self.topic, position, self.isolation, "earliest")
         last = topics.offsets(self.topic, isolation=self.isolation)
-        first = last.log_start_offsets
+        first = tables.first_offsets(topics.known(self.topic), last.log_start_offsets)
         return {number: max(first[number], at + position) for number, at in last.offsets.items()}
 
 

@@ -59,7 +59,6 @@ from spark_stream.errors import InvalidOption, InvalidRequest, Unsupported
 from spark_stream.structs import INT64_MAX
 from spark_stream.transport.lifetime import ProcessBound, check_may_wait, in_child_while_used
 from spark_stream.wire.consumer_messages import CheckConsumer
-from spark_stream.wire.messages import EARLIEST, LATEST
 
 _CUT_PAUSE_FIRST_S: Final = 0.05
 _CUT_PAUSE_MAX_S: Final = 0.5
@@ -144,6 +143,7 @@ class Consumer(ProcessBound):
                 self._isolation,
                 self._position,
                 self._lineages,
+                tables,
             )
         self._began = dict(self._position)
         if group is not None:
@@ -156,6 +156,7 @@ class Consumer(ProcessBound):
                 start,
                 self._position,
                 self._lineages,
+                tables,
             )
         self._handed_out: tuple[Key, int] | None = None
         """The last delivered item, which may be unprocessed: its partition and its first offset."""
@@ -444,9 +445,9 @@ class Consumer(ProcessBound):
         self._check_open()
         if self._member is not None and not self._position and position != "committed":
             self._member.receive_partitions()
-        if position in ("earliest", "latest"):
-            at = EARLIEST if position == "earliest" else LATEST
-            found = self._cut({}) if at == LATEST and self._atomic else self._bounds(at)
+        if isinstance(position, str) and position in ("earliest", "latest"):
+            is_cut = position == "latest" and self._atomic
+            found = self._cut({}) if is_cut else self._bounds(position)
             position = {key: offset for key, offset in found.items() if key in self._position}
         elif position == "committed":
             stored = {} if self._keeper is None else self._keeper.committed
@@ -472,7 +473,7 @@ class Consumer(ProcessBound):
                     f"an offset is at least 0, not {place!r}",
                     hint='seek("earliest") goes to the first records, seek("latest") to the end.',
                 )
-        position = offsets_of(self._topics, position, self._isolation)
+        position = offsets_of(self._topics, position, self._isolation, self._tables)
         self._position.update(position)
         for key in position:
             self._lineages.pop(key, None)
@@ -681,14 +682,15 @@ class Consumer(ProcessBound):
         """The isolation level of the fetches: below a cut all transactions are decided."""
         return Isolation.READ_COMMITTED if self._atomic else self._isolation
 
-    def _bounds(self, at: int = LATEST) -> dict[Key, int]:
+    def _bounds(self, place: str = "latest") -> dict[Key, int]:
+        tables = None if place == "latest" else self._tables
         return self._subscription.chosen(
             {
-                (name, number): end
+                (name, number): offset
                 for name in self._subscription.ids
-                for number, end in self._topics.offsets(
-                    name, at=at, isolation=self._isolation
-                ).offsets.items()
+                for number, offset in resolve_with_lineages(
+                    self._topics, name, place, self._isolation, tables
+                )[0].items()
             }
         )
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.groups import Membership
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.reading.named_reader import check_name
 from spark_stream.client.reading.subscription import Subscription
 from spark_stream.client.topics import Key, Place, TopicsClient, resolve_with_lineages
@@ -110,6 +111,7 @@ class GroupReader:
         start: Place,
         position: dict[Key, int],
         lineages: dict[Key, Lineage],
+        tables: LakeTables | None = None,
     ) -> None:
         self.options = options
         self.committed: dict[Key, int] = {}
@@ -121,6 +123,7 @@ class GroupReader:
         self._subscription = subscription
         self._isolation = isolation
         self._start = start
+        self._tables = tables
         self._position = position
         self._lineages = lineages
         self._assigned: dict[Key, Assigned] = {}
@@ -272,7 +275,9 @@ class GroupReader:
         unknown = {_key(each) for each in added} - places.keys()
         for start, keys in (("earliest", unknown & later), (self._start, unknown - later)):
             for topic in {topic for topic, _ in keys}:
-                offsets, known = resolve_with_lineages(self._topics, topic, start, self._isolation)
+                offsets, known = resolve_with_lineages(
+                    self._topics, topic, start, self._isolation, self._tables
+                )
                 for key in keys:
                     if key[0] == topic:
                         lineage = known.get(key[1], NO_LINEAGE)

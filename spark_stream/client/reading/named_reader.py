@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.threads import call_elsewhere, weakly
+from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.reading.subscription import Subscription
-from spark_stream.client.topics import Key, TopicsClient, resolve
+from spark_stream.client.topics import Key, TopicsClient, resolve_with_lineages
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.consistency.transactions.transactions import PositionOf
@@ -71,11 +72,13 @@ class NamedPositions:
         isolation: Isolation,
         position: dict[Key, int],
         lineages: dict[Key, Lineage],
+        tables: LakeTables | None = None,
     ) -> None:
         self.name = name
         self.committed: dict[Key, int] = {}
         """The stored position of each partition."""
         self._topics = topics
+        self._tables = tables
         self._connection = connection
         self._subscription = subscription
         self._isolation = isolation
@@ -104,7 +107,9 @@ class NamedPositions:
     def _start_added(self, stored: Mapping[Key, object]) -> None:
         """Start partitions that are newer than the stored position at their first record."""
         for topic in {topic for topic, _ in stored}:
-            first = resolve(self._topics, topic, "earliest", self._isolation, "earliest")
+            first, _ = resolve_with_lineages(
+                self._topics, topic, "earliest", self._isolation, self._tables
+            )
             for key in self._subscription.chosen({(topic, number): 0 for number in first}):
                 if key not in stored:
                     self._position[key] = first[key[1]]
