@@ -1,7 +1,8 @@
 """A separate Spark driver with a copy, a join and counts by window, to be killed at any moment.
 
 ``python -m tests.spark.moved_driver LOG CHECKPOINTS``: the queries continue from their checkpoints,
-and run until the driver is killed.
+and run until the driver is killed. With ``latest`` as a third argument there is one query instead:
+a copy of the records that arrived after its start.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from tests.spark.conftest import session_builder
 
-LEFT, RIGHT = "left", "right"
+LEFT, RIGHT, LATEST = "left", "right", "latest"
 COPIED, JOINED, COUNTED = "copied", "joined", "counted"
 PER_TRIGGER = 150
 
 
-def main(log: str, checkpoints: str) -> None:
+def main(log: str, checkpoints: str, only: str = "") -> None:
     spark = (
         session_builder("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
 
-    def stream(topic: str) -> DataFrame:
+    def stream(topic: str, start_at: str = "earliest") -> DataFrame:
         reader = spark.readStream.format("isolog").option("path", log).option("subscribe", topic)
+        reader = reader.option("startingOffsets", start_at)
         return reader.option("maxOffsetsPerTrigger", PER_TRIGGER).load()
 
     def start(writer: DataStreamWriter, topic: str) -> None:
@@ -46,6 +48,9 @@ def main(log: str, checkpoints: str) -> None:
         writer = writer.option("topic", COUNTED).option("sinkId", COUNTED)
         writer.option("batchId", str(batch_id)).save()
 
+    if only == LATEST:
+        sink(stream(LEFT, LATEST), COPIED)
+        spark.streams.awaitAnyTermination()
     sink(stream(LEFT).join(stream(RIGHT), "n"), JOINED)
     at = F.timestamp_seconds(F.col("n"))
     windows = stream(LEFT).groupBy(F.window(at, "100 seconds")).count()

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pytest
 
 import isolog
 from tests.spark.copies import kill_session
-from tests.spark.moved_driver import COPIED, COUNTED, JOINED, LEFT, RIGHT
+from tests.spark.moved_driver import COPIED, COUNTED, JOINED, LATEST, LEFT, RIGHT
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 
 OTHER = os.environ.get("ISOLOG_OTHER_PYTHON")
@@ -32,31 +33,31 @@ def values(log: isolog.Log, topic: str, column: str = "n") -> list[int]:
     return [int(each) for each in found]
 
 
-def run(python: str, path: Path, checkpoints: Path, log: isolog.Log, copied: int) -> None:
-    """Run the queries with this Python, and kill them when so many records are copied."""
+def pythons(route: str) -> list[str]:
+    """Return the Python of each release on the route."""
+    if "there" in route and OTHER is None:
+        pytest.skip("a second PySpark is needed: make test-spark")
+    return [OTHER or "" if each == "there" else sys.executable for each in route.split("-")]
 
-    def reached() -> bool:
-        if len(values(log, COPIED)) < copied:
-            return False
-        done = copied == ROWS
-        counts = values(log, COUNTED, "count")
-        return not done or (len(values(log, JOINED)) >= ROWS and counts.count(100) >= ROWS // 100)
 
+def run(arguments: Sequence[str], checkpoints: Path, reached: Callable[[], bool]) -> None:
+    """Run the driver with this Python and log, and kill it when the condition is met."""
     checkpoints.mkdir(exist_ok=True)
     written = checkpoints / "driver.log"
-    while not is_killed(python, path, written, reached):
+    while not is_killed(arguments, written, reached):
         # Spark waits ten seconds for a Python worker, which a busy machine may exceed.
         text = written.read_text()
         assert any(each in text for each in LATE_WORKER), text
 
 
-def is_killed(python: str, path: Path, written: Path, reached: Callable[[], bool]) -> bool:
+def is_killed(arguments: Sequence[str], written: Path, reached: Callable[[], bool]) -> bool:
     """Run a driver until the condition is met, and kill it. Return whether it ran until then."""
+    python, path, *only = arguments
     bin_first = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
     given = {"PATH": bin_first, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
     with written.open("w") as out:
         driver = subprocess.Popen(
-            [python, "-m", "tests.spark.moved_driver", str(path), str(written.parent)],
+            [python, "-m", "tests.spark.moved_driver", path, str(written.parent), *only],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -75,22 +76,54 @@ def is_killed(python: str, path: Path, written: Path, reached: Callable[[], bool
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("route", ["here", "here-there-here", "there-here-there"])
 def test_killed_queries_continue(route: str, log_dir: Path, tmp_path: Path) -> None:
-    if "there" in route and OTHER is None:
-        pytest.skip("a second PySpark is needed: make test-spark")
-    path, checkpoints = log_dir, tmp_path / "checkpoints"
-    with isolog.connect(path=path) as log:
+    releases = pythons(route)
+    with isolog.connect(path=log_dir) as log:
+
+        def reached(copied: int) -> bool:
+            if len(values(log, COPIED)) < copied:
+                return False
+            full = values(log, COUNTED, "count").count(100)
+            return copied < ROWS or (len(values(log, JOINED)) >= ROWS and full >= ROWS // 100)
+
         for topic in (LEFT, RIGHT, COPIED, JOINED):
             log.create_topic(topic, partitions=2, schema=NUMBERS)
         log.create_topic(COUNTED, schema=COUNTS)
         for topic in (LEFT, RIGHT):
             add(log, topic, range(ROWS // 2))
             add(log, topic, range(ROWS // 2, ROWS), partition=1)
-        pythons = [OTHER or "" if each == "there" else sys.executable for each in route.split("-")]
-        for python, copied in zip(itertools.cycle(pythons), (300, 900, ROWS), strict=False):
-            run(python, path, checkpoints, log, copied)
+        for python, copied in zip(itertools.cycle(releases), (300, 900, ROWS), strict=False):
+            given = (python, str(log_dir))
+            run(given, tmp_path / "checkpoints", functools.partial(reached, copied))
         assert sorted(values(log, COPIED)) == list(range(ROWS))
         assert sorted(values(log, JOINED)) == list(range(ROWS))
         rows = log.read(COUNTED, isolation="read_committed")
         counts = sorted(zip(rows["start"].to_pylist(), rows["count"].to_pylist(), strict=True))
         assert len(counts) == len(set(counts))  # a window's count grows in each of its batches
         assert dict(counts) == dict.fromkeys(range(0, ROWS, 100), 100)
+
+
+@pytest.mark.full
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("route", ["here-there-here", "there-here-there"])
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "not-committed"])
+def test_a_pinned_start_is_kept(route: str, committed: bool, log_dir: Path, tmp_path: Path) -> None:
+    """A query from ``latest`` is killed in its first micro-batch, which pins its start."""
+    checkpoints = tmp_path / "checkpoints"
+    first = checkpoints / COPIED / "commits" / "0"
+    releases = pythons(route)
+    with isolog.connect(path=log_dir) as log:
+
+        def reached(copied: int) -> bool:
+            return first.exists() and len(values(log, COPIED)) >= copied
+
+        for topic in (LEFT, COPIED):
+            log.create_topic(topic, schema=NUMBERS)
+        for turn, python in enumerate(releases):
+            add(log, LEFT, range(10 * turn, 10 * turn + 10))
+            given = (python, str(log_dir), LATEST)
+            run(given, checkpoints, functools.partial(reached, 10 * turn))
+            if turn == 0 and not committed:
+                first.unlink()
+                (first.parent / ".0.crc").unlink(missing_ok=True)
+        assert sorted(values(log, COPIED)) == list(range(10, 30))
