@@ -15,4 +15,14 @@ plans_alone = pytest.mark.skipif(
 pushes_filters = pytest.mark.skipif(
     not releases.PUSHES_FILTERS, reason="this PySpark pushes no filters to a source in Python"
 )
+RUNS = 1 if releases.PASSES_LIMITS else 3
+"""The runs with ``Trigger.AvailableNow`` until all records are read, and the end is stored.
+
+Without limits the first may repeat a micro-batch, the second reads the rest, and the third stores
+the end of the second.
+"""
+
+JSON_HAS_TIME = releases.PASSES_LIMITS
+"""Whether Spark's ``to_json`` and ``from_json`` have the type time."""
+
 has_time = pytest.mark.skipif(not releases.HAS_TIME, reason="this PySpark has no type time")

@@ -227,6 +227,6 @@ def test_stateful_query_over_a_widened_column_continues_with_its_old_schema(
     refused = counted(None)
     assert refused is not None
     assert "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE" in refused
-    assert counted("id int, x smallint") is None
+    assert counted("id int not null, x smallint") is None
     rows = queries.spark.sql(f"select id, count from counts_{topic[6:]}").collect()
     assert sorted(map(tuple, rows)) == [(0, 2), (1, 2), (2, 2)]
