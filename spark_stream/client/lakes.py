@@ -10,7 +10,7 @@ from typing import Final
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient, checked_topic
-from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, LakeDescription
+from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, ICEBERG_NAME, LakeDescription
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLake
 from spark_stream.lake.delta.schema import table_schema
@@ -40,8 +40,16 @@ class LakesClient:
         location: str | os.PathLike[str],
         freshness: float,
         file_bytes: int,
+        iceberg: str | None = None,
     ) -> LakeDescription:
         """Create a lake, if each topic can have a Delta table."""
+        if iceberg is not None and not re.fullmatch(ICEBERG_NAME, iceberg):
+            raise InvalidOption(
+                f"{iceberg!r} is no name of an Iceberg catalog",
+                hint="Give CATALOG or CATALOG.NAMESPACE. The address and the keys of the catalog"
+                " are in the worker's environment, or in its ~/.pyiceberg.yaml.",
+                option="iceberg",
+            )
         names = [topics] if isinstance(topics, str) else list(topics)
         for each in names:
             table_schema(each, self._topics.describe(checked_topic(each)).schema)
@@ -52,6 +60,7 @@ class LakesClient:
             location=_location(location),
             freshness_ms=round(1_000 * freshness),
             file_bytes=file_bytes,
+            iceberg=iceberg,
         )
         return self._connection.call(request)
 

@@ -560,6 +560,7 @@ class Log(ProcessBound):
         *,
         freshness: float = FRESHNESS_S_DEFAULT,
         file_bytes: int = FILE_BYTES_DEFAULT,
+        iceberg: str | None = None,
     ) -> LakeDescription:
         """Create a lake: Delta tables with the committed records of topics.
 
@@ -572,6 +573,9 @@ class Log(ProcessBound):
                 Keys are not part of it. The worker takes them from its environment.
             freshness: Seconds between two versions of the tables, at least 1.
             file_bytes: The size of a large file. Smaller adjacent files are merged.
+            iceberg: A catalog of pyiceberg's configuration, where the tables are also Iceberg
+                tables (``"CATALOG"``, or ``"CATALOG.NAMESPACE"``). The namespace is the lake's name
+                by default.
 
         Returns:
             The lake.
@@ -582,13 +586,14 @@ class Log(ProcessBound):
             UnsupportedType: Delta has no type for a column.
             SchemaMismatch: Delta does not accept a column's name.
             InvalidRequest: A setting is out of its range, or the location has keys.
+            InvalidOption: ``iceberg`` is no name of a catalog.
 
         Examples:
             >>> topic = log.create_topic("trades", schema="id bigint, price double")
             >>> log.create_lake("finance", "trades", "lake-of-trades").topics[0].name
             'trades'
         """
-        return self._lakes.create(name, topics, location, freshness, file_bytes)
+        return self._lakes.create(name, topics, location, freshness, file_bytes, iceberg)
 
     def lakes(self) -> list[LakeDescription]:
         """Return all lakes, sorted, with the offsets that their workers have recorded."""

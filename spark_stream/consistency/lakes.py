@@ -18,8 +18,12 @@ from spark_stream.structs import Name, OffsetField, PartitionField, Positional, 
 FRESHNESS_MS_MIN: Final = 1_000
 FRESHNESS_MS_DEFAULT: Final = 60_000
 FILE_BYTES_DEFAULT: Final = 128 << 20
+ICEBERG_NAME: Final = r"\A[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64})?\Z"
+"""The name of a catalog in pyiceberg's configuration, and perhaps a namespace."""
+
 FreshnessField = Annotated[int, Meta(ge=FRESHNESS_MS_MIN, le=86_400_000)]
 FileBytesField = Annotated[int, Meta(ge=1 << 10, le=1 << 34)]
+IcebergName = Annotated[str, Meta(pattern=ICEBERG_NAME)]
 LakeId = Annotated[str, Meta(pattern=r"\A[a-z0-9-]{1,64}\Z")]
 Tiered = dict[Name, dict[PartitionField, OffsetField]]
 """By topic id and partition, the offset below which the table has all committed records."""
@@ -52,6 +56,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         created_ms: The time of its creation, in ms since the epoch.
         recorded_ms: The time of the last recorded progress, or None.
         omitted: The number of topics that the caller may not describe.
+        iceberg: The Iceberg catalog and namespace with a mirror of the tables, or None.
     """
 
     name: Name
@@ -63,6 +68,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
     created_ms: int = 0
     recorded_ms: int | None = None
     omitted: int = 0
+    iceberg: IcebergName | None = None
 
 
 class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):

@@ -16,6 +16,7 @@ from spark_stream.lake.steps import Cut
 from spark_stream.lake.storage.cleaning import orphans
 from spark_stream.lake.storage.snapshots import read_table
 from spark_stream.lake.storage.stores import StoredFile, open_store
+from spark_stream.lake_worker.iceberg import IcebergTables
 
 
 class TopicStatus(Struct, frozen=True):
@@ -23,6 +24,7 @@ class TopicStatus(Struct, frozen=True):
 
     ``lag``: the committed records that the table lacks, or None if the topic was deleted.
     ``version``: that of the table, -1 without one. ``problem``: the reason why the worker stops.
+    ``iceberg``: the version that the Iceberg table has, or None if the lake has no such tables.
     """
 
     topic: str
@@ -31,6 +33,7 @@ class TopicStatus(Struct, frozen=True):
     size: int
     lag: int | None
     problem: str | None
+    iceberg: int | None = None
 
 
 def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
@@ -41,6 +44,12 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
     """
     store = open_store(lake.location)
     cluster = log._connection.cluster_id or ""
+    mirror, no_mirror = None, None
+    if lake.iceberg is not None:
+        try:
+            mirror = IcebergTables(lake)
+        except IsologError as error:
+            no_mirror = error.message
     for topic in lake.topics:
         table, problem = None, None
         try:
@@ -61,6 +70,12 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
                 )
         except IsologError as error:
             problem = problem or error.message
+        iceberg, problem = None, problem or no_mirror
+        if mirror is not None and table is not None:
+            try:
+                iceberg = mirror.version(table)
+            except IsologError as error:
+                problem = problem or error.message
         files = [] if table is None else list(table.files.values())
         yield TopicStatus(
             topic.name,
@@ -69,6 +84,7 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
             sum(each.size for each in files),
             lag,
             problem,
+            iceberg,
         )
 
 
@@ -86,11 +102,17 @@ def orphans_of(lake: LakeDescription, now_ms: int) -> list[StoredFile]:
     """Return the files older than a day that no version of a table of the lake has.
 
     Raises:
-        LakeUnavailable: The location did not answer.
+        LakeUnavailable: The location or the catalog did not answer.
+        InvalidOption: The Iceberg catalog is not configured here.
     """
     store = open_store(lake.location)
     names = [*(each.name for each in lake.topics), CUTS]
-    return [file for name in names for file in orphans(store, name, now_ms)]
+    found = [file for name in names for file in orphans(store, name, now_ms)]
+    if lake.iceberg is not None:
+        mirror = IcebergTables(lake)
+        for each in lake.topics:
+            found += mirror.orphans(store, read_table(store, each.name), now_ms)
+    return found
 
 
 def remove_files(lake: LakeDescription, files: list[StoredFile]) -> None:

@@ -13,11 +13,12 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.client.log import Log
-from spark_stream.errors import IsologError, LakeStopped, UnknownLake
+from spark_stream.errors import InvalidOption, IsologError, LakeStopped, UnknownLake
 from spark_stream.lake.merging import merge_table
 from spark_stream.lake.rounds import Lake, run_round
 from spark_stream.lake.storage.stores import LakeStore, open_store
 from spark_stream.lake_worker.driver import ROUND_BYTES, Driver
+from spark_stream.lake_worker.iceberg import IcebergTables
 from spark_stream.loggers import logger_of
 
 logger = logger_of(__name__)
@@ -29,11 +30,15 @@ Wait = Callable[[float], bool]
 
 
 class RoundResult(Struct, frozen=True):
-    """The tables after a round. ``behind``: the log has more committed records."""
+    """The tables after a round. ``behind``: the log has more committed records.
+
+    ``problem``: the reason why the Iceberg tables stay behind. It does not affect the Delta tables.
+    """
 
     versions: dict[str, int]
     files: int
     behind: bool
+    problem: IsologError | None = None
 
 
 class LakeWorker:
@@ -71,6 +76,7 @@ class LakeWorker:
             )
         self._store: LakeStore = open_store(self._lake.location)
         self._round_bytes = round_bytes
+        self._iceberg: IcebergTables | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -94,8 +100,17 @@ class LakeWorker:
             started = time.monotonic()
             pause = self._lake.freshness_ms / 1_000
             try:
-                if self.round().behind:
+                result = self.round()
+                if result.behind:
                     pause = 0.0
+                if isinstance(result.problem, InvalidOption):
+                    raise result.problem
+                if result.problem is not None:
+                    logger.warning(
+                        "the Iceberg tables of the lake %s stay behind: %s",
+                        self._lake.name,
+                        result.problem,
+                    )
             except UnknownLake:
                 logger.info("the lake %s was dropped; its worker ends", self._lake.name)
                 return
@@ -113,8 +128,10 @@ class LakeWorker:
 
         Raises: as :meth:`run`, and errors that a retry may mend.
         """
-        while self.round().behind:
+        while (result := self.round()).behind:
             pass
+        if result.problem is not None:
+            raise result.problem
 
     def round(self) -> RoundResult:
         """Run one round, merge small files, and record the tables' offsets.
@@ -127,11 +144,13 @@ class LakeWorker:
                 break
         self._merge()
         self._record()
+        problem = self._mirror()
         tables = self._tables.tables
         return RoundResult(
             {name: table.version for name, table in tables.items()},
             sum(len(table.files) for table in tables.values()),
             self._driver.is_behind,
+            problem,
         )
 
     def _check(self) -> None:
@@ -158,6 +177,22 @@ class LakeWorker:
         if found != self._recorded:
             self._log._lakes.record_progress(self._lake.name, self._lake.id, found)
             self._recorded = found
+
+    def _mirror(self) -> IsologError | None:
+        """Give the Iceberg tables the files of the Delta tables. Return the first error."""
+        if self._lake.iceberg is None:
+            return None
+        first = None
+        try:
+            self._iceberg = self._iceberg or IcebergTables(self._lake)
+        except IsologError as error:
+            return error
+        for topic in self._lake.topics:
+            try:
+                self._iceberg.sync(self._tables.tables[topic.name])
+            except IsologError as error:
+                first = first or error
+        return first
 
 
 def _wait(seconds: float) -> bool:

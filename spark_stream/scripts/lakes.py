@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from spark_stream.cluster.lakes import LAKES, decode, encode
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
 from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
@@ -25,15 +27,7 @@ def create(lake: LakeDescription) -> Script[LakeDescription]:
         found = yield from FindTopic(each.name)
         topics.append(LakeTopic(each.name, found.id))
     key = LAKES + lake.name
-    made = LakeDescription(
-        lake.name,
-        lake.id,
-        lake.location,
-        tuple(topics),
-        lake.freshness_ms,
-        lake.file_bytes,
-        lake.created_ms,
-    )
+    made = replace(lake, topics=tuple(topics))
     while not (yield from PutRecord(key, encode(made), 0)):
         record = yield from Get(key)
         if record is None:

@@ -6,6 +6,7 @@ from spark_stream.access.rules import Operation, described, on_lake, to_create_l
 from spark_stream.consistency.lakes import (
     FileBytesField,
     FreshnessField,
+    IcebergName,
     LakeDescription,
     LakeId,
     Tiered,
@@ -20,7 +21,7 @@ class CreateLake(Call[LakeDescription], name="create-lake", needs=to_create_lake
     """Create a lake of topics. A worker writes their tables.
 
     ``lake_id``: unique to this request. A retry succeeds if an earlier attempt created the lake.
-    ``location``: an absolute folder, or a URL without keys.
+    ``location``: an absolute folder, or a URL without keys. ``iceberg``: the name of a catalog.
     """
 
     lake: Name
@@ -29,6 +30,7 @@ class CreateLake(Call[LakeDescription], name="create-lake", needs=to_create_lake
     location: Name
     freshness_ms: FreshnessField
     file_bytes: FileBytesField
+    iceberg: IcebergName | None = None
 
 
 class LakeList(Message):

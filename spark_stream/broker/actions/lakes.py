@@ -28,6 +28,7 @@ def create_lake(context: BrokerContext, asked: CreateLake) -> LakeDescription:
         asked.freshness_ms,
         asked.file_bytes,
         context.transactions.now_ms(),
+        iceberg=asked.iceberg,
     )
     return context.transactions.run(lakes.create(lake))
 

@@ -48,6 +48,15 @@ def create(
     file_bytes: Annotated[
         int, typer.Option(metavar="BYTES", help="Size up to which adjacent files are merged.")
     ] = 128 << 20,
+    iceberg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CATALOG",
+            help="Catalog of pyiceberg where the tables are also Iceberg tables, or"
+            " CATALOG.NAMESPACE.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Create a lake of topics. `isolog lake run` writes its tables.
 
@@ -56,7 +65,9 @@ def create(
     """
     with log(bootstrap, path) as opened:
         names = [each.strip() for each in topics.split(",") if each.strip()]
-        made = opened.create_lake(name, names, location, freshness=freshness, file_bytes=file_bytes)
+        made = opened.create_lake(
+            name, names, location, freshness=freshness, file_bytes=file_bytes, iceberg=iceberg
+        )
     note(f"created lake {made.name} at {made.location}")
 
 
@@ -82,6 +93,7 @@ def list_(
                 "file_bytes": each.file_bytes,
                 "created_ms": each.created_ms,
                 "recorded_ms": each.recorded_ms,
+                "iceberg": each.iceberg,
             }
             for each in found
         ]
@@ -116,7 +128,8 @@ def status(
     from spark_stream.lake_worker.status import topics_of
 
     with log(bootstrap, path) as opened:
-        found = list(topics_of(opened, opened.describe_lake(name)))
+        lake = opened.describe_lake(name)
+        found = list(topics_of(opened, lake))
     if output is Listing.JSON:
         rows = [
             {
@@ -125,6 +138,7 @@ def status(
                 "files": each.files,
                 "bytes": each.size,
                 "lag": each.lag,
+                "iceberg_version": each.iceberg,
                 "problem": each.problem,
             }
             for each in found
@@ -132,16 +146,21 @@ def status(
         print(json.dumps(rows, indent=2))
     else:
         table = Table("topic")
-        for column in ("version", "files", "size", "lag"):
+        columns = ["version", "files", "size", "lag"]
+        if lake.iceberg is not None:
+            columns.append("iceberg")
+        for column in columns:
             table.add_column(column, justify="right")
         for each in found:
-            table.add_row(
+            row = [
                 cell(each.topic),
                 str(each.version) if each.version >= 0 else "-",
                 str(each.files),
                 size_text(each.size),
                 "-" if each.lag is None else str(each.lag),
-            )
+                "-" if each.iceberg is None else str(each.iceberg),
+            ]
+            table.add_row(*row[: 1 + len(columns)])
         console().print(table)
     problems = [each for each in found if each.problem is not None]
     for each in problems:

@@ -12,6 +12,7 @@ contain the characters that Parquet reserved for its schemas, and are compared w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -156,6 +157,41 @@ def _type(kind: pa.DataType) -> str | dict[str, Any]:
     if pt.is_struct(kind):
         return {"type": "struct", "fields": [_field(each) for each in kind.fields]}
     return _NAMES[kind]
+
+
+def arrow_schema(text: str) -> pa.Schema:
+    """Return the Arrow schema of a table's schema, which is JSON of a Delta log.
+
+    Raises:
+        UnsupportedType: Another program added a column of an unknown type.
+    """
+    return pa.schema(_arrow_fields(json.loads(text)["fields"]))
+
+
+def _arrow_fields(fields: list[dict[str, Any]]) -> list[pa.Field]:
+    return [pa.field(each["name"], _arrow_type(each["type"])) for each in fields]
+
+
+_ARROW_TYPES: Final = {name: kind for kind, name in _NAMES.items()} | {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "float": pa.float32(),
+}
+
+
+def _arrow_type(kind: str | dict[str, Any]) -> pa.DataType:
+    if isinstance(kind, str):
+        if digits := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
+            return pa.decimal128(int(digits[1]), int(digits[2]))
+        if kind in _ARROW_TYPES:
+            return _ARROW_TYPES[kind]
+    elif kind["type"] == "struct":
+        return pa.struct(_arrow_fields(kind["fields"]))
+    elif kind["type"] == "array":
+        return pa.list_(_arrow_type(kind["elementType"]))
+    elif kind["type"] == "map":
+        return pa.map_(_arrow_type(kind["keyType"]), _arrow_type(kind["valueType"]))
+    raise UnsupportedType(f"a Delta table has a column of the unknown type {kind!r}")
 
 
 def widened(table: str, present: str, wanted: pa.Schema) -> str | None:
