@@ -7,5 +7,7 @@ table once (``rounds.py``).
 * ``delta/``: the log of one Delta table, without I/O. Offsets of a topic are part of its table.
 * ``steps.py``: the steps of a round, which a driver carries out.
 * ``rounds.py``: the round, as a script that may stop after each step.
+* ``versions.py``: the versions of one table, and their floor.
+* ``expiry.py``: the removal of old versions, and of files that were replaced.
 * ``reading.py``: rows of a table by their offsets, for readers below a log start.
 """

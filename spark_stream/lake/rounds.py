@@ -71,7 +71,6 @@ CUTS_SCHEMA: Final = pa.schema(
 )
 """``version``: that of the topic's table. ``offsets``: the end of each partition in it."""
 
-_CHECKPOINT_EVERY: Final = 10
 _PUTS_MAX: Final = 5
 Offsets = Mapping[int, int]
 
@@ -84,8 +83,10 @@ class Lake:
     cluster: str
     topics: list[str]
     tables: dict[str, Table] = field(default_factory=dict)
-    checkpoints: dict[str, int] = field(default_factory=dict)
-    """The version of each table's last checkpoint that this worker wrote or read."""
+    properties: dict[str, str] = field(default_factory=dict)
+    """Further properties of new tables."""
+    checkpoint_every: int = 10
+    """The number of versions between two checkpoints of a table."""
 
     def __post_init__(self) -> None:
         for name in [*self.topics, CUTS]:
@@ -132,10 +133,10 @@ def run_round(lake: Lake) -> Script[bool]:
         if not (yield from _commit(lake, lake.tables[name], change)):
             return False
     recorded = yield from _record(lake, topics, cut)
-    for name, table in lake.tables.items():
-        if table.version - lake.checkpoints.get(name, 0) >= _CHECKPOINT_EVERY:
+    for table in lake.tables.values():
+        if table.version - table.checkpoint >= lake.checkpoint_every:
             yield from WriteCheckpoint(table)
-            lake.checkpoints[name] = table.version
+            table.checkpoint = table.version
     return recorded
 
 
@@ -161,7 +162,7 @@ def _open_table(lake: Lake, table: Table, of: str, schema: pa.Schema) -> Script[
     yield from catch_up(table)
     if table.version < 0:
         mark, now_ms = (yield from NewMark()), (yield from Now())
-        configuration = {CLUSTER: lake.cluster, TOPIC_ID: of, LAKE: lake.id}
+        configuration = {CLUSTER: lake.cluster, TOPIC_ID: of, LAKE: lake.id} | lake.properties
         actions = first_actions(table.at, schema, mark, configuration, now_ms)
         yield from put(table, [commit_info("CREATE TABLE", now_ms, mark), *actions])
     table.check(lake.cluster, of)

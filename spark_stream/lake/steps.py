@@ -6,6 +6,7 @@ A driver carries a step out and sends its answer into the script, or throws an `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import pyarrow as pa
 
@@ -32,6 +33,58 @@ class PutVersion(Step[bool]):
     table: str
     version: int
     actions: list[Action]
+
+
+class ReadCheckpoint(Step[Table | None]):
+    """The state of a table from a checkpoint of isolog, or None if it does not exist.
+
+    ``version``: that of the checkpoint, or None for the last one.
+    """
+
+    table: str
+    version: int | None = None
+
+
+class ReadFloor(Step[int]):
+    """The version below which versions of a table may have been removed, or 0."""
+
+    table: str
+
+
+class PutFloor(Step[None]):
+    """A new floor of a table, durable before the first removal. A smaller one changes nothing."""
+
+    table: str
+    floor: int
+
+
+VERSION: Final = "json"
+CHECKPOINT: Final = "checkpoint.parquet"
+
+
+class LogFile(Positional):
+    """A file of a table's log, ``<version>.<kind>``, such as ``VERSION`` or ``CHECKPOINT``.
+
+    ``modified_ms``: milliseconds since 1970, by the store's clock.
+    """
+
+    path: str
+    version: int
+    kind: str
+    modified_ms: int
+
+
+class ListLog(Step[list[LogFile]]):
+    """The files in the log of a table, in any order."""
+
+    table: str
+
+
+class DeleteFiles(Step[None]):
+    """The removal of files of a table. ``paths``: relative to the table, percent-encoded."""
+
+    table: str
+    paths: list[str]
 
 
 class TopicState(Positional):

@@ -1,17 +1,51 @@
-"""Scripts for the versions of one table: catch up with them, and put the next one."""
+"""Scripts for the versions of one table: catch up with them, and put the next one.
+
+**Expired versions.** Versions are put if absent, and the oldest ones are removed (``expiry.py``). A
+worker that was paused for longer than the expiry would find no next version, put one at the place
+of an expired one, and take it for a part of the table. So each table has a *floor*: a version with
+a checkpoint, recorded before a version below it is removed. It never moves back.
+
+:func:`catch_up` reads the floor after the versions. If the first new version is not below it, none
+of them had been removed when they were read, however long the worker was paused. Otherwise the
+state is dropped, and read again from the checkpoint at the floor. This includes the result of
+:func:`put`. A late put may leave a file below the floor, which no state begins with.
+"""
 
 from __future__ import annotations
 
-from spark_stream.errors import LakeUnavailable
+from spark_stream.errors import LakeStopped, LakeUnavailable
 from spark_stream.lake.delta.actions import Action
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.steps import PutVersion, ReadVersion, Script
+from spark_stream.lake.steps import PutVersion, ReadCheckpoint, ReadFloor, ReadVersion, Script
 
 
 def catch_up(table: Table) -> Script[None]:
-    """Apply the versions of a table that are new."""
-    while (actions := (yield from ReadVersion(table.at, table.version + 1))) is not None:
-        table.apply(table.version + 1, actions)
+    """Apply the versions of a table that are new, or read it again if they may have expired.
+
+    Raises:
+        LakeStopped: The checkpoint at the floor was removed.
+    """
+    if table.version < 0 and (found := (yield from ReadCheckpoint(table.at))) is not None:
+        table.become(found)
+    missing = 0
+    while True:
+        while (actions := (yield from ReadVersion(table.at, table.version + 1))) is not None:
+            table.apply(table.version + 1, actions)
+        floor = yield from ReadFloor(table.at)
+        if table.checked + 1 >= floor:
+            table.checked = table.version
+            return
+        found = yield from ReadCheckpoint(table.at, floor)
+        if found is not None:
+            table.become(found)
+        elif missing == floor:
+            raise LakeStopped(
+                f"the checkpoint {floor} of the table {table.at} was removed",
+                hint="The versions below it have expired. Restore the file from a backup.",
+                table=table.at,
+                version=floor,
+            )
+        missing = floor
 
 
 def put(table: Table, actions: list[Action]) -> Script[None]:

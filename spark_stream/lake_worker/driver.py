@@ -34,7 +34,7 @@ from spark_stream.lake.reading import read_rows
 from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
 from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
-from spark_stream.lake.storage.snapshots import read_version
+from spark_stream.lake.storage.snapshots import delete_files, put_floor, read_step
 from spark_stream.lake.storage.stores import LakeStore
 from spark_stream.schema.schemas import is_default
 from spark_stream.steps import Script, Step, run_script
@@ -78,8 +78,10 @@ class Driver:
                 return self._describe()
             case steps.FindCut(lower):
                 return self._find_cut(lower)
-            case steps.ReadVersion(table, version):
-                return read_version(self._store, table, version)
+            case steps.PutFloor(table, floor):
+                return put_floor(self._store, table, floor)
+            case steps.DeleteFiles(table, paths):
+                return delete_files(self._store, table, paths)
             case steps.PutVersion(table, version, actions):
                 return self._store.put_if_absent(
                     f"{table}/{version_path(version)}", encoded(actions)
@@ -92,7 +94,7 @@ class Driver:
                 return self._merge(table, files)
             case steps.WriteCheckpoint(table):
                 return write_checkpoint(self._store, table)
-        raise AssertionError(step)
+        return read_step(self._store, step)
 
     # -- topics ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from spark_stream.client.log import Log
 from spark_stream.errors import InvalidOption, IsologError, LakeStopped, UnknownLake
+from spark_stream.lake.expiry import expire_table
 from spark_stream.lake.merging import merge_table
 from spark_stream.lake.rounds import Lake, run_round
 from spark_stream.lake.storage.stores import LakeStore, open_store
@@ -87,6 +88,7 @@ class LakeWorker:
         names = [each.name for each in self._lake.topics]
         self._tables = Lake(self._lake.id, self._connection.cluster_id or "", names)
         self._recorded: dict[str, dict[int, int]] = {}
+        self._expiry_due_ms: dict[str, int] = {}
 
     def run(self, wait: Wait | None = None) -> None:
         """Run rounds until the lake is dropped, or ``wait`` returns true.
@@ -134,7 +136,7 @@ class LakeWorker:
             raise result.problem
 
     def round(self) -> RoundResult:
-        """Run one round, merge small files, and record the tables' offsets.
+        """Run one round, merge small files, record the tables' offsets, and remove old versions.
 
         Raises: as :meth:`run_once`.
         """
@@ -144,6 +146,7 @@ class LakeWorker:
                 break
         self._merge()
         self._record()
+        self._expire()
         problem = self._mirror()
         tables = self._tables.tables
         return RoundResult(
@@ -166,6 +169,11 @@ class LakeWorker:
             merged = self._driver.run(merge_table(table, cluster, topic.id, file_bytes))
             if merged:
                 logger.info("merged %d files of the table %s", merged, topic.name)
+
+    def _expire(self) -> None:
+        for name, table in self._tables.tables.items():
+            if removed := self._driver.run(expire_table(table, self._expiry_due_ms)):
+                logger.info("removed %d expired files of the table %s", removed, name)
 
     def _record(self) -> None:
         """Record the offsets that the versions in the location have: the tables were read there."""

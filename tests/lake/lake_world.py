@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from spark_stream.errors import LakeStopped, LakeUnavailable
-from spark_stream.lake import merging, rounds, steps
+from spark_stream.lake import expiry, merging, rounds, steps
 from spark_stream.lake.delta.actions import Action, AddFile, CommitInfo, RemoveFile, Txn
 from spark_stream.lake.delta.schema import OFFSET, PARTITION
 from spark_stream.lake.delta.table import Table, application
@@ -21,6 +21,10 @@ Row = tuple[int, int, int]
 
 CLUSTER = "c1"
 TOPICS = ("orders", "audit")
+PROPERTIES = {
+    expiry.LOG_RETENTION: "interval 25 milliseconds",
+    expiry.FILE_RETENTION: "interval 30 milliseconds",
+}
 
 
 @dataclass
@@ -104,6 +108,8 @@ class Faults:
     lost_after: float = 0.1
     late: float = 0.05
     killed: float = 0.02
+    paused: float = 0.002
+    """A worker pauses for longer than the expiry of versions."""
 
 
 class LakeWorld:
@@ -114,33 +120,43 @@ class LakeWorld:
         self.log = MemoryLog()
         self.faults = faults or Faults()
         self.versions: dict[str, list[list[Action]]] = {}
+        """All versions that were ever the next one of a table."""
+        self.files: dict[str, dict[int, tuple[list[Action], int]]] = {}
+        """The files of versions with their times: some versions expired, some files came late."""
+        self.floors: dict[str, int] = {}
+        self.deleted: set[str] = set()
+        self.tiered: dict[tuple[str, int], int] = {}
+        self.paused: dict[int, int] = {}
+        self.filled = 0
+        self.expired = 0
         self.rows: dict[str, list[Row]] = {}
         self.columns: dict[str, int] = {}
         self.cuts: dict[str, steps.Cut] = {}
         self.late: list[tuple[str, int, list[Action]]] = []
-        self.checkpoints: dict[str, tuple[int, list[Action]]] = {}
+        self.checkpoints: dict[str, dict[int, list[Action]]] = {}
+        self.last_checkpoints: dict[str, int] = {}
+        self.foreign_checkpoints: set[tuple[str, int]] = set()
         self.clock = 0
+        self.due_ms: dict[str, int] = {}
         self.names = 0
         self.rounds = 0
         self.outdated = 0
         self.merged = 0
         self.stopped: LakeStopped | None = None
         self.lakes = [self._new_lake() for _ in range(workers)]
-        self.running: list[Iterator[None] | None] = [None] * workers
+        self.running: list[Iterator[type] | None] = [None] * workers
         self.put_hook: Callable[[str], None] = lambda table: None
 
     # -- workers --------------------------------------------------------------------------------
 
     def _new_lake(self) -> Lake:
-        lake = Lake("lake-1", CLUSTER, list(TOPICS))
-        for name, table in lake.tables.items():
-            if name in self.checkpoints and self.random.random() < 0.5:
-                version, actions = self.checkpoints[name]
-                table.restore(version, actions)
-        return lake
+        return Lake("lake-1", CLUSTER, list(TOPICS), properties=PROPERTIES, checkpoint_every=2)
 
     def step(self, worker: int) -> None:
-        """Run one step of a worker, or kill it."""
+        """Run one step of a worker, or pause or kill it."""
+        if self.paused.get(worker, 0) > 0:
+            self.paused[worker] -= 1
+            return
         if self.random.random() < self.faults.killed:
             self.running[worker] = None
             self.lakes[worker] = self._new_lake()
@@ -148,21 +164,29 @@ class LakeWorld:
         running = self.running[worker]
         if running is None:
             running = self.running[worker] = self._run(self.lakes[worker])
+        before_put = False
         try:
-            next(running)
+            before_put = next(running) is steps.Now
         except StopIteration:
             self.running[worker] = None
         except LakeUnavailable:
             self.running[worker] = None
+        if self.random.random() < self.faults.paused * (20 if before_put else 1):
+            self.paused[worker] = self.random.randrange(20, 150)
 
     def run(self, worker: int, steps: int) -> None:
         """Run some steps of a worker."""
         for _ in range(steps):
             self.step(worker)
 
-    def _run(self, lake: Lake) -> Iterator[None]:
-        """Run a round, or a merge, and pause after each effect."""
-        if self.random.random() < 0.3:
+    def _run(self, lake: Lake) -> Iterator[type]:
+        """Run a round, a merge or an expiry, and pause after each effect."""
+        kind = self.random.random()
+        if kind < 0.15:
+            table = lake.tables[self.random.choice([*TOPICS, CUTS])]
+            self.expired += yield from self._drive(expiry.expire_table(table, self.due_ms))
+            return
+        if kind < 0.45:
             name = self.random.choice(TOPICS)
             script = merging.merge_table(lake.tables[name], CLUSTER, self.log.ids[name], 5000, 2)
             if lake.tables[name].version < 0:
@@ -172,8 +196,18 @@ class LakeWorld:
         done = yield from self._drive(rounds.run_round(lake))
         self.rounds += 1
         self.outdated += not done
+        for name in TOPICS:
+            for partition, at in lake.tables[name].offsets(self.log.ids[name]).items():
+                self._note_tiered(name, partition, at)
 
-    def _drive(self, script: steps.Script[object]) -> Iterator[None]:
+    def _note_tiered(self, name: str, partition: int, at: int) -> None:
+        """Record an offset that a worker read back, as local retention relies on it."""
+        have = self.table(name).offset(self.log.ids[name], partition)
+        assert have is not None
+        assert at <= have, f"{name}: {at} was recorded, the table ends at {have}"
+        self.tiered[name, partition] = max(at, self.tiered.get((name, partition), 0))
+
+    def _drive(self, script: steps.Script[object]) -> Iterator[type]:
         answer: object = None
         error: Exception | None = None
         while True:
@@ -186,7 +220,7 @@ class LakeWorld:
                 answer = self._carry_out(step)
             except LakeUnavailable as unavailable:
                 error = unavailable
-            yield
+            yield type(step)
 
     def _carry_out(self, step: steps.Step[object]) -> object:
         match step:
@@ -200,8 +234,21 @@ class LakeWorld:
             case steps.FindCut():
                 return self.log.cut()
             case steps.ReadVersion(table, version):
-                found = self.versions.get(table, [])
-                return found[version] if version < len(found) else None
+                found = self.files.get(table, {}).get(version)
+                return None if found is None else found[0]
+            case steps.ReadCheckpoint(table, version):
+                return self._checkpoint(table, version)
+            case steps.ReadFloor(table):
+                return self.floors.get(table, 0)
+            case steps.PutFloor(table, floor):
+                self.floors[table] = max(floor, self.floors.get(table, 0))
+                return None
+            case steps.ListLog(table):
+                return self._log_files(table)
+            case steps.DeleteFiles(table, paths):
+                for path in paths:
+                    self._delete(table, path)
+                return None
             case steps.PutVersion(table, version, actions):
                 return self._faulty_put(table, version, actions)
             case steps.WriteFiles(topic, ranges):
@@ -224,7 +271,10 @@ class LakeWorld:
                 actions = [Action(protocol=table.protocol), Action(metadata=table.metadata)]
                 actions += [Action(txn=each) for each in table.txns.values()]
                 actions += [Action(add=each) for each in table.files.values()]
-                self.checkpoints[table.at] = (table.version, actions)
+                actions += [Action(remove=each) for each in table.removed.values()]
+                assert table.stopped is None
+                self.checkpoints.setdefault(table.at, {})[table.version] = actions
+                self.last_checkpoints[table.at] = table.version
                 return None
         raise AssertionError(step)
 
@@ -264,6 +314,40 @@ class LakeWorld:
 
     # -- the location ---------------------------------------------------------------------------
 
+    def _checkpoint(self, name: str, version: int | None) -> Table | None:
+        found = self.checkpoints.get(name, {})
+        if version is None:
+            version = self.last_checkpoints.get(name, -1)
+            if version not in found:
+                version = self.floors.get(name, -1)
+        if version not in found:
+            return None
+        table = Table(name)
+        table.restore(version, found[version])
+        return table
+
+    def _log_files(self, name: str) -> list[steps.LogFile]:
+        return [
+            steps.LogFile(f"{version}.{kind}", version, kind, modified_ms)
+            for version, (_, modified_ms) in self.files.get(name, {}).items()
+            for kind in (steps.VERSION, steps.CHECKPOINT)
+            if kind == steps.VERSION
+            or version in self.checkpoints.get(name, {})
+            or (name, version) in self.foreign_checkpoints
+        ]
+
+    def _delete(self, name: str, path: str) -> None:
+        """Delete a file of the log, or one of rows that no later version needs."""
+        number, _, kind = path.partition(".")
+        if kind == steps.VERSION:
+            assert int(number) < self.floors[name]
+            self.files[name].pop(int(number), None)
+        elif kind == steps.CHECKPOINT:
+            self.checkpoints.get(name, {}).pop(int(number), None)
+        else:
+            assert path not in self.table(name).files, f"{name}: a live file was deleted"
+            self.deleted.add(path)
+
     def _faulty_put(self, table: str, version: int, actions: list[Action]) -> bool:
         chance = self.random.random()
         if chance < self.faults.lost_before:
@@ -278,9 +362,13 @@ class LakeWorld:
 
     def put(self, table: str, version: int, actions: list[Action]) -> bool:
         """Write a version if it does not exist, and check the table."""
-        versions = self.versions.setdefault(table, [])
-        if version < len(versions):
+        versions, files = self.versions.setdefault(table, []), self.files.setdefault(table, {})
+        if version in files:
             return False
+        files[version] = actions, self.clock
+        if version < len(versions):
+            self.filled += 1  # the place of an expired version: the table does not have this one
+            return True
         assert version == len(versions), "a version was skipped"
         versions.append(actions)
         self.put_hook(table)
@@ -304,7 +392,8 @@ class LakeWorld:
         actions = [Action(commit_info=CommitInfo(operation="OPTIMIZE"))]
         actions += [Action(remove=RemoveFile(path=path, data_change=False)) for path in files]
         actions.append(Action(add=self._add(rows, 1, data_change=False)))
-        self.put(name, table.version + 1, actions)
+        if self.put(name, table.version + 1, actions):
+            self.foreign_checkpoints.add((name, table.version + 1))
 
     def restore(self, name: str) -> bool:
         """Restore an older version, as another program does. Offsets stay, as Delta's RESTORE."""
@@ -317,6 +406,14 @@ class LakeWorld:
         actions += [Action(remove=RemoveFile(path=path)) for path in gone]
         actions += [Action(add=each) for path, each in old.files.items() if path not in table.files]
         return self.put(name, table.version + 1, actions)
+
+    def copy_back(self, name: str, end: int) -> None:
+        """Replace the folder of a table by an older copy, which has the versions below ``end``."""
+        del self.versions[name][end:]
+        for each in (self.files[name], self.checkpoints[name]):
+            for version in [version for version in each if version >= end]:
+                del each[version]
+        self.last_checkpoints[name] = max(self.checkpoints[name], default=-1)
 
     def table(self, name: str, version: int | None = None) -> Table:
         """Return the state of a table at a version."""
@@ -372,7 +469,7 @@ class LakeWorld:
         """Decide all transactions, and let one worker finish without faults."""
         for number in self.log.open_ones():
             self.log.transactions[number].outcome = "committed"
-        self.faults = Faults(0, 0, 0, 0)
+        self.faults = Faults(0, 0, 0, 0, 0)
         self.late.clear()
         lake = self._new_lake()
         for _ in range(3):
@@ -380,5 +477,7 @@ class LakeWorld:
                 pass
         for name in TOPICS:
             self.check_table(name)
+            assert lake.tables[name].version == self.table(name).version
+            assert not self.deleted & self.table(name).files.keys()
             rows = set(self.rows_of(self.table(name)))
             assert rows == self.log.committed(name), f"{name}: rows are missing at the end"

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from spark_stream.errors import LakeStopped
-from spark_stream.lake import merging, rounds
+from spark_stream.lake import expiry, merging, rounds, versions
 from tests.lake.test_rounds import simulate
 
 SEEDS = 60
@@ -96,6 +96,43 @@ BUGS = [
         "actions += [Action(remove=removed)] * (each is not group[0])",
         id="a_merge_keeps_a_file_that_it_merged",
     ),
+    pytest.param(
+        versions,
+        "        if table.checked + 1 >= floor:\n",
+        "        if True:\n",
+        id="a_paused_worker_fills_the_place_of_an_expired_version",
+    ),
+    pytest.param(
+        versions,
+        "        if table.checked + 1 >= floor:\n",
+        "        if table.version + 1 >= floor:\n",
+        id="the_floor_is_compared_with_the_version_that_was_read_last",
+    ),
+    pytest.param(
+        expiry,
+        "        yield from PutFloor(table.at, version)\n",
+        "",
+        id="versions_expire_before_the_floor_is_recorded",
+    ),
+    pytest.param(
+        expiry,
+        "            continue  # another program's\n",
+        "            pass\n",
+        id="versions_expire_below_the_checkpoint_of_another_program",
+    ),
+    pytest.param(
+        expiry,
+        "for each in files if each.version < version)",
+        "for each in files if each.version <= version)",
+        id="the_checkpoint_at_the_floor_expires",
+    ),
+    pytest.param(
+        expiry,
+        "        for each in table.removed.values()\n"
+        "        if (each.deletion_timestamp or 0) < limit_ms and",
+        "        for each in [*table.removed.values(), *table.files.values()]\n        if",
+        id="files_of_the_last_version_expire",
+    ),
 ]
 
 
@@ -111,6 +148,6 @@ def test_the_simulation_finds(
     for seed in range(SEEDS):
         try:
             simulate(seed, workers=1 + seed % 3)
-        except (AssertionError, KeyError, LakeStopped):
+        except (AssertionError, AttributeError, KeyError, LakeStopped):
             return
     pytest.fail(f"{SEEDS} runs did not find it")

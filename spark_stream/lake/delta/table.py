@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ APPEND_ONLY: Final = "delta.appendOnly"
 TOPIC_ID: Final = "isolog.topic.id"
 CLUSTER: Final = "isolog.cluster"
 LAKE: Final = "isolog.lake"
+CLEANUP: Final = "delta.enableExpiredLogCleanup"
 _FORGETS: Final = "delta.setTransactionRetentionDuration"
 _ZONELESS: Final = "timestampNtz"
 _READS: Final = {_ZONELESS}
@@ -70,6 +71,10 @@ class Table:
     """The change by others that stops the worker, or None."""
     moved_at: int = -1
     """The version that last changed an offset, or a later one with the same offsets."""
+    checkpoint: int = 0
+    """The last version that this state took from a checkpoint, or wrote as one."""
+    checked: int = -1
+    """The last version that was certainly not read from the place of an expired one."""
 
     def apply(self, version: int, actions: Iterable[Action]) -> None:
         """Apply the next version."""
@@ -89,7 +94,12 @@ class Table:
         """Take the state from a checkpoint, which is the state of ``version``."""
         for each in actions:
             self._apply(each)
-        self.version = self.moved_at = version
+        self.version = self.moved_at = self.checkpoint = self.checked = version
+
+    def become(self, other: Table) -> None:
+        """Take the state of another instance of this table."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
     def _apply(self, action: Action) -> None:
         if action.protocol is not None:
@@ -224,7 +234,7 @@ def first_actions(
         id=table_id,
         schema_string=schema_text(schema),
         name=name,
-        configuration={APPEND_ONLY: "true", **configuration},
+        configuration={APPEND_ONLY: "true", CLEANUP: "false", **configuration},
         created_time=now_ms,
     )
     return [Action(protocol=protocol), Action(metadata=metadata)]

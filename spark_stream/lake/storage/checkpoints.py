@@ -6,7 +6,6 @@ its writer does not check for changes that stop a worker, for example a restored
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from io import BytesIO
 from typing import Any, Final
@@ -18,9 +17,6 @@ from spark_stream.errors import LakeStopped
 from spark_stream.lake.delta.actions import LAST_CHECKPOINT, Action, checkpoint_path
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.storage.stores import LakeStore
-
-TOMBSTONES_MS: Final = 7 * 24 * 3_600_000
-"""The age up to which removed files are part of a checkpoint: Delta's default."""
 
 _MARK: Final = {b"isolog": b"1"}
 _TEXTS: Final = pa.map_(pa.string(), pa.string())
@@ -77,20 +73,21 @@ class _LastCheckpoint(msgspec.Struct):
     size: int = 0
 
 
-def write_checkpoint(store: LakeStore, table: Table, now_ms: int | None = None) -> None:
+def write_checkpoint(store: LakeStore, table: Table) -> None:
     """Write the state of a table as a checkpoint of its version.
 
-    A table whose files have deletion vectors, which isolog does not write, gets none.
+    A table whose files have deletion vectors, which isolog does not write, gets none. A stopped one
+    gets none either, because a checkpoint does not have the reason.
 
     Raises:
         LakeUnavailable: The location did not answer, or refused.
     """
     import pyarrow.parquet as pq  # it takes 0.1 s
 
-    if any(each.deletion_vector not in (None, msgspec.UNSET) for each in table.files.values()):
+    vectors = (each.deletion_vector for each in table.files.values())
+    if table.stopped is not None or any(each not in (None, msgspec.UNSET) for each in vectors):
         return
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    rows = [_row(each) for each in _actions(table, now_ms)]
+    rows = [_row(each) for each in _actions(table)]
     schema = _SCHEMA
     if table.protocol is None or table.protocol.writer_features is None:
         # Readers reject a list of features, even a null, in older versions of the protocol.
@@ -100,18 +97,18 @@ def write_checkpoint(store: LakeStore, table: Table, now_ms: int | None = None) 
     buffer = BytesIO()
     pq.write_table(found, buffer, compression="snappy")
     store.put_if_absent(f"{table.at}/{checkpoint_path(table.version)}", buffer.getvalue())
-    last = _LastCheckpoint(table.version, len(rows))
-    store.put(f"{table.at}/{LAST_CHECKPOINT}", msgspec.json.encode(last))
+    if (last_checkpoint(store, table.at) or 0) < table.version:  # else another worker was faster
+        last = _LastCheckpoint(table.version, len(rows))
+        store.put(f"{table.at}/{LAST_CHECKPOINT}", msgspec.json.encode(last))
 
 
-def _actions(table: Table, now_ms: int) -> Iterable[Action]:
+def _actions(table: Table) -> Iterable[Action]:
     yield Action(protocol=table.protocol)
     yield Action(metadata=table.metadata)
     yield from (Action(txn=each) for each in table.txns.values())
     yield from (Action(add=each) for each in table.files.values())
-    for each in table.removed.values():
-        if (each.deletion_timestamp or 0) > now_ms - TOMBSTONES_MS:
-            yield Action(remove=each)
+    # Expiry removes their files, and then these.
+    yield from (Action(remove=each) for each in table.removed.values())
 
 
 def _row(action: Action) -> dict[str, Any]:
@@ -127,10 +124,22 @@ def _row(action: Action) -> dict[str, Any]:
     return row
 
 
-def read_checkpoint(store: LakeStore, name: str, limit: int | None = None) -> Table | None:
-    """Return a table from its last checkpoint, or None without one of isolog.
+def last_checkpoint(store: LakeStore, name: str) -> int | None:
+    """Return the version of the last checkpoint, by any writer, or None without one.
 
-    ``limit``: the last version to use.
+    Raises:
+        LakeUnavailable: The location did not answer.
+        LakeStopped: The file is damaged.
+    """
+    text = store.read(f"{name}/{LAST_CHECKPOINT}")
+    try:
+        return None if text is None else msgspec.json.decode(text, type=_LastCheckpoint).version
+    except ValueError as error:
+        raise _damaged(name, error) from None
+
+
+def read_checkpoint(store: LakeStore, name: str, version: int) -> Table | None:
+    """Return a table from the checkpoint of a version, or None without one of isolog.
 
     Raises:
         LakeUnavailable: The location did not answer.
@@ -138,14 +147,10 @@ def read_checkpoint(store: LakeStore, name: str, limit: int | None = None) -> Ta
     """
     import pyarrow.parquet as pq  # it takes 0.1 s
 
+    data = store.read(f"{name}/{checkpoint_path(version)}")
+    if data is None:
+        return None
     try:
-        text = store.read(f"{name}/{LAST_CHECKPOINT}")
-        version = -1 if text is None else msgspec.json.decode(text, type=_LastCheckpoint).version
-        if version < 0 or (limit is not None and version > limit):
-            return None
-        data = store.read(f"{name}/{checkpoint_path(version)}")
-        if data is None:
-            return None
         found = pq.read_table(pa.BufferReader(data))
         if b"isolog" not in (found.schema.metadata or {}):
             return None
@@ -153,12 +158,16 @@ def read_checkpoint(store: LakeStore, name: str, limit: int | None = None) -> Ta
         actions = [_action(row) for row in found.to_pylist(maps_as_pydicts="strict")]
         table.restore(version, actions)
     except (ValueError, pa.ArrowException) as error:
-        raise LakeStopped(
-            f"the checkpoint of the table {name} cannot be read: {error}",
-            hint=f"Delete the file {LAST_CHECKPOINT} of the table. The versions have its state.",
-            table=name,
-        ) from None
+        raise _damaged(name, error) from None
     return table
+
+
+def _damaged(name: str, error: Exception) -> LakeStopped:
+    return LakeStopped(
+        f"the checkpoint of the table {name} cannot be read: {error}",
+        hint=f"Delete the file {LAST_CHECKPOINT} of the table. The versions have its state.",
+        table=name,
+    )
 
 
 def _action(row: dict[str, Any]) -> Action:

@@ -8,11 +8,11 @@ isolog's may belong to a commit of another program, and are never removed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 from urllib.parse import unquote
 
-from spark_stream.lake.storage.snapshots import read_version
+from spark_stream.lake.delta.table import Table
+from spark_stream.lake.storage.snapshots import read_floor, read_table, read_version
 from spark_stream.lake.storage.stores import LakeStore, StoredFile
 
 DAY_MS: Final = 86_400_000
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"(merged-|[0-9]{5}-)?[0-9]{20}(-[0-9]{20})?-[0-9a-f]{
 
 
 def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> list[StoredFile]:
-    """Return the old files of isolog in a table's folder that no version has ever had.
+    """Return the old files of isolog in a table's folder that no version has.
 
     The files are listed first, so that a commit during the call keeps its own. The age is counted
     back from the present or from the latest file, whichever is earlier: a clock that is ahead makes
@@ -33,7 +33,7 @@ def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> l
     """
     found = list(store.list(f"{name}/"))
     now_ms = min(now_ms, max((each.modified_ms for each in found), default=now_ms))
-    mentioned = set(_mentioned(store, name))
+    mentioned = _mentioned(store, name)
     return [
         each
         for each in found
@@ -43,11 +43,16 @@ def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> l
     ]
 
 
-def _mentioned(store: LakeStore, name: str) -> Iterator[str]:
-    version = 0
-    while (actions := read_version(store, name, version)) is not None:
-        for action in actions:
-            for file in (action.add, action.remove):
-                if file is not None:
-                    yield f"{name}/{unquote(file.path)}"
-        version += 1
+def _mentioned(store: LakeStore, name: str) -> set[str]:
+    """Return the files of all versions that have not expired."""
+    while True:
+        floor = read_floor(store, name)
+        table = read_table(store, name, floor) if floor else Table(name)
+        paths = table.files.keys() | table.removed.keys()
+        version = table.version + 1
+        while (actions := read_version(store, name, version)) is not None:
+            files = [file for each in actions for file in (each.add, each.remove)]
+            paths |= {each.path for each in files if each is not None}
+            version += 1
+        if read_floor(store, name) == floor:  # else versions expired before they were read
+            return {f"{name}/{unquote(each)}" for each in paths}

@@ -1,12 +1,29 @@
-"""The state of a table in a location: its last checkpoint, and the versions after it."""
+"""The state of a table in a location: its last checkpoint, and the versions after it.
+
+A floor (``lake/versions.py``) is an empty file that is named by its version. The greatest one is
+valid, and is never removed. So the floor cannot move back, whoever writes a smaller one late.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import unquote
+
 from spark_stream.errors import LakeStopped
+from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import LOG, Action, decoded, version_path
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.storage.checkpoints import read_checkpoint
+from spark_stream.lake.storage.checkpoints import last_checkpoint, read_checkpoint
 from spark_stream.lake.storage.stores import LakeStore
+from spark_stream.lake.versions import catch_up
+from spark_stream.steps import Step, run_script
+
+FLOORS: Final = "_isolog"
+"""The folder of a table's floors. Programs for Delta skip folders that begin with ``_``."""
+
+_LOG_NAME: Final = re.compile(r"([0-9]{20})\.(.+)")
 
 
 def read_table(store: LakeStore, name: str, version: int | None = None) -> Table:
@@ -14,9 +31,16 @@ def read_table(store: LakeStore, name: str, version: int | None = None) -> Table
 
     Raises:
         LakeUnavailable: The location did not answer.
-        LakeStopped: A version is damaged.
+        LakeStopped: A version is damaged, or has expired.
     """
-    table = read_checkpoint(store, name, version) or Table(name)
+    table = Table(name)
+    if version is not None and version < (floor := read_floor(store, name)):
+        raise LakeStopped(
+            f"version {version} of the table {name} has expired: the first one is {floor}",
+            hint="The property delta.logRetentionDuration of the table sets the time.",
+            table=name,
+            version=version,
+        )
     refresh(store, table, version)
     return table
 
@@ -26,11 +50,42 @@ def refresh(store: LakeStore, table: Table, version: int | None = None) -> None:
 
     Raises: as :func:`read_table`.
     """
-    while version is None or table.version < version:
-        actions = read_version(store, table.at, table.version + 1)
-        if actions is None:
-            return
-        table.apply(table.version + 1, actions)
+    run_script(catch_up(table), lambda step: read_step(store, step, version))
+
+
+def read_step(store: LakeStore, step: Step[Any], limit: int | None = None) -> Any:
+    """Carry out a step that reads a table's log. ``limit``: the last version to read.
+
+    Raises: as :func:`read_table`.
+    """
+    match step:
+        case steps.ReadVersion(table, version):
+            return (
+                None
+                if limit is not None and version > limit
+                else (read_version(store, table, version))
+            )
+        case steps.ReadCheckpoint(table, version):
+            return _checkpoint(store, table, version, limit)
+        case steps.ReadFloor(table):
+            return read_floor(store, table)
+        case steps.ListLog(table):
+            return list(_list_log(store, table))
+    raise AssertionError(step)
+
+
+def _checkpoint(
+    store: LakeStore, name: str, version: int | None, limit: int | None
+) -> Table | None:
+    if version is not None:
+        return read_checkpoint(store, name, version)
+    last = last_checkpoint(store, name)
+    found = None
+    if last is not None and (limit is None or last <= limit):
+        found = read_checkpoint(store, name, last)
+    if found is None and (floor := read_floor(store, name)):
+        found = read_checkpoint(store, name, floor)
+    return found
 
 
 def read_version(store: LakeStore, name: str, version: int) -> list[Action] | None:
@@ -53,3 +108,50 @@ def read_version(store: LakeStore, name: str, version: int) -> list[Action] | No
             )
         data = store.read(path) if later else None
     return None if data is None else decoded(name, version, data)
+
+
+def _list_log(store: LakeStore, name: str) -> Iterable[steps.LogFile]:
+    for each in store.list(f"{name}/{LOG}/0"):
+        short = each.path.removeprefix(f"{name}/{LOG}/")
+        if found := _LOG_NAME.fullmatch(short):
+            yield steps.LogFile(f"{LOG}/{short}", int(found[1]), found[2], each.modified_ms)
+
+
+# -- floors ---------------------------------------------------------------------------------------
+
+
+def read_floor(store: LakeStore, name: str) -> int:
+    """Return the floor of a table, or 0.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+    """
+    return max(_floors(store, name), default=0)
+
+
+def put_floor(store: LakeStore, name: str, floor: int) -> None:
+    """Record a floor durably, and remove smaller ones.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+    """
+    store.put_if_absent(_floor_path(name, floor), b"")
+    for each in _floors(store, name):
+        if each < floor:
+            store.delete(_floor_path(name, each))
+
+
+def _floors(store: LakeStore, name: str) -> list[int]:
+    prefix = f"{name}/{FLOORS}/"
+    names = [each.path.removeprefix(prefix) for each in store.list(prefix)]
+    return [int(each) for each in names if each.isdigit()]
+
+
+def _floor_path(name: str, floor: int) -> str:
+    return f"{name}/{FLOORS}/{floor:020d}"
+
+
+def delete_files(store: LakeStore, name: str, paths: Iterable[str]) -> None:
+    """Delete files of a table. Paths are relative to it, and percent-encoded."""
+    for each in paths:
+        store.delete(f"{name}/{unquote(each)}")

@@ -108,17 +108,31 @@ def test_a_checkpoint_has_the_state_of_the_versions(tmp_path):
     assert read_table(store, "t", 10).version == 10
 
 
-def test_removed_files_of_the_last_week_are_in_a_checkpoint(tmp_path):
-    """Readers of older versions need these files, so that others do not delete them."""
+def test_removed_files_are_in_a_checkpoint(tmp_path):
+    """Expiry deletes these files later, and a worker may start from a checkpoint before that."""
     store = open_store(str(tmp_path))
     table = build(store, COLUMNS, versions=3)
-    week = 7 * 24 * 3_600_000
-    table.removed = {
-        "new": RemoveFile("new", deletion_timestamp=week + 2, partition_values={}, size=1),
-        "old": RemoveFile("old", deletion_timestamp=1, partition_values={}, size=1),
-    }
-    write_checkpoint(store, table, now_ms=week + 3)
-    assert list(read_table(store, "t").removed) == ["new"]
+    table.removed = {"old": RemoveFile("old", deletion_timestamp=1, partition_values={}, size=1)}
+    write_checkpoint(store, table)
+    assert list(read_table(store, "t").removed) == ["old"]
+
+
+def test_a_stopped_table_gets_no_checkpoint(tmp_path):
+    """A reader of the checkpoint would not see the reason."""
+    store = open_store(str(tmp_path))
+    table = build(store, COLUMNS, versions=3)
+    table.stopped = "version 2 restored an older version"
+    write_checkpoint(store, table)
+    assert not (tmp_path / "t" / checkpoint_path(2)).exists()
+
+
+def test_the_last_checkpoint_never_moves_back(tmp_path):
+    """A worker that was paused may write an older one late."""
+    store = open_store(str(tmp_path))
+    build(store, COLUMNS)
+    write_checkpoint(store, read_table(store, "t", 5))
+    assert json.loads((tmp_path / "t" / LAST_CHECKPOINT).read_text())["version"] == 10
+    assert (tmp_path / "t" / checkpoint_path(5)).exists()
 
 
 def test_a_checkpoint_of_another_writer_is_not_used(tmp_path):
