@@ -435,6 +435,8 @@ class Broker:
 
     def _renew_lease(self) -> None:
         """Renew the lease. A broker that has lost its id ends."""
+        if not self.core.lease_keeper.serves():
+            self.core.host.wake_refused()  # a renewal may take long
         try:
             self.core.lease_keeper.renew()
         except DirectoryInUse as error:

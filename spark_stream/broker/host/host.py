@@ -651,6 +651,11 @@ class Host:
         """Return the ends of all logs."""
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
+    def wake_refused(self) -> None:
+        """Wake the pending reads that this broker may not answer, because its lease expired."""
+        for each in self.open_replicas():
+            each.wake_refused()
+
     def open_replicas(self) -> list[Partition]:
         """Return all open replicas, whichever broker leads them."""
         return [each for hosted in list(self._hosted.values()) for each in hosted.open_partitions()]

@@ -496,6 +496,20 @@ class Partition:
             self.core.stop_waiting(number)
             self._state.waiters.remove(number)
 
+    def wake_refused(self) -> None:
+        """Wake the pending reads if this leader may not answer at this moment.
+
+        Another broker may lead already, and a read at this one would wait in vain.
+        """
+        state = self._state
+        with state.lock:
+            if state.role is not Role.LEADER or state.leads:
+                return
+            reads = state.waiters.take_reads()
+            for number in reads:
+                self.core.stop_waiting(number)
+        wake_all(reads.values())
+
     # -- its log -----------------------------------------------------------------------------------
 
     def _note_moved(self) -> None:

@@ -240,6 +240,11 @@ class PartitionWaiters:
                     settled.append(self._appends.pop(number).settle(self._abandoned()))
         return (*settled, *woken)
 
+    def take_reads(self) -> dict[int, WakeUp]:
+        """Remove all pending reads. Return their callbacks by number, to be run unlocked."""
+        taken, self._reads = self._reads, {}
+        return taken
+
     def end_all(self, failure: IsologError) -> tuple[WakeUp, ...]:
         """End all waits, appends with this failure. Return the callbacks to run unlocked."""
         others_lead = isinstance(failure, NotLeader)

@@ -226,12 +226,16 @@ class ClusterConnection(ProcessBound):
                 sent_on = leader is not None
         raise AssertionError("unreachable: the pauses do not end")
 
+    def check_open(self) -> None:
+        """Raise InvalidRequest if the connection was closed."""
+        if self._closed:
+            raise InvalidRequest("the connection is closed", hint="Connect again.")
+
     def at(self, address: str) -> BrokerLink:
         """Return the link to the broker at the address."""
         self.lifetime.check()
         with self._lock:
-            if self._closed:
-                raise InvalidRequest("the connection is closed", hint="Connect again.")
+            self.check_open()
             found = self._links.get(address)
             if found is None:
                 found = BrokerLink(address, self._identity, self._access)
@@ -335,8 +339,7 @@ class ClusterConnection(ProcessBound):
     def _present(self) -> BrokerLink | None:
         self.lifetime.check()
         with self._lock:
-            if self._closed:
-                raise InvalidRequest("the connection is closed", hint="Connect again.")
+            self.check_open()
             return self._current
 
     def _candidates(self) -> list[str]:

@@ -71,6 +71,10 @@ class Router:
         """The limit for a call with its retries, in seconds."""
         return self._connection.timeout_s
 
+    def check_open(self) -> None:
+        """Raise InvalidRequest if the client's connection was closed."""
+        self._connection.check_open()
+
     def link(self, route: Route) -> BrokerLink:
         """Return the link to the route's broker."""
         return self._connection.to(route.leader, route.address)

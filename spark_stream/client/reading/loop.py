@@ -74,7 +74,8 @@ from spark_stream.wire.stream_messages import (
 
 logger = logger_of(__name__)
 
-POLL_MS: Final = 2_000
+_WAIT_MS_MIN: Final = 2_000
+_WAIT_MS_MAX: Final = 15_000
 FETCH_BYTES: Final = 4 << 20
 WATCH_S: Final = 2.0
 _TICK_S: Final = 0.25
@@ -273,6 +274,7 @@ class Fetcher:
             try:
                 item = self._next_item(wait_s)
             except queue.Empty:
+                self._router.check_open()  # an open fetch would wait for its broker
                 return None
             if isinstance(item, IsologError):
                 self.stop()
@@ -458,10 +460,19 @@ class Fetcher:
                 self._lose(call, failure_of(TimeoutError(), call.shared.channel.address))
         self._advance()
 
-    def _wait_of(self, key: int) -> int:
-        if self._wait_ms is None:
-            return POLL_MS if self._ranges[key].end is None else 0
-        return self._wait_ms
+    def _wait_of(self, key: int, *, at_follower: bool = False) -> int:
+        """Return how long a broker waits for records, in milliseconds.
+
+        The leader ends the wait if it may not lead any more. A follower that is cut off cannot, so
+        its waits are short.
+        """
+        if self._wait_ms is not None:
+            return self._wait_ms
+        if self._ranges[key].end is not None:
+            return 0
+        if at_follower:
+            return _WAIT_MS_MIN
+        return min(_WAIT_MS_MAX, max(_WAIT_MS_MIN, int(500 * self._router.timeout_s)))
 
     def refuse(
         self, fetches: Sequence[RangeFetch[int]], error: IsologError, *, at_followers: bool = False
@@ -549,7 +560,10 @@ class Fetcher:
         fetch, route, follower = sending
         source, _, end = self._ranges[fetch.key][:3]
         # A follower that lacks the rest of a range should not wait for it: the leader has it.
-        wait_ms = self._wait_of(fetch.key) if follower is None or end is None else 0
+        is_at_follower = follower is not None
+        wait_ms = self._wait_of(fetch.key, at_follower=is_at_follower)
+        if is_at_follower and end is not None:
+            wait_ms = 0
         request = source.fetch(fetch.start, end, wait_ms, self._max_bytes)
         maps = is_alone and source.maps and fetch.key not in self._unmapped
         self._unmapped.discard(fetch.key)
@@ -559,7 +573,7 @@ class Fetcher:
             follow=end is None and is_alone,
             leader_epoch=route.epoch,
             machine=LEADERS.machine(sending.broker[1]) if maps else None,
-            near=follower is not None,
+            near=is_at_follower,
         )
 
     def _lose(self, call: _FetchCall, error: IsologError) -> None:

@@ -149,6 +149,27 @@ def test_readers_are_woken_by_markers_written_before_a_failed_one(
     assert woken.is_set()
 
 
+def test_reads_are_woken_when_the_lease_has_expired(tmp_path: Path):
+    """They fail then, so that their clients look for another leader."""
+    partition, woken, serves = opened(tmp_path), threading.Event(), [True]
+    me = Member(BrokerId("0"), Generation("g"))
+    record = PartitionRecord((me.broker,), me.broker, LeaderEpoch(1), (me,))
+    partition.role.lead(me, record, 1, lambda: serves[0])
+    partition.wait_beyond(Offset(0), Isolation.READ_UNCOMMITTED, woken.set)
+    partition.wake_refused()
+    assert not woken.is_set()
+    serves[0] = False
+    partition.wake_refused()
+    assert woken.is_set()
+    with pytest.raises(NotLeader):
+        partition.wait_beyond(Offset(0), Isolation.READ_UNCOMMITTED, woken.set)
+    serves[0] = True
+    woken.clear()
+    partition.wait_beyond(Offset(0), Isolation.READ_UNCOMMITTED, woken.set)
+    partition.append(numbers(0, 1))
+    assert woken.is_set()
+
+
 def test_atomic_cut_ends_before_overlapping_transactions(tmp_path: Path):
     partition = opened(tmp_path)
     joined(partition, 10, 1)
