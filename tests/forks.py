@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
@@ -219,10 +220,11 @@ def serve(asking: socket.socket) -> str | None:
 @cache
 def load_commands() -> None:
     """Load the modules of the commands at the first of them, for all later ones."""
-    from spark_stream.cli.app import COMMANDS as PLACES
+    import spark_stream.cli
 
-    for place, _ in PLACES.values():
-        importlib.import_module(f"spark_stream.cli.{place.partition(':')[0]}")
+    found = pkgutil.walk_packages(spark_stream.cli.__path__, "spark_stream.cli.")
+    for name in (*(each.name for each in found), "spark_stream.client.log", "sqlglot"):
+        importlib.import_module(name)
     gc.freeze()
 
 

@@ -387,6 +387,7 @@ def test_an_iteration_continues_after_an_early_end(shared, topic):
     run(body)
 
 
+@pytest.mark.quick("read_atomic")
 @pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
 def test_a_transaction_is_visible_after_its_commit(shared, topic, isolation):
     async def body():

@@ -41,6 +41,7 @@ def topic(served):
     return "streams"
 
 
+@pytest.mark.quick("command0->/dev/full-No space left on device", "command1->&--it is closed")
 @pytest.mark.parametrize(
     ("redirection", "problem"),
     [(">/dev/full", "No space left on device"), (">&-", "it is closed")],

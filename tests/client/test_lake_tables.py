@@ -102,6 +102,7 @@ def all_reads(lake: Lake, isolation: str, moments: list[Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick("read_uncommitted", "read_atomic")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_read_returns_the_same_rows_and_offsets_as_before_the_trim(
     lake: Lake, isolation: str
@@ -190,6 +191,7 @@ def consumed(lake: Lake, **options: Any) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.quick("options0-read_committed", "options1-read_atomic")
 @pytest.mark.parametrize("isolation", ["read_committed", "read_atomic"])
 @pytest.mark.parametrize(
     "options", [{}, {"filter": "small = 3"}, {"start": {0: 7, 1: 300, 2: 100}}]
@@ -275,6 +277,7 @@ def test_records_with_kafkas_columns_are_read_from_the_table(
     assert after == before
 
 
+@pytest.mark.full  # merges: tests/lake/test_reading.py
 def test_files_that_were_merged_and_removed_are_read_from_a_later_version(lake: Lake) -> None:
     expected = lake.log.read(lake.topic, isolation="read_committed", metadata=True)
     lake.trim(360, 360, 360)
@@ -292,6 +295,7 @@ def test_a_table_that_cannot_be_read_is_an_error(lake: Lake) -> None:
         lake.log.read(lake.topic)
 
 
+@pytest.mark.full  # lookups: tests/lake/test_reading.py
 def test_the_table_of_another_topic_is_not_read(lake: Lake) -> None:
     root = lake.local.folder.root
     lake.log.delete_topic(lake.topic)

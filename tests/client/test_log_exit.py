@@ -81,6 +81,7 @@ threading.Thread(target=go_on, daemon=True).start()
 """
 
 
+@pytest.mark.quick("a later handler", "a daemon thread")
 @pytest.mark.parametrize(
     ("program", "printed", "others"),
     [
@@ -167,6 +168,7 @@ def test_a_worker_of_multiprocessing_sends_its_records_when_it_ends(broker: Brok
         assert log.read("t")["value"].to_pylist() == [b"%d" % n for n in range(10)]
 
 
+@pytest.mark.quick("no handlers")
 @pytest.mark.parametrize("closing", ["no handlers", "handlers"])
 def test_a_program_ends_within_its_limit_if_no_broker_answers(broker: BrokerProcess, closing: str):
     """Also if its exit handlers close the clients. The limit of the test is one second."""

@@ -75,6 +75,7 @@ def test_all_levels_read_all_records_of_a_single_replica(log, two, isolation):
     assert log.read(two, isolation=isolation).num_rows == 15
 
 
+@pytest.mark.quick("read_uncommitted-read_committed")
 @pytest.mark.parametrize(
     ("producer_level", "consumer_level"),
     list(itertools.product(["read_uncommitted", "read_committed"], repeat=2)),

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from isolog.errors import InvalidRequest, ReentrantCall, UnknownOutcome
-from tests.examples import examples
+from tests.examples import examples, is_quick
 from tests.support import values
 
 pytestmark = pytest.mark.timeout(100)
@@ -95,7 +95,7 @@ def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, top
             except InvalidRequest:
                 assert name == "close"
             producer.close()
-            number += 7 if examples(5) == 5 else 41
+            number += 41 if is_quick() else 7
     other.close()
     assert refused > 10
     assert worked > 10
@@ -280,4 +280,4 @@ def test_a_consumer_can_be_closed_by_a_signal_handler(log, topic):
 
         is_reached = interrupted(read, number, close)
         consumer.close()
-        number += 23
+        number += 61 if is_quick() else 23

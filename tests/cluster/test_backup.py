@@ -204,6 +204,7 @@ def test_another_file_in_the_place_of_an_open_store_is_not_opened(path, tmp_path
     assert records(path) == [CLUSTER, "later"]
 
 
+@pytest.mark.quick("True")
 @pytest.mark.rule(
     "the file that brokers may open as their store, and the detection of an overwritten one",
     "cluster/stores/store_files.py",

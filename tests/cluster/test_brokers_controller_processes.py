@@ -106,6 +106,7 @@ def test_a_restarted_controller_does_not_keep_its_term(brokers):
     assert brokers.controller().incarnation != first.incarnation
 
 
+@pytest.mark.full  # expired leases: tests/cluster/stores/test_leases.py
 @pytest.mark.slow
 def test_a_paused_controller_is_replaced_when_its_lease_expires(brokers):
     brokers.start("b1", 2.0)

@@ -279,6 +279,7 @@ def many(store) -> MetadataStore:
     return store
 
 
+@pytest.mark.quick("sqlite", "memory")
 def test_with_ten_thousand_partitions_a_refresh_copies_only_the_changes(many):
     """Counted in records that are decoded, not in time."""
     view = ClusterView(many)
@@ -295,6 +296,7 @@ def test_with_ten_thousand_partitions_a_refresh_copies_only_the_changes(many):
     assert view.now.topics is before.topics
 
 
+@pytest.mark.quick("sqlite", "memory")
 @pytest.mark.slow
 def test_readers_see_one_revision_at_a_time_while_others_refresh(store):
     """Two partitions that are always changed together are never seen apart."""

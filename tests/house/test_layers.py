@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -63,6 +64,12 @@ def all_imports(path: Path, text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
+@cache
+def imports_of(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return (line, dotted name below spark_stream) of each import of the package in a file."""
+    return tuple(imports(path, path.read_text()))
+
+
 def within(name: str, parts: set[str]) -> bool:
     """Return whether the dotted name is one of these parts, or below one."""
     return any(name == each or name.startswith(each + ".") for each in parts)
@@ -84,7 +91,7 @@ def strays(part: str, may_import: Callable[[str, str], bool]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{line} imports {name or 'spark_stream itself'}"
         for path in modules(part)
-        for line, name in imports(path, path.read_text())
+        for line, name in imports_of(path)
         if not may_import(part, name)
     ]
 

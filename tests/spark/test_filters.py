@@ -96,11 +96,10 @@ def test_spark_pushes_filters_only_with_its_setting_and_our_option(
         F.col("deep.a") > 1995,
     ]
     with pushdown(spark, pushes):
-        for condition in taken:
+        for condition in part(taken):
             found = queries.read(topic, pushFilters=pushes).where(condition)
             assert filters(found) != pushes, str(condition)
-        for condition in part(taken):
-            same(queries.read(topic, pushFilters=pushes).where(condition), rows.where(condition))
+            same(found, rows.where(condition))
         mixed = queries.read(topic, pushFilters=pushes).where(
             "n > 1000 and n % 5 = 0 and upper(name) like 'NAME 1%'"
         )

@@ -69,6 +69,7 @@ def pids_of(script: str, folder: Path) -> tuple[subprocess.Popen[str], list[int]
         return process, [int(each) for each in output.readline().split()]
 
 
+@pytest.mark.quick("LocalCluster", "forked BrokerProcess")
 @pytest.mark.parametrize(
     "script",
     [

@@ -372,6 +372,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.quick("its data file is replaced", "the topic's folder is removed")
 @pytest.mark.rule("the detection of a removed file of a log", "storage/segment/active_segment.py")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_housekeeping_detects_a_removed_file_of_the_log(of_files, loss, caplog):

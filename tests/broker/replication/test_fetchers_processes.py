@@ -41,6 +41,7 @@ def test_paused_leader_is_detected_and_followed_again_after_it_resumes(tmp_path,
         assert leader.digests()[0] == [copy.log.digest()]
 
 
+@pytest.mark.full  # threads: test_leader_stream_failures.py detects a silent peer on both sides
 def test_paused_follower_is_detected_with_many_bytes_in_flight(tmp_path):
     partition = LeadPartition(log=DiskLog(tmp_path / "log"))
     leads = {PartitionId("1", 0): partition}
@@ -108,6 +109,7 @@ def test_shutdown_does_not_wait_for_a_paused_leader(tmp_path):
         eventually(lambda: threading.active_count() <= before)
 
 
+@pytest.mark.full  # the first test resumes its leader
 def test_paused_process_keeps_its_streams_after_it_resumes(tmp_path):
     """Its clock advances while it is stopped, and the peer's messages wait in its sockets."""
     partition = LeadPartition(log=DiskLog(tmp_path / "log"))

@@ -219,6 +219,7 @@ class Pair:
                 self.go_on(well=True)
 
 
+@pytest.mark.quick("0", "200")
 @pytest.mark.rule(
     "the validity of a follower's acknowledgements, and the end of an earlier stream",
     "broker/replication/follower_core.py",

@@ -226,6 +226,7 @@ def test_partition_follows_a_new_leader():
         eventually(lambda: not one.sessions)
 
 
+@pytest.mark.full  # quiet streams of the protocol: tests/protocol/test_connection.py
 def test_idle_stream_stays_open():
     partition, copy = LeadPartition(), Copy(KEY)
     with Node("1", {KEY: partition}) as leader, Node("2") as follower:
@@ -420,6 +421,7 @@ def _raw(leader: Node, follower: str = "7"):
     return channel, wire
 
 
+@pytest.mark.full  # a silent peer: a test above
 def test_follower_that_reads_nothing_is_disconnected_and_its_threads_are_freed():
     partition = LeadPartition()
     before = threading.active_count()

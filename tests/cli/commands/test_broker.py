@@ -84,6 +84,7 @@ def pid_of(directory: Path) -> int:
     return int(json.loads((directory / "broker.json").read_text())["pid"])
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_foreground_broker_prints_one_ready_line(directory, number):
     command = [*COMMAND, "broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0"]

@@ -275,6 +275,7 @@ def test_head_ends_a_command_quietly(served):
     assert done.stdout == json.dumps({"line": "." * 1000}, separators=(",", ":")) + "\n"
 
 
+@pytest.mark.quick("mode0-None", "mode1-value binary")
 @pytest.mark.parametrize("columns", [None, "value binary"])
 @pytest.mark.parametrize("mode", [[], ["--follow"]])
 def test_a_closed_pipe_ends_quietly(served, mode, columns):

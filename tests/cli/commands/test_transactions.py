@@ -266,6 +266,7 @@ def test_produce_is_aborted_after_its_timeout(served, here):
     assert here("consume", "slow", "--isolation", "read_committed").out == ""
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_produce_aborts_on_a_signal(served, here, number):
     name = f"stopped-{number.name}"

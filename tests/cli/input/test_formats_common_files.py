@@ -210,6 +210,7 @@ def test_error_of_a_record_for_a_topic_names_the_remedy(
     assert hint in (refused.value.hint or "")
 
 
+@pytest.mark.full  # the size of its blocks: a test below
 @pytest.mark.parametrize("array", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_memory_does_not_depend_on_the_size_of_a_json_file(tmp_path: Path, array: bool) -> None:
     """Subprocesses read the files, because the peak of this process includes other tests."""

@@ -137,6 +137,7 @@ def refusals(broker: BrokerProcess) -> int:
     return sum(each["action"] == "authenticate" for each in found)
 
 
+@pytest.mark.quick("profile", "tokenFile")
 @pytest.mark.parametrize("kind", ["password", "profile", "tokenFile"])
 def test_clients_continue_with_a_replaced_credential(
     asking: BrokerProcess, admin, topic: str, tmp_path: Path, kind: str

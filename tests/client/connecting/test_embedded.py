@@ -87,6 +87,7 @@ def test_connect_without_create_does_not_change_other_files(tmp_path):
     assert listing(tmp_path) == {"theirs.csv": b"1"}
 
 
+@pytest.mark.full  # the other tests start it with create
 def test_connect_without_create_starts_the_broker_of_an_existing_log(directory):
     with directory.connect() as log:
         log.create_topic("t")
@@ -234,6 +235,7 @@ def test_a_broker_starts_after_its_predecessor_was_killed(directory):
             assert other.status().pid == second
 
 
+@pytest.mark.full  # the test above has an address that no process has
 def test_a_recorded_address_that_another_process_reuses_is_ignored(directory, tmp_path):
     """The broker died, and another process uses its port. It must not be used as the broker."""
     with BrokerProcess(directory.path) as dead, dead.connect() as log:
@@ -337,6 +339,7 @@ def test_a_relative_path_and_a_link_are_the_same_directory(directory, monkeypatc
             assert log.status().pid == pid
 
 
+@pytest.mark.quick("a%20b", "~+&")
 @pytest.mark.parametrize(
     "name", ["my log", "100%", "a%20b", "h#x", "q?y", "ünï", "[z]", "a\\b", "~+&"]
 )

@@ -208,7 +208,7 @@ def test_forks_at_any_moment_leave_each_record_once(log, topic):
     for each in threads:
         each.start()
     loader.begin_transaction()
-    count = examples(200)
+    count = examples(100)
     for number in range(count):
         loader.send(topic, b"%d" % number, partition=1)
         time.sleep(chance.random() * 0.005)

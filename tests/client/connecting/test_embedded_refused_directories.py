@@ -39,6 +39,7 @@ def test_a_directory_with_other_files_is_refused_unchanged(tmp_path):
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == []
 
 
+@pytest.mark.quick("NotALogDirectory")
 @pytest.mark.parametrize(
     ("described", "error"),
     [

@@ -89,6 +89,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Losses:
     return found
 
 
+@pytest.mark.quick("MetadataUnavailable")
 @pytest.mark.rule(
     "retried changes of users, tokens, rules and quotas are idempotent",
     "broker/actions/access.py",

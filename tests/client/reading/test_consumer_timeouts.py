@@ -12,6 +12,7 @@ from isolog.errors import InvalidOption
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]
 
 
+@pytest.mark.quick("read_committed")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_iteration_ends_after_its_timeout_without_a_record(log, topic, isolation):
     log.create_topic(topic, partitions=2)
@@ -34,11 +35,11 @@ def test_each_record_restarts_the_timeout(log, topic):
         def send() -> None:
             for _ in range(4):
                 producer.send(topic, b"x").result(20)
-                stopped.wait(0.7)
+                stopped.wait(0.35)
 
         sender = threading.Thread(target=send)
         sender.start()
-        found = list(consumer.records(timeout=2))  # less than the sum of the pauses
+        found = list(consumer.records(timeout=1))  # less than the sum of the pauses
         sender.join()
     assert len(found) == 4
 

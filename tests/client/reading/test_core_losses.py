@@ -31,6 +31,7 @@ def read_on(consumer: isolog.Consumer) -> list[int]:
     return [number for batch in batches for number in batch.column("n").to_pylist()]
 
 
+@pytest.mark.quick("30")
 @pytest.mark.rule("a Python consumer and removed records (`on_loss`)", "client/reading/core.py")
 @pytest.mark.parametrize("grown", [0, 30, 90])
 def test_truncated_records_are_reported_in_a_log_that_grew_again(broker, log, grown):
@@ -47,6 +48,7 @@ def test_truncated_records_are_reported_in_a_log_that_grew_again(broker, log, gr
         assert read_on(consumer) == list(range(1000, 1000 + grown))
 
 
+@pytest.mark.quick("30")
 @pytest.mark.parametrize("grown", [0, 30, 90])
 def test_on_loss_continue_reads_all_later_records(broker, log, grown, caplog):
     with log.consumer("t", on_loss="continue") as consumer:
@@ -101,6 +103,7 @@ def test_a_failover_without_truncation_is_no_loss(broker, log):
         assert found + read_on(consumer) == list(range(110))
 
 
+@pytest.mark.quick("kill")
 @native  # it takes the generation of an inode
 @pytest.mark.parametrize("end", ["terminate", "kill"])
 def test_a_restored_backup_is_a_loss_of_later_records(broker, log, tmp_path, end):
@@ -135,6 +138,7 @@ def test_a_moved_log_is_no_loss(broker, log):
             assert "cannot vouch" not in moved.log_text()
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("grown", [0, 3])
 def test_a_truncated_bound_ends_a_read_until_latest(broker, log, grown):
     """There are more batches than are prefetched. The log is truncated after the first one."""

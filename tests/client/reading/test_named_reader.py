@@ -294,6 +294,7 @@ def test_a_takeover_of_the_name_before_the_commit_aborts_the_transaction(log, to
     assert log.read(f"{topic}-copy", isolation="read_committed").num_rows == 0
 
 
+@pytest.mark.quick("read_atomic")
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_atomic"])
 def test_a_running_iteration_fails_after_a_takeover_of_its_name(log, topic, name, isolation):
     fill(log, topic, 1)

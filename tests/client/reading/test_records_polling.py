@@ -22,6 +22,7 @@ def fill(log, topic: str, count: int, partitions: int = 1) -> None:
             producer.append(topic, values(*[f"{number}-{n}" for n in range(count)]), number)
 
 
+@pytest.mark.quick("read_committed")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_polls_return_each_record_once(log, topic, isolation):
     fill(log, topic, 10, partitions=2)
@@ -39,6 +40,7 @@ def test_polls_return_each_record_once(log, topic, isolation):
         assert consumer.poll() == []
 
 
+@pytest.mark.quick("read_atomic")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_a_poll_waits_up_to_its_timeout(log, topic, isolation):
     log.create_topic(topic)

@@ -29,6 +29,7 @@ def send(log, topic: str, partitions: int) -> None:
             producer.append(topic, values(f"{number}"), number)
 
 
+@pytest.mark.quick("read_atomic")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_only_chosen_partitions_are_read(log, topic, isolation):
     fill(log, topic, 4)
@@ -54,6 +55,7 @@ def test_a_stored_position_applies_to_chosen_partitions(log, topic):
         assert consumer.position() == {(topic, 1): 1, (topic, 2): 0}
 
 
+@pytest.mark.quick("read_committed")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_later_topics_of_a_pattern_are_read_from_their_first_record(log, topic, isolation):
     fill(log, f"{topic}-a")
@@ -77,6 +79,7 @@ def test_later_topics_of_a_pattern_are_read_from_their_first_record(log, topic, 
         ]
 
 
+@pytest.mark.quick("read_committed")
 @pytest.mark.parametrize("isolation", LEVELS)
 def test_a_pattern_without_matches_waits_for_its_first_topic(log, topic, isolation):
     with log.consumer(re.compile(f"{topic}-.*"), isolation=isolation) as consumer:

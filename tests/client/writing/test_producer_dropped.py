@@ -13,6 +13,7 @@ from spark_stream.client.connecting.threads import THREADS_MAX, call_elsewhere
 from tests.support import BrokerProcess, eventually, free_port, values
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("transactional", [False, True])
 def test_a_collected_producer_sends_its_records_and_is_freed(log, topic, transactional):
     log.create_topic(topic)
@@ -53,6 +54,7 @@ def test_two_hundred_producers_share_a_handful_of_threads(log, topic):
     assert len(log.read(topic)) == 800
 
 
+@pytest.mark.full  # the test of two hundred has a live broker
 def test_producers_of_dead_brokers_share_the_threads_too(broker: BrokerProcess):
     with broker.connect(timeout=1) as log:
         log.create_topic("t")

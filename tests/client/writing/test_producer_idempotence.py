@@ -99,6 +99,7 @@ def test_repeatedly_lost_connections_cause_no_duplicates(direct, proxy):
         assert found(direct, partition=partition) == list(range(partition, 600, 2))
 
 
+@pytest.mark.quick("send")
 @pytest.mark.parametrize("way", ["append", "send"])
 def test_a_killed_broker_causes_no_loss_and_no_duplicates(broker, way):
     with broker.connect() as log:

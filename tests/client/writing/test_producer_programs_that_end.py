@@ -59,6 +59,7 @@ sys.exit(3)
 )
 
 
+@pytest.mark.full  # test_log_exit.py has programs without a broker
 @pytest.mark.slow
 def test_a_program_ends_while_its_broker_dies(tmp_path: Path) -> None:
     """Its threads would get an error after the shutdown of the interpreter."""

@@ -411,6 +411,7 @@ asyncio.run(with_asyncio()) if kind == "asyncio" else sync()
 """
 
 
+@pytest.mark.quick("sync")
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])
 def test_a_producer_paused_beyond_its_timeout_gets_an_error_and_writes_once(
     shared, log, topic, identity, kind

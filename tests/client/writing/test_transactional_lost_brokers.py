@@ -113,6 +113,7 @@ def test_after_an_unanswered_commit_writes_are_refused(broker):
         assert found(log, "t") == [0]
 
 
+@pytest.mark.full  # one commit: the tests below
 def test_a_committed_transaction_is_never_reported_as_aborted(tmp_path):
     """The commit is decided, and its answer and that of a later abort are lost."""
     with FaultyBroker(tmp_path / "log", "finished") as broker, broker.connect(timeout=1) as log:

@@ -493,6 +493,7 @@ def test_a_restarted_broker_gets_its_id_immediately(board_of, tmp_path: Path):
         first.take_place("b", "start", LEASE_S)
 
 
+@pytest.mark.quick("two")
 @pytest.mark.parametrize("boot_id", ["two", None])
 def test_an_id_is_free_after_a_lease_without_a_renewal(
     board_of, tmp_path: Path, boot_id: str | None
@@ -568,6 +569,7 @@ def test_lock_id_is_refused_by_a_renewal_after_its_last_look(
     assert place.write(2)
 
 
+@pytest.mark.quick("1.2")
 @pytest.mark.parametrize("longer_s", [LEASE_S, 2 * LEASE_S])
 def test_a_check_for_running_brokers_ends_paused_ones(
     board_of, tmp_path: Path, longer_s: float, caplog: pytest.LogCaptureFixture

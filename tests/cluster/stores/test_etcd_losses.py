@@ -153,6 +153,7 @@ def test_restart_accepts_records_that_isolog_replaced(own: LocalEtcd, tmp_path: 
     lost(lambda: opened(own, "replaced", later))
 
 
+@pytest.mark.full  # test_a_store_that_met_another_etcd_... is quicker
 def test_store_works_again_once_the_earlier_etcd_is_back(own: LocalEtcd, tmp_path: Path):
     with closing(EtcdStore(own.client(), "regained")) as store:
         copy_data(own, tmp_path / "older")
@@ -232,6 +233,7 @@ def test_one_member_of_another_cluster_is_skipped(
             assert loss_key(own, "members") == ""
 
 
+@pytest.mark.full  # test_one_member_of_another_cluster_is_skipped has the same
 def test_a_restart_skips_a_first_member_of_another_cluster(own: LocalEtcd, tmp_path: Path):
     (tmp_path / "other").mkdir()
     with LocalEtcd(1, tmp_path / "other") as other:
@@ -353,6 +355,7 @@ def test_changes_and_leases_of_a_broker_end_when_another_reports_a_loss(
         assert [each.value for each in store.list("")] == [{"n": 1}]
 
 
+@pytest.mark.full  # test_restart_accepts_records_that_isolog_replaced is quicker
 def test_replaced_records_are_accepted_and_the_loss_is_not_reported_again(
     own: LocalEtcd, tmp_path: Path
 ):
@@ -372,6 +375,7 @@ def test_replaced_records_are_accepted_and_the_loss_is_not_reported_again(
             assert store.put("d", {}, 0)
 
 
+@pytest.mark.full  # the tests above have a loss that another broker found
 def test_broker_of_a_rejected_etcd_reports_no_loss_in_the_earlier_one(
     own: LocalEtcd, tmp_path: Path
 ):
@@ -437,6 +441,7 @@ def test_answer_after_a_loss_does_not_change_the_known_state():
     assert history.known == KnownEtcd("c", "", (), 5, 4, "m")
 
 
+@pytest.mark.quick("{")
 @pytest.mark.parametrize("mark", ["", "{", '{"head": "seven"}', "[]"])
 def test_damaged_file_of_the_known_state_is_reported(own: LocalEtcd, mark: str):
     with pytest.raises(UnsupportedFormat, match=r"broker\.store"):

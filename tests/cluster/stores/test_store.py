@@ -18,7 +18,7 @@ from spark_stream.counting import Histogram, NamedCounts
 from spark_stream.testing.store_tests import StoreTests, counted_up
 from tests.cluster.conftest import OF_PROCESSES, STORES, Opener
 from tests.etcd import needs_etcd
-from tests.examples import examples
+from tests.examples import examples, is_quick
 
 _openers: dict[tuple[str, Path], Opener] = {}
 
@@ -56,6 +56,7 @@ class TestSqliteStore(OfKind):
 @pytest.mark.usefixtures("etcd")
 class TestEtcdStore(OfKind):
     kind = "etcd"
+    examples = 5 if is_quick() else 20
     pytestmark = needs_etcd
 
 

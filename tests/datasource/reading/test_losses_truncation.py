@@ -114,6 +114,7 @@ def test_limits_count_from_the_truncation(broker, made):
     assert [number for each in found for number in each] == list(range(1000, 1090))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("fail", [True, False])
 def test_planned_batch_is_read_after_a_truncation(broker, made, fail):
     """Its end is in Spark's checkpoint, and the offsets have other records now."""
@@ -130,6 +131,7 @@ def test_planned_batch_is_read_after_a_truncation(broker, made, fail):
     assert query.batch() == list(range(1000, 1090))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("fail", [True, False])
 def test_task_does_not_read_other_records_after_a_truncation(broker, made, fail):
     query = Query(broker.address, made, failOnDataLoss=fail)
@@ -165,6 +167,7 @@ def test_older_copy_of_the_log_is_detected_by_its_epoch(broker, made):
         query.batch()
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("fail", [True, False])
 def test_progress_as_a_start_keeps_its_epoch(broker, made, fail):
     first = Query(broker.address, made, maxOffsetsPerTrigger=80)

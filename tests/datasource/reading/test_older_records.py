@@ -13,10 +13,6 @@ from tests.datasource.sources import Query, batch_read
 from tests.lake.local_lake import LocalLake
 from tests.support import NUMBERS, numbers
 
-EARLIER = {
-    "test_a_checkpoint_that_points_into_the_table_continues_there",
-}
-
 STARTS = {0: 240, 1: 241, 2: 200}
 
 
@@ -123,6 +119,7 @@ def test_a_checkpoint_that_points_into_the_table_continues_there(topic_of: LakeT
     assert sorted(rows) == sorted(topic_of.batch(**COMMITTED))
 
 
+@pytest.mark.full  # the test below has a limit of offsets
 def test_a_stream_with_a_limit_of_bytes_reads_each_row_once(topic_of: LakeTopic) -> None:
     topic_of.trim()
     found = topic_of.batches(startingOffsets="earliest", maxBytesPerTrigger=2_000, **COMMITTED)

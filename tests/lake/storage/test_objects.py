@@ -9,7 +9,10 @@ import pytest
 from spark_stream.errors import InvalidOption, LakeUnavailable
 from spark_stream.lake.storage import objects as module
 from spark_stream.lake.storage.objects import ObjectStore
+from tests.examples import is_quick
 from tests.lake.storage.object_server import Faults
+
+VERSIONS = 15 if is_quick() else 40
 
 
 def address() -> str:
@@ -21,7 +24,7 @@ def test_each_version_is_written_once_under_faults(objects):
     store = ObjectStore(address())
     faults = objects.faults = Faults(refused=0.2, lost=0.15, seed=1)
     written: dict[int, bytes] = {}
-    for version in range(40):
+    for version in range(VERSIONS):
         for attempt in range(20):
             content = b"%d-%d" % (version, attempt)
             try:
@@ -38,9 +41,9 @@ def test_each_version_is_written_once_under_faults(objects):
             assert found == written.get(version, found)
             break
     objects.faults = Faults()
-    assert len(list(store.list("t/"))) == 40
-    assert faults.count > 20
-    assert len(written) > 20
+    assert len(list(store.list("t/"))) == VERSIONS
+    assert faults.count > VERSIONS / 2
+    assert len(written) > VERSIONS / 2
     for version, content in written.items():
         assert store.read(f"t/{version}") == content
 

@@ -32,6 +32,7 @@ def batches() -> dict[str, pa.RecordBatch]:
     }
 
 
+@pytest.mark.quick("small", "slice", "required")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", batches())
 def test_parts_equal_arrows_message_in_one_piece(name: str):

@@ -147,6 +147,7 @@ TestLog = LogMachine.TestCase
 TestLog.settings = settings(max_examples=examples(25), stateful_step_count=15)
 
 
+@pytest.mark.quick("None-zstd", "['id']-none", "['payload', 'id']-lz4", "[]-zstd")
 @pytest.mark.rule("small adjacent batches are read as one", "storage/log/reading.py")
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", Compression)

@@ -279,6 +279,7 @@ def test_log_opens_again_after_a_failed_fsync_in_a_reset():
     run.do("crash", 0)
 
 
+@pytest.mark.quick("batch")
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", list(Flush))
 def test_log_survives_a_crash_at_any_step_of_its_first_append(flush):
@@ -332,6 +333,16 @@ SHAPES = {
 }
 
 
+@pytest.mark.quick(
+    "truncate-1-the active segment",
+    "truncate-1-only markers",
+    "truncate-1-its tail dropped",
+    "truncate-3-the first of all",
+    "truncate-3-empty, and begun elsewhere",
+    "reset-2-at the start of one",
+    "reset-2-with nothing behind it",
+    "truncate-3-of a log that was cut before",
+)
 @pytest.mark.rule(
     "a log is cut back or reset, and no reader notices",
     "storage/log/truncation.py",

@@ -351,6 +351,7 @@ def busy_threads():
     sys.setswitchinterval(before)
 
 
+@pytest.mark.quick("100")
 @pytest.mark.usefixtures("busy_threads")
 @pytest.mark.parametrize("segment_entries", [6, 100])
 def test_committed_readers_never_see_aborted_records(tmp_path, segment_entries):

@@ -32,6 +32,7 @@ def ids_in(chunk: Chunk) -> list[int]:
     return [number for batch in batches for number in batch.column("id").to_pylist()]
 
 
+@pytest.mark.quick("0-zstd", "1-none", "4-zstd", "7-none", "9-zstd")
 @pytest.mark.rule(
     "the stored bytes that a fetch sends unchanged",
     "storage/log/reading.py",

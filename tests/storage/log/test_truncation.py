@@ -34,6 +34,7 @@ def cut(log: PartitionLog, to: int) -> Boundary:
     return log.truncate(EntryIndex(to))
 
 
+@pytest.mark.quick("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_truncated_log_equals_one_that_ended_there(seed):
@@ -313,7 +314,7 @@ def test_concurrent_readers_see_only_written_records_during_truncations(tmp_path
     for each in threads:
         each.start()
     chance = random.Random(1)
-    for _ in range(150):
+    for _ in range(examples(150)):
         for _ in range(chance.randrange(1, 25)):
             append_next(log, rows=chance.randrange(1, 9), size=chance.choice([20, 4000]))
         cut(log, chance.randrange(max(0, log.end.entry - 40), log.end.entry))

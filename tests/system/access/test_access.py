@@ -171,6 +171,7 @@ def test_changed_password_ends_open_connections_of_the_user(asking, admin, topic
 # -- permissions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("None-UnknownTopic", "read", "write")
 @pytest.mark.parametrize(
     ("operation", "reads", "writes", "lists"),
     [

@@ -596,6 +596,11 @@ def test_consumer_takeover_returns_no_position_in_a_hidden_topic(
     raw.close()
 
 
+@pytest.mark.quick(
+    "subscribe a-flights,b-payroll-2026-False",
+    "subscribePattern a-.*-True",
+    'assign {"a-flights": [0], "b-payroll-2026": [0]}-False',
+)
 @pytest.mark.parametrize(
     ("selection", "is_shown"),
     [

@@ -30,6 +30,7 @@ def refused(address: str, method: str, body: bytes = b"") -> IsologError:
     return failure_of(caught.value, address)
 
 
+@pytest.mark.quick("Seal", "WriteMarkers", "MakeFolder")
 @pytest.mark.rule(
     "the proof that a caller or a server is a broker of this cluster", "broker/node/identity.py"
 )

@@ -97,6 +97,7 @@ def test_write_quota_delays_writes_without_loss(asking, admin, topic):
         assert delays_of(root, "bob") == (False, False)
 
 
+@pytest.mark.full  # without a broker: tests/broker/access/test_quotas.py
 def test_read_quota_delays_reads_without_loss(asking, admin, topic):
     rate, count = 8 * MIB, 24
     with as_(asking, "alice") as alice, as_(asking, "bob") as bob, as_(asking, "root") as root:
@@ -111,6 +112,7 @@ def test_read_quota_delays_reads_without_loss(asking, admin, topic):
         assert delays_of(root, "bob")[1] is False
 
 
+@pytest.mark.quick("a higher quota")
 @pytest.mark.parametrize("ends_by", ["a higher quota", "its removal", "a quota of its own"])
 def test_changed_quota_applies_to_waiting_streams(asking, admin, topic, ends_by):
     """The streams are two writers and two readers. One of each has not begun."""
@@ -177,6 +179,7 @@ def numbered(asking: BrokerProcess, admin: AccessClient, topic: str) -> str:
     return "numbered"
 
 
+@pytest.mark.full  # without a broker: tests/broker/access/test_quotas.py
 def test_stream_cancelled_before_its_quota_admits_it_stores_no_record(
     asking, admin, numbered, topic
 ):
@@ -214,6 +217,7 @@ def await_failure(stream: BlockingStream, timeout_s: float = 20) -> IsologError:
     return failure_of(caught.value, "")
 
 
+@pytest.mark.quick("rule")
 @pytest.mark.rule(
     "the end of a throttled write that lost its permission", "broker/serving/throttling.py"
 )
@@ -249,6 +253,7 @@ def test_throttled_stream_ends_when_its_permission_is_removed(
         assert root.read(numbered)["n"].to_pylist() == []
 
 
+@pytest.mark.full  # without quotas: tests/system/access/test_access.py
 def test_forbidden_append_fails_without_throttling(asking, admin, topic):
     exceed_quota(admin, asking, topic, "alice")
     channel = open_channel(asking, "alice")
@@ -257,6 +262,7 @@ def test_forbidden_append_fails_without_throttling(asking, admin, topic):
     channel.close()
 
 
+@pytest.mark.full  # without a broker: tests/broker/access/test_quotas.py
 def test_throttled_writers_do_not_block_other_principals(asking, admin, numbered, topic):
     """Two hundred streams of alice wait. The stream of bob also waits, and is not refused."""
     exceed_quota(admin, asking, topic, "alice", "bob")
@@ -275,6 +281,7 @@ def test_throttled_writers_do_not_block_other_principals(asking, admin, numbered
     other.close()
 
 
+@pytest.mark.full  # without a broker: tests/broker/access/test_quotas.py
 def test_memory_of_throttled_batches_is_bounded_per_principal(tmp_path: Path):
     """Of 128 MiB for batches, one principal may hold 32 MiB. Further batches are refused."""
     conf = f"memory_bytes = {128 * MIB}\n"
@@ -308,6 +315,7 @@ def test_memory_of_throttled_batches_is_bounded_per_principal(tmp_path: Path):
         other.close()
 
 
+@pytest.mark.full  # without a broker: tests/broker/access/test_quotas.py
 def test_connection_above_the_quota_waits_until_another_closes(asking, admin, numbered):
     admin.set_quota("alice", connections=1)
     with as_(asking, "root") as root:
@@ -355,6 +363,7 @@ def test_connection_above_the_quota_times_out_with_the_quota_in_its_error(asking
     closing.join()
 
 
+@pytest.mark.full  # frames: the tests above
 def test_flight_is_throttled_by_quotas(asking, admin, topic):
     rate, count = 8 * MIB, 16
     basic = base64.b64encode(f"alice:{PASSWORD}".encode())
@@ -378,6 +387,7 @@ def test_flight_is_throttled_by_quotas(asking, admin, topic):
         assert delays_of(root, "alice") == (True, True)
 
 
+@pytest.mark.full  # test_throttled_stream_ends_when_its_permission_is_removed has others
 def test_throttled_flight_put_ends_when_its_user_is_removed(asking, admin, topic):
     exceed_quota(admin, asking, topic, "alice")
     basic = base64.b64encode(f"alice:{PASSWORD}".encode())

@@ -84,6 +84,7 @@ def lost(request, tmp_path_factory) -> Iterator[isolog.Log]:
         yield log
 
 
+@pytest.mark.quick("killed-create", "killed-read", "stopped-describe", "stopped-consumer")
 @pytest.mark.rule("retries and timeouts of calls", "client/connecting/connection.py")
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_to_a_lost_broker_fails_by_its_timeout(lost, call):
@@ -186,6 +187,7 @@ def test_send_to_a_killed_broker_fails_by_its_timeout(killed):
         producer.close()
 
 
+@pytest.mark.full  # the test above has the timeout
 def test_send_to_a_killed_broker_does_not_block_its_caller(killed):
     """The futures fail by the timeout. ``send`` itself does not connect."""
     producer = killed.producer(timeout_ms=1000)
@@ -217,6 +219,7 @@ def test_batch_without_an_answer_has_an_unknown_outcome(broker):
         assert eventually(lambda: log.read("t").num_rows in (1, 3))
 
 
+@pytest.mark.full  # outcomes: tests/client/writing/test_core.py
 def test_only_batches_in_flight_have_an_unknown_outcome_after_a_kill(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
@@ -232,6 +235,8 @@ def test_only_batches_in_flight_have_an_unknown_outcome_after_a_kill(broker):
         producer.close()
 
 
+@pytest.mark.full  # sends: the tests above
+@pytest.mark.quick("tcp")
 @pytest.mark.parametrize("listen", ["tcp", "unix"])
 def test_blocked_write_to_a_stopped_broker_ends_by_its_timeout(tmp_path, listen):
     """The batch exceeds the buffers of the transport, so the write itself blocks."""
@@ -266,6 +271,7 @@ def test_blocked_write_to_a_stopped_broker_ends_by_its_timeout(tmp_path, listen)
         broker.resume()
 
 
+@pytest.mark.full  # one send: a test above
 def test_all_sends_to_a_stopped_broker_end_by_their_timeout(stopped):
     """Batches in flight, queued batches and callers that wait for buffer space all end."""
     producer = stopped.producer(timeout_ms=1000, buffer_bytes=200_000, batch_bytes=50_000)
@@ -306,6 +312,7 @@ def test_full_buffer_raises_by_the_timeout(killed):
     assert "buffer_bytes is 1000" in blocked[0].message
 
 
+@pytest.mark.full  # one send: a test above
 def test_flush_takes_a_timeout(stopped):
     producer = stopped.producer(timeout_ms=2000)
     producer.send("t", b"v")
@@ -328,6 +335,7 @@ def test_consumer_of_a_killed_broker_fails_by_its_timeout(broker):
                 next(records)
 
 
+@pytest.mark.full  # the first test has a consumer, and the one above a killed broker
 def test_consumer_of_a_stopped_broker_fails_by_its_timeout(broker):
     with broker.connect(timeout=TIMEOUT) as log:
         log.create_topic("t")
@@ -342,6 +350,7 @@ def test_consumer_of_a_stopped_broker_fails_by_its_timeout(broker):
             broker.resume()
 
 
+@pytest.mark.full  # the test below has a reader
 def test_clients_continue_after_a_restart_at_the_same_address(broker):
     with broker.connect(timeout=20) as log:
         log.create_topic("t", partitions=2)
@@ -403,6 +412,7 @@ def test_broker_stops_promptly_under_open_streams(broker):
         producer.close()
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stop_with_appends_in_flight_loses_no_record(broker, number):
     """Batches without an answer are retried after the restart. All are stored once, in order."""

@@ -59,6 +59,7 @@ def worker_of(bootstrap: str, said: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stderr=errors)
 
 
+@pytest.mark.full  # simulated kills: tests/lake/test_rounds.py
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", [1])
 def test_no_row_is_lost_or_duplicated(tmp_path: Path, seed: int) -> None:

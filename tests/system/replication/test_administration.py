@@ -168,6 +168,7 @@ def test_preferred_leaders_are_elected_by_a_command(cluster, log, topic):
 # -- decommissions ---------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("dead", [False, True])
 def test_decommissioned_broker_loses_its_replicas_also_if_dead(topic, dead):
     with LocalCluster(4, conf=CONF, cuttable=False) as cluster, cluster.connect() as log:

@@ -13,6 +13,7 @@ from tests.support import NUMBERS, eventually, native, numbers
 pytestmark = pytest.mark.slow  # starts three brokers
 
 
+@pytest.mark.quick("read_committed")
 @native  # without a boot id, a kill counts as a restart of the machine
 @pytest.mark.parametrize("isolation", ["read_replicated", "read_committed"])
 def test_committed_records_are_readable_below_min_insync_replicas(tmp_path, isolation):

@@ -124,6 +124,7 @@ def test_damage_detected_by_a_read_is_healed_without_scrubbing(topic):
         assert cluster.leader(topic) != leader
 
 
+@pytest.mark.quick("a refilled follower")
 @pytest.mark.rule(
     "the reaction of a leader to entries received damaged",
     "broker/partition/replication.py",

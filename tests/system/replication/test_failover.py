@@ -46,6 +46,7 @@ def numbers_of(log: isolog.Log, topic: str, partition: int = 0, **options) -> li
 # -- routing of calls ------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("asked", [0, 1])
 def test_client_of_either_broker_uses_topics_of_both(pair, asked):
     with pair[asked].connect() as log:
@@ -203,6 +204,7 @@ def test_open_transaction_survives_the_failover_of_a_leader(replicated):
 # -- lost leaders ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("rows", [1, 1_000_000])
 def test_lost_leader_does_not_block_topics_of_another(pair, rows):
     """With batches of 8 MB the write itself blocks, but not in the thread of the caller."""
@@ -223,6 +225,7 @@ def test_lost_leader_does_not_block_topics_of_another(pair, rows):
         producer.close()
 
 
+@pytest.mark.full  # test_lost_leader_raises_by_the_timeout has calls
 def test_read_of_a_topic_without_leader_raises_at_its_timeout(pair):
     first, second = pair
     with second.connect(timeout=2) as log:

@@ -151,6 +151,7 @@ def test_follower_partitioned_from_its_leader_leaves_the_isr_and_rejoins(cluster
     assert read(log, topic) == list(range(10))
 
 
+@pytest.mark.full  # simulated pauses: tests/simulation/test_simulator.py
 def test_resumed_leader_serves_no_request_of_its_old_epoch(cluster, log, topic):
     """It must redirect its old clients to the new leader."""
     log.create_topic(topic, 1, 3, schema=NUMBERS)

@@ -194,6 +194,7 @@ def test_high_watermark_of_readers_never_decreases_over_a_failover(cluster, log,
     assert follower in (1, 2, 3)
 
 
+@pytest.mark.full  # without processes: tests/consistency/partition/test_replica_roles.py
 def test_replicated_writes_are_refused_below_min_insync_replicas(cluster, log, topic):
     create_filled(log, topic, **{"min.insync.replicas": 3, "replica.lag.time.max.ms": 500})
     leader = int(partition(log, topic).leader)

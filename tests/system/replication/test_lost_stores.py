@@ -101,6 +101,7 @@ def with_older_backup(
         yield cluster, log, store, backup
 
 
+@pytest.mark.quick("copied while stopped")
 @pytest.mark.parametrize("how", ["overwritten", "copied while stopped"])
 def test_copied_backup_loses_no_acknowledged_record(tmp_path, topic, how):
     with with_older_backup(tmp_path, topic) as (cluster, log, store, backup):

@@ -63,6 +63,7 @@ def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 50
             producer.append(topic, rows(first + n * count, count), partition=0).result()
 
 
+@pytest.mark.quick("zstd")
 @native  # it maps files
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_mapped_reads_of_a_follower_return_the_records_of_the_leader(

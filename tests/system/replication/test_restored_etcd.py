@@ -88,6 +88,7 @@ def restore_backup(cluster: LocalCluster, url: str, tmp_path: Path) -> None:
         cluster.restart(number)
 
 
+@pytest.mark.full  # tests/cluster/stores/test_etcd_losses.py is quicker
 def test_restore_of_etcd_under_brokers_is_reported_and_loses_nothing(
     etcd: LocalEtcd, tmp_path: Path
 ):

@@ -77,6 +77,7 @@ def test_peer_with_many_first_requests_is_not_limited_as_a_stranger(tmp_path: Pa
         assert {each.kind for each in received[1:]} == {FrameKind.ERROR}
 
 
+@pytest.mark.full  # one stranger: the test above
 @pytest.mark.parametrize(
     "tls", [True, pytest.param(False, marks=pytest.mark.full)], ids=["tls", "plain"]
 )
@@ -133,6 +134,7 @@ def _others(counts: Counter[str], code: str) -> int:
     return counts["connections"] - counts[code]
 
 
+@pytest.mark.full  # the test above has strangers
 def test_floods_of_trusted_peers_are_closed_and_requests_share_the_broker() -> None:
     with LocalCluster(3, cuttable=False) as cluster, cluster.connect(timeout=60) as log:
         log.create_topic("t", 1, 3, schema="n BIGINT", config={"min.insync.replicas": 2})

@@ -71,6 +71,7 @@ def _send_until_blocked(sock: socket.socket, data: Iterator[bytes]) -> int:
     return sent
 
 
+@pytest.mark.quick("act")
 @pytest.mark.parametrize("method", ["no-such-method", "act"])
 def test_memory_is_bounded_for_a_peer_that_only_opens_streams(served, method):
     before = _memory(served)

@@ -75,6 +75,7 @@ def test_log_is_cut_at_a_damaged_entry_file_and_logs_one_line(
         assert part in line
 
 
+@pytest.mark.full  # one process: tests/storage/log/test_recovery_holes.py
 def test_partition_with_a_missing_entry_file_does_not_open(
     rolled: BrokerProcess,
 ) -> None:

@@ -140,6 +140,7 @@ def test_topic_folders_missing_in_an_older_store_are_logged_and_kept(tmp_path: P
 # -- lost -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("removed")
 @pytest.mark.rule(
     "a directory with records is not opened with an empty store",
     "broker/node/identity.py",
@@ -199,6 +200,7 @@ def test_store_may_be_moved_out_of_the_directory(tmp_path: Path):
         assert read(broker) == [1]
 
 
+@pytest.mark.quick("topics/t")
 @pytest.mark.rule("a topic with missing files reports damage", "broker/host/hosted_topic.py")
 @pytest.mark.parametrize("lost", ["topics", "topics/t"])
 def test_topic_with_a_missing_folder_reports_damage(tmp_path: Path, lost: str):
@@ -252,6 +254,7 @@ def test_broker_recreates_a_removed_lease(tmp_path: Path):
         assert broker.log_text().count("lease expired") == 1
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("was_open", [False, True])
 def test_transactional_id_continues_after_an_older_backup_is_restored(tmp_path, was_open):
     """The log has later epochs of its producer id than the backup."""

@@ -234,6 +234,7 @@ def test_reader_of_the_old_schema_continues_until_a_value_does_not_fit(broker, t
             assert next(anew.batches()).column("id").to_pylist() == [1 << 40]
 
 
+@pytest.mark.quick("mapped-zstd", "sent-none")
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize(
     "maps", [pytest.param(True, id="mapped", marks=native), pytest.param(False, id="sent")]

@@ -92,6 +92,7 @@ def result_or_error(call: Any) -> Any:
         return error
 
 
+@pytest.mark.full  # every interleaving: tests/scripts/test_topics.py
 def test_topics_are_created_and_deleted_atomically_while_a_broker_dies(
     tmp_path: Path,
 ):

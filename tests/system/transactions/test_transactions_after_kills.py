@@ -43,6 +43,7 @@ def test_open_transaction_survives_a_kill(broker: BrokerProcess):
         assert seen(channel, "t", COMMITTED) == [1, 2, 3]
 
 
+@pytest.mark.quick("commit-decided", "commit-half marked", "abort-half marked")
 @pytest.mark.rule(
     "the recovery of a transaction after its broker died",
     "scripts/transactions/finishing.py",
@@ -101,6 +102,7 @@ def test_decided_transaction_is_finished_after_a_kill(tmp_path: Path, point: str
             assert seen(channel, "t", COMMITTED)[-1] == 9
 
 
+@pytest.mark.quick("appended")
 @pytest.mark.parametrize("point", ["joined", "appended"])
 def test_batch_retried_after_a_kill_is_stored_once(tmp_path: Path, point: str):
     with FaultyBroker(tmp_path / "log", point) as broker:
@@ -122,6 +124,7 @@ def test_batch_retried_after_a_kill_is_stored_once(tmp_path: Path, point: str):
             assert seen(channel, "t", COMMITTED) == [1, 2]
 
 
+@pytest.mark.quick("False-commit", "True-abort")
 @pytest.mark.parametrize("decision", ["commit", "abort"])
 @pytest.mark.parametrize("moved_on", [False, True])
 def test_marker_lost_by_a_power_failure_is_written_again(
@@ -153,6 +156,7 @@ def test_marker_lost_by_a_power_failure_is_written_again(
         assert seen(channel, "t", COMMITTED)[-1] == 3
 
 
+@pytest.mark.full  # other damage: tests/system/storage/test_damage.py
 def test_damaged_partition_of_a_transaction_is_logged_once(broker: BrokerProcess):
     with broker.connect() as log:
         log.create_topic("t", 2, schema=NUMBERS)
